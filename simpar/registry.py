@@ -1,0 +1,41 @@
+"""Name -> part: the one way simpar looks things up, so that an unknown name always gets the same helpful answer."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from simpar.errors import UnknownNameError
+
+T = TypeVar("T")
+
+
+def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
+    """The error for a `name` that is not among the `known` parts of this `kind`."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(sorted(known))}")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """An explicit, read-only table of named parts."""
+
+    def __init__(self, kind: str, parts: Mapping[str, T]) -> None:
+        self.kind = kind
+        self._parts = dict(parts)
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._parts[name]
+        except KeyError:
+            raise unknown(self.kind, name, list(self._parts)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)

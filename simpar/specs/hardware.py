@@ -1,0 +1,173 @@
+"""A hardware profile: one GPU type, its node, its scale-up domain, its NICs and its fabric, each number with its source."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from simpar.registry import unknown
+from simpar.specs.base import Evidence, Spec, data_dir, read_toml, validate
+from simpar.specs.collective_constants import CollectiveConstants
+from simpar.specs.kernel_constants import KernelConstants
+from simpar.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
+
+Q = TypeVar("Q")
+
+
+class Sourced(Spec, Generic[Q]):
+    """A number with the place it comes from."""
+
+    value: Q
+    kind: Evidence
+    """How the number is known: measured, published, derived (arithmetic on published ones) or assumed."""
+    source: str
+    """Where it stands: document, table, log; for derived numbers the arithmetic; for assumed ones the reason."""
+
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class GpuSpec(Spec):
+    """One accelerator."""
+
+    name: str
+    vendor: Literal["nvidia", "amd", "google", "cpu"] = "nvidia"
+    architecture: Literal["fermi", "volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "tpu", "cpu"]
+    sm_count: Sourced[Annotated[int, Field(gt=0)]]
+    """Streaming multiprocessors (compute units, cores)."""
+    memory: Sourced[Bytes]
+    """Capacity that a process sees in total, before the context."""
+    memory_bandwidth: Sourced[BytesPerSecond]
+    """Peak of the data sheet; achieved fractions are kernel constants."""
+    peak_flops: dict[str, Sourced[FlopsPerSecond]]
+    """Dense peak by dtype: bf16, fp16, fp8, fp4, tf32, fp32."""
+    power: Sourced[Watts]
+    """Board power limit."""
+    idle_power: Sourced[Watts] | None = None
+    l2_cache: Sourced[Bytes] | None = None
+
+
+class NodeSpec(Spec):
+    """One host."""
+
+    gpus_per_node: Annotated[int, Field(gt=0)]
+    host_memory: Sourced[Bytes] | None = None
+    pcie_bandwidth: Sourced[BytesPerSecond]
+    """Host link of one GPU, one direction, raw."""
+    host_device_bandwidth: Sourced[BytesPerSecond] | None = None
+    """Achieved pinned copy rate of one GPU, one direction (offload)."""
+    cpu: Literal["intel", "amd", "grace", "other"] = "intel"
+    host_power: Sourced[Watts] | None = None
+    """Everything in the node but the GPUs."""
+
+
+class ScaleUpSpec(Spec):
+    """The fast domain: NVLink/NVSwitch, xGMI, ICI, or PCIe where there is nothing better."""
+
+    kind: Literal["nvswitch", "nvlink-mesh", "xgmi", "pcie", "ici", "shared-memory", "none"]
+    domain_size: Annotated[int, Field(gt=0)]
+    """GPUs that reach each other over this tier (8 in a DGX, 72 in an NVL72, the slice of a TPU torus)."""
+    links_per_gpu: Annotated[int, Field(ge=0)] = 0
+    bandwidth: Sourced[BytesPerSecond]
+    """One GPU, one direction, raw, all its links together."""
+    latency: Sourced[Seconds]
+    in_network_reduction: bool = False
+    """The switch reduces (NVLink SHARP: NVLS)."""
+    torus: tuple[int, ...] = ()
+    """Torus dimensions of an ICI slice."""
+
+
+class NicSpec(Spec):
+    """Network adapters of one node."""
+
+    kind: Literal["infiniband", "roce", "efa", "tcpx", "ethernet", "none"]
+    count: Annotated[int, Field(ge=0)]
+    """Adapters per node."""
+    bandwidth: Sourced[BytesPerSecond]
+    """One adapter, one direction, raw."""
+    latency: Sourced[Seconds]
+    """Small message, one switch away, one way."""
+
+
+class FabricSpec(Spec):
+    """The scale-out network."""
+
+    kind: Literal["rail-optimized", "fat-tree", "roce-pod", "nvl-rack", "torus", "single-switch", "none"]
+    nodes_per_leaf_group: Annotated[int, Field(gt=0)] = 32
+    """Nodes under one leaf (plain tree) or one set of rail leaves (rail-optimised scalable unit)."""
+    leaf_groups_per_pod: Annotated[int, Field(gt=0)] = 4
+    """Leaf groups under one spine layer; pods are joined by the core."""
+    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    """Leaf-to-spine: downlink over uplink capacity."""
+    pod_oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    """Spine-to-core: 7 for Llama 3's 1:7 between pods of 3,072 GPUs."""
+    switch_latency: Sourced[Seconds]
+    """Each further switch with its fibre, one way."""
+    in_network_reduction: bool = False
+    """The switches reduce (InfiniBand SHARP: CollNet)."""
+
+
+class HardwareProfile(Spec):
+    """A machine type; `num_nodes` is the scenario's."""
+
+    name: str
+    description: str = ""
+    gpu: GpuSpec
+    node: NodeSpec
+    scale_up: ScaleUpSpec
+    nic: NicSpec
+    fabric: FabricSpec
+    kernels: KernelConstants = KernelConstants()
+    """Fitted kernel constants; empty ones are scaled from the peaks, with a wider interval."""
+    collectives: CollectiveConstants = CollectiveConstants()
+    """Fitted collective constants; empty ones are derived from the links, with a wider interval."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one host."""
+        return self.node.gpus_per_node
+
+    @property
+    def domain_size(self) -> int:
+        """GPUs of one scale-up domain (at least a node's, where there is a scale-up fabric)."""
+        return self.scale_up.domain_size
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Dense peak for `dtype`, falling back to the next wider type the chip has (fp8 -> bf16 -> fp16 -> fp32)."""
+        order = ["fp4", "fp8", "bf16", "fp16", "tf32", "fp32"]
+        start = order.index(dtype) if dtype in order else 2
+        for name in order[start:]:
+            if name in self.gpu.peak_flops:
+                return self.gpu.peak_flops[name].value
+        return next(iter(self.gpu.peak_flops.values())).value
+
+
+def profile_names() -> list[str]:
+    """Names of the shipped hardware profiles."""
+    return sorted(p.stem for p in data_dir("hardware_profiles").glob("*.toml"))
+
+
+def _include(table: dict[str, Any], base: Path) -> dict[str, Any]:
+    """`kernels = "fitted/x.toml"` style references replaced by the tables they name."""
+    for key in ("kernels", "collectives"):
+        if isinstance(table.get(key), str):
+            table[key] = read_toml(base / table[key])
+    return table
+
+
+@lru_cache(maxsize=64)
+def load_hardware(name: str) -> HardwareProfile:
+    """The shipped profile called `name`, or the profile in the TOML file at that path.
+
+    Raises:
+        InputError: unknown name, or a file that breaks a rule.
+    """
+    path = Path(name)
+    if path.suffix != ".toml":
+        path = data_dir("hardware_profiles") / f"{name}.toml"
+        if not path.is_file():
+            raise unknown("hardware profile", name, profile_names())
+    return validate(HardwareProfile, _include(read_toml(path), path.parent), file=str(path))

@@ -1,0 +1,86 @@
+"""How the work is laid out over ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simpar.specs.base import Spec
+
+Degree = Annotated[int, Field(gt=0)]
+
+
+class RecomputeSpec(Spec):
+    """Activation recomputation in detail; the plain words none / selective / full are short for this."""
+
+    granularity: Literal["none", "selective", "full"] = "selective"
+    modules: tuple[str, ...] = ()
+    """selective: any of core_attn, layernorm, mlp, moe, moe_act, mla_up_proj, shared_experts, attention, op (torchtitan)."""
+    num_layers: Annotated[int, Field(ge=0)] | None = None
+    """full: only the first num_layers of each stage (block method); none = all."""
+    method: Literal["uniform", "block"] = "uniform"
+    uniform_layers: Degree = 1
+    """full, uniform: layers per checkpointed chunk."""
+
+
+class OffloadSpec(Spec):
+    """Offload to host memory."""
+
+    activations: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Fraction of the saved activations."""
+    optimizer: bool = False
+    parameters: bool = False
+
+
+class PlanSpec(Spec):
+    """A layout. Degrees multiply: tp * cp * pp * dp = ranks; experts live inside tp * cp * dp (parallel folding)."""
+
+    tp: Degree = 1
+    """Tensor parallel."""
+    sequence_parallel: bool = True
+    """Megatron's: activations outside the tensor-parallel region are split along the sequence; no effect at tp = 1."""
+    cp: Degree = 1
+    """Context parallel."""
+    cp_style: Literal["ring", "all_gather", "ulysses"] = "ring"
+    pp: Degree = 1
+    """Pipeline parallel."""
+    virtual_stages: Degree = 1
+    """Model chunks per pipeline rank."""
+    ep: Degree = 1
+    """Expert parallel."""
+    etp: Degree | None = None
+    """Tensor parallel inside an expert; none = tp when ep = 1, else 1."""
+    dp: Degree | None = None
+    """Data parallel; none = what the cluster leaves."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    """0 plain, 1 optimizer states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP)."""
+    shard_size: Degree | None = None
+    """HSDP: ranks a model is sharded over; replicas are all-reduced. none = all of dp * cp."""
+    reshard_after_forward: bool = True
+    """FSDP: free the gathered parameters after the forward (ZeRO-3) or keep them (ZeRO-2-like traffic)."""
+    schedule: str = "auto"
+    """Name of a pipeline schedule, a path to a torch schedule CSV, or auto (1f1b, interleaved with virtual stages)."""
+    microbatch_group_size: Degree | None = None
+    """interleaved: micro-batches per group; none = pp."""
+    layers_per_stage: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Transformer layers of each virtual stage in stage order; none = as even as possible."""
+    first_stage_less_layers: Annotated[int, Field(ge=0)] = 0
+    last_stage_less_layers: Annotated[int, Field(ge=0)] = 0
+    embedding_alone: bool = False
+    """The embedding (and the head) form stages of their own."""
+    recompute: Literal["none", "selective", "full"] | RecomputeSpec = "none"
+    offload: OffloadSpec = OffloadSpec()
+    overlap_grad_reduce: bool | None = None
+    """none = the framework's default."""
+    overlap_param_gather: bool | None = None
+    overlap_tp: bool = False
+    """Chunked tensor-parallel overlap (TransformerEngine user buffers, async TP)."""
+    overlap_p2p: bool | None = None
+    """Pipeline sends hidden under compute; none = the framework's default for the schedule."""
+    overlap_ep: bool = False
+    """Expert all-to-all of one micro-batch hidden under compute of another."""
+    delay_wgrad: bool = False
+    ep_dispatcher: Literal["alltoall", "deepep"] = "alltoall"
+    placement: str = "tp-cp-ep-dp-pp"
+    """Order of the dimensions over consecutive ranks, fastest first."""

@@ -1,0 +1,136 @@
+"""A scenario: a model on a cluster under a plan. This file reads it, resolves names, and checks what spans several parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from simpar.errors import InputError, Violation
+from simpar.specs.base import Spec, read_toml, validate
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.model import ModelSpec
+from simpar.specs.plan import PlanSpec
+from simpar.specs.training import TrainingSpec
+
+
+class ClusterSpec(Spec):
+    """Which machines, how many."""
+
+    hardware: str
+    """A name in hardware_profiles/ or a path to a profile."""
+    num_nodes: Annotated[int, Field(gt=0)]
+    num_gpus: Annotated[int, Field(gt=0)] | None = None
+    """Fewer than all the nodes' GPUs, for part of a node; none = all."""
+    oversubscription: Annotated[float, Field(ge=1)] | None = None
+    """Overrides the fabric's leaf-to-spine ratio."""
+    pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
+    nics_per_node: Annotated[int, Field(gt=0)] | None = None
+    """Overrides the number of adapters."""
+
+
+class Published(Spec):
+    """What is published about a scenario, for comparison; never an input."""
+
+    metric: str
+    value: float
+    source: str
+    note: str = ""
+
+
+class Scenario(Spec):
+    """A model, a cluster, a plan and a training step, all resolved."""
+
+    name: str
+    description: str = ""
+    model: ModelSpec
+    framework: str = "megatron-core"
+    framework_version: str | None = None
+    cluster: ClusterSpec
+    plan: PlanSpec = PlanSpec()
+    training: TrainingSpec
+    published: tuple[Published, ...] = ()
+    file: str = ""
+    """Where it was read from, for messages."""
+
+    @property
+    def hardware(self) -> HardwareProfile:
+        """The cluster's profile, with the cluster's overrides applied."""
+        profile = load_hardware(self.cluster.hardware)
+        fabric = {
+            key: value
+            for key in ("oversubscription", "pod_oversubscription")
+            if (value := getattr(self.cluster, key)) is not None
+        }
+        changes: dict[str, Any] = {}
+        if fabric:
+            changes["fabric"] = profile.fabric.model_copy(update=fabric)
+        if self.cluster.nics_per_node:
+            changes["nic"] = profile.nic.model_copy(update={"count": self.cluster.nics_per_node})
+        return profile.model_copy(update=changes) if changes else profile
+
+    @property
+    def world_size(self) -> int:
+        """GPUs used."""
+        return self.cluster.num_gpus or self.cluster.num_nodes * self.hardware.gpus_per_node
+
+
+def apply_override(table: dict[str, Any], assignment: str) -> None:
+    """Set one field of the raw `table`: "plan.pp=8" (values are TOML, bare words are strings)."""
+    import tomllib
+
+    path, equals, text = assignment.partition("=")
+    if not equals or not path.strip():
+        raise InputError(f"--set {assignment}: write it as field=value, such as plan.pp=8")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = path.strip().split(".")
+    for parent in parents:
+        nested = table.setdefault(parent, {})
+        if not isinstance(nested, dict):
+            raise InputError(f"--set {assignment}: {parent} is not a table")
+        table = nested
+    table[last] = value
+
+
+def read_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
+    """The scenario in the TOML file at `path`, with `overrides` ("plan.pp=8") applied, checked.
+
+    Raises:
+        InputError: all violations, together.
+    """
+    table = read_toml(Path(path))
+    for assignment in overrides or []:
+        apply_override(table, assignment)
+    return make_scenario(table, file=str(path))
+
+
+def make_scenario(table: dict[str, Any], *, file: str = "") -> Scenario:
+    """A checked scenario from a raw `table`; `model` may be a preset's name, a path to a config.json, or a table.
+
+    Raises:
+        InputError: all violations, together.
+    """
+    from simpar.specs.checks import check_scenario
+    from simpar.specs.models_io import load_model
+
+    table = dict(table)
+    base = Path(file).parent if file else Path()
+    if isinstance(table.get("model"), str):
+        table["model"] = load_model(table["model"], base=base).model_dump()
+    elif isinstance(table.get("model"), dict):
+        table["model"] = {"kind": "transformer", **table["model"]}
+    cluster = table.get("cluster")
+    if isinstance(cluster, dict) and str(cluster.get("hardware", "")).endswith(".toml"):
+        relative = base / str(cluster["hardware"])
+        if relative.is_file():
+            table["cluster"] = {**cluster, "hardware": str(relative)}
+    table.setdefault("name", Path(file).stem if file else "scenario")
+    scenario = validate(Scenario, {**table, "file": file}, file=file)
+    violations: list[Violation] = check_scenario(scenario)
+    if violations:
+        raise InputError(violations)
+    return scenario
