@@ -1,0 +1,305 @@
+"""A program: what waits for what, without seconds.
+
+An op starts when every op it depends on has finished and it is at the head of every stream it occupies; it holds those
+streams while it runs; streams are first-in first-out. Ops refer to prices by index, so one program serves any number of
+price tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import DeadlockError, InternalError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class OpKind(IntEnum):
+    """What an op is, for reports; the engines do not look at it."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    INPUT_GRADIENT = 2
+    WEIGHT_GRADIENT = 3
+    SEND_FORWARD = 4
+    SEND_BACKWARD = 5
+    GATHER_PARAMETERS = 6
+    REDUCE_GRADIENTS = 7
+    OPTIMIZER = 8
+    COLLECTIVE = 9
+    OFFLOAD = 10
+    OTHER = 11
+    OVERLAPPED = 12
+
+
+COMPUTE_KINDS = frozenset(
+    {
+        OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OPTIMIZER, OpKind.OTHER,
+        OpKind.OVERLAPPED,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A serial resource of one role: "compute", or the communication stream of a dimension ("tp", "dp", "pp_forward")."""
+
+    role: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"r{self.role}.{self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEffect:
+    """`bytes` more (or, negative, less) of `category` on `role`, when op `op` starts or finishes."""
+
+    op: int
+    at_finish: bool
+    role: int
+    category: str
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What an op moves over the network, for the contention model.
+
+    Attributes:
+        collective: name as in costs/collectives.py, or "send_recv".
+        bytes: as nccl-tests counts them.
+        groups: global ranks of every group that one op stands for (a folded op stands for all its symmetric groups).
+        dimension: tp, cp, ep, dp, pp.
+    """
+
+    collective: str
+    bytes: float
+    groups: tuple[tuple[int, ...], ...]
+    dimension: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """Ops, their streams and dependencies, as arrays over ops (CSR for the ragged ones).
+
+    Attributes:
+        name: for messages.
+        streams: every stream; `stream_ptr`/`stream_ops` list each stream's ops in its order.
+        kind, stage, microbatch, layer, role: int arrays [ops]; -1 where it does not apply. `stage` is virtual.
+        price: int array [ops], index into a price table.
+        price_keys: one hashable key per price, what costs/ prices.
+        dep_ptr, dep_ops: CSR of the ops each op waits for, besides its streams.
+        memory: what ops do to memory.
+        transfers: op -> what it moves, where contention matters.
+        rank_count: ranks that each role stands for.
+    """
+
+    name: str
+    streams: tuple[Stream, ...]
+    stream_ptr: IntArray
+    stream_ops: IntArray
+    kind: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    layer: IntArray
+    role: IntArray
+    price: IntArray
+    price_keys: tuple[object, ...]
+    dep_ptr: IntArray
+    dep_ops: IntArray
+    memory: tuple[MemoryEffect, ...] = ()
+    transfers: dict[int, Transfer] = field(default_factory=dict)
+    rank_count: tuple[int, ...] = ()
+    labels: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def num_ops(self) -> int:
+        """How many ops there are."""
+        return len(self.kind)
+
+    def label(self, op: int) -> str:
+        """A short text for op `op`, such as "2F0/l5@r1"."""
+        if op in self.labels:
+            return self.labels[op]
+        letter = {0: "F", 1: "B", 2: "I", 3: "W", 4: "SEND_F", 5: "SEND_B", 6: "UNSHARD", 7: "REDUCE_GRAD", 8: "OPT",
+                  12: "F+B"}.get(int(self.kind[op]), OpKind(int(self.kind[op])).name)  # fmt: skip
+        stage = str(self.stage[op]) if self.stage[op] >= 0 else ""
+        microbatch = str(self.microbatch[op]) if self.microbatch[op] >= 0 else ""
+        layer = f"/l{self.layer[op]}" if self.layer[op] >= 0 else ""
+        return f"{stage}{letter}{microbatch}{layer}@r{self.role[op]}"
+
+    @cached_property
+    def op_streams(self) -> tuple[IntArray, IntArray]:
+        """CSR (ptr, streams): the streams each op occupies."""
+        owner = np.repeat(np.arange(len(self.streams)), np.diff(self.stream_ptr))
+        order = np.argsort(self.stream_ops, kind="stable")
+        counts = np.bincount(self.stream_ops, minlength=self.num_ops)
+        return np.concatenate([[0], np.cumsum(counts)]), owner[order]
+
+    @cached_property
+    def predecessors(self) -> tuple[IntArray, IntArray]:
+        """CSR (ptr, ops): dependencies and stream predecessors of each op, without duplicates."""
+        heads = np.repeat(np.arange(self.num_ops), np.diff(self.dep_ptr))
+        same_stream = np.ones(max(len(self.stream_ops) - 1, 0), dtype=bool)
+        starts = self.stream_ptr[1:-1]
+        same_stream[starts[(starts > 0) & (starts < len(self.stream_ops))] - 1] = False
+        before, after = self.stream_ops[:-1][same_stream], self.stream_ops[1:][same_stream]
+        target = np.concatenate([heads, after])
+        source = np.concatenate([self.dep_ops, before])
+        code = np.unique(target * self.num_ops + source) if self.num_ops else np.zeros(0, dtype=np.int64)
+        target, source = np.divmod(code, max(self.num_ops, 1))
+        counts = np.bincount(target, minlength=self.num_ops)
+        return np.concatenate([[0], np.cumsum(counts)]), source
+
+    @cached_property
+    def successors(self) -> tuple[IntArray, IntArray]:
+        """CSR (ptr, ops): the transpose of `predecessors`."""
+        ptr, source = self.predecessors
+        target = np.repeat(np.arange(self.num_ops), np.diff(ptr))
+        order = np.argsort(source, kind="stable")
+        counts = np.bincount(source, minlength=self.num_ops)
+        return np.concatenate([[0], np.cumsum(counts)]), target[order]
+
+    @cached_property
+    def topological_levels(self) -> tuple[IntArray, ...]:
+        """Ops grouped so that every predecessor of a level lies in an earlier one.
+
+        Raises:
+            DeadlockError: the program has a cycle; the error names it.
+        """
+        indegree = np.diff(self.predecessors[0]).copy()
+        ptr, ops = self.successors
+        level = np.flatnonzero(indegree == 0)
+        levels, seen = [], 0
+        while len(level):
+            levels.append(level)
+            seen += len(level)
+            counts = ptr[level + 1] - ptr[level]
+            total = int(counts.sum())
+            offsets = np.repeat(ptr[level] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+            reached = ops[offsets + np.arange(total)]
+            np.subtract.at(indegree, reached, 1)
+            reached = np.unique(reached)
+            level = reached[indegree[reached] == 0]
+        if seen != self.num_ops:
+            raise DeadlockError(self._cycle(indegree))
+        return tuple(levels)
+
+    def check(self) -> None:
+        """Find a deadlock before anything runs.
+
+        Raises:
+            DeadlockError: naming the ops of one cycle.
+        """
+        _ = self.topological_levels
+
+    def _cycle(self, indegree: IntArray) -> list[str]:
+        """Labels of one cycle among the ops that never became ready."""
+        ptr, ops = self.predecessors
+        op = int(np.flatnonzero(indegree > 0)[0])
+        path: list[int] = []
+        position: dict[int, int] = {}
+        while op not in position:
+            position[op] = len(path)
+            path.append(op)
+            op = next(int(p) for p in ops[ptr[op] : ptr[op + 1]] if indegree[p] > 0)
+        return [self.label(o) for o in reversed(path[position[op] :])]
+
+
+class ProgramBuilder:
+    """Collects ops under symbolic keys; dependencies may name ops that come later."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._index: dict[object, int] = {}
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._deps: list[Sequence[object]] = []
+        self._streams: dict[Stream, list[int]] = {}
+        self._prices: dict[object, int] = {}
+        self.memory: list[MemoryEffect] = []
+        self.transfers: dict[int, Transfer] = {}
+        self.labels: dict[int, str] = {}
+
+    def add(
+        self,
+        key: object,
+        *,
+        kind: OpKind,
+        role: int,
+        streams: Iterable[Stream],
+        price: object,
+        deps: Sequence[object] = (),
+        stage: int = -1,
+        microbatch: int = -1,
+        layer: int = -1,
+    ) -> int:
+        """Append an op to the end of each of its streams; returns its index."""
+        if key in self._index:
+            raise InternalError(f"op {key!r} is added twice to {self.name}")
+        index = len(self._rows)
+        self._index[key] = index
+        self._rows.append(
+            (int(kind), stage, microbatch, layer, role, self._prices.setdefault(price, len(self._prices)))
+        )
+        self._deps.append(deps)
+        for stream in streams:
+            self._streams.setdefault(stream, []).append(index)
+        return index
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._index
+
+    def __getitem__(self, key: object) -> int:
+        return self._index[key]
+
+    def build(self, rank_count: tuple[int, ...] = ()) -> Program:
+        """The finished program (not yet checked for deadlock)."""
+        index = self._index
+        try:
+            deps = [[index[key] for key in keys] for keys in self._deps]
+        except KeyError as error:
+            raise InternalError(f"{self.name}: an op depends on {error.args[0]!r}, which does not exist") from None
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
+        streams = tuple(self._streams)
+        lists = [self._streams[s] for s in streams]
+        return Program(
+            name=self.name,
+            streams=streams,
+            stream_ptr=np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(np.int64),
+            stream_ops=np.array([op for ops in lists for op in ops], dtype=np.int64),
+            kind=rows[:, 0],
+            stage=rows[:, 1],
+            microbatch=rows[:, 2],
+            layer=rows[:, 3],
+            role=rows[:, 4],
+            price=rows[:, 5],
+            price_keys=tuple(self._prices),
+            dep_ptr=np.concatenate([[0], np.cumsum([len(d) for d in deps])]).astype(np.int64),
+            dep_ops=np.array([d for ds in deps for d in ds], dtype=np.int64),
+            memory=tuple(self.memory),
+            transfers=self.transfers,
+            rank_count=rank_count,
+            labels=self.labels,
+        )
+
+
+@dataclass(frozen=True)
+class PriceTable:
+    """Seconds for each price key of a program.
+
+    Attributes:
+        seconds: float array [prices].
+        interference: float array [prices]; while an op with interference f runs on a communication stream, compute ops of
+            the same role run at 1 / (1 + f) of their speed (SMs and HBM that the collective takes). 0 for compute.
+    """
+
+    seconds: FloatArray
+    interference: FloatArray
