@@ -1,1 +1,59 @@
-"""simpar.schedules."""
+"""Pipeline schedules: order as data, one file per schedule, all of them in `SCHEDULES`.
+
+>>> print(*build_schedule("1f1b", num_ranks=2, num_microbatches=2).rows[0])
+0F0 0F1 0B0 0B1
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.registry import Registry
+from simpar.schedules.action import COMPUTE_PHASES, NO_INDEX, Action, Phase, overlapped, parse_action
+from simpar.schedules.family import ScheduleFamily
+from simpar.schedules.gpipe import GPIPE
+from simpar.schedules.naive import NAIVE
+from simpar.schedules.one_f_one_b import ONE_F_ONE_B
+from simpar.schedules.order import PREREQUISITES, Chain, OrderArrays, Replay, Rows
+from simpar.schedules.schedule import Schedule
+
+SCHEDULES: Final[Registry[ScheduleFamily]] = Registry(
+    "schedule",
+    {
+        "naive": NAIVE,
+        "gpipe": GPIPE,
+        "1f1b": ONE_F_ONE_B,
+    },
+)
+"""Name in a scenario file -> family. Several names may mean the same family."""
+
+
+def build_schedule(
+    name: str, num_ranks: int, num_microbatches: int, virtual_stages: int | None = None, **options: object
+) -> Schedule:
+    """The schedule called `name` for p ranks, m microbatches and v virtual stages per rank.
+
+    Raises:
+        UnknownNameError: there is no such schedule.
+        InputError: the schedule cannot have this shape; lists every requirement that it breaks.
+    """
+    return SCHEDULES[name].build(num_ranks, num_microbatches, virtual_stages, **options)
+
+
+__all__ = [
+    "COMPUTE_PHASES",
+    "NO_INDEX",
+    "PREREQUISITES",
+    "SCHEDULES",
+    "Action",
+    "Chain",
+    "OrderArrays",
+    "Phase",
+    "Replay",
+    "Rows",
+    "Schedule",
+    "ScheduleFamily",
+    "build_schedule",
+    "overlapped",
+    "parse_action",
+]
