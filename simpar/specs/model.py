@@ -76,18 +76,28 @@ class TransformerSpec(Spec):
     embedding_norm: bool = False
     """A norm right after the embedding (BLOOM)."""
     final_norm: bool = True
+    block_norms: Literal[1, 2, 4] = 2
+    """Norms per layer: one before each sub-block (2), after each as well (4: Gemma 2, Grok-1), or a single shared one (1: GPT-J)."""
     parallel_block: bool = False
     """Attention and MLP side by side from one input (GPT-J, Falcon)."""
     head_bias: bool = False
     sliding_window: Positive | None = None
     num_decoder_layers: NonNegative = 0
     """Decoder layers with cross-attention on top of num_hidden_layers encoder layers (T5, Switch)."""
+    relative_position_buckets: NonNegative = 0
+    """position = "relative": learned biases per head and bucket, one table for the encoder and one for the decoder (T5: 32)."""
     num_nextn_predict_layers: NonNegative = 0
     """Multi-token-prediction modules (DeepSeek-V3)."""
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     published_parameters: Positive | None = None
     """The published count, where one is known exactly; the tests compare."""
+    published_as: str = ""
+    """The count as it is printed ("175B") where no exact one is known; the tests compare to the printed digits."""
+    published_scope: Literal["total", "non_embedding"] = "total"
+    """What the published count counts: everything but the multi-token-prediction modules, or less the embeddings too."""
+    published_rounding: Literal["nearest", "truncated"] = "nearest"
+    """How the printed digits relate to the count."""
     source: str = ""
 
     @model_validator(mode="after")
@@ -122,6 +132,7 @@ class MlpSpec(Spec):
     output_size: Positive | None = None
     bias: bool = True
     published_parameters: Positive | None = None
+    published_as: str = ""
     source: str = ""
 
 
@@ -146,6 +157,7 @@ class CnnSpec(Spec):
     in_channels: Positive = 3
     layers: tuple[ConvLayerSpec, ...]
     published_parameters: Positive | None = None
+    published_as: str = ""
     source: str = ""
 
 
