@@ -1,4 +1,4 @@
-"""A model as the user writes it: a transformer (dense, MoE, MLA, encoder-decoder), a deep MLP, or a convolutional net.
+"""A model as the user writes it: a transformer (dense, MoE, MLA, encoder-decoder), a deep MLP, or a CNN.
 
 Field names are Hugging Face's where it has one.
 """
@@ -77,7 +77,7 @@ class TransformerSpec(Spec):
     """A norm right after the embedding (BLOOM)."""
     final_norm: bool = True
     block_norms: Literal[1, 2, 4] = 2
-    """Norms per layer: one before each sub-block (2), after each as well (4: Gemma 2, Grok-1), or a single shared one (1: GPT-J)."""
+    """Norms per layer: before each sub-block (2), after each as well (4: Gemma 2, Grok-1), one shared (1: GPT-J)."""
     parallel_block: bool = False
     """Attention and MLP side by side from one input (GPT-J, Falcon)."""
     head_bias: bool = False
@@ -85,7 +85,7 @@ class TransformerSpec(Spec):
     num_decoder_layers: NonNegative = 0
     """Decoder layers with cross-attention on top of num_hidden_layers encoder layers (T5, Switch)."""
     relative_position_buckets: NonNegative = 0
-    """position = "relative": learned biases per head and bucket, one table for the encoder and one for the decoder (T5: 32)."""
+    """position = "relative": learned biases per head and bucket, one table per stack (T5: 32)."""
     num_nextn_predict_layers: NonNegative = 0
     """Multi-token-prediction modules (DeepSeek-V3)."""
     moe: MoeSpec | None = None
@@ -93,9 +93,9 @@ class TransformerSpec(Spec):
     published_parameters: Positive | None = None
     """The published count, where one is known exactly; the tests compare."""
     published_as: str = ""
-    """The count as it is printed ("175B") where no exact one is known; the tests compare to the printed digits."""
+    """The count as printed ("175B") where no exact one is known; the tests compare to the printed digits."""
     published_scope: Literal["total", "non_embedding"] = "total"
-    """What the published count counts: everything but the multi-token-prediction modules, or less the embeddings too."""
+    """What is counted: all but the multi-token-prediction modules, or less the word embeddings too."""
     published_rounding: Literal["nearest", "truncated"] = "nearest"
     """How the printed digits relate to the count."""
     source: str = ""
@@ -122,7 +122,7 @@ class TransformerSpec(Spec):
 
 
 class MlpSpec(Spec):
-    """A deep MLP: `depth` square layers of `width` with a non-linearity, input and output of their own width."""
+    """A deep MLP: `depth` square layers of `width` with non-linearities; input and output layers where given."""
 
     kind: Literal["mlp"] = "mlp"
     name: str = ""
