@@ -1,0 +1,258 @@
+"""What a training framework does that the plan does not say, as data: one dated row per change of behaviour.
+
+`framework("megatron-core", "0.13")` is the behaviour in force at that version. Differences between versions are rows of
+the table in framework_rows.py, never branches in code. A version is a release ("0.13", "NeMo 25.04", "v0.0.4") that the
+table of releases dates, a year, a month ("2023-07") or free text that holds one of these; none = the newest row.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from simpar.registry import unknown
+
+AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
+GradientDtype = Literal["fp32", "bf16", "fp16"]
+Recompute = Literal["none", "selective", "full"]
+Month = tuple[int, int]
+"""Year and month."""
+
+NEWEST: Month = (9999, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkSpec:
+    """The behaviour of one framework at one time.
+
+    What is fused and saved
+
+    Attributes:
+        name: canonical name.
+        since: first month the row holds for.
+        source: where the row's facts stand.
+        fused_norm: the norm is one kernel that saves its input and row statistics; False: composite, fp32 copies saved.
+        fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
+            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
+        fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
+        fused_rope: rotary embedding of queries and keys as one kernel.
+        fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel.
+        saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and
+            does not gather again in the backward.
+        dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
+        recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
+
+    Gradients and optimizer
+
+        gradient_dtype: default accumulation dtype.
+        gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
+        wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
+        parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
+            optimizer's 12).
+        gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
+        optimizer_state_bytes: fp32 master weights and two moments, bytes per parameter.
+        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per tensor).
+        optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
+            included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
+        optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
+        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one
+            bucket of everything.
+        bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
+        buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
+        zero_stage_default: where a run does not say.
+
+    Overlap
+
+        overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
+        param_gather_lookahead: buckets gathered ahead of the one in use.
+        p2p_blocking: non-interleaved schedules wait for batched sends and receives between compute steps.
+        overlap_p2p_interleaved: with virtual stages sends are asynchronous.
+        overlap_p2p_zero_bubble: zero-bubble style runtimes post receives early.
+        tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
+        tp_scatter_gather_p2p: pipeline sends are split over tensor ranks and gathered over NVLink at the far end (Megatron
+            2021-2022 without sequence parallelism; sends shrink by tp).
+
+    Loss
+
+        loss: fused (in-place vocabulary-parallel), unfused (fp32 copies) or chunked.
+        loss_chunks: chunks of the chunked loss.
+        logits_fp32_copies: fp32 tensors of logits size alive at the peak beside the 2-byte ones.
+        cross_entropy_all_reduces: all-reduces of one value per token over the tensor group.
+        logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
+
+    Host
+
+        compile: graphs are compiled by default.
+        launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
+        backward_launch_s: the same from the autograd engine (C++).
+        compiled_launch_s: per kernel inside a compiled graph.
+        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        microbatch_cpu_s: per micro-batch: data, schedule, p2p set-up, synchronisation.
+
+    Attention
+
+        attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
+
+    Memory outside the model
+
+        context_bytes: CUDA context, cuBLAS and framework workspaces.
+        nccl_bytes_per_group: buffers of one communicator with its channels.
+        fragmentation: reserved over allocated at the peak, typical.
+        expandable_segments: the allocator setting of the launch scripts.
+
+    FSDP
+
+        fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
+        fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
+        fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
+        reshard_after_forward: default.
+
+    Pipeline
+
+        schedule: default without virtual stages.
+        layer_rounding: how layers that do not divide evenly are spread: "front" gives the extra ones to the first stages.
+    """
+
+    name: str
+    since: Month
+    source: str
+    fused_norm: bool = True
+    fused_activation: bool = True
+    fused_residual: bool = True
+    fused_rope: bool = True
+    fused_softmax: bool = True
+    saves_gathered_input: bool = False
+    dropout: float = 0.0
+    recompute_default: Recompute = "none"
+    gradient_dtype: GradientDtype = "fp32"
+    gradient_reduce_dtype: GradientDtype | None = None
+    wgrad_accumulation_fusion: bool = True
+    parameter_bytes: float = 2.0
+    gradient_copy_bytes: float = 0.0
+    optimizer_state_bytes: float = 12.0
+    optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
+    optimizer_traffic_bytes: float = 34.0
+    optimizer_cpu_s: float = 2e-3
+    bucket_elements_min: float = 40e6
+    bucket_elements_per_rank: float = 1e6
+    bucket_bytes: float = 0.0
+    buckets_on_first_pipeline_rank_only: bool = True
+    zero_stage_default: int = 1
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    param_gather_lookahead: int = 1
+    p2p_blocking: bool = True
+    overlap_p2p_interleaved: bool = True
+    overlap_p2p_zero_bubble: bool = True
+    tp_backward_overlap: bool = True
+    tp_scatter_gather_p2p: bool = False
+    loss: Literal["fused", "unfused", "chunked"] = "fused"
+    loss_chunks: int = 1
+    logits_fp32_copies: float = 1.0
+    cross_entropy_all_reduces: int = 3
+    logits_vocab_parallel: bool = True
+    compile: bool = False
+    launch_s: float = 9e-6
+    backward_launch_s: float = 6e-6
+    compiled_launch_s: float = 3e-6
+    layer_cpu_s: float = 150e-6
+    microbatch_cpu_s: float = 1e-3
+    attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
+    context_bytes: float = 1.0 * 2**30
+    nccl_bytes_per_group: float = 0.3 * 2**30
+    fragmentation: float = 1.05
+    expandable_segments: bool = False
+    fsdp_prefetch_groups: int = 1
+    fsdp_reduce_dtype: GradientDtype = "fp32"
+    fsdp_unsharded_with_pp: bool = True
+    reshard_after_forward: bool = True
+    schedule: str = "1f1b"
+    layer_rounding: Literal["front", "back", "middle"] = "front"
+
+    def attention_kernel(self, architecture: str) -> AttentionKernel:
+        """The attention kernel this framework ran at that time on a GPU of `architecture` ("ampere", "hopper", ...)."""
+        table = dict(self.attention)
+        return table.get(architecture, table[""])
+
+    def bucket_elements(self, data_ranks: int) -> float:
+        """Elements of one gradient bucket for `data_ranks`; infinite when everything is one bucket."""
+        if self.bucket_bytes:
+            return self.bucket_bytes / (4.0 if self.gradient_dtype == "fp32" else 2.0)
+        size = max(self.bucket_elements_min, self.bucket_elements_per_rank * data_ranks)
+        return size or float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkRow:
+    """What changes from a month on; the rest carries over from the row before it.
+
+    Attributes:
+        since: first month it holds for.
+        changes: field -> value.
+        source: where the facts stand.
+    """
+
+    since: Month
+    changes: dict[str, Any]
+    source: str
+
+
+_DATE = re.compile(r"(?<!\d)(20[12]\d)(?:[-./ ](0?[1-9]|1[0-2])(?!\d))?")
+_CALENDAR_RELEASE = re.compile(r"(?<!\d)(2[0-9])\.(0[1-9]|1[0-2])(?!\d)")
+_RELEASE = re.compile(r"(?<![\d.])v?(\d+\.\d+)(?:\.\d+)*")
+
+
+def month_of(name: str, version: str | None) -> Month:
+    """The month that `version` of framework `name` stands for; the newest when nothing in the text says.
+
+    Understands releases of the table ("0.13", "torch 2.1"), calendar releases ("NeMo 25.04", "23.09"), years and months.
+    """
+    from simpar.specs.framework_rows import RELEASES
+
+    if not version:
+        return NEWEST
+    if (calendar := _CALENDAR_RELEASE.search(version)) is not None:
+        return 2000 + int(calendar[1]), int(calendar[2])
+    if (date := _DATE.search(version)) is not None:
+        return int(date[1]), int(date[2] or 7)
+    known = RELEASES.get(name, {})
+    for release in _RELEASE.findall(version):
+        if release in known:
+            return known[release]
+    return NEWEST
+
+
+def framework_names() -> list[str]:
+    """Every name that `framework` knows, aliases included."""
+    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
+
+    return sorted({*FRAMEWORKS, *ALIASES})
+
+
+def framework(name: str, version: str | None = None) -> FrameworkSpec:
+    """The semantics of framework `name` at `version` (see the module docstring for what a version may be).
+
+    Raises:
+        UnknownNameError: no such framework; lists the known ones and the closest.
+    """
+    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
+
+    canonical = name if name in FRAMEWORKS else ALIASES.get(name, "")
+    if not canonical:
+        raise unknown("framework", name, framework_names())
+    return _at(canonical, month_of(canonical, version))
+
+
+@lru_cache(maxsize=256)
+def _at(name: str, month: Month) -> FrameworkSpec:
+    """All rows up to `month` applied in order; a month before the first row takes the first."""
+    from simpar.specs.framework_rows import FRAMEWORKS
+
+    base, rows = FRAMEWORKS[name]
+    first, *later = rows
+    spec = _at(base, max(month, first.since)) if base else FrameworkSpec(name, first.since, first.source)
+    for row in (first, *(row for row in later if row.since <= month)):
+        spec = replace(spec, **{**row.changes, "name": name, "since": row.since, "source": row.source})
+    return spec
