@@ -10,12 +10,20 @@ from typing import Final
 
 from simpar.registry import Registry
 from simpar.schedules.action import COMPUTE_PHASES, NO_INDEX, Action, Phase, overlapped, parse_action
+from simpar.schedules.dualpipe import DUALPIPE
+from simpar.schedules.dualpipe_v import DUALPIPE_V
 from simpar.schedules.family import ScheduleFamily
 from simpar.schedules.gpipe import GPIPE
+from simpar.schedules.interleaved import INTERLEAVED
+from simpar.schedules.interleaved_bfs import INTERLEAVED_BFS
+from simpar.schedules.interleaved_zb import INTERLEAVED_ZB
 from simpar.schedules.naive import NAIVE
 from simpar.schedules.one_f_one_b import ONE_F_ONE_B
 from simpar.schedules.order import PREREQUISITES, Chain, OrderArrays, Replay, Rows
 from simpar.schedules.schedule import Schedule
+from simpar.schedules.zb_h1 import ZB_H1
+from simpar.schedules.zb_h2 import ZB_H2
+from simpar.schedules.zb_v import ZB_V
 
 SCHEDULES: Final[Registry[ScheduleFamily]] = Registry(
     "schedule",
@@ -23,6 +31,15 @@ SCHEDULES: Final[Registry[ScheduleFamily]] = Registry(
         "naive": NAIVE,
         "gpipe": GPIPE,
         "1f1b": ONE_F_ONE_B,
+        "interleaved": INTERLEAVED,
+        "interleaved_1f1b": INTERLEAVED,
+        "interleaved_bfs": INTERLEAVED_BFS,
+        "interleaved_zb": INTERLEAVED_ZB,
+        "zb-h1": ZB_H1,
+        "zb-h2": ZB_H2,
+        "zb-v": ZB_V,
+        "dualpipe": DUALPIPE,
+        "dualpipe-v": DUALPIPE_V,
     },
 )
 """Name in a scenario file -> family. Several names may mean the same family."""

@@ -1,8 +1,8 @@
 """One step of a pipeline schedule, written as torch.distributed.pipelining writes it.
 
 ``2F0`` is stage 2, forward, microbatch 0. A stage is a *virtual* stage. Phases are torch's: F forward, B full
-backward, I input gradient, W weight gradient, with B = I + W. (The zero-bubble papers call the input gradient "B"
-and the full backward "BW"; simpar never does.)
+backward, I input gradient, W weight gradient, with B = I + W. (The zero-bubble papers call the input gradient
+"B" and the full backward "BW"; simpar never does.)
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ _GRAMMAR: Final = 'write "2F0" (stage, phase, microbatch), "2UNSHARD" or "(0F4;7
 class Action:
     """One action of a schedule.
 
-    `parts` is empty except for an overlapped pair (`OVERLAP_F_B`), which runs its parts at the same time as one
-    op. A pair has no stage or microbatch of its own, an FSDP phase no microbatch: those fields hold `NO_INDEX`.
+    `parts` is empty except for an overlapped pair (`OVERLAP_F_B`), which runs its parts at the same time as
+    one op. A pair has no stage or microbatch of its own, an FSDP phase no microbatch: those fields hold
+    `NO_INDEX`.
     """
 
     stage: int

@@ -156,7 +156,7 @@ def _check_runs(chains: Sequence[Chain], num_stages: int, num_microbatches: int,
 
 
 def grid(rows: Rows, marked: set[tuple[int, int]]) -> str:
-    """The order as text around the `marked` cells: a line per rank, a column per step, marks as >brackets<."""
+    """The order as text around the `marked` cells: a line per rank, a column per step, >marks<."""
     first = max(0, min(step for _, step in marked) - _STEPS_AROUND)
     longest = max(map(len, rows), default=0)
     last = min(longest, max(step for _, step in marked) + _STEPS_AROUND + 1, first + _MOST_STEPS)

@@ -73,7 +73,7 @@ class ScheduleFamily:
     def build(
         self, num_ranks: int, num_microbatches: int, virtual_stages: int | None = None, **options: object
     ) -> Schedule:
-        """The schedule of p ranks, m microbatches and v virtual stages per rank (None: the family's own, or 1).
+        """The schedule of p ranks, m microbatches and v virtual stages per rank (None: the family's, or 1).
 
         Raises:
             InputError: the shape does not fit; lists every requirement that it breaks.

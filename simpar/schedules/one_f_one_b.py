@@ -24,7 +24,7 @@ def _row(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]
 
 ONE_F_ONE_B = ScheduleFamily(
     name="1f1b",
-    summary="one forward, one backward after a warm-up of p - r - 1 forwards; rank r holds p - r microbatches",
+    summary="one forward, one backward after p - r - 1 warm-up forwards; rank r holds p - r microbatches",
     source="PipeDream-Flush (Narayanan et al. 2021, arXiv 2006.09503), Megatron-LM, torch as executed",
     order=_order,
     virtual_stages=1,

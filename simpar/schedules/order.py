@@ -1,7 +1,7 @@
 """What waits for what in a pipeline schedule, and its replay.
 
-The dependency rule stands once, in `PREREQUISITES`. Everything that needs it (checking, replaying, lowering to
-a program) reads it through `Schedule.prerequisites` or `Schedule.as_arrays`.
+The dependency rule stands once, in `PREREQUISITES`. Everything that needs it (checking, replaying, lowering
+to a program) reads it through `Schedule.prerequisites` or `Schedule.as_arrays`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PREREQUISITES: Final[dict[Phase, tuple[tuple[int, Phase], ...]]] = {
 }
 """THE rule: phase -> (stage offset within its chain, phase) that the same microbatch must have finished.
 
-I stands for "the input gradient": where a stage runs a full backward B, that B is meant. An offset that leaves
-the chain (before its first stage, after its last) asks for nothing.
+I stands for "the input gradient": where a stage runs a full backward B, that B is meant. An offset that
+leaves the chain (before its first stage, after its last) asks for nothing.
 """
 
 PHASE_CODE: Final = {phase: code for code, phase in enumerate(COMPUTE_PHASES)}
@@ -39,8 +39,9 @@ PHASE_CODE: Final = {phase: code for code, phase in enumerate(COMPUTE_PHASES)}
 class Chain:
     """One copy of the model: consecutive stages, and the microbatches that flow through them.
 
-    Most schedules have a single chain with every stage and every microbatch. A bidirectional schedule (DualPipe)
-    has two, over disjoint stages and disjoint microbatches, so that no rule needs to know about directions.
+    Most schedules have a single chain with every stage and every microbatch. A bidirectional schedule
+    (DualPipe) has two, over disjoint stages and disjoint microbatches, so that no rule needs to know about
+    directions.
     """
 
     stages: range
@@ -136,8 +137,8 @@ def _prerequisite_entries(
 class Replay:
     """When each entry of an `OrderArrays` runs, if every rank starts its next action as soon as it may.
 
-    `blocked` holds the entries at which ranks are stuck for ever; it is empty unless the order deadlocks. Entries
-    that never run have the time 0.
+    `blocked` holds the entries at which ranks are stuck for ever; it is empty unless the order deadlocks.
+    Entries that never run have the time 0.
     """
 
     start: list[float]

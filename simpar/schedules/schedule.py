@@ -40,7 +40,8 @@ class Schedule:
     stage_to_rank: tuple[int, ...]
     rows: Rows
     chains: tuple[Chain, ...] = ()
-    # The (stage, microbatch) pairs, as stage * m + microbatch, whose backward is whole: what I means there is B.
+    # The (stage, microbatch) pairs, as stage * m + microbatch, that run B: there B is what I means in the
+    # rule.
     _full_backward: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -113,8 +114,8 @@ class Schedule:
         """Verify that the order is complete and can run.
 
         Raises:
-            InputError: an action is missing, doubled, unknown or on the wrong rank, or ranks wait for each other
-                for ever. Lists every violation and shows the rank x step grid with the offending cells marked.
+            InputError: an action is missing, doubled, unknown or on the wrong rank, or ranks wait for each
+                other for ever. Lists every violation and shows the rank x step grid with those cells marked.
         """
         check_rows(self.rows, self.chains, self.stage_to_rank, self.num_ranks, self.num_microbatches)
 

@@ -1,0 +1,52 @@
+"""Interleaved zero bubble and ZB-H1: 1F1B whose weight gradients fill the bubble.
+
+A rank runs input gradients as early as 1F1B runs backwards, and holds back its weight gradients by as many
+backwards as there are ranks before it. The delay costs memory that 1F1B leaves free on the later ranks: every
+rank then holds what 1F1B's first one does.
+"""
+
+from __future__ import annotations
+
+from simpar.schedules.action import Action, Phase
+from simpar.schedules.family import ScheduleFamily
+from simpar.schedules.interleaved import equal_rounds, round_size, visits
+from simpar.schedules.schedule import Schedule, loop_placement
+
+
+def delayed_weights(
+    forwards: list[Action], input_gradients: list[Action], warmup: int, delay: int
+) -> tuple[Action, ...]:
+    """`warmup` forwards, then F and I in turn, each weight gradient `delay` input gradients after its own."""
+    row = forwards[:warmup]
+    weights = [Action(action.stage, Phase.W, action.microbatch) for action in input_gradients]
+    for position, gradient in enumerate(input_gradients):
+        if position + warmup < len(forwards):
+            row.append(forwards[position + warmup])
+        row.append(gradient)
+        if position >= delay:
+            row.append(weights[position - delay])
+    return (*row, *weights[max(0, len(weights) - delay) :])
+
+
+def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
+    group = round_size(num_ranks, num_microbatches)
+    visited = visits(num_microbatches, virtual_stages, group)
+    rows = []
+    for rank in range(num_ranks):
+        warmup = num_ranks - rank - 1 + (virtual_stages - 1) * group
+        forwards = [Action(local * num_ranks + rank, Phase.F, m) for local, m in visited]
+        gradients = [Action((virtual_stages - 1 - local) * num_ranks + rank, Phase.I, m) for local, m in visited]
+        rows.append(delayed_weights(forwards, gradients, min(warmup, len(visited)), delay=rank))
+    placement = loop_placement(num_ranks, virtual_stages)
+    return Schedule("interleaved_zb", num_ranks, num_microbatches, placement, tuple(rows))
+
+
+INTERLEAVED_ZB = ScheduleFamily(
+    name="interleaved_zb",
+    summary="interleaved 1F1B with split backwards: bubble (p-1)(F+B-2W)/v at 1F1B's memory on every rank",
+    source="Qi et al. 2023, arXiv 2401.10241; torch ScheduleInterleavedZeroBubble",
+    order=_order,
+    rules=equal_rounds,
+    splits_backward=True,
+    torch_class="ScheduleInterleavedZeroBubble",
+)
