@@ -1,0 +1,74 @@
+"""Context parallelism: ring with zigzag chunks, all-gather of keys and values (Llama 3), Ulysses all-to-all.
+
+The causal work of every rank is 1/cp of the whole in all three (zigzag or head-tail order balances it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.work import AttentionWork, Collective, OpList
+
+
+def shard(degrees: Degrees, axis: str) -> int:
+    """Ways an activation's `axis` is split by context parallelism."""
+    return degrees.cp if axis in "sy" else 1
+
+
+def key_value_bytes(work: AttentionWork, degrees: Degrees) -> float:
+    """Keys and values of one rank's part of the sequence, bf16."""
+    local = work.batch * (work.sequence_q / degrees.cp)
+    return 2.0 * local * work.kv_heads * (work.head_dim + work.v_head_dim)
+
+
+def attention(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
+    """Put the attention of one rank; `whole` is the whole sequence's work with this rank's heads."""
+    cp = degrees.cp
+    if cp == 1:
+        ops.compute(name, whole, kernels)
+        return
+    {"ring": _ring, "all_gather": _all_gather, "ulysses": _ulysses}[degrees.cp_style](name, whole, degrees, kernels, ops)
+
+
+def _ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
+    """cp steps; the next keys and values travel (twice the bytes backward: their gradients too) while one is computed."""
+    cp = degrees.cp
+    local = whole.sequence_q // cp
+    first = replace(whole, sequence_q=local, sequence_kv=local)
+    # Every later zigzag step meets half of the score block: full attention of all queries with half the keys.
+    later = replace(first, sequence_kv=max(local // 2, 1), causal=False) if whole.causal else first
+    amount = key_value_bytes(whole, degrees) * (2 if whole.backward else 1)
+    for step in range(cp):
+        transfer = None
+        if step < cp - 1:
+            transfer = ops.start(f"{name}.ring{step}", Collective("send_recv", amount, "cp"), "cp")
+        ops.compute(f"{name}.step{step}", first if step == 0 else later, kernels)
+        if transfer is not None:
+            ops.wait(transfer)
+
+
+def _all_gather(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
+    """Keys and values gathered before, their gradients reduce-scattered after; neither overlaps."""
+    total = key_value_bytes(whole, degrees) * degrees.cp
+    ops.blocking(f"{name}.all_gather", Collective("all_gather", total, "cp"), "cp")
+    local = whole.sequence_q // degrees.cp
+    # Head-tail chunks see on average half of all keys (plus half a chunk): the same work as s/cp queries on s/2 keys.
+    keys = (whole.sequence_kv + local) // 2 if whole.causal else whole.sequence_kv
+    ops.compute(name, replace(whole, sequence_q=local, sequence_kv=keys, causal=False), kernels)
+    if whole.backward:
+        ops.blocking(f"{name}.reduce_scatter", Collective("reduce_scatter", total, "cp"), "cp")
+
+
+def _ulysses(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
+    """All-to-all from sequence-split to head-split for q, k, v and back for the output (mirrored backward)."""
+    cp = degrees.cp
+    tokens = whole.batch * whole.sequence_q / cp
+    query = 2.0 * tokens * whole.heads * whole.head_dim
+    output = 2.0 * tokens * whole.heads * whole.v_head_dim
+    pair = 2.0 * tokens * whole.kv_heads * (whole.head_dim + whole.v_head_dim)
+    before, after = (output, query + pair) if whole.backward else (query + pair, output)
+    ops.blocking(f"{name}.all_to_all_in", Collective("all_to_all", before, "cp"), "cp")
+    heads = replace(whole, heads=max(whole.heads // cp, 1), kv_heads=max(whole.kv_heads // cp, 1))
+    ops.compute(name, heads, kernels)
+    ops.blocking(f"{name}.all_to_all_out", Collective("all_to_all", after, "cp"), "cp")

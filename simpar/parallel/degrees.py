@@ -1,0 +1,44 @@
+"""The degrees that shape one block's work on one rank (data and pipeline parallelism do not)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simpar.workload.ops import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Tensor, context and expert degrees and their styles.
+
+    Attributes:
+        tp, sequence_parallel, cp, cp_style, ep, etp: as in specs/plan.py.
+        overlap_tp: chunked overlap of tensor-parallel collectives with their matmuls.
+        overlap_ep: expert exchange runs under another micro-batch's compute (the schedule provides it).
+        async_tp: backward collectives overlap the weight gradient (Megatron's linear_with_grad_accumulation).
+        dispatcher: expert exchange implementation.
+    """
+
+    tp: int = 1
+    sequence_parallel: bool = False
+    cp: int = 1
+    cp_style: Literal["ring", "all_gather", "ulysses"] = "ring"
+    ep: int = 1
+    etp: int = 1
+    overlap_tp: bool = False
+    overlap_ep: bool = False
+    async_tp: bool = True
+    dispatcher: str = "alltoall"
+
+    def divisor(self, axis: str, region: Region) -> float:
+        """How many ways `axis` is split for activations of `region`."""
+        from simpar.parallel import context, expert, tensor
+
+        return tensor.shard(self, axis, region) * context.shard(self, axis) * expert.shard(self, axis, region)
+
+    def weight_divisor(self, axis: str, region: Region) -> int:
+        """How many ways a weight is split along `axis`."""
+        from simpar.parallel import expert, tensor
+
+        return int(tensor.weight_shard(self, axis, region) * expert.weight_shard(self, axis, region))

@@ -1,0 +1,310 @@
+"""A block's work on one rank: forward and backward op lists, saved activations, weights. The one place that splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from simpar.parallel import context, expert, tensor
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.recompute import Recompute, dropped, repeated
+from simpar.parallel.work import (
+    AttentionWork, Direction, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList, Work,
+)  # fmt: skip
+from simpar.specs.model import MoeSpec
+from simpar.workload.ops import Block, Op, OpType, Seam, op_flops, volume
+from simpar.workload.style import BlockStyle
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """Everything besides the block that decides one rank's work.
+
+    Attributes:
+        degrees: tensor, context, expert.
+        style: framework semantics of the work.
+        recompute: what runs again.
+        dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
+        attention_kernel: name for the attention price.
+        memory_implementation: tuned, framework or eager kernels.
+        accumulate_fp32: weight gradients accumulate into fp32.
+        moe: expert spec, for the exchange.
+        load_factor: tokens of the fullest expert rank over the mean.
+        dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
+    """
+
+    degrees: Degrees
+    style: BlockStyle
+    recompute: Recompute = field(default_factory=Recompute)
+    dtype: str = "bf16"
+    attention_kernel: str = "auto"
+    memory_implementation: str = "tuned"
+    accumulate_fp32: bool = True
+    moe: MoeSpec | None = None
+    load_factor: float = 1.0
+    dispatch_bytes: float = 2.0
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBlock:
+    """One rank's share of a block.
+
+    Attributes:
+        name: the block's.
+        forward, backward: op lists; `backward` starts with what is recomputed.
+        input_gradient, weight_gradient: the backward split for zero-bubble schedules.
+        saved: (tensor, bytes) kept from forward to backward.
+        working: bytes alive only while the block's backward runs (recomputed activations).
+        transient: bytes of the largest gradient pair alive in the backward.
+        dense_parameters, expert_parameters: weights on this rank.
+        matmul_parameters: of which in matmuls (weights cast or gathered per use).
+        model_flops: forward FLOPs of the whole micro-batch over all ranks, causal attention halved.
+    """
+
+    name: str
+    forward: tuple[LocalOp, ...]
+    backward: tuple[LocalOp, ...]
+    input_gradient: tuple[LocalOp, ...]
+    weight_gradient: tuple[LocalOp, ...]
+    saved: tuple[tuple[str, float], ...]
+    working: float
+    transient: float
+    dense_parameters: float
+    expert_parameters: float
+    model_flops: float
+    attention_flops: float
+
+    @property
+    def saved_bytes(self) -> float:
+        """Total kept from forward to backward."""
+        return sum(amount for _, amount in self.saved)
+
+
+class _Splitter:
+    def __init__(self, block: Block, options: SplitOptions) -> None:
+        self.block, self.options = block, options
+        self.size = block.size
+        self.degrees, self.style = options.degrees, options.style
+
+    def local(self, axes: str, region: str) -> float:
+        """Elements of an activation on this rank."""
+        count = 1.0
+        for axis in axes:
+            divisor = self.degrees.divisor(axis, region)  # type: ignore[arg-type]
+            count *= self._axis(axis, divisor)
+        if region == "expert" and "y" in axes:
+            count *= self.options.load_factor
+        return count
+
+    def _axis(self, axis: str, divisor: float) -> float:
+        size = self.size
+        if axis == "p" and divisor > 1 and "k" in size:
+            # Key/value heads are replicated once there are fewer of them than tensor-parallel ranks.
+            heads = max(size["k"] / divisor, 1.0)
+            return size["n"] / divisor * size["h"] + heads * (size["h"] + size["j"])
+        if axis == "k":
+            return max(size["k"] / divisor, 1.0)
+        return size[axis] / divisor
+
+    def weights(self, op: Op) -> float:
+        """Weights of `op` on this rank."""
+        count = 0.0
+        for axes in (*op.parameters, *([op.weight_axes] if op.equation else [])):
+            elements = 1.0
+            for axis in axes:
+                elements *= self._axis(axis, self.degrees.weight_divisor(axis, op.region))
+            count += elements
+        if op.equation and op.bias:
+            out = [a for a in op.output_axes if a in op.weight_axes]
+            elements = 1.0
+            for axis in {*out, *("e" if "e" in op.weight_axes else "")}:
+                elements *= self._axis(axis, self.degrees.weight_divisor(axis, op.region))
+            count += elements
+        return count
+
+    # -- work of one op ------------------------------------------------------------------------------------------
+
+    def matmul(self, op: Op, direction: Direction) -> Work:
+        """The matmul of `op`: m rows, n outputs, k contracted, by the forward."""
+        weight, out, inp = op.weight_axes, op.output_axes, op.input_axes
+        rows = "".join(a for a in out if a not in weight)
+        columns = "".join(a for a in out if a in weight)
+        inner = "".join(a for a in inp if a in weight)
+        fp32 = self.options.accumulate_fp32 and direction == "wgrad"
+        m = self.local(rows, op.region)
+        n = self._weight_volume(columns, op)
+        k = self._weight_volume(inner, op)
+        if op.type is OpType.GROUPED_MATMUL:
+            groups = max(round(self._axis("e", self.degrees.weight_divisor("e", "expert"))), 1)
+            return GroupedGemm(groups, m, round(n), round(k), self.options.dtype, direction, fp32)
+        dtype = "bf16" if op.name in ("head/logits", "moe/router") and self.options.dtype not in ("fp16", "fp32", "tf32") else self.options.dtype
+        return Gemm(max(round(m), 1), max(round(n), 1), max(round(k), 1), dtype, direction, fp32)
+
+    def _weight_volume(self, axes: str, op: Op) -> float:
+        count = 1.0
+        for axis in axes:
+            count *= self._axis(axis, self.degrees.weight_divisor(axis, op.region))
+        return count
+
+    def attention(self, op: Op, *, backward: bool) -> AttentionWork:
+        """The whole sequence's attention with this rank's heads; context parallelism splits it further."""
+        size, tp = self.size, self.degrees.tp
+        return AttentionWork(
+            size["b"], size["s"], size["t"], max(size["n"] // tp, 1), max(size["k"] // tp, 1), size["h"], size["j"],
+            op.causal, backward, self.options.attention_kernel, window=self.options.window,
+        )  # fmt: skip
+
+    def memory(self, op: Op, *, backward: bool) -> MemoryWork:
+        """Traffic of a memory-bound op."""
+        pairs = op.backward_bytes if backward else op.forward_bytes
+        moved = sum(self.local(axes, op.region) * each for axes, each in pairs)
+        return MemoryWork(op.kernel, moved, op.kernels, self.options.memory_implementation)
+
+    # -- lists ---------------------------------------------------------------------------------------------------
+
+    def put_forward(self, ops: OpList, only: frozenset[str] | None = None) -> None:
+        """Append the forward (or the ops named in `only` and the collectives between them)."""
+        for item in self.block.items:
+            if isinstance(item, Seam):
+                if only is None:
+                    self._forward_seam(item, ops)
+                continue
+            if only is not None and item.name not in only:
+                continue
+            if item.type is OpType.ATTENTION:
+                context.attention(item.name, self.attention(item, backward=False), self.degrees, item.kernels, ops)
+            elif item.type is OpType.MEMORY:
+                ops.compute(item.name, self.memory(item, backward=False), item.kernels)
+            else:
+                ops.compute(item.name, self.matmul(item, "forward"), item.kernels)
+
+    def _forward_seam(self, seam: Seam, ops: OpList) -> None:
+        if seam.name in ("moe_dispatch", "moe_combine"):
+            self._exchange(seam, ops, combine=seam.name == "moe_combine", backward=False)
+        else:
+            tensor.forward(seam, self.size, self.degrees, self.style, ops)
+
+    def _exchange(self, seam: Seam, ops: OpList, *, combine: bool, backward: bool) -> None:
+        assert self.options.moe is not None
+        element = 2.0 if combine or backward else self.options.dispatch_bytes
+        suffix = ".backward" if backward else ""
+        expert.exchange(seam.name + suffix, self.size, self.degrees, self.options.moe, ops, combine=combine,
+                        element_bytes=element)  # fmt: skip
+
+    def put_backward(self, ops: OpList, weight_ops: OpList | None) -> None:
+        """Append the backward; with `weight_ops` the weight gradients go there instead (zero bubble)."""
+        items = self.block.items
+        for position in range(len(items) - 1, -1, -1):
+            item = items[position]
+            if isinstance(item, Seam):
+                self._backward_seam(item, ops)
+                continue
+            if item.type is OpType.ATTENTION:
+                context.attention(f"{item.name}.backward", self.attention(item, backward=True), self.degrees,
+                                  2 * item.kernels, ops)  # fmt: skip
+            elif item.type is OpType.MEMORY:
+                ops.compute(f"{item.name}.backward", self.memory(item, backward=True), 2 * item.kernels)
+            else:
+                entry = self._entry_before(position)
+                self._matmul_backward(item, entry, ops, weight_ops)
+
+    def _entry_before(self, position: int) -> Seam | None:
+        """The entry seam right before the op at `position`, whose collectives belong to its backward."""
+        previous = self.block.items[position - 1] if position else None
+        return previous if isinstance(previous, Seam) and previous.name in ("attention_in", "mlp_in", "head_in") else None
+
+    def _backward_seam(self, seam: Seam, ops: OpList) -> None:
+        if seam.name in ("moe_dispatch", "moe_combine"):
+            # The gradient of combine is a dispatch and the other way round.
+            self._exchange(seam, ops, combine=seam.name == "moe_dispatch", backward=True)
+        else:
+            tensor.backward_exit(seam, self.size, self.degrees, ops)
+
+    def _matmul_backward(self, op: Op, entry: Seam | None, ops: OpList, weight_ops: OpList | None) -> None:
+        regathered = None
+        if entry is not None:
+            regathered = tensor.regather(entry, self.size, self.degrees, self.style, ops)
+        if op.needs_input_gradient:
+            ops.compute(f"{op.name}.dgrad", self.matmul(op, "dgrad"))
+        reduced = tensor.reduce_input_gradient(entry, self.size, self.degrees, ops) if entry is not None else None
+        target = ops if weight_ops is None else weight_ops
+        if regathered is not None:
+            ops.wait(regathered)
+        target.compute(f"{op.name}.wgrad", self.matmul(op, "wgrad"), 2 if op.bias else 1)
+        if reduced is not None:
+            ops.wait(reduced)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, float]:
+        """Saved tensors by name before recomputation, bytes on this rank."""
+        found: dict[str, float] = {}
+        for op in self.block.ops:
+            for t in op.saves:
+                if t.name == "attention/softmax":
+                    continue_axes = t.axes.replace("t", "")
+                    amount = self.local(continue_axes, t.region) * self.size["t"] * t.element_bytes
+                else:
+                    amount = self.local(t.axes, t.region) * t.element_bytes
+                found.setdefault(t.name, amount)
+        return found
+
+    def saved(self) -> tuple[tuple[tuple[str, float], ...], float]:
+        """(what stays saved, what is alive only during the backward)."""
+        tensors, recompute = self.tensors(), self.options.recompute
+        if recompute.full:
+            first = next(iter(tensors), "")
+            entry = self.local("bsd", "residual") * 2.0
+            return ((first or "input", entry),), sum(tensors.values()) - entry
+        kept = tuple((name, amount) for name, amount in tensors.items() if not dropped(recompute, name))
+        if "op" in recompute.modules:
+            kept = tuple((name, self._op_level(name, amount)) for name, amount in kept)
+        return kept, sum(tensors.values()) - sum(a for _, a in kept)
+
+    def _op_level(self, name: str, amount: float) -> float:
+        """Bytes that per-op checkpointing keeps of a tensor: of q, k, v the key part goes, of fc1 the w3 half goes;
+        the second norm's input is rebuilt from the kept outputs, w2's output is kept instead (same size)."""
+        if name == "attention/qkv_out":
+            size = self.size
+            total = size["n"] * size["h"] + size["k"] * (size["h"] + size["j"])
+            return amount * (total - size["k"] * size["h"]) / total
+        return amount / 2 if name == "mlp/activation_in" and self.size["u"] == 2 * self.size["f"] else amount
+
+    def transient(self) -> float:
+        """Gradients of the widest activation and of the residual stream alive together in the backward."""
+        widest = 0.0
+        for op in self.block.ops:
+            if op.equation:
+                widest = max(widest, self.local(op.output_axes, op.region) * 2.0)
+        return widest + self.local("bsd", "residual") * 2.0 if "d" in self.size else widest
+
+
+@lru_cache(maxsize=65536)
+def split_block(block: Block, options: SplitOptions) -> LocalBlock:
+    """`block` on one rank under `options`."""
+    splitter = _Splitter(block, options)
+    forward = OpList()
+    splitter.put_forward(forward)
+    backward, inputs, weights = OpList(), OpList(), OpList()
+    again = repeated(options.recompute, block)
+    for ops in (backward, inputs):
+        if options.recompute.full:
+            splitter.put_forward(ops)
+        elif again:
+            splitter.put_forward(ops, only=frozenset(again))
+    splitter.put_backward(backward, None)
+    splitter.put_backward(inputs, weights)
+    saved, working = splitter.saved()
+    dense = sum(splitter.weights(op) for op in block.ops if op.region != "expert")
+    experts = sum(splitter.weights(op) for op in block.ops if op.region == "expert")
+    flops = [(op, op_flops(op, splitter.size)) for op in block.ops]
+    return LocalBlock(
+        name=block.name, forward=forward.done(), backward=backward.done(), input_gradient=inputs.done(),
+        weight_gradient=weights.done(), saved=saved, working=working, transient=splitter.transient(),
+        dense_parameters=dense, expert_parameters=experts, model_flops=sum(f for _, f in flops),
+        attention_flops=sum(f for op, f in flops if op.type is OpType.ATTENTION),
+    )  # fmt: skip
+
+
+__all__ = ["LocalBlock", "SplitOptions", "split_block", "volume"]

@@ -1,0 +1,165 @@
+"""Work of one rank: what a price is asked for. Every value is frozen and hashes, so equal work is priced once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["forward", "dgrad", "wgrad"]
+Dimension = Literal["tp", "cp", "ep", "etp", "dp", "edp", "shard", "replica", "pp", "embedding", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """y[m, n] = x[m, k] W[k, n] or one of its gradients, by the forward's m, n, k."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    direction: Direction
+    accumulate_fp32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedGemm:
+    """`tokens` rows over `groups` local experts, each k -> n."""
+
+    groups: int
+    tokens: float
+    n: int
+    k: int
+    dtype: str
+    direction: Direction
+    accumulate_fp32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWork:
+    """Scaled dot-product attention of one rank."""
+
+    batch: int
+    sequence_q: int
+    sequence_kv: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    causal: bool
+    backward: bool
+    kernel: str
+    dtype: str = "bf16"
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWork:
+    """A memory-bound kernel (or several of one class) moving `bytes_moved`."""
+
+    kernel: str
+    bytes_moved: float
+    launches: int = 1
+    implementation: str = "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerWork:
+    """An optimizer step over `parameters` elements."""
+
+    parameters: float
+    bytes_per_parameter: float
+    implementation: str = "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective over the group of `dimension`; `bytes` as nccl-tests counts them. `repeat` back-to-back calls."""
+
+    name: str
+    bytes: float
+    dimension: Dimension
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertExchange:
+    """Dispatch or combine of an expert layer: local tokens before dispatch, top-k, bytes per element."""
+
+    combine: bool
+    tokens: float
+    hidden: int
+    topk: int
+    element_bytes: float
+    dispatcher: str
+    node_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """Bytes over the host link of one GPU."""
+
+    bytes: float
+
+
+Work = (
+    Gemm | GroupedGemm | AttentionWork | MemoryWork | OptimizerWork | Collective | ExpertExchange | HostCopy
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOp:
+    """One op of one rank inside a block.
+
+    Attributes:
+        name: path, "attention/qkv.dgrad".
+        stream: "compute" or the dimension whose communication stream it uses.
+        work: what it costs.
+        deps: indices, in the block's list, of the ops it waits for besides its stream.
+        kernels: launches it makes.
+    """
+
+    name: str
+    stream: str
+    work: Work
+    deps: tuple[int, ...]
+    kernels: int = 1
+
+
+class OpList:
+    """Builds a block's op list: compute ops chain, collectives hang off them, `wait` joins."""
+
+    def __init__(self) -> None:
+        self.ops: list[LocalOp] = []
+        self._pending: tuple[int, ...] = ()
+        """What the next compute op waits for, besides the stream."""
+
+    def _last(self, stream: str) -> tuple[int, ...]:
+        for index in range(len(self.ops) - 1, -1, -1):
+            if self.ops[index].stream == stream:
+                return (index,)
+        return ()
+
+    def compute(self, name: str, work: Work, kernels: int = 1) -> int:
+        """A compute op after everything waited for."""
+        self.ops.append(LocalOp(name, "compute", work, self._pending, kernels))
+        self._pending = ()
+        return len(self.ops) - 1
+
+    def start(self, name: str, work: Work, stream: str) -> int:
+        """A communication op that may start when the ops issued so far on the compute stream have finished."""
+        self.ops.append(LocalOp(name, stream, work, tuple({*self._last("compute"), *self._pending}), 1))
+        return len(self.ops) - 1
+
+    def wait(self, *indices: int) -> None:
+        """The next compute op waits for these."""
+        self._pending = tuple(sorted({*self._pending, *indices}))
+
+    def blocking(self, name: str, work: Work, stream: str) -> int:
+        """A communication op that the next compute op waits for."""
+        index = self.start(name, work, stream)
+        self.wait(index)
+        return index
+
+    def done(self) -> tuple[LocalOp, ...]:
+        """The finished list."""
+        return tuple(self.ops)

@@ -1,0 +1,38 @@
+"""What a framework and a training setup change about the work itself: fusion, what is saved, which loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStyle:
+    """How a framework runs a block.
+
+    Attributes:
+        fused_activation: gate and activation in one kernel that saves only its input (Megatron, compiled torch).
+        fused_residual: bias, dropout and residual addition in one kernel.
+        fused_norm: one-kernel norm saving its input and the row statistics.
+        fused_rope: one kernel for queries and keys; False = several elementwise kernels.
+        flash_attention: no score matrix is stored; False stores softmax output (and its dropout) per head.
+        dropout: probability; > 0 stores one mask byte per element of each residual branch.
+        linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
+        loss: how logits and cross-entropy are kept: fused (in place), unfused (fp32 copies), chunked over the sequence.
+        loss_chunks: chunks of the chunked loss.
+        logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
+        saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
+            (torch eager) instead of gathering again (Megatron).
+    """
+
+    fused_activation: bool = True
+    fused_residual: bool = True
+    fused_norm: bool = True
+    fused_rope: bool = True
+    flash_attention: bool = True
+    dropout: float = 0.0
+    linear_input_bytes: float = 2.0
+    loss: Literal["fused", "unfused", "chunked"] = "fused"
+    loss_chunks: int = 1
+    logits_fp32_copies: float = 1.0
+    saves_gathered_input: bool = False
