@@ -46,7 +46,7 @@ NO_INDEX: Final = -1
 
 _WITHOUT_MICROBATCH: Final = frozenset(FSDP_PHASES)
 _NAMES: Final = "|".join(phase for phase in Phase if phase is not Phase.OVERLAP_F_B)
-_SIMPLE: Final = re.compile(rf"([0-9]+)({_NAMES})([0-9]*)")
+_SIMPLE: Final = re.compile(rf"([0-9]{{1,9}})({_NAMES})([0-9]{{0,9}})")
 _GRAMMAR: Final = 'write "2F0" (stage, phase, microbatch), "2UNSHARD" or "(0F4;7B1)OVERLAP_F_B"'
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -134,28 +134,36 @@ class Schedule:
             B: a full backward. Independent of I and W: pass all three.
             I: an input gradient.
             W: a weight gradient.
-            overlap: an overlapped pair; left out, the sum of its parts.
+            overlap: an overlapped pair, whose parts start and finish together. Left out, its parts run one
+            after
+                the other, as torch and DualPipe do unless the user supplies an overlapped implementation.
         """
         order = self.as_arrays()
         durations = np.array([F, B, I, W])[order.phase]
-        pair = order.overlapped()
         if overlap is None:
-            # The two parts of a pair are neighbours, the forward first.
-            durations[pair] = np.repeat(durations[pair].reshape(-1, 2).sum(axis=1), 2)
+            order = replace(order, slot=np.arange(len(order.slot)))
         else:
-            durations[pair] = overlap
+            durations[order.overlapped()] = overlap
         return replay(order, durations.tolist())
 
-    def unit_makespan(
-        self,
-        F: float = 1.0,
-        B: float = 2.0,
-        I: float = 1.0,  # noqa: E741
-        W: float = 1.0,
-        overlap: float | None = None,
-    ) -> float:
-        """From the first action to the end of the last, durations as in `replay`."""
-        return self.replay(F, B, I, W, overlap).makespan
+    def unit_makespan(self, **costs: float) -> float:
+        """From the first action to the end of the last; `costs` as in `replay`."""
+        return self.replay(**costs).makespan
+
+    def unit_bubble(self, *, flush: bool = True, **costs: float) -> float:
+        """The longest time that a rank idles; `costs` as in `replay`.
+
+        With a flush every rank waits for the last one before the next step. Without (the zero-bubble papers'
+        reading, with an optimizer that is not synchronised) only gaps between a rank's own actions count.
+        """
+        played, order = self.replay(**costs), self.as_arrays()
+        idle = []
+        for begin, end in itertools.pairwise(order.rank_start):
+            # Both parts of an overlapped pair may carry the pair's times: count each time span once.
+            spans = set(zip(played.start[begin:end], played.finish[begin:end], strict=True))
+            first, last = (0.0, played.makespan) if flush else (min(spans)[0], max(finish for _, finish in spans))
+            idle.append(last - first - sum(finish - start for start, finish in spans))
+        return max(idle)
 
     def peak_in_flight(self, released_by: Phase = Phase.W) -> tuple[int, ...]:
         """Per rank, the most stage activations it holds at once.
