@@ -15,13 +15,14 @@ class GroupPlacement:
 
     Attributes:
         size: ranks in the group.
-        ranks_per_domain: how many of them in each scale-up domain they touch, e.g. (8, 8) for 16 ranks on two DGX nodes.
-            A domain is a node where the node is the scale-up domain, an NVL72 rack where it is the rack.
+        ranks_per_domain: how many of them in each scale-up domain they touch, e.g. (8, 8) for 16 ranks on two DGX
+            nodes. A domain is a node where the node is the scale-up domain, an NVL72 rack where it is the rack.
         ranks_per_node: the same by host.
         tier: the widest switch layer crossed.
-        concurrent_groups: sibling groups of the same dimension with members in the same node that communicate at the same
-            time and share its NICs (a node whose 8 GPUs belong to 8 different DP groups: 8).
-        oversubscription: downlink over uplink capacity of the worst layer crossed, 1 when none is.
+        concurrent_groups: sibling groups of the same dimension with members in the same node that communicate at the
+            same time and share its NICs (a node whose 8 GPUs belong to 8 different DP groups: 8).
+        oversubscription: how much a NIC's share shrinks when all send across the widest layer crossed: the product of
+            downlink over uplink capacity of the layers passed, 1 when none is.
         stride: distance between consecutive members in global rank order (1 = neighbours).
         same_rail: members in different nodes have the same local GPU index (rail-aligned traffic).
     """
