@@ -1,0 +1,339 @@
+"""What spans several parts of a scenario: every broken rule, listed together, each with the right values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from math import gcd
+from typing import Final
+
+from simpar.errors import InputError, Violation
+from simpar.specs.framework import framework_names
+from simpar.specs.framework_rows import ALIASES
+from simpar.specs.hardware import HardwareProfile
+from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
+from simpar.specs.plan import PlanSpec, RecomputeSpec
+from simpar.specs.scenario import Scenario
+
+DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
+
+RECOMPUTE_MODULES: Final = (
+    "core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts", "attention", "op",
+)  # fmt: skip
+
+ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "dualpipe")
+"""Schedules with one model chunk per pipeline rank (DualPipe: one per direction)."""
+
+TWO_CHUNK_SCHEDULES: Final = ("zb-v", "dualpipe-v")
+
+_PRECISION_NEEDS: Final = {
+    "bf16": ("bf16",), "fp16": ("fp16",), "fp32": (), "tf32": ("tf32",), "fp8": ("fp8",), "fp8-block": ("fp8",),
+    "mxfp8": ("fp8",), "nvfp4": ("fp4",),
+}  # fmt: skip
+"""Peaks of the data sheet that a precision needs; fp32 runs everywhere."""
+
+_LARGEST_ZERO_WITH_PP: Final = {"deepspeed": 1, "megatron-deepspeed": 1, "nanotron": 1}
+"""Frameworks whose pipeline engine does not compose with ZeRO above this stage (semantics of their sources)."""
+
+
+def resolved_dp(scenario: Scenario) -> int:
+    """Data-parallel ranks: the plan's, or what tp * cp * pp leave of the cluster (at least 1)."""
+    plan = scenario.plan
+    return plan.dp or max(1, scenario.world_size // (plan.tp * plan.cp * plan.pp))
+
+
+def resolved_etp(plan: PlanSpec) -> int:
+    """Tensor parallelism inside an expert: the plan's, or tp without expert parallelism and 1 with it."""
+    return plan.etp or (plan.tp if plan.ep == 1 else 1)
+
+
+def resolved_edp(scenario: Scenario) -> int:
+    """Ranks that hold a copy of the same expert: world / (etp * ep * pp), at least 1."""
+    plan = scenario.plan
+    return max(1, scenario.world_size // (resolved_etp(plan) * plan.ep * plan.pp))
+
+
+def model_stages(plan: PlanSpec) -> int:
+    """Virtual stages that one copy of the model is cut into."""
+    chunks = max(plan.virtual_stages, 2) if plan.schedule in TWO_CHUNK_SCHEDULES else plan.virtual_stages
+    return plan.pp * chunks
+
+
+def layer_count(model: TransformerSpec | MlpSpec | CnnSpec) -> int:
+    """Layers that pipeline stages share out (multi-token-prediction modules are not among them)."""
+    if isinstance(model, TransformerSpec):
+        return model.num_hidden_layers + model.num_decoder_layers
+    if isinstance(model, MlpSpec):
+        return model.depth + (model.input_size is not None) + (model.output_size is not None)
+    return len(model.layers)
+
+
+def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -> list[Violation]:
+    """Every violation of the rules that span several parts, in the order of the file; empty if there is none.
+
+    `schedules` are the known schedule names; None leaves the name (and the schedule's own demands) to the lowering.
+    """
+    found = [*_framework(scenario), *_plan(scenario, schedules), *_model(scenario)]
+    try:
+        hardware = scenario.hardware
+    except InputError as error:
+        found.insert(0, Violation("cluster.hardware", scenario.cluster.hardware, str(error)))
+    else:
+        found += [*_cluster(scenario, hardware), *_batch(scenario), *_precision(scenario, hardware)]
+    return [Violation(v.field, v.value, v.rule, v.right, v.file or scenario.file) for v in found]
+
+
+def scenario_notes(scenario: Scenario) -> list[str]:
+    """What is unusual but not wrong, one sentence each."""
+    model, plan, notes = scenario.model, scenario.plan, []
+    length = scenario.training.sequence_length
+    if isinstance(model, TransformerSpec) and length > model.max_position_embeddings:
+        limit = model.max_position_embeddings
+        notes.append(f"training.sequence_length {length} is beyond the model's max_position_embeddings {limit}")
+    stages, layers = model_stages(plan), layer_count(model)
+    less = plan.first_stage_less_layers + plan.last_stage_less_layers
+    if not plan.layers_per_stage and not plan.embedding_alone and (layers + less) % stages:
+        notes.append(f"{layers} layers do not divide evenly over {stages} pipeline stages: some hold one more")
+    domain = scenario.hardware.domain_size
+    if plan.tp > domain:
+        notes.append(f"plan.tp {plan.tp} is wider than the scale-up domain of {domain} GPUs")
+    return notes
+
+
+def _divides(field: str, value: int, whole: int, what: str) -> Iterator[Violation]:
+    """A violation unless `value` divides `whole`."""
+    if whole % value:
+        yield Violation(field, value, f"must divide {what} ({whole})", f"one of {_listed(_divisors(whole))}")
+
+
+def _divisors(whole: int) -> list[int]:
+    small = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
+    return sorted({*small, *(whole // d for d in small)})
+
+
+def _listed(values: Sequence[int], most: int = 16) -> str:
+    text = ", ".join(map(str, values[:most]))
+    return f"{text}, ..." if len(values) > most else text
+
+
+def _framework(scenario: Scenario) -> Iterator[Violation]:
+    names = framework_names()
+    if scenario.framework not in names:
+        close = difflib.get_close_matches(scenario.framework, names, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        yield Violation("framework", scenario.framework, "unknown framework", f"{hint}known: {', '.join(names)}")
+    name = ALIASES.get(scenario.framework, scenario.framework)
+    largest = _LARGEST_ZERO_WITH_PP.get(name, 3)
+    if scenario.plan.pp > 1 and scenario.plan.zero_stage > largest:
+        rule = f"{name} combines pipeline parallelism with zero_stage up to {largest} only"
+        yield Violation("plan.zero_stage", scenario.plan.zero_stage, rule, f"at most {largest}, or plan.pp = 1")
+
+
+def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violation]:
+    cluster, plan = scenario.cluster, scenario.plan
+    available = cluster.num_nodes * hardware.gpus_per_node
+    if cluster.num_gpus and cluster.num_gpus > available:
+        rule = f"more than {cluster.num_nodes} nodes of {hardware.gpus_per_node} GPUs have"
+        yield Violation("cluster.num_gpus", cluster.num_gpus, rule, f"at most {available}")
+    world, group = scenario.world_size, plan.tp * plan.cp * plan.pp
+    if plan.dp is None:
+        if world % group:
+            yield _not_dividing(scenario, group)
+    elif plan.dp * group != world:
+        product = f"tp {plan.tp} x cp {plan.cp} x pp {plan.pp} x dp {plan.dp} = {plan.dp * group}"
+        right = f"tp x cp x pp must divide {world} first"
+        if world % group == 0:
+            right = f"{world // group}, or leave it out"
+        yield Violation("plan.dp", plan.dp, f"{product} ranks must be the {world} GPUs of the cluster", right)
+    shards = resolved_dp(scenario) * plan.cp
+    if plan.shard_size:
+        yield from _divides("plan.shard_size", plan.shard_size, shards, "the dp x cp ranks")
+    if isinstance(scenario.model, TransformerSpec) and scenario.model.moe:
+        experts = resolved_etp(plan) * plan.ep * plan.pp
+        if world % group == 0 and world % experts:
+            rule = f"etp {resolved_etp(plan)} x ep {plan.ep} x pp {plan.pp} = {experts} must divide the {world} GPUs"
+            right = f"etp x ep must divide {world // plan.pp}: {_listed(_divisors(world // plan.pp))}"
+            yield Violation("plan.ep", plan.ep, rule, right)
+
+
+def _not_dividing(scenario: Scenario, group: int) -> Violation:
+    plan, world = scenario.plan, scenario.world_size
+    product = f"tp {plan.tp} x cp {plan.cp} x pp {plan.pp} = {group}"
+    if group > world:
+        return Violation("plan", product, f"needs more ranks than the {world} GPUs of the cluster", f"at most {world}")
+    near = f"{world - world % group} or {world - world % group + group} GPUs"
+    right = f"a product of {_listed(_divisors(world))}; or {near}"
+    return Violation("plan", product, f"must divide the {world} GPUs of the cluster", right)
+
+
+def _batch(scenario: Scenario) -> Iterator[Violation]:
+    training, dp = scenario.training, resolved_dp(scenario)
+    per_step = training.micro_batch_size * dp
+    if training.global_batch_size % per_step:
+        below = training.global_batch_size // per_step * per_step
+        rule = f"must be a multiple of micro_batch_size {training.micro_batch_size} x dp {dp} = {per_step}"
+        near = [str(n) for n in (below, below + per_step) if n]
+        yield Violation("training.global_batch_size", training.global_batch_size, rule, f"such as {' or '.join(near)}")
+
+
+def _precision(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violation]:
+    precision = scenario.training.precision
+    peaks = hardware.gpu.peak_flops
+    if any(dtype not in peaks for dtype in _PRECISION_NEEDS[precision]):
+        able = [name for name, needs in _PRECISION_NEEDS.items() if all(dtype in peaks for dtype in needs)]
+        rule = f"{hardware.gpu.name} has no {' and no '.join(_PRECISION_NEEDS[precision])} arithmetic"
+        yield Violation("training.precision", precision, rule, f"one of {', '.join(able)}")
+
+
+def _plan(scenario: Scenario, schedules: Sequence[str] | None) -> Iterator[Violation]:
+    plan = scenario.plan
+    if sorted(plan.placement.split("-")) != sorted(DIMENSIONS):
+        rule = "must name each of tp, cp, ep, dp, pp once, joined by '-', fastest first"
+        yield Violation("plan.placement", plan.placement, rule, 'such as "tp-cp-ep-dp-pp"')
+    yield from _schedule(plan, schedules)
+    yield from _recompute(plan)
+    yield from _stages(plan, layer_count(scenario.model))
+
+
+def _schedule(plan: PlanSpec, schedules: Sequence[str] | None) -> Iterator[Violation]:
+    is_file = plan.schedule.endswith(".csv")
+    if schedules is not None and plan.schedule != "auto" and not is_file and plan.schedule not in schedules:
+        close = difflib.get_close_matches(plan.schedule, schedules, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        known = ", ".join(sorted(schedules))
+        yield Violation("plan.schedule", plan.schedule, "unknown schedule", f"{hint}known: {known}; or a .csv file")
+    if plan.virtual_stages > 1:
+        if plan.schedule in ONE_CHUNK_SCHEDULES:
+            rule = f"schedule {plan.schedule!r} has one model chunk per pipeline rank"
+            right = 'virtual_stages = 1, or schedule = "interleaved"'
+            yield Violation("plan.virtual_stages", plan.virtual_stages, rule, right)
+        elif plan.pp == 1:
+            rule = "virtual stages need a pipeline"
+            yield Violation("plan.virtual_stages", plan.virtual_stages, rule, "1, or plan.pp of at least 2")
+
+
+def _recompute(plan: PlanSpec) -> Iterator[Violation]:
+    if not isinstance(plan.recompute, RecomputeSpec):
+        return
+    for module in plan.recompute.modules:
+        if module not in RECOMPUTE_MODULES:
+            right = f"one of {', '.join(RECOMPUTE_MODULES)}"
+            yield Violation("plan.recompute.modules", module, "unknown module", right)
+
+
+def _stages(plan: PlanSpec, layers: int) -> Iterator[Violation]:
+    stages = model_stages(plan)
+    given, less = plan.layers_per_stage, plan.first_stage_less_layers + plan.last_stage_less_layers
+    if given is not None:
+        if len(given) != stages or sum(given) != layers:
+            rule = f"has {len(given)} stages with {sum(given)} layers in all"
+            right = f"{stages} numbers (pp x virtual_stages) that add up to {layers}"
+            yield Violation("plan.layers_per_stage", given, rule, right)
+        if less or plan.embedding_alone:
+            rule = "says how layers are split, and so do first/last_stage_less_layers and embedding_alone"
+            yield Violation("plan.layers_per_stage", given, rule, "give one of them")
+        return
+    if (less or plan.embedding_alone) and stages < (3 if plan.embedding_alone else 2):
+        yield Violation("plan.pp", plan.pp, "uneven first and last stages need a pipeline", "at least 2 (3) stages")
+        return
+    if plan.embedding_alone:
+        stages -= 2
+    if layers < stages:
+        rule = f"{stages} stages are more than the model's {layers} layers"
+        right = f"pp x virtual_stages at most {layers}, or layers_per_stage with zeros"
+        yield Violation("plan.pp", plan.pp, rule, right)
+    elif less:
+        yield from _shortened_ends(plan, layers, stages)
+
+
+def _shortened_ends(plan: PlanSpec, layers: int, stages: int) -> Iterator[Violation]:
+    first, last = plan.first_stage_less_layers, plan.last_stage_less_layers
+    if (layers + first + last) % stages:
+        need = -layers % stages
+        rule = f"{layers} + {first} + {last} layers must divide over {stages} stages"
+        right = f"first_stage_less_layers + last_stage_less_layers = {need}, or layers_per_stage"
+        yield Violation("plan.first_stage_less_layers", first, rule, right)
+    elif max(first, last) > (layers + first + last) // stages:
+        rule = f"a stage holds {(layers + first + last) // stages} layers"
+        yield Violation("plan.first_stage_less_layers", first, rule, "take fewer off the first and last stage")
+
+
+def _model(scenario: Scenario) -> Iterator[Violation]:
+    if isinstance(scenario.model, TransformerSpec):
+        yield from _tensor(scenario.model, scenario.plan)
+        yield from _sequence(scenario.model, scenario)
+        yield from _experts(scenario.model, scenario)
+    else:
+        yield from _simple(scenario.model, scenario.plan)
+
+
+def _tensor(model: TransformerSpec, plan: PlanSpec) -> Iterator[Violation]:
+    tp, kv = plan.tp, model.num_key_value_heads
+    yield from _divides("plan.tp", tp, model.num_attention_heads, "num_attention_heads")
+    if model.num_attention_heads % tp == 0 and kv % tp and tp % kv:
+        fitting = [d for d in _divisors(model.num_attention_heads) if kv % d == 0 or d % kv == 0]
+        rule = f"must divide num_key_value_heads ({kv}) or be a multiple of it (heads are then replicated)"
+        yield Violation("plan.tp", tp, rule, f"one of {_listed(fitting)}")
+    if model.moe is None or model.moe.first_k_dense_replace or model.moe.moe_layer_freq > 1:
+        yield from _divides("plan.tp", tp, model.intermediate_size, "intermediate_size")
+    if model.moe and model.moe.shared_expert_intermediate_size:
+        yield from _divides("plan.tp", tp, model.moe.shared_expert_intermediate_size, "the shared expert's width")
+
+
+def _sequence(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]:
+    plan, length = scenario.plan, scenario.training.sequence_length
+    if plan.cp_style == "ulysses" and model.num_attention_heads % plan.tp == 0:
+        heads = model.num_attention_heads // plan.tp
+        yield from _divides("plan.cp", plan.cp, heads, "the attention heads of one tensor-parallel rank for ulysses")
+    halves = 1 if plan.cp_style == "ulysses" or plan.cp == 1 else 2
+    if length % (halves * plan.cp):
+        fitting = [d for d in _divisors(length) if d == 1 or length % (halves * d) == 0]
+        rule = f"{f'{halves} x cp' if halves > 1 else 'cp'} must divide training.sequence_length ({length})"
+        yield Violation("plan.cp", plan.cp, rule, f"one of {_listed(fitting)}")
+    elif plan.sequence_parallel and (length // plan.cp) % plan.tp:
+        rule = f"sequence_parallel splits the {length // plan.cp} tokens of a context-parallel rank over tp"
+        fitting = _divisors(gcd(length // plan.cp, model.num_attention_heads))
+        right = f"plan.tp one of {_listed(fitting)}, or sequence_parallel = false"
+        yield Violation("plan.tp", plan.tp, rule, right)
+
+
+def _experts(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]:
+    plan, routing = scenario.plan, scenario.training.routing
+    if model.moe is None:
+        if plan.ep > 1:
+            yield Violation("plan.ep", plan.ep, "the model has no experts", "1")
+        if plan.etp and plan.etp > 1:
+            yield Violation("plan.etp", plan.etp, "the model has no experts", "leave it out")
+        if routing.kind != "balanced" or routing.capacity_factor:
+            yield Violation("training.routing", routing.kind, "the model has no experts", "leave it out")
+        return
+    yield from _divides("plan.ep", plan.ep, model.moe.num_experts, "num_experts")
+    etp, width = resolved_etp(plan), model.moe.moe_intermediate_size
+    yield from _divides("plan.etp", etp, width, "moe_intermediate_size")
+    yield from _routing(model.moe, scenario)
+
+
+def _routing(moe: MoeSpec, scenario: Scenario) -> Iterator[Violation]:
+    routing = scenario.training.routing
+    if routing.kind == "counts" and len(routing.counts) != moe.num_experts:
+        rule = f"needs one number per expert, {moe.num_experts}"
+        yield Violation("training.routing.counts", f"{len(routing.counts)} numbers", rule)
+    if routing.counts and min(routing.counts) < 0:
+        yield Violation("training.routing.counts", min(routing.counts), "must not be negative")
+    if routing.kind == "counts" and sum(routing.counts) <= 0:
+        yield Violation("training.routing.counts", sum(routing.counts), "must not all be zero")
+
+
+def _simple(model: MlpSpec | CnnSpec, plan: PlanSpec) -> Iterator[Violation]:
+    """An MLP or a convolutional net: only dp, tp and pp."""
+    for name in ("cp", "ep", "etp"):
+        value = getattr(plan, name)
+        if value and value > 1:
+            yield Violation(f"plan.{name}", value, f"does not apply to a model of kind {model.kind!r}", "1")
+    if isinstance(model, MlpSpec):
+        yield from _divides("plan.tp", plan.tp, model.width, "the width")
+        return
+    channels = 0
+    for layer in model.layers:
+        channels = gcd(channels, layer.out_channels or 0)
+    yield from _divides("plan.tp", plan.tp, channels or 1, "the output channels of every layer, whose common divisor")
