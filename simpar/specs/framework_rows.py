@@ -109,15 +109,18 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (
             Row((2021, 6),
                 {"zero_stage_default": 1, "gradient_dtype": "fp32", "overlap_grad_reduce": False, "overlap_param_gather": False,
-                 "dropout": 0.1, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("", "unfused"),),
+                 "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("", "unfused"),),
                  "microbatch_cpu_s": 2e-3, "wgrad_accumulation_fusion": False, "fragmentation": 1.08},
-                "BLOOM and MT-NLG papers; Megatron-DeepSpeed PipelineEngine (partitioned activations off); host time assumed"),
+                "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time and fragmentation assumed"),
         ),
     ),
     "zero-bubble": (
         "megatron-core",
-        (Row((2023, 12), {"dropout": 0.0, "zero_stage_default": 0, "recompute_default": "none", "overlap_p2p_zero_bubble": True},
-             "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM"),),
+        (Row((2023, 12),
+             {"dropout": 0.1, "zero_stage_default": 0, "recompute_default": "none", "overlap_p2p_zero_bubble": True,
+              "attention": (("", "unfused"),)},
+             "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv 2401.10241 Table 4 hold "
+             "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused"),),
     ),
     "aa-scaling": (
         "megatron-core",
@@ -128,6 +131,14 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 2.0, "loss": "unfused",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for the named kernels"),),
+    ),
+    "aa-scaling-fused-norm": (
+        "aa-scaling",
+        (Row((2023, 1), {"fused_norm": True}, "Hagemann et al. 2023, section 3: the RMSNorm kernel of FlashAttention"),),
+    ),
+    "aa-scaling-torch-softmax": (
+        "aa-scaling",
+        (Row((2023, 1), {"fused_softmax": False}, "Hagemann et al. 2023, section 3: torch attention without any kernel"),),
     ),
     "nanotron": (
         "",

@@ -1,0 +1,141 @@
+"""From what a run says about its software to a framework, its month, a precision and an attention kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simpar.specs.framework import NEWEST, Month, month_of
+
+Row = Mapping[str, Any]
+
+FRAMEWORK_PATTERNS: Final = (
+    (r"nanotron", "nanotron"),
+    (r"torchtitan", "torchtitan"),
+    (r"llm-?foundry|composer|mosaic", "llm-foundry"),
+    (r"zero[- ]?bubble", "zero-bubble"),
+    (r"bigscience|megatron-?deepspeed|gpt-neox", "megatron-deepspeed"),
+    (r"aa-scaling|aleph", "aa-scaling"),
+    (r"internevo|internlm-train", "internevo"),
+    (r"hai-?llm", "hai-llm"),
+    (r"swift.*deepspeed|transformers.*deepspeed", "deepspeed"),
+    (r"megatron-?bridge", "megatron-bridge"),
+    (r"nemo|nvidia release|\bngc\b", "nemo"),
+    (r"megatron|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
+    (r"meta internal", "llama3-internal"),
+    (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
+    (r"colossal", "colossal-ai"),
+    (r"deepspeed", "deepspeed"),
+    (r"fsdp2|lit-gpt|litgpt|torchtune|fms-fsdp", "torchtitan"),
+    (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "llm-foundry"),
+)
+"""First match in the framework's name wins; then in the source's name; then plain torch."""
+
+_VARIANTS: Final = (
+    ("aa-scaling", r"rms kernel", "aa-scaling-fused-norm"),
+    ("aa-scaling", r"kernel: torch\b", "aa-scaling-torch-softmax"),
+)
+"""Builds of one framework that a run's notes tell apart."""
+
+_MLPERF_ROUNDS: Final[dict[str, Month]] = {
+    "2.0": (2022, 6), "2.1": (2022, 11), "3.0": (2023, 6), "3.1": (2023, 11), "4.0": (2024, 6), "4.1": (2024, 11),
+    "5.0": (2025, 6), "5.1": (2025, 11), "6.0": (2026, 6),
+}  # fmt: skip
+"""Publication months of MLPerf Training rounds (mlcommons.org)."""
+
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+PRECISIONS: Final = (
+    (r"nvfp4|\bfp4", "nvfp4"),
+    (r"mxfp8|fp8[- ]?mx", "mxfp8"),
+    (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
+    (r"fp8|float8", "fp8"),
+    (r"fp16", "fp16"),
+    (r"bf16|bfloat16", "bf16"),
+    (r"tf32", "tf32"),
+    (r"fp32|float32", "fp32"),
+)
+
+ATTENTION_KERNELS: Final = (
+    (r"flash[ _-]?attention[ _-]?(3|v3)|\bfa3\b", "fa3"),
+    (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
+    (r"flash[ _-]?attention[ _-]?v?1|\bfa1\b", "fa1"),
+    (r"cudnn", "cudnn"),
+    (r"kernel: (torch|fused)\b", "unfused"),
+)
+
+
+def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
+    return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
+
+
+def framework_of(row: Row) -> tuple[str, list[str]]:
+    """The framework's name and what was assumed."""
+    stated = str(row.get("framework") or "")
+    name = _first(FRAMEWORK_PATTERNS, stated)
+    notes = []
+    if name is None and "mlperf" in str(row.get("source", "")).lower():
+        name = "nemo"
+        notes.append("MLPerf language models: NeMo")
+    name = name or _first(FRAMEWORK_PATTERNS, str(row.get("source") or ""))
+    if name is None:
+        return "plain", [f"framework {stated!r} unknown: plain torch"]
+    remark = str(row.get("notes") or "")
+    for base, pattern, variant in _VARIANTS:
+        if name == base and re.search(pattern, remark, re.IGNORECASE):
+            return variant, notes
+    return name, notes
+
+
+def month_of_row(row: Row, name: str) -> Month:
+    """The month whose behaviour the run shows, from the best evidence there is.
+
+    MLPerf rounds come first (their framework texts are often stale), then the version, the framework's text, what was
+    assumed, an unfused attention kernel (which dates a Megatron run before FlashAttention), the source's version, its arXiv
+    number, its title.
+    """
+    source = str(row.get("source") or "")
+    mlperf = re.search(r"mlperf training v?(\d\.\d)", source, re.IGNORECASE)
+    if mlperf and mlperf[1] in _MLPERF_ROUNDS:
+        return _MLPERF_ROUNDS[mlperf[1]]
+    assumed = " ".join(a for a in row.get("assumed") or () if re.search(r"megatron.* 20\d\d", a, re.I))
+    for text in (row.get("framework_version"), row.get("framework"), assumed):
+        if (month := _read(name, text)) != NEWEST:
+            return month
+    if row.get("flash_attention") is False and name in ("megatron-core", "nemo"):
+        return (2022, 4)
+    for text in (row.get("source_version"), _arxiv(source), source):
+        if (month := _read(name, text)) != NEWEST:
+            return month
+    return NEWEST
+
+
+def _read(name: str, text: object) -> Month:
+    """The month in `text`, "Feb 2022" included."""
+    words = str(text or "")
+    named = re.search(r"\b(" + "|".join(_MONTHS) + r")[a-z]*\.? (20[12]\d)\b", words, re.IGNORECASE)
+    if named:
+        return int(named[2]), _MONTHS.index(named[1].lower()) + 1
+    return month_of(name, words)
+
+
+def _arxiv(source: str) -> str:
+    number = re.search(r"arXiv[: ](\d\d)(\d\d)\.\d{4,5}", source, re.IGNORECASE)
+    return f"20{number[1]}-{number[2]}" if number else ""
+
+
+def precision_of(row: Row, month: Month) -> tuple[str, list[str]]:
+    """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022)."""
+    stated = str(row.get("precision") or "")
+    if found := _first(PRECISIONS, stated):
+        return found, []
+    default = "fp16" if month < (2022, 6) else "bf16"
+    return default, [f"precision not stated: {default}"]
+
+
+def attention_of(row: Row) -> str:
+    """The attention kernel: stated in the notes, unfused where flash attention was off, else the framework's."""
+    if stated := _first(ATTENTION_KERNELS, str(row.get("notes") or "")):
+        return stated
+    return "unfused" if row.get("flash_attention") is False else "auto"

@@ -1,0 +1,304 @@
+"""From a run's parallelism columns to a plan and a training table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simpar.specs.framework import FrameworkSpec, Month
+from simpar.validation.row_framework import attention_of
+from simpar.validation.row_machine import CannotExpress
+
+Row = Mapping[str, Any]
+
+SCHEDULE_PATTERNS: Final = (
+    (r"zb[- ]?v|zbv", "zb-v"),
+    (r"zb[- ]?2p|zb[- ]?h2", "zb-h2"),
+    (r"zb[- ]?1p|zb[- ]?h1|zero[- ]?bubble", "zb-h1"),
+    (r"dualpipe[- ]?v", "dualpipe-v"),
+    (r"dualpipe", "dualpipe"),
+    (r"interleaved.*(zb|zero)", "interleaved_zb"),
+    (r"breadth|bfs", "interleaved_bfs"),
+    (r"interleaved", "interleaved"),
+    (r"1f1b", "1f1b"),
+    (r"gpipe|afab|all.forward", "gpipe"),
+)
+"""First match in pp_schedule -> name of a schedule."""
+
+RECOMPUTE_MODULES: Final = (
+    (r"core.?att|core_attn|qk\^t|attention internals|minimal_flash", "core_attn"),
+    (r"moe_act|swiglu output|\bmoe.act", "moe_act"),
+    (r"layernorm|rmsnorm", "layernorm"),
+    (r"mla", "mla_up_proj"),
+    (r"shared", "shared_experts"),
+    (r"(?<![_.])\bmlp\b", "mlp"),
+    (r"\bmoe\b(?!_act)", "moe"),
+    (r"per-op|\bop\b|op-level", "op"),
+)
+"""Pattern in recompute_detail -> a module that is recomputed; several may match."""
+
+_CHUNKS: Final = {"zb-v": 2, "dualpipe-v": 2, "dualpipe": 1}
+"""Schedules whose number of model chunks per rank is fixed."""
+
+OPTIMIZERS: Final = (
+    (r"bf16 moments|precision-aware", "adamw-bf16-moments"),
+    (r"muon", "muon"),
+    (r"adafactor", "adafactor"),
+    (r"sgd", "sgd-momentum"),
+    (r"adamw", "adamw"),
+    (r"adam", "adam"),
+)
+
+CP_STYLES: Final = ((r"^a2a|ulysses", "ulysses"), (r"^all.?gather|^ag\b", "all_gather"), (r"ring|p2p", "ring"))
+
+# run_table_1.sh of Megatron-LM's examples (sc21): micro batch and layers per virtual stage by (layers, hidden, pp), which
+# Narayanan et al. 2021 Table 1 does not print.
+_SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
+    (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4, 1),
+    (60, 10240, 4): (2, 3), (80, 12288, 8): (2, 2), (96, 16384, 16): (1, 2), (105, 20480, 35): (1, 3),
+    (128, 25600, 64): (1, 1),
+}  # fmt: skip
+
+
+def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
+    return next((value for pattern, value in table if re.search(pattern, str(text or ""), re.IGNORECASE)), None)
+
+
+def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[str]]:
+    """The table of a PlanSpec and what was assumed.
+
+    Raises:
+        CannotExpress: the layout is not stated or contradicts the number of GPUs.
+    """
+    missing = [k for k in ("tp", "pp", "dp", "n_gpus") if not row.get(k)]
+    if missing:
+        raise CannotExpress(f"layout not stated: {', '.join(missing)}")
+    notes: list[str] = []
+    tp, pp, cp, dp = int(row["tp"]), int(row["pp"]), int(row.get("cp") or 1), int(row["dp"])
+    if tp * pp * cp * dp != int(row["n_gpus"]):
+        raise CannotExpress(f"tp*pp*cp*dp = {tp * pp * cp * dp} is not n_gpus = {row['n_gpus']}")
+    ep = int(row.get("ep") or 1)
+    plan: dict[str, Any] = {
+        "tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep,
+        "sequence_parallel": bool(row.get("sp", False)) and tp > 1,
+        "virtual_stages": _virtual_stages(row, framework, notes),
+        "recompute": recompute_of(row, framework, notes),
+        "overlap_tp": bool(row.get("overlap_tp")),
+        "overlap_ep": bool(row.get("overlap_ep")),
+        "ep_dispatcher": "deepep" if re.search("deepep|hybridep", str(row.get("moe_routing"))) else "alltoall",
+    }  # fmt: skip
+    if row.get("etp"):
+        plan["etp"] = int(row["etp"])
+    for key in ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p"):
+        if row.get(key) is not None:
+            plan[key] = bool(row[key])
+    if cp > 1:
+        plan["cp_style"] = _cp_style(row, framework)
+    plan |= _sharding(row, framework, dp * cp, notes)
+    plan |= _schedule(row, plan, framework)
+    plan |= layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
+    plan |= _offload(row, pp)
+    return plan, notes
+
+
+def _cp_style(row: Row, framework: FrameworkSpec) -> str:
+    # torch's context parallelism gathers keys and values by default, whatever a table calls it.
+    if framework.name == "torchtitan":
+        return "all_gather"
+    return _first(CP_STYLES, row.get("cp_type")) or "ring"
+
+
+def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int:
+    pp, layers = int(row["pp"]), int(row["layers"])
+    if row.get("vpp"):
+        return int(row["vpp"])
+    if pp == 1:
+        return 1
+    recipe = _SC21.get((layers, int(row["hidden"]), pp))
+    if recipe and framework.since < (2022, 5):
+        notes.append("virtual stages from Megatron-LM sc21/run_table_1.sh")
+        return recipe[1]
+    if "interleaved" in str(row.get("pp_schedule") or "") or "interleaved" in " ".join(row.get("assumed") or ()):
+        notes.append("virtual stages not stated: one layer per chunk")
+        return max(1, -(-layers // pp))
+    notes.append("virtual stages not stated: 1")
+    return 1
+
+
+def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[str, Any]:
+    if plan["pp"] == 1:
+        return {}
+    name = _first(SCHEDULE_PATTERNS, row.get("pp_schedule"))
+    if name is None:
+        name = "interleaved" if plan["virtual_stages"] > 1 else framework.schedule
+    if name == "1f1b" and plan["virtual_stages"] > 1:
+        name = "interleaved"
+    if name == "interleaved" and plan["virtual_stages"] == 1:
+        name = "1f1b"
+    chunks = _CHUNKS.get(name)
+    return {"schedule": name, "virtual_stages": chunks} if chunks else {"schedule": name}
+
+
+def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str]) -> dict[str, Any]:
+    stage = row.get("zero_stage")
+    fsdp = str(row.get("fsdp") or "")
+    if stage is None:
+        stage = 3 if fsdp else 1 if row.get("dist_opt") else framework.zero_stage_default
+        notes.append(f"optimizer sharding not stated: ZeRO stage {stage}")
+    table: dict[str, Any] = {"zero_stage": int(stage)}
+    if "not reshard" in fsdp or "shard_grad_op" in fsdp or fsdp == "":
+        table["reshard_after_forward"] = fsdp == "" and framework.reshard_after_forward
+    group = (row.get("extra") or {}).get("zero1_group")
+    replicas = row.get("hsdp_replicas")
+    if isinstance(replicas, int | float) and replicas > 1 and domain % int(replicas) == 0:
+        table["shard_size"] = domain // int(replicas)
+    elif isinstance(group, int) and domain % group == 0:
+        table["shard_size"] = group
+    return table
+
+
+def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | dict[str, Any]:
+    """The recomputation: none, full, or the modules named in words."""
+    word, detail = str(row.get("recompute") or ""), str(row.get("recompute_detail") or "")
+    if not word:
+        word = framework.recompute_default
+        notes.append(f"recomputation not stated: {word} (framework's default)")
+    if word.startswith(("none", "full")):
+        return word.split()[0]
+    if "every 2nd layer" in detail:
+        stages = int(row["pp"]) * int(row.get("vpp") or 1)
+        return {"granularity": "full", "method": "block", "num_layers": int(row["layers"]) // stages // 2}
+    modules = tuple(m for pattern, m in RECOMPUTE_MODULES if re.search(pattern, f"{word} {detail}", re.IGNORECASE))
+    if not modules:
+        modules = ("op",) if framework.name == "torchtitan" else ("core_attn",)
+    return {"granularity": "selective", "modules": modules}
+
+
+def layout_of(text: str, layers: int, stages: int) -> dict[str, Any]:
+    """Plan fields of a pp_layout: words about the first and last stage, or Megatron's layout language.
+
+    >>> layout_of("Et*2|(t*3|)*2tL", 9, 4)
+    {'layers_per_stage': (2, 3, 3, 1)}
+
+    Raises:
+        CannotExpress: a layout that does not hold all layers.
+    """
+    if not text:
+        return _more_stages_than_layers(layers, stages)
+    if re.fullmatch(r"[EtmL*()|,\d\s]+", text):
+        counts = parse_layout(text)
+        if sum(counts) != layers or len(counts) != stages:
+            raise CannotExpress(f"pp_layout {text!r} has {sum(counts)} layers in {len(counts)} stages, not {layers} in {stages}")
+        return {"layers_per_stage": counts}
+    if re.search(r"first.*last.*(fewer|removed)|removed from first|counted as layers", text):
+        if stages >= layers:
+            return _more_stages_than_layers(layers, stages)
+        if (layers + 2) % stages == 0:
+            return {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
+        if (layers + 1) % stages == 0:
+            return {"last_stage_less_layers": 1}
+        return {}
+    raise CannotExpress(f"pp_layout {text!r} is not understood")
+
+
+def _more_stages_than_layers(layers: int, stages: int) -> dict[str, Any]:
+    """Single-layer stages with the first and the last (embedding and head) left without, further ones empty at the end."""
+    empty = stages - layers
+    if empty <= 0:
+        return {}
+    first = 1 if empty >= 2 else 0
+    return {"layers_per_stage": (0,) * first + (1,) * layers + (0,) * (empty - first)}
+
+
+def parse_layout(text: str) -> tuple[int, ...]:
+    """Transformer layers per stage of Megatron's pipeline layout ("E" embedding, "t" layer, "m" MTP, "L" loss).
+
+    "|" ends a stage, "," is ignored, "x*3" repeats one symbol, "(...)*3" a group.
+    """
+    expanded = re.sub(r"\s|,", "", text)
+    group = re.compile(r"\(([^()]*)\)\*(\d+)")
+    while (found := group.search(expanded)) is not None:
+        expanded = expanded[: found.start()] + found[1] * int(found[2]) + expanded[found.end() :]
+    expanded = re.sub(r"([A-Za-z|])\*(\d+)", lambda m: m[1] * int(m[2]), expanded)
+    return tuple(stage.count("t") for stage in expanded.split("|"))
+
+
+def _offload(row: Row, pp: int) -> dict[str, Any]:
+    text = str(row.get("offload") or "none")
+    if layers := re.search(r"activation.* (\d+) layers", text):
+        return {"offload": {"activations": min(1.0, int(layers[1]) / max(1.0, int(row["layers"]) / pp))}}
+    if "optimizer" in text:
+        return {"offload": {"optimizer": True}}
+    return {}
+
+
+def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month) -> tuple[dict[str, Any], list[str]]:
+    """The table of a TrainingSpec and what was assumed.
+
+    Raises:
+        CannotExpress: no global batch, or one that does not divide.
+    """
+    if not row.get("global_batch"):
+        raise CannotExpress("global batch not stated")
+    notes: list[str] = []
+    batch, dp = int(row["global_batch"]), int(row["dp"])
+    micro = _micro_batch(row, framework, batch // dp if dp else batch, month, notes)
+    if batch % (micro * dp):
+        raise CannotExpress(f"global batch {batch} is not a multiple of micro batch {micro} x dp {dp}")
+    task = str(row.get("task") or "pretrain")
+    table: dict[str, Any] = {
+        "sequence_length": int(row["seq_len"]),
+        "global_batch_size": batch,
+        "micro_batch_size": micro,
+        "precision": precision,
+        "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
+        "dropout": framework.dropout,
+        "attention_kernel": attention_of(row),
+        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
+        "routing": _routing(str(row.get("moe_routing") or "")),
+    }
+    if row.get("compile") is not None:
+        table["compile"] = bool(row["compile"])
+    if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
+        table["gradient_dtype"] = dtype[0]
+    if task.startswith("lora"):
+        rank = re.search(r"rank (\d+)", f"{task} {row.get('notes') or ''}")
+        table |= {"trainable": "lora", "lora_rank": int(rank[1]) if rank else 16}
+    return table, notes
+
+
+def _micro_batch(row: Row, framework: FrameworkSpec, local: int, month: Month, notes: list[str]) -> int:
+    if row.get("micro_batch"):
+        return int(row["micro_batch"])
+    if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
+        return max(1, local // int(row["grad_accum"]))
+    recipe = _SC21.get((int(row["layers"]), int(row["hidden"]), int(row["pp"])))
+    if recipe and month < (2022, 5):
+        notes.append("micro batch from Megatron-LM sc21/run_table_1.sh")
+        return recipe[0]
+    if framework.name == "torchtitan" and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
+        # torchtitan of 2024 splits the local batch into as many micro-batches as there are pipeline ranks.
+        notes.append("micro batch not stated: local batch / pp (torchtitan's default)")
+        return local // int(row["pp"])
+    notes.append("micro batch not stated: 1")
+    return 1
+
+
+def _graphs(text: str) -> bool:
+    """Whether the attention and feed-forward of a layer run from CUDA graphs."""
+    implementation = text.split("/")[0]
+    return implementation != "none" and re.search(r"on|full|attn|mlp", text.replace("moe_", "")) is not None and (
+        "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
+    )
+
+
+def _routing(text: str) -> dict[str, Any]:
+    capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
+    table: dict[str, Any] = {"kind": "balanced"}
+    if "natural" in text:
+        # Assumed: popularity of experts of a trained router, a mild Zipf law.
+        table = {"kind": "zipf", "alpha": 0.3}
+    if capacity or "token drop" in text or "token-drop" in text:
+        table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
+    return table

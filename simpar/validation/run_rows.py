@@ -1,0 +1,222 @@
+"""One measured training run, as a row of runs.jsonl, to a scenario and what was measured; or the reason why not.
+
+The columns are described where the data lives. Everything that is not printed by the source is filled by rules in tables
+(row_machine, row_framework, row_model, row_plan), never by the identity of a row, and named in `assumptions`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from simpar.errors import InputError
+from simpar.specs.framework import framework as framework_named
+from simpar.specs.scenario import Scenario
+from simpar.validation.row_framework import framework_of, month_of_row, precision_of
+from simpar.validation.row_machine import CannotExpress, machine_of
+from simpar.validation.row_model import model_of
+from simpar.validation.row_plan import plan_of, training_of
+
+Row = Mapping[str, Any]
+MemoryKind = Literal["allocated", "reserved", "device", "band"]
+"""What a memory figure counts: the allocator's live bytes, its reserved bytes, all the process holds, or one of the first two."""
+
+GROUP_KEYS: Final = (
+    "source", "gpu", "arch", "confidence", "framework", "model_name", "n_gpus", "tp", "pp", "vpp", "cp", "ep", "dp",
+    "zero_stage", "micro_batch", "global_batch", "seq_len", "precision", "recompute", "pp_schedule", "task",
+)  # fmt: skip
+"""The row's own keys that identify a measurement in reports."""
+
+_MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
+    (r"nvidia-smi", "device"),
+    (r"band|allocated or reserved|kind not stated|^not stated", "band"),
+    (r"^\s*max reserved|max reserved", "reserved"),
+    (r"allocated", "allocated"),
+)
+"""First match in mem_kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run measured.
+
+    Attributes:
+        step_time_s: seconds per step.
+        step_time_from: how it follows from what is printed.
+        peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
+        bubble_fraction: idle share of the pipeline.
+        out_of_memory: whether the run is labelled as out of memory (None: not labelled).
+    """
+
+    step_time_s: float | None = None
+    step_time_from: str = ""
+    peak_memory_bytes: float | None = None
+    memory_kind: MemoryKind = "band"
+    bubble_fraction: float | None = None
+    out_of_memory: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A row read: its scenario or the reason there is none.
+
+    Attributes:
+        id: the row's, or file:line.
+        group: the row's own identifying keys.
+        measured: what the row measured.
+        scenario: None when it cannot be expressed.
+        skipped: the reason, "" when there is a scenario.
+        excluded: the data's own reason to leave the row out, "" when there is none.
+        assumptions: everything filled in by rules.
+        row: the row as read.
+    """
+
+    id: str
+    group: dict[str, Any]
+    measured: Measured
+    scenario: Scenario | None
+    skipped: str
+    excluded: str
+    assumptions: tuple[str, ...]
+    row: dict[str, Any]
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, row) of the JSON-lines file at `path`.
+
+    Raises:
+        InputError: unreadable, or a line that is not a JSON object; with its number.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise InputError(f"{path}:{number}: not JSON: {error}") from None
+                if not isinstance(row, dict):
+                    raise InputError(f"{path}:{number}: a JSON object is needed, one run per line")
+                yield number, row
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give the runs file with --data") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def read_runs(path: Path) -> Iterator[Run]:
+    """Every row of the file as a run."""
+    for number, row in read_rows(path):
+        yield run_of(row, f"{path.name}:{number}")
+
+
+def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
+    """`row` as a run; never raises for what a row may hold."""
+    name = str(row.get("id") or fallback_id)
+    group = {key: row[key] for key in GROUP_KEYS if row.get(key) is not None}
+    scenario, skipped, notes = None, "", ()
+    try:
+        scenario, notes = scenario_of(row, name)
+    except CannotExpress as reason:
+        skipped = str(reason)
+    except InputError as error:
+        skipped = f"not a valid scenario: {str(error).splitlines()[0]}"
+    except (KeyError, TypeError, ValueError) as error:
+        skipped = f"a column is missing or has an unexpected value: {error}"
+    measured = measured_of(row)
+    if not skipped and measured == Measured():
+        skipped = "nothing measured"
+    return Run(name, group, measured, scenario, skipped, str(row.get("exclude") or ""), tuple(notes), row)
+
+
+def scenario_of(row: Row, name: str = "run") -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario of `row` and what was assumed.
+
+    Raises:
+        CannotExpress: outside what simpar models, or too little is stated; the message says which.
+        InputError: the scenario breaks a rule.
+    """
+    task = str(row.get("task") or "pretrain")
+    if "microbenchmark" in task:
+        raise CannotExpress("a layer microbenchmark, not a training step")
+    key, notes = framework_of(row)
+    month = month_of_row(row, key)
+    version = f"{month[0]}-{month[1]:02d}" if month[0] < 9000 else None
+    semantics = framework_named(key, version)
+    precision, more = precision_of(row, month)
+    notes += more
+    machine = machine_of(row)
+    megatron = semantics.wgrad_accumulation_fusion or "megatron" in key or key in ("nemo", "zero-bubble")
+    multiple = 128 * int(row.get("tp") or 1) if megatron else int(row.get("tp") or 1)
+    model, model_notes = model_of(row, vocab_multiple=multiple)
+    plan, plan_notes = plan_of(row, semantics)
+    training, training_notes = training_of(row, semantics, precision, month)
+    table = {
+        "name": name,
+        "model": model,
+        "framework": key,
+        "framework_version": version,
+        "cluster": machine.cluster,
+        "plan": plan,
+        "training": training,
+    }
+    notes += [*machine.notes, *model_notes, *plan_notes, *training_notes]
+    return checked(table), tuple(notes)
+
+
+def checked(table: dict[str, Any]) -> Scenario:
+    """`table` as a checked scenario.
+
+    Raises:
+        InputError: all violations together.
+    """
+    from simpar.specs.scenario import make_scenario
+
+    return make_scenario(table)
+
+
+def measured_of(row: Row) -> Measured:
+    """What `row` measured, in SI units."""
+    seconds, derivation = _step_time(row)
+    memory = row.get("mem_gib")
+    kind = str(row.get("mem_kind") or "not stated")
+    bubble = row.get("bubble_fraction")
+    oom = row.get("oom")
+    return Measured(
+        seconds,
+        derivation,
+        memory * 2.0**30 if memory else None,
+        next((k for pattern, k in _MEMORY_KINDS if re.search(pattern, kind, re.IGNORECASE)), "band"),
+        float(bubble) if bubble is not None else None,
+        bool(oom) if oom is not None else None,
+    )
+
+
+def _step_time(row: Row) -> tuple[float | None, str]:
+    """Seconds per step, from the best that is stated."""
+    for key in ("step_time_s_best", "step_time_s", "step_time_s_derived"):
+        if row.get(key):
+            return float(row[key]), key
+    try:
+        tokens = float(row["global_batch"]) * float(row["seq_len"])
+        gpus = float(row["n_gpus"])
+    except (KeyError, TypeError, ValueError):
+        return None, ""
+    for key in ("tokens_per_s_per_gpu_best", "tokens_per_s_per_gpu", "tokens_per_s_per_gpu_from_flops"):
+        if row.get(key):
+            return tokens / (gpus * float(row[key])), key
+    if row.get("tokens_per_s"):
+        return tokens / float(row["tokens_per_s"]), "tokens_per_s"
+    if row.get("samples_per_s"):
+        return float(row["global_batch"]) / float(row["samples_per_s"]), "samples_per_s"
+    flops = str(row.get("tflops_def") or "")
+    if row.get("tflops_per_gpu") and row.get("gflops_per_token_causal") and "model" in flops.lower():
+        # Which attention count a source used is rarely stated; causal is what recent papers use.
+        rate = float(row["tflops_per_gpu"]) * 1e3 / float(row["gflops_per_token_causal"])
+        return tokens / (gpus * rate), "tflops_per_gpu / gflops_per_token_causal"
+    return None, ""
