@@ -21,6 +21,8 @@ from simpar.schedules.naive import NAIVE
 from simpar.schedules.one_f_one_b import ONE_F_ONE_B
 from simpar.schedules.order import PREREQUISITES, Chain, OrderArrays, Replay, Rows
 from simpar.schedules.schedule import Schedule
+from simpar.schedules.v_half import V_HALF
+from simpar.schedules.v_min import V_MIN
 from simpar.schedules.zb_h1 import ZB_H1
 from simpar.schedules.zb_h2 import ZB_H2
 from simpar.schedules.zb_v import ZB_V
@@ -38,6 +40,8 @@ SCHEDULES: Final[Registry[ScheduleFamily]] = Registry(
         "zb-h1": ZB_H1,
         "zb-h2": ZB_H2,
         "zb-v": ZB_V,
+        "v-half": V_HALF,
+        "v-min": V_MIN,
         "dualpipe": DUALPIPE,
         "dualpipe-v": DUALPIPE_V,
     },
