@@ -100,6 +100,8 @@ class Program:
         memory: what ops do to memory.
         transfers: op -> what it moves, where contention matters.
         rank_count: ranks that each role stands for.
+        labels: texts of ops that the arrays do not describe.
+        pairs: overlapped op -> (stage, microbatch) of its backward; the arrays describe its forward.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Program:
     transfers: dict[int, Transfer] = field(default_factory=dict)
     rank_count: tuple[int, ...] = ()
     labels: dict[int, str] = field(default_factory=dict)
+    pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def num_ops(self) -> int:
@@ -169,29 +172,38 @@ class Program:
         return np.concatenate([[0], np.cumsum(counts)]), target[order]
 
     @cached_property
+    def role_streams(self) -> dict[int, tuple[int, ...]]:
+        """Indices of the streams of each role."""
+        found: dict[int, list[int]] = {}
+        for index, stream in enumerate(self.streams):
+            found.setdefault(stream.role, []).append(index)
+        return {role: tuple(indices) for role, indices in found.items()}
+
+    @cached_property
     def topological_levels(self) -> tuple[IntArray, ...]:
-        """Ops grouped so that every predecessor of a level lies in an earlier one.
+        """Ops grouped so that every predecessor of a level lies in an earlier one; ascending within a level.
 
         Raises:
             DeadlockError: the program has a cycle; the error names it.
         """
-        indegree = np.diff(self.predecessors[0]).copy()
-        ptr, ops = self.successors
-        level = np.flatnonzero(indegree == 0)
-        levels, seen = [], 0
-        while len(level):
-            levels.append(level)
-            seen += len(level)
-            counts = ptr[level + 1] - ptr[level]
-            total = int(counts.sum())
-            offsets = np.repeat(ptr[level] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-            reached = ops[offsets + np.arange(total)]
-            np.subtract.at(indegree, reached, 1)
-            reached = np.unique(reached)
-            level = reached[indegree[reached] == 0]
-        if seen != self.num_ops:
-            raise DeadlockError(self._cycle(indegree))
-        return tuple(levels)
+        degrees = np.diff(self.predecessors[0])
+        waiting = degrees.tolist()
+        ptr, ops = self.successors[0].tolist(), self.successors[1].tolist()
+        # Plain lists: programs are often thousands of levels deep and a few ops wide, where numpy calls per level cost more.
+        order = np.flatnonzero(degrees == 0).tolist()
+        level = [0] * self.num_ops
+        for op in order:
+            below = level[op] + 1
+            for successor in ops[ptr[op] : ptr[op + 1]]:
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    level[successor] = below
+                    order.append(successor)
+        if len(order) != self.num_ops:
+            raise DeadlockError(self._cycle(np.array(waiting, dtype=np.int64)))
+        levels = np.array(level, dtype=np.int64)
+        sizes = np.bincount(levels)
+        return tuple(np.split(np.argsort(levels, kind="stable"), np.cumsum(sizes)[:-1])) if len(sizes) else ()
 
     def check(self) -> None:
         """Find a deadlock before anything runs.
@@ -227,6 +239,11 @@ class ProgramBuilder:
         self.memory: list[MemoryEffect] = []
         self.transfers: dict[int, Transfer] = {}
         self.labels: dict[int, str] = {}
+        self.pairs: dict[int, tuple[int, int]] = {}
+
+    def alias(self, key: object, target: object) -> None:
+        """`key` is another name of the op under `target`."""
+        self._index[key] = self._index[target]
 
     def add(
         self,
@@ -288,6 +305,7 @@ class ProgramBuilder:
             transfers=self.transfers,
             rank_count=rank_count,
             labels=self.labels,
+            pairs=self.pairs,
         )
 
 

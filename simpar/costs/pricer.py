@@ -1,0 +1,306 @@
+"""Seconds for a layout's symbolic prices: kernels, collectives and launches put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from simpar.costs.block_price import BlockPrice, price_list, price_pair, worst
+from simpar.costs.collectives import CollectiveModel
+from simpar.costs.kernels import KernelModel
+from simpar.costs.price import ZERO, Price, Provenance
+from simpar.errors import InternalError
+from simpar.parallel.keys import (
+    Compute, Gather, Key, Offload, OptimizerStep, Overlapped, Reduce, Send, TiedReduce,
+)  # fmt: skip
+from simpar.parallel.layout import Layout
+from simpar.parallel.pipeline import boundary_bytes
+from simpar.parallel.split import LocalBlock
+from simpar.parallel.work import (
+    AttentionWork, Collective, ExpertExchange, Gemm, GroupedGemm, HostCopy, LocalOp, MemoryWork, OptimizerWork,
+)  # fmt: skip
+from simpar.topology.placement import GroupPlacement
+
+LAUNCH = "launch"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPrice:
+    """A symbolic price made concrete.
+
+    Attributes:
+        seconds: duration.
+        terms: by category, summing to `seconds`.
+        spread: (category, up, down) seconds of the 80 % interval.
+        interference: how much compute of the same rank slows while this runs (communication only).
+        communication_s: busy seconds by dimension inside compute ops.
+        provenance: worst among its parts.
+    """
+
+    seconds: float
+    terms: tuple[tuple[str, float], ...]
+    spread: tuple[tuple[str, float, float], ...]
+    interference: float
+    communication_s: tuple[tuple[str, float], ...]
+    provenance: Provenance
+
+
+class LayoutPricer:
+    """Prices the keys of programs lowered from `layout`."""
+
+    def __init__(self, layout: Layout, kernels: KernelModel, collectives: CollectiveModel) -> None:
+        self.layout, self.kernels, self.collectives = layout, kernels, collectives
+        self._ops: dict[object, Price] = {}
+        self._blocks: dict[tuple[int, str], BlockPrice] = {}
+        self._keys: dict[Key, KeyPrice] = {}
+
+    def price(self, key: Key) -> KeyPrice:
+        """The price of one key."""
+        found = self._keys.get(key)
+        if found is None:
+            found = self._keys[key] = self._price(key)
+        return found
+
+    def _price(self, key: Key) -> KeyPrice:
+        if isinstance(key, Compute):
+            return self._compute(key)
+        if isinstance(key, Overlapped):
+            return self._overlapped(key)
+        if isinstance(key, OptimizerStep):
+            return self._optimizer(key)
+        if isinstance(key, Send):
+            return self._send(key)
+        if isinstance(key, Gather | Reduce):
+            return self._state(key)
+        if isinstance(key, TiedReduce):
+            amount = self.layout.tied_extra * self.layout.state_bytes.reduce
+            return self._communication("pp", self.collectives.time("all_reduce", amount, self._pair), self._pair, amount, "all_reduce")
+        if isinstance(key, Offload):
+            raise InternalError("offload keys are priced by their blocks")
+        raise InternalError(f"no price for {key!r}")
+
+    # -- compute ---------------------------------------------------------------------------------------------------
+
+    def op_price(self, op: LocalOp) -> Price:
+        """Price of one local op."""
+        work = op.work
+        found = self._ops.get(work)
+        if found is None:
+            found = self._ops[work] = self._work(work)
+        return found
+
+    def _work(self, work: object) -> Price:
+        kernels = self.kernels
+        if isinstance(work, Gemm):
+            return kernels.gemm(work.m, work.n, work.k, dtype=work.dtype, direction=work.direction,
+                                accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+        if isinstance(work, GroupedGemm):
+            return kernels.grouped_gemm(work.groups, work.tokens, work.n, work.k, dtype=work.dtype,
+                                        direction=work.direction, accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+        if isinstance(work, AttentionWork):
+            return kernels.attention(
+                work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim,
+                v_head_dim=work.v_head_dim, causal=work.causal, direction="backward" if work.backward else "forward",
+                kernel=work.kernel, window=work.window,
+            )  # fmt: skip
+        if isinstance(work, MemoryWork):
+            return kernels.memory_bound(work.kernel, work.bytes_moved, implementation=work.implementation,
+                                        launches=work.launches)  # fmt: skip
+        if isinstance(work, OptimizerWork):
+            return kernels.adam(work.parameters, bytes_per_parameter=work.bytes_per_parameter,
+                                implementation=work.implementation)  # fmt: skip
+        if isinstance(work, Collective):
+            return self._collective(work)
+        if isinstance(work, ExpertExchange):
+            return self._exchange(work)
+        if isinstance(work, HostCopy):
+            link = self.layout.hardware.node.host_device_bandwidth or self.layout.hardware.node.pcie_bandwidth
+            seconds = work.bytes / link.value
+            return Price(seconds, seconds, seconds * 1.3, Provenance.PUBLISHED)
+        raise InternalError(f"no price for {work!r}")
+
+    def _collective(self, work: Collective) -> Price:
+        placement = self._hop(work.dimension) if work.name == "send_recv" else self.layout.placement(work.dimension)
+        once = self.collectives.time(work.name, work.bytes, placement)
+        if work.repeat == 1:
+            return once
+        n = work.repeat
+        return Price(once.seconds * n, once.low * n, once.high * n, once.provenance)
+
+    def _exchange(self, work: ExpertExchange) -> Price:
+        placement = self.layout.placement("ep")
+        call = self.collectives.expert_combine if work.combine else self.collectives.expert_dispatch
+        return call(work.tokens, work.hidden, work.topk, self.layout.options.moe.num_experts if self.layout.options.moe else 1,
+                    placement, dtype_bytes=work.element_bytes, dispatcher=work.dispatcher,
+                    nodes_limit=work.node_limit or None)  # fmt: skip
+
+    def block(self, block: LocalBlock, phase: str) -> BlockPrice:
+        """Price of one block in one phase."""
+        key = (id(block), phase)
+        if key not in self._blocks:
+            lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
+            self._blocks[key] = price_list(lists[phase], self.op_price, backward=phase != "F")
+        return self._blocks[key]
+
+    def _launch_seconds(self, kernels: int, phase: str) -> float:
+        """Host time to launch a block's kernels; the device waits where this is the longer one."""
+        spec, training = self.layout.framework, self.layout.training
+        if training.cuda_graphs:
+            return 0.0
+        if self.layout.compiled:
+            return kernels * spec.compiled_launch_s
+        each = spec.launch_s if phase == "F" else spec.backward_launch_s
+        return kernels * each + spec.layer_cpu_s
+
+    def _compute(self, key: Compute) -> KeyPrice:
+        blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
+        return self._sum([(self.block(b, key.phase), key.phase) for b in blocks])
+
+    def _overlapped(self, key: Overlapped) -> KeyPrice:
+        forward = self.layout.stage_blocks[key.forward_stage]
+        backward = self.layout.stage_blocks[key.backward_stage][::-1]
+        common = min(len(forward), len(backward))
+        pairs = [
+            (price_pair(f.forward, b.backward, self.op_price), "F") for f, b in zip(forward, backward, strict=False)
+        ]
+        rest = [(self.block(b, "F"), "F") for b in forward[common:]]
+        rest += [(self.block(b, "B"), "B") for b in backward[common:]]
+        return self._sum([*pairs, *rest])
+
+    def _sum(self, prices: Sequence[tuple[BlockPrice, str]]) -> KeyPrice:
+        terms: dict[str, float] = {}
+        up: dict[str, float] = {}
+        down: dict[str, float] = {}
+        busy: dict[str, float] = {}
+        total, device, host = 0.0, 0.0, 0.0
+        for price, phase in prices:
+            device += price.seconds
+            host += self._launch_seconds(price.kernels, phase)
+            for name, seconds in price.terms:
+                terms[name] = terms.get(name, 0.0) + seconds
+            for name, more, less in price.spread:
+                up[name] = up.get(name, 0.0) + more
+                down[name] = down.get(name, 0.0) + less
+            for name, seconds in price.communication_s:
+                busy[name] = busy.get(name, 0.0) + seconds
+        # The host runs ahead of the device within a stage's pass; whoever is slower over it sets the time.
+        total = max(device, host)
+        if total > device:
+            terms[LAUNCH] = total - device
+            up[LAUNCH], down[LAUNCH] = 0.3 * terms[LAUNCH], 0.3 * terms[LAUNCH]
+        return KeyPrice(
+            total, tuple(terms.items()), tuple((n, up.get(n, 0.0), down.get(n, 0.0)) for n in terms), 0.0,
+            tuple(busy.items()), worst([p.provenance for p, _ in prices]),
+        )  # fmt: skip
+
+    # -- communication ---------------------------------------------------------------------------------------------
+
+    def _communication(self, dimension: str, price: Price, placement: GroupPlacement, amount: float, name: str) -> KeyPrice:
+        interference = self._interference(name, amount, placement)
+        up, down = price.high - price.seconds, price.seconds - price.low
+        return KeyPrice(price.seconds, ((dimension, price.seconds),), ((dimension, up, down),), interference, (), price.provenance)
+
+    def _interference(self, name: str, amount: float, placement: GroupPlacement) -> float:
+        """SMs that the collective holds over those it leaves: a grid sized for all SMs needs that much longer."""
+        if placement.size == 1 or amount <= 0:
+            return 0.0
+        sms = self.collectives.choice(name, amount, placement).sms
+        total = self.layout.hardware.gpu.sm_count.value
+        return sms / (total - sms) if 0 < sms < total else 0.0
+
+    @cached_property
+    def _pair(self) -> GroupPlacement:
+        return self._hop("pp")
+
+    def _hop(self, dimension: str) -> GroupPlacement:
+        layout = self.layout
+        name = {"dp": "dp_cp"}.get(dimension, dimension)
+        if layout.placement(dimension).size == 1:
+            return layout.placement(dimension)
+        return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
+
+    def _send(self, key: Send) -> KeyPrice:
+        layout = self.layout
+        stage = layout.stages[max(key.from_stage, key.to_stage)]
+        whole = layout.network.boundary_bytes[stage.first]
+        amount = boundary_bytes(whole, layout.plan)
+        price = self.collectives.time("send_recv", amount, self._pair)
+        if layout.framework.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1:
+            # Each tensor rank sends its slice; the receivers gather it over the scale-up links (Narayanan et al. 2021).
+            price = self.collectives.time("send_recv", amount / layout.plan.tp, self._pair)
+            again = self.collectives.time("all_gather", amount, layout.placement("tp"))
+            price = Price(price.seconds + again.seconds, price.low + again.low, price.high + again.high, price.provenance)
+        return self._communication("pp", price, self._pair, amount, "send_recv")
+
+    def _state(self, key: Gather | Reduce) -> KeyPrice:
+        """Gather or reduction of dense and expert weights, one after the other on the data-parallel stream."""
+        dense, experts = self.layout.block_parameters(key.stage, key.first, key.last)
+        parts = [p for p in (self._state_part(key, dense, expert=False), self._state_part(key, experts, expert=True)) if p]
+        if not parts:
+            return KeyPrice(0.0, (), (), 0.0, (), Provenance.MEASURED)
+        seconds = sum(p.seconds for p in parts)
+        up = sum(u for p in parts for _, u, _ in p.spread)
+        down = sum(d for p in parts for _, _, d in p.spread)
+        interference = max(p.interference for p in parts)
+        return KeyPrice(seconds, (("dp", seconds),), (("dp", up, down),), interference, (), worst([p.provenance for p in parts]))
+
+    def _state_part(self, key: Gather | Reduce, parameters: float, *, expert: bool) -> KeyPrice | None:
+        layout, state = self.layout, self.layout.state_bytes
+        if parameters <= 0:
+            return None
+        prefix = "expert_" if expert else ""
+        hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
+        group = f"{prefix}shard" if hybrid else ("edp" if expert else "dp")
+        placement = layout.placement(group)
+        if isinstance(key, Gather):
+            amount = parameters * state.gather
+            return self._communication("dp", self._timed("all_gather", amount, placement), placement, amount, "all_gather")
+        amount = parameters * state.reduce
+        if layout.plan.zero_stage == 0:
+            return self._communication("dp", self._timed("all_reduce", amount, placement), placement, amount, "all_reduce")
+        first = self._communication(
+            "dp", self._timed("reduce_scatter", amount, placement), placement, amount, "reduce_scatter"
+        )
+        if not hybrid:
+            return first
+        replica = layout.placement(f"{prefix}replica")
+        part = amount / max(placement.size, 1)
+        second = self._timed("all_reduce", part, replica)
+        price = Price(first.seconds + second.seconds, first.seconds + second.low, first.seconds + second.high, second.provenance)
+        return self._communication("dp", price, placement, amount, "reduce_scatter")
+
+    def _timed(self, name: str, amount: float, placement: GroupPlacement) -> Price:
+        return ZERO if placement.size == 1 else self.collectives.time(name, amount, placement)
+
+    def _optimizer(self, key: OptimizerStep) -> KeyPrice:
+        """Update of the shard a rank owns, plus the gradient-norm all-reduces and the host's work."""
+        layout, spec = self.layout, self.layout.framework
+        dense = experts = 0.0
+        for stage in self._stages_of(key.rank):
+            more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]))
+            dense, experts = dense + more_dense, experts + more_experts
+        sharded = layout.plan.zero_stage >= 1
+        own = dense / (layout.shard_ranks if sharded else 1) + experts / (layout.expert_shard_ranks if sharded else 1)
+        price = self.kernels.adam(own, bytes_per_parameter=spec.optimizer_traffic_bytes, implementation=spec.optimizer_kernel)
+        norm = self._timed("all_reduce", 4.0, layout.placement("world")) if layout.mesh.world_size > 1 else ZERO
+        seconds = price.seconds + norm.seconds + spec.optimizer_cpu_s
+        up, down = price.high - price.seconds, price.seconds - price.low
+        return KeyPrice(seconds, (("optimizer", seconds),), (("optimizer", up, down),), 0.0, (), price.provenance)
+
+    def _stages_of(self, rank: int) -> list[int]:
+        return self.stages_of_rank[rank]
+
+    @cached_property
+    def stages_of_rank(self) -> dict[int, list[int]]:
+        """Model stages held by each pipeline rank, as the schedule places them (set by the caller for V placements)."""
+        p = self.layout.plan.pp
+        return {r: [s for s in range(self.layout.num_stages) if s % p == r] for r in range(p)}
+
+    def bind(self, stage_to_rank: Sequence[int], model_stage: Sequence[int]) -> LayoutPricer:
+        """Tell which rank holds which model stage; returns itself."""
+        held: dict[int, list[int]] = {r: [] for r in range(self.layout.plan.pp)}
+        for stage, rank in enumerate(stage_to_rank):
+            held[rank].append(model_stage[stage])
+        self.__dict__["stages_of_rank"] = held
+        return self

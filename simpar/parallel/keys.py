@@ -1,0 +1,75 @@
+"""Symbolic prices of a program: what a candidate's layout turns into seconds. Two candidates of one shape share the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PhaseLetter = Literal["F", "B", "I", "W"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Blocks [first, last) of (model) stage `stage` in one phase."""
+
+    phase: PhaseLetter
+    stage: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overlapped:
+    """A forward of one stage interleaved with a backward of another (DualPipe, 1F1B with expert overlap)."""
+
+    forward_stage: int
+    backward_stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The activation (or its gradient) from stage to stage, rank to rank."""
+
+    from_stage: int
+    to_stage: int
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Parameters of blocks [first, last) of a stage gathered from their shards."""
+
+    stage: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Gradients of blocks [first, last) of a stage reduced over the data-parallel ranks."""
+
+    stage: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class TiedReduce:
+    """Gradient of a tied embedding summed over first and last stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """The update of everything a pipeline rank holds, gradient norm included."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Activations of a stage to (or from) the host."""
+
+    stage: int
+
+
+Key = Compute | Overlapped | Send | Gather | Reduce | TiedReduce | OptimizerStep | Offload

@@ -1,0 +1,340 @@
+"""A layout: everything about one scenario that both the program's shape and its prices need, derived once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from simpar.errors import InternalError
+from simpar.parallel.data import StateBytes
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.pipeline import StageLayers, split_layers
+from simpar.parallel.recompute import Recompute
+from simpar.parallel.split import LocalBlock, SplitOptions, split_block
+from simpar.specs.framework import FrameworkSpec, framework
+from simpar.specs.hardware import HardwareProfile
+from simpar.specs.model import TransformerSpec
+from simpar.specs.plan import PlanSpec, RecomputeSpec
+from simpar.specs.scenario import Scenario
+from simpar.specs.training import TrainingSpec
+from simpar.topology.mesh import Mesh
+from simpar.topology.placement import GroupPlacement
+from simpar.workload.network import Network, padded_vocabulary, simple_network, transformer_network
+from simpar.workload.ops import Block
+from simpar.workload.style import BlockStyle
+
+_FP8 = frozenset({"fp8", "fp8-block", "mxfp8", "nvfp4"})
+
+
+def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> BlockStyle:
+    training, plan = scenario.training, scenario.plan
+    compiled = spec.compile if training.compile is None else training.compile
+    loss = spec.loss if training.cross_entropy == "auto" else training.cross_entropy
+    return BlockStyle(
+        fused_activation=spec.fused_activation or compiled,
+        fused_residual=spec.fused_residual or compiled,
+        fused_norm=spec.fused_norm or compiled,
+        fused_rope=spec.fused_rope or compiled,
+        flash_attention=kernel != "unfused",
+        dropout=training.dropout,
+        linear_input_bytes=1.0 if training.precision in _FP8 and not spec.saves_gathered_input else 2.0,
+        loss=loss,
+        loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
+        logits_fp32_copies=spec.logits_fp32_copies,
+        saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
+    )
+
+
+def _recompute(plan: PlanSpec) -> tuple[Recompute, RecomputeSpec]:
+    spec = plan.recompute if isinstance(plan.recompute, RecomputeSpec) else RecomputeSpec(granularity=plan.recompute)
+    if spec.granularity == "full":
+        return Recompute(full=True), spec
+    if spec.granularity == "selective":
+        return Recompute(modules=frozenset(spec.modules or ("core_attn",))), spec
+    return Recompute(), spec
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One scenario laid out.
+
+    Attributes:
+        scenario: what the user wrote.
+        hardware, framework: resolved.
+        mesh: ranks and groups.
+        num_stages: virtual stages of one copy of the model.
+        replicas: copies of the model in the pipeline (2: DualPipe).
+    """
+
+    scenario: Scenario
+    hardware: HardwareProfile
+    framework: FrameworkSpec
+    mesh: Mesh
+    num_stages: int
+    replicas: int = 1
+    load_factor: float = 1.0
+
+    @classmethod
+    def of(cls, scenario: Scenario, num_stages: int, replicas: int = 1, load_factor: float = 1.0) -> Layout:
+        """The layout of a checked scenario cut into `num_stages` virtual stages."""
+        mesh = Mesh.of(scenario.plan, scenario.world_size)
+        spec = framework(scenario.framework, scenario.framework_version)
+        return cls(scenario, scenario.hardware, spec, mesh, num_stages, replicas, load_factor)
+
+    @property
+    def plan(self) -> PlanSpec:
+        """The scenario's plan."""
+        return self.scenario.plan
+
+    @property
+    def training(self) -> TrainingSpec:
+        """The scenario's training step."""
+        return self.scenario.training
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """Micro-batches per step and data-parallel rank."""
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.mesh.dp)
+
+    @cached_property
+    def attention_kernel(self) -> str:
+        """The attention kernel in force."""
+        if self.training.attention_kernel != "auto":
+            return self.training.attention_kernel
+        return self.framework.attention_kernel(self.hardware.gpu.architecture)
+
+    @cached_property
+    def compiled(self) -> bool:
+        """Whether graphs are compiled."""
+        return self.framework.compile if self.training.compile is None else self.training.compile
+
+    @cached_property
+    def style(self) -> BlockStyle:
+        """Framework semantics of the work."""
+        return _training_style(self.scenario, self.framework, kernel=self.attention_kernel)
+
+    @cached_property
+    def degrees(self) -> Degrees:
+        """Block-level degrees."""
+        plan = self.plan
+        sequence_parallel = plan.sequence_parallel and plan.tp > 1 and isinstance(self.scenario.model, TransformerSpec)
+        return Degrees(
+            tp=plan.tp, sequence_parallel=sequence_parallel, cp=plan.cp, cp_style=plan.cp_style, ep=plan.ep,
+            etp=self.mesh.expert_tp, overlap_tp=plan.overlap_tp, overlap_ep=plan.overlap_ep,
+            async_tp=self.framework.tp_backward_overlap, dispatcher=plan.ep_dispatcher,
+        )  # fmt: skip
+
+    @cached_property
+    def network(self) -> Network:
+        """The model as blocks of one micro-batch."""
+        model, training = self.scenario.model, self.training
+        if isinstance(model, TransformerSpec):
+            multiple = 128 * self.plan.tp if self.framework.name.startswith(("megatron", "nemo", "zero")) else self.plan.tp
+            vocab = padded_vocabulary(model.vocab_size, multiple)
+            return transformer_network(model, training.micro_batch_size, training.sequence_length, self.style, vocab)
+        element = 4.0 if training.precision in ("fp32", "tf32") else 2.0
+        return simple_network(model, training.micro_batch_size, element, self.plan.tp)
+
+    @cached_property
+    def options(self) -> SplitOptions:
+        """How blocks are split, with the plan's recomputation."""
+        model, training = self.scenario.model, self.training
+        recompute, _ = _recompute(self.plan)
+        moe = model.moe if isinstance(model, TransformerSpec) else None
+        capacity = training.routing.capacity_factor
+        load = capacity if capacity is not None else self.load_factor
+        implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
+        return SplitOptions(
+            degrees=self.degrees, style=self.style, recompute=recompute, dtype=training.precision,
+            attention_kernel=self.attention_kernel, memory_implementation=implementation,
+            accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
+            load_factor=load,
+            dispatch_bytes=1.0 if training.precision in _FP8 and self.plan.ep_dispatcher == "deepep" else 2.0,
+            window=model.sliding_window if isinstance(model, TransformerSpec) else None,
+        )  # fmt: skip
+
+    @cached_property
+    def stages(self) -> tuple[StageLayers, ...]:
+        """Layers of each virtual stage."""
+        return split_layers(len(self.network.layers), self.num_stages, self.plan)
+
+    @cached_property
+    def stage_blocks(self) -> tuple[tuple[LocalBlock, ...], ...]:
+        """Blocks of each virtual stage on one rank, in order."""
+        return tuple(tuple(self._blocks_of(stage)) for stage in self.stages)
+
+    def _blocks_of(self, stage: StageLayers) -> list[LocalBlock]:
+        network, plain = self.network, self._plain
+        _, spec = _recompute(self.plan)
+        blocks: list[LocalBlock] = []
+        if stage.embedding and network.embedding is not None:
+            blocks.append(self._split(network.embedding, plain))
+        limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
+        for offset in range(stage.count):
+            options = self.options if offset < limit else plain
+            blocks.append(self._split(network.layers[stage.first + offset], options))
+        if stage.head:
+            for block in network.mtp:
+                blocks.append(self._split(block, self.options))
+                if network.head is not None:
+                    blocks.append(self._split(network.head, plain))
+            if network.head is not None:
+                blocks.append(self._split(network.head, plain))
+        return blocks
+
+    @cached_property
+    def _plain(self) -> SplitOptions:
+        """Options without recomputation: embedding, head, layers past the block method's limit."""
+        from dataclasses import replace
+
+        return replace(self.options, recompute=Recompute())
+
+    @cached_property
+    def _split_cache(self) -> dict[tuple[int, int], LocalBlock]:
+        return {}
+
+    def _split(self, block: Block, options: SplitOptions) -> LocalBlock:
+        key = (id(block), id(options))
+        if key not in self._split_cache:
+            self._split_cache[key] = split_block(block, options)
+        return self._split_cache[key]
+
+    # -- states ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def gradient_dtype(self) -> str:
+        """Accumulation dtype of gradients."""
+        return self.training.gradient_dtype or self.framework.gradient_dtype
+
+    @cached_property
+    def state_bytes(self) -> StateBytes:
+        """Bytes per parameter of each state."""
+        spec, training = self.framework, self.training
+        gradient = 4.0 if self.gradient_dtype == "fp32" else 2.0
+        reduce_dtype = spec.gradient_reduce_dtype or self.gradient_dtype
+        if training.gradient_dtype is not None:
+            reduce_dtype = training.gradient_dtype
+        full = training.precision in ("fp32", "tf32")
+        parameter = 4.0 if full else spec.parameter_bytes
+        master = 0.0 if full else 4.0
+        moments = {"none": 0.0, "sgd": 0.0, "sgd-momentum": 4.0, "adafactor": 0.5, "adamw-bf16-moments": 4.0, "muon": 4.0}.get(
+            training.optimizer, 8.0
+        )
+        if training.optimizer == "none":
+            master = 0.0
+        gather = 4.0 if full else (1.0 if training.precision in _FP8 and self.plan.zero_stage == 3 else 2.0)
+        if self.plan.zero_stage == 3 and not full:
+            # Fully sharded: the fp32 shard is the parameter; the compute copy exists only while gathered.
+            parameter, reduce_dtype = 0.0, spec.fsdp_reduce_dtype
+            gradient = 4.0 if reduce_dtype == "fp32" else 2.0
+        return StateBytes(parameter, gradient + spec.gradient_copy_bytes, master, moments,
+                          4.0 if reduce_dtype == "fp32" or full else 2.0, gather)  # fmt: skip
+
+    @cached_property
+    def shard_ranks(self) -> int:
+        """Ranks over which dense states are sharded."""
+        return self.plan.shard_size or self.mesh.dp * self.mesh.cp
+
+    @cached_property
+    def expert_shard_ranks(self) -> int:
+        """Ranks over which expert states are sharded."""
+        replicas = (self.mesh.dp * self.mesh.cp) // self.shard_ranks
+        return max(self.mesh.edp // replicas, 1)
+
+    def block_parameters(self, stage: int, first: int, last: int) -> tuple[float, float]:
+        """(dense, expert) weights of blocks [first, last) of a stage on one rank."""
+        blocks = self.stage_blocks[stage][first:last]
+        return sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks)
+
+    @cached_property
+    def tied_extra(self) -> float:
+        """Weights on the last stage that are a copy of the embedding (pp > 1), or counted twice on one stage."""
+        head = self.network.head
+        if not self.network.tied or head is None:
+            return 0.0
+        return head.size["v"] * head.size["d"] / self.plan.tp
+
+    @cached_property
+    def overlap_grad_reduce(self) -> bool:
+        """Gradient reduction runs beside the backward."""
+        chosen = self.plan.overlap_grad_reduce
+        return self.framework.overlap_grad_reduce if chosen is None else chosen
+
+    @cached_property
+    def overlap_param_gather(self) -> bool:
+        """Parameter gathering runs beside the forward."""
+        chosen = self.plan.overlap_param_gather
+        return self.framework.overlap_param_gather if chosen is None else chosen
+
+    @cached_property
+    def data_ranks(self) -> int:
+        """Ranks that hold the same dense weights."""
+        return self.mesh.dp * self.mesh.cp
+
+    def buckets(self, stage: int, *, bucketed: bool) -> tuple[tuple[int, int], ...]:
+        """Blocks of a stage as gradient buckets [first, last), last block first (the order of the backward)."""
+        blocks = self.stage_blocks[stage]
+        if not blocks:
+            return ()
+        size = self.framework.bucket_elements(self.data_ranks) if bucketed else float("inf")
+        found, last, held = [], len(blocks), 0.0
+        for first in range(len(blocks) - 1, -1, -1):
+            held += blocks[first].dense_parameters + blocks[first].expert_parameters
+            if held >= size or first == 0:
+                found.append((first, last))
+                last, held = first, 0.0
+        return tuple(found)
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _placements(self) -> dict[str, GroupPlacement]:
+        return {}
+
+    def placement(self, dimension: str) -> GroupPlacement:
+        """Where a representative group of `dimension` sits ("dp" means dp x cp for dense states)."""
+        if dimension not in self._placements:
+            name = {"dp": "dp_cp", "embedding": "pp"}.get(dimension, dimension)
+            sized = dimension in ("shard", "replica", "expert_shard", "expert_replica")
+            shard = self.shard_ranks if sized else None
+            nodes = self.scenario.cluster.num_nodes
+            self._placements[dimension] = self.mesh.placement(name, self.hardware, nodes, shard)
+        return self._placements[dimension]
+
+    @cached_property
+    def model_flops(self) -> float:
+        """FLOPs of one step, forward and backward, no recomputation, causal attention halved."""
+        micro = self.num_microbatches * self.mesh.dp
+        total = sum(b.model_flops for blocks in self.stage_blocks for b in blocks)
+        return 3.0 * total * micro
+
+    @cached_property
+    def attention_model_flops(self) -> float:
+        """The attention part of `model_flops` (causal); the non-causal convention counts it twice."""
+        micro = self.num_microbatches * self.mesh.dp
+        return 3.0 * sum(b.attention_flops for blocks in self.stage_blocks for b in blocks) * micro
+
+    def check_conservation(self) -> None:
+        """The shards add up to the whole: weights over ranks equal the network's, to rounding of replicated heads."""
+        held = sum(b.dense_parameters * self.plan.tp for blocks in self.stage_blocks for b in blocks)
+        if held <= 0 and self.network.parameters > 0:
+            raise InternalError("a layout holds no weights")
+
+
+def recomputed_flops(layout: Layout) -> float:
+    """FLOPs per step that recomputation repeats (causal attention halved)."""
+    from simpar.parallel.recompute import repeated
+    from simpar.workload.ops import op_flops
+
+    recompute, spec = _recompute(layout.plan)
+    micro = layout.num_microbatches * layout.mesh.dp
+    total = 0.0
+    for stage in layout.stages:
+        limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
+        for block in layout.network.layers[stage.first : stage.first + min(limit, stage.count)]:
+            again = set(repeated(recompute, block))
+            total += sum(op_flops(op, block.size) for op in block.ops if op.name in again)
+    return total * micro
+
+
+__all__ = ["Layout", "recomputed_flops"]

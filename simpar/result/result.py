@@ -1,0 +1,229 @@
+"""What a simulated step means: throughput, MFU, waits, memory, whether it fits, how sure that is. Pure functions of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from simpar.engine.timeline import Timeline
+from simpar.parallel.layout import Layout
+from simpar.program.program import Program
+from simpar.result.accounting import Accounting
+from simpar.result.memory import CATEGORIES, RankMemory
+
+MFU_DEFINITION = "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward, over the bf16 peak"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An 80 % interval and the categories that widen it most."""
+
+    low: float
+    high: float
+    dominated_by: tuple[tuple[str, float], ...] = ()
+    """(category, half-width in the metric's unit), widest first."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One simulated step.
+
+    Attributes:
+        layout, program, timeline: what ran and when.
+        accounting: seconds per role by cause.
+        memory: per pipeline rank.
+        breakdown: mean seconds over roles by category of everything on the compute stream.
+        bubble_fraction: idle share of the pipeline phase.
+        step_interval: of step_time_s.
+        provenance: category -> how its prices are known.
+        hidden_communication_s: busy seconds by dimension, mean over roles.
+    """
+
+    layout: Layout
+    program: Program
+    timeline: Timeline
+    accounting: Accounting
+    memory: tuple[RankMemory, ...]
+    breakdown: dict[str, float]
+    bubble_fraction: float
+    step_interval: Interval
+    provenance: dict[str, str]
+    communication_s: dict[str, float]
+    schedule_name: str
+    hardware_flops: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds per step."""
+        return self.accounting.makespan
+
+    @property
+    def world_size(self) -> int:
+        """GPUs."""
+        return self.layout.mesh.world_size
+
+    @cached_property
+    def tokens_per_step(self) -> int:
+        """Tokens (samples, for models without a sequence) per step."""
+        training = self.layout.training
+        return training.global_batch_size * training.sequence_length
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Whole job."""
+        return self.tokens_per_step / self.step_time_s if self.step_time_s else 0.0
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Per GPU."""
+        return self.tokens_per_s / self.world_size
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Dense peak that MFU divides by: the training dtype's bf16-class peak."""
+        dtype = self.layout.training.precision
+        return self.layout.hardware.peak_flops_per_s(dtype if dtype in ("fp16", "fp32", "tf32") else "bf16")
+
+    @property
+    def model_flops_per_s_per_gpu(self) -> float:
+        """Model FLOPs (causal attention) per second and GPU."""
+        return self.layout.model_flops / self.step_time_s / self.world_size if self.step_time_s else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """Fraction, see MFU_DEFINITION."""
+        return self.model_flops_per_s_per_gpu / self.peak_flops_per_s
+
+    @property
+    def mfu_non_causal(self) -> float:
+        """MFU counting the whole score matrix, as PaLM and Megatron's formula do."""
+        flops = self.layout.model_flops + self.layout.attention_model_flops
+        return flops / self.step_time_s / self.world_size / self.peak_flops_per_s if self.step_time_s else 0.0
+
+    @property
+    def hfu(self) -> float:
+        """Like mfu, with recomputed FLOPs counted."""
+        return self.hardware_flops / self.step_time_s / self.world_size / self.peak_flops_per_s if self.step_time_s else 0.0
+
+    @property
+    def exposed_communication_s(self) -> dict[str, float]:
+        """Seconds of the step, mean over ranks, in which compute waits for a collective of each dimension."""
+        found = {d: self.breakdown.get(d, 0.0) for d in ("tp", "cp", "ep")}
+        found["pp"] = self.breakdown.get("pp", 0.0)
+        found["dp"] = self.breakdown.get("dp", 0.0)
+        return found
+
+    @property
+    def worst_rank(self) -> RankMemory:
+        """The pipeline rank that uses the most device memory."""
+        return max(self.memory, key=lambda m: m.device_bytes)
+
+    @property
+    def device_memory_bytes(self) -> float:
+        """Memory of one GPU."""
+        return self.layout.hardware.gpu.memory.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's reserved memory, context and NCCL fit the device."""
+        return self.worst_rank.device_bytes <= self.device_memory_bytes
+
+    def waterfall(self) -> list[tuple[str, float]]:
+        """Step time from the ideal (model FLOPs at peak) to the predicted, in seconds; the entries add up to the step."""
+        ideal = self.layout.model_flops / self.world_size / self.peak_flops_per_s
+        b = self.breakdown
+        kernels = b.get("matmul", 0.0) + b.get("attention", 0.0) + b.get("expert_matmul", 0.0)
+        steps = [("ideal: model FLOPs at peak", ideal), ("matmul and attention below peak", kernels - ideal)]
+        names = {
+            "memory_bound": "memory-bound kernels", "recompute": "recomputation", "launch": "launch gaps", "tp": "tensor parallel, exposed",
+            "cp": "context parallel, exposed", "ep": "expert parallel, exposed", "pp": "pipeline sends, exposed",
+            "bubble": "pipeline bubble and imbalance", "dp": "data parallel, exposed", "optimizer": "optimizer",
+            "interference": "compute slowed by collectives",
+        }  # fmt: skip
+        steps += [(text, b[key]) for key, text in names.items() if abs(b.get(key, 0.0)) > 1e-9]
+        return steps
+
+    def to_json(self) -> dict[str, Any]:
+        """The public JSON object; names carry SI units."""
+        plan, mesh = self.layout.plan, self.layout.mesh
+        interval = self.step_interval
+        scale = self.tokens_per_s_per_gpu * self.step_time_s
+        return {
+            "name": self.layout.scenario.name,
+            "step_time_s": self.step_time_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "model_flops_per_s_per_gpu": self.model_flops_per_s_per_gpu,
+            "mfu": self.mfu,
+            "mfu_non_causal": self.mfu_non_causal,
+            "mfu_definition": MFU_DEFINITION,
+            "hfu": self.hfu,
+            "bubble_fraction": self.bubble_fraction,
+            "exposed_communication_s": self.exposed_communication_s,
+            "communication_s": self.communication_s,
+            "waterfall_s": dict(self.waterfall()),
+            "peak_memory_bytes": {
+                "allocated": self.worst_rank.allocated_bytes,
+                "reserved": self.worst_rank.reserved_bytes,
+                "device": self.worst_rank.device_bytes,
+                "per_pipeline_rank": [
+                    {
+                        "rank": m.rank, "allocated": m.allocated_bytes, "reserved": m.reserved_bytes, "device": m.device_bytes,
+                        "peak_time_s": m.peak_time_s, "by_category": {**m.at_peak, **dict(m.outside)},
+                    }
+                    for m in self.memory
+                ],
+            },
+            "device_memory_bytes": self.device_memory_bytes,
+            "fits": self.fits,
+            "world_size": self.world_size,
+            "layout": {
+                "tp": plan.tp, "cp": plan.cp, "pp": plan.pp, "virtual_stages": plan.virtual_stages, "ep": plan.ep,
+                "etp": mesh.expert_tp, "dp": mesh.dp, "zero_stage": plan.zero_stage, "shard_size": plan.shard_size,
+                "micro_batch_size": self.layout.training.micro_batch_size, "num_microbatches": self.layout.num_microbatches,
+                "schedule": self.schedule_name, "sequence_parallel": self.layout.degrees.sequence_parallel,
+                "recompute": plan.recompute if isinstance(plan.recompute, str) else plan.recompute.model_dump(),
+                "layers_per_stage": [s.count for s in self.layout.stages],
+            },
+            "framework": {"name": self.layout.framework.name, "since": list(self.layout.framework.since)},
+            "hardware": self.layout.hardware.name,
+            "provenance": self.provenance,
+            "uncertainty": {
+                "step_time_s": {"low": interval.low, "high": interval.high, "dominated_by": dict(interval.dominated_by)},
+                "tokens_per_s_per_gpu": {
+                    "low": scale / interval.high if interval.high else 0.0, "high": scale / interval.low if interval.low else 0.0,
+                },
+                "mfu": {"low": self.mfu * self.step_time_s / interval.high if interval.high else 0.0,
+                        "high": self.mfu * self.step_time_s / interval.low if interval.low else 0.0},
+            },
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def mean_breakdown(terms: np.ndarray, names: list[str], program: Program, accounting: Accounting, seconds: np.ndarray,
+                   lengths: np.ndarray) -> dict[str, float]:  # fmt: skip
+    """Mean seconds over roles by category: compute-op ledgers, then waits.
+
+    Args:
+        terms: float array [prices, names]; each compute price's ledger.
+        seconds: float array [ops], priced; lengths: float array [ops], as they ran (interference stretches them).
+    """
+    roles = max(len(accounting.busy), 1)
+    compute = np.isin(program.kind, [0, 1, 2, 3, 8, 11, 12])
+    counts = np.bincount(program.price[compute], minlength=len(program.price_keys))
+    totals = counts @ terms / roles
+    found = {n: float(v) for n, v in zip(names, totals, strict=True) if v}
+    stretch = float((lengths[compute] - seconds[compute]).sum()) / roles
+    if abs(stretch) > 1e-12:
+        found["interference"] = stretch
+    found["bubble"] = float(accounting.bubble.mean())
+    found["pp"] = found.get("pp", 0.0) + float(accounting.pp.mean())
+    found["dp"] = found.get("dp", 0.0) + float(accounting.dp.mean())
+    return found
+
+
+__all__ = ["CATEGORIES", "MFU_DEFINITION", "Interval", "Result", "mean_breakdown"]

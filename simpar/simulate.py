@@ -1,0 +1,185 @@
+"""The main path: a scenario becomes a layout, a schedule, a program, prices, a timeline, a result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from simpar.costs.collectives import CollectiveModel
+from simpar.costs.kernels import KernelModel
+from simpar.costs.pricer import KeyPrice, LayoutPricer
+from simpar.engine import discrete_event
+from simpar.engine.longest_path import longest_path, longest_path_batch
+from simpar.engine.timeline import Timeline
+from simpar.errors import InputError, Violation
+from simpar.parallel.layout import Layout
+from simpar.program.lower import Detail, lower
+from simpar.program.program import FloatArray, PriceTable, Program
+from simpar.result.accounting import account, bubble_fraction
+from simpar.result.memory import memory_over_time
+from simpar.result.result import Interval, Result, mean_breakdown
+from simpar.schedules import SCHEDULES, Schedule, build_schedule
+from simpar.schedules.csv import read_csv
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.scenario import Scenario
+
+Engine = Literal["discrete_event", "longest_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A program with its prices, ready for an engine."""
+
+    layout: Layout
+    schedule: Schedule
+    program: Program
+    prices: tuple[KeyPrice, ...]
+    table: PriceTable
+    held: dict[int, list[int]]
+    model_stage: tuple[int, ...]
+
+
+def schedule_of(scenario: Scenario, num_microbatches: int) -> Schedule:
+    """The pipeline schedule of a scenario.
+
+    Raises:
+        InputError: the schedule does not exist or cannot have this shape.
+    """
+    plan = scenario.plan
+    name = plan.schedule
+    if name.endswith(".csv"):
+        path = Path(scenario.file).parent / name if scenario.file else Path(name)
+        return read_csv(path if path.is_file() else Path(name))
+    if name == "auto":
+        name = "1f1b" if plan.virtual_stages == 1 else "interleaved"
+    family = SCHEDULES[name]
+    options = {"microbatch_group_size": plan.microbatch_group_size} if plan.microbatch_group_size else {}
+    virtual = plan.virtual_stages if family.virtual_stages is None else None
+    found = family.requirements(plan.pp, num_microbatches, virtual, **options)
+    if found:
+        raise InputError([Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found])
+    return build_schedule(name, plan.pp, num_microbatches, virtual, **options)
+
+
+@lru_cache(maxsize=32)
+def _models(hardware: str) -> tuple[KernelModel, CollectiveModel]:
+    profile = load_hardware(hardware)
+    return KernelModel(profile), CollectiveModel(profile)
+
+
+def cost_models(scenario: Scenario, profile: HardwareProfile) -> tuple[KernelModel, CollectiveModel]:
+    """Kernel and collective models of the scenario's machine; shared between scenarios of one profile."""
+    kernels, collectives = _models(scenario.cluster.hardware)
+    if profile is not load_hardware(scenario.cluster.hardware):
+        return kernels, CollectiveModel(profile)
+    return kernels, collectives
+
+
+def prepare(scenario: Scenario, *, detail: Detail = "layer", load_factor: float = 1.0) -> Priced:
+    """Everything but the run: layout, schedule, program, prices."""
+    probe = Layout.of(scenario, 1, load_factor=load_factor)
+    schedule = schedule_of(scenario, probe.num_microbatches)
+    layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor)
+    model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
+    program = lower(layout, schedule, detail)
+    kernels, collectives = cost_models(scenario, layout.hardware)
+    pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
+    prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
+    table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
+    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, model_stage)
+
+
+def run(priced: Priced, engine: Engine = "discrete_event", *, interference: bool = True) -> Timeline:
+    """Replay the program."""
+    if engine == "longest_path":
+        return longest_path(priced.program, priced.table)
+    return discrete_event.run(priced.program, priced.table, interference=interference)
+
+
+def simulate(
+    scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event", load_factor: float = 1.0
+) -> Result:
+    """Predict one training step of a checked scenario.
+
+    Raises:
+        InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
+    """
+    priced = prepare(scenario, detail=detail, load_factor=load_factor)
+    return interpret(priced, run(priced, engine))
+
+
+def interpret(priced: Priced, timeline: Timeline) -> Result:
+    """What a timeline means."""
+    layout, program = priced.layout, priced.program
+    names = sorted({name for price in priced.prices for name, _ in price.terms})
+    column = {name: i for i, name in enumerate(names)}
+    terms = np.zeros((len(priced.prices), len(names)))
+    for row, price in enumerate(priced.prices):
+        for name, seconds in price.terms:
+            terms[row, column[name]] += seconds
+    accounting = account(program, timeline)
+    seconds = priced.table.seconds[program.price]
+    held = np.array(priced.model_stage, dtype=np.int64)
+    return Result(
+        layout=layout, program=program, timeline=timeline, accounting=accounting,
+        memory=memory_over_time(layout, program, timeline, priced.held, held),
+        breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
+        bubble_fraction=bubble_fraction(program, timeline),
+        step_interval=_interval(priced, timeline.makespan, names),
+        provenance=_provenance(priced), communication_s=_communication(priced),
+        schedule_name=priced.schedule.name, hardware_flops=_hardware_flops(layout),
+    )  # fmt: skip
+
+
+def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
+    """Push each category to both ends of its interval, replay, and add the changes in quadrature."""
+    base = priced.table.seconds
+    variants: list[FloatArray] = [base]
+    for name in names:
+        for sign in (1, -1):
+            moved = base.copy()
+            for row, price in enumerate(priced.prices):
+                for category, up, down in price.spread:
+                    if category == name:
+                        moved[row] += up if sign > 0 else -down
+            variants.append(np.maximum(moved, 0.0))
+    spans = longest_path_batch(priced.program, np.array(variants))
+    up = spans[1::2] - spans[0]
+    down = spans[0] - spans[2::2]
+    high = makespan + float(np.sqrt((np.maximum(up, 0) ** 2).sum()))
+    low = makespan - float(np.sqrt((np.maximum(down, 0) ** 2).sum()))
+    widths = sorted(((n, float(max(u, d))) for n, u, d in zip(names, up, down, strict=True)), key=lambda x: -x[1])
+    return Interval(low, high, tuple(w for w in widths[:5] if w[1] > 0))
+
+
+def _provenance(priced: Priced) -> dict[str, str]:
+    """Category -> the worst provenance among the prices that contribute to it."""
+    from simpar.costs.block_price import worst
+
+    found: dict[str, list[object]] = {}
+    for price in priced.prices:
+        for name, _ in price.terms:
+            found.setdefault(name, []).append(price.provenance)
+    return {name: str(worst(kinds).value) for name, kinds in sorted(found.items())}  # type: ignore[arg-type]
+
+
+def _communication(priced: Priced) -> dict[str, float]:
+    """Busy seconds by dimension, hidden or exposed, mean over pipeline ranks."""
+    counts = np.bincount(priced.program.price, minlength=len(priced.prices))
+    found: dict[str, float] = {}
+    for count, price in zip(counts, priced.prices, strict=True):
+        pairs = price.communication_s or tuple(t for t in price.terms if t[0] in ("dp", "pp"))
+        for name, seconds in pairs:
+            found[name] = found.get(name, 0.0) + float(count) * seconds / max(len(priced.held), 1)
+    return found
+
+
+def _hardware_flops(layout: Layout) -> float:
+    """Model FLOPs plus what recomputation repeats (matmuls and attention of the repeated ops)."""
+    from simpar.parallel.layout import recomputed_flops
+
+    return layout.model_flops + recomputed_flops(layout)
