@@ -167,13 +167,19 @@ def _not_dividing(scenario: Scenario, group: int) -> Violation:
 
 
 def _batch(scenario: Scenario) -> Iterator[Violation]:
-    training, dp = scenario.training, resolved_dp(scenario)
+    training, dp = scenario.training, _sound_dp(scenario)
     per_step = training.micro_batch_size * dp
     if training.global_batch_size % per_step:
         below = training.global_batch_size // per_step * per_step
         rule = f"must be a multiple of micro_batch_size {training.micro_batch_size} x dp {dp} = {per_step}"
         near = [str(n) for n in (below, below + per_step) if n]
         yield Violation("training.global_batch_size", training.global_batch_size, rule, f"such as {' or '.join(near)}")
+
+
+def _sound_dp(scenario: Scenario) -> int:
+    """The data-parallel degree to hold the batch against: the cluster's where the plan's contradicts it."""
+    group = scenario.plan.tp * scenario.plan.cp * scenario.plan.pp
+    return resolved_dp(scenario) if scenario.world_size % group else scenario.world_size // group
 
 
 def _precision(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violation]:
@@ -268,16 +274,30 @@ def _model(scenario: Scenario) -> Iterator[Violation]:
 
 
 def _tensor(model: TransformerSpec, plan: PlanSpec) -> Iterator[Violation]:
+    """Every width that tensor parallelism splits; the vocabulary is padded and no rule."""
     tp, kv = plan.tp, model.num_key_value_heads
-    yield from _divides("plan.tp", tp, model.num_attention_heads, "num_attention_heads")
+    right = f"one of {_listed(_fitting_tp(model))}"
+    for what, width in _tensor_widths(model):
+        if width % tp:
+            yield Violation("plan.tp", tp, f"must divide {what} ({width})", right)
     if model.num_attention_heads % tp == 0 and kv % tp and tp % kv:
-        fitting = [d for d in _divisors(model.num_attention_heads) if kv % d == 0 or d % kv == 0]
         rule = f"must divide num_key_value_heads ({kv}) or be a multiple of it (heads are then replicated)"
-        yield Violation("plan.tp", tp, rule, f"one of {_listed(fitting)}")
+        yield Violation("plan.tp", tp, rule, right)
+
+
+def _tensor_widths(model: TransformerSpec) -> Iterator[tuple[str, int]]:
+    yield "num_attention_heads", model.num_attention_heads
     if model.moe is None or model.moe.first_k_dense_replace or model.moe.moe_layer_freq > 1:
-        yield from _divides("plan.tp", tp, model.intermediate_size, "intermediate_size")
+        yield "intermediate_size", model.intermediate_size
     if model.moe and model.moe.shared_expert_intermediate_size:
-        yield from _divides("plan.tp", tp, model.moe.shared_expert_intermediate_size, "the shared expert's width")
+        yield "the shared expert's width", model.moe.shared_expert_intermediate_size
+
+
+def _fitting_tp(model: TransformerSpec) -> list[int]:
+    """Tensor-parallel degrees that satisfy every rule of the model."""
+    kv = model.num_key_value_heads
+    common = gcd(*(width for _, width in _tensor_widths(model)))
+    return [d for d in _divisors(common) if kv % d == 0 or d % kv == 0]
 
 
 def _sequence(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]:
@@ -292,7 +312,7 @@ def _sequence(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]
         yield Violation("plan.cp", plan.cp, rule, f"one of {_listed(fitting)}")
     elif plan.sequence_parallel and (length // plan.cp) % plan.tp:
         rule = f"sequence_parallel splits the {length // plan.cp} tokens of a context-parallel rank over tp"
-        fitting = _divisors(gcd(length // plan.cp, model.num_attention_heads))
+        fitting = [d for d in _fitting_tp(model) if (length // plan.cp) % d == 0]
         right = f"plan.tp one of {_listed(fitting)}, or sequence_parallel = false"
         yield Violation("plan.tp", plan.tp, rule, right)
 

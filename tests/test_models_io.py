@@ -1,0 +1,175 @@
+"""Models by name, from Hugging Face config.json files of every supported family, and from TOML tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpar.errors import InputError, UnknownNameError
+from simpar.specs.huggingface import FAMILIES, from_huggingface
+from simpar.specs.model import MlpSpec, TransformerSpec
+from simpar.specs.models_io import load_model, model_names
+from simpar.specs.scenario import make_scenario
+from simpar.workload.parameters import total_parameters
+
+HF = Path(__file__).parent / "data" / "hf"
+
+PUBLISHED = {
+    "bloom": 176_247_271_424, "deepseek_v2": 235_741_434_880, "deepseek_v3": 671_026_419_200,
+    "gemma": 8_537_680_896, "gemma2": 9_241_705_984, "gpt2": 124_439_808, "gpt_neox": 20_554_567_680,
+    "llama": 8_030_261_248, "mistral": 7_241_732_096, "mixtral": 46_702_792_704, "qwen2": 72_706_203_648,
+    "qwen2_moe": 14_315_784_192, "qwen3": 8_190_735_360, "qwen3_moe": 30_532_122_624,
+}  # fmt: skip
+"""Tensors of the released checkpoints: BLOOM 176B, DeepSeek-V2 and V3, Gemma 7B, Gemma 2 9B, GPT-2, GPT-NeoX 20B,
+Llama 3.1 8B, Mistral 7B, Mixtral 8x7B, Qwen2.5 72B, Qwen1.5-MoE-A2.7B, Qwen3 8B, Qwen3 30B-A3B."""
+
+SAME_AS_PRESET = {
+    "bloom": "bloom-176b", "deepseek_v2": "deepseek-v2", "deepseek_v3": "deepseek-v3", "llama": "llama3.1-8b",
+    "mixtral": "mixtral-8x7b", "qwen2": "qwen2.5-72b", "qwen3_moe": "qwen3-30b-a3b",
+}  # fmt: skip
+
+NOT_THE_MODEL = {"name", "source", "published_parameters", "published_as"}
+
+
+def config(family: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((HF / f"{family}.json").read_text())
+    return loaded
+
+
+def shape(model: TransformerSpec) -> dict[str, Any]:
+    return model.model_dump(exclude=NOT_THE_MODEL)
+
+
+def as_version_5(old: dict[str, Any]) -> dict[str, Any]:
+    """`old` with the names that transformers 5 writes."""
+    new = dict(old)
+    if "torch_dtype" in new:
+        new["dtype"] = new.pop("torch_dtype")
+    if "rope_theta" in new:
+        new["rope_parameters"] = {"rope_theta": new.pop("rope_theta"), "rope_type": "default"}
+    if new["model_type"] in ("qwen3_moe", "mixtral") and "num_experts" in new:
+        new["num_local_experts"] = new.pop("num_experts")
+    return new
+
+
+def test_every_family_has_a_fixture() -> None:
+    assert {path.name.split(".")[0] for path in HF.glob("*.json")} == set(FAMILIES) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("family", sorted(PUBLISHED))
+def test_import_reproduces_the_published_count(family: str) -> None:
+    assert total_parameters(load_model(str(HF / f"{family}.json"))) == PUBLISHED[family]
+
+
+@pytest.mark.parametrize("family", sorted(SAME_AS_PRESET))
+def test_import_equals_the_preset(family: str) -> None:
+    preset = load_model(SAME_AS_PRESET[family])
+    assert isinstance(preset, TransformerSpec)
+    assert shape(from_huggingface(config(family))) == shape(preset)
+
+
+@pytest.mark.parametrize("family", sorted(PUBLISHED))
+def test_versions_4_and_5_give_the_same_model(family: str) -> None:
+    assert shape(from_huggingface(as_version_5(config(family)))) == shape(from_huggingface(config(family)))
+
+
+@pytest.mark.parametrize("path", sorted(HF.glob("*.v5.json")), ids=lambda p: p.name)
+def test_version_5_files(path: Path) -> None:
+    old = from_huggingface(config(path.name.split(".")[0]))
+    assert shape(from_huggingface(json.loads(path.read_text()))) == shape(old)
+
+
+def test_unknown_model_type_lists_the_supported_ones() -> None:
+    with pytest.raises(InputError, match="rwkv") as caught:
+        from_huggingface({"model_type": "rwkv"})
+    assert all(family in str(caught.value) for family in FAMILIES)
+    with pytest.raises(InputError, match="model_type"):
+        from_huggingface({"hidden_size": 8})
+
+
+def test_missing_keys_are_listed_together() -> None:
+    broken = config("qwen3_moe")
+    for key in ("hidden_size", "vocab_size", "num_experts", "num_key_value_heads"):
+        del broken[key]
+    with pytest.raises(InputError) as caught:
+        from_huggingface(broken, file="x/config.json")
+    fields = {violation.field for violation in caught.value.violations}
+    assert fields == {"hidden_size", "vocab_size", "num_experts", "num_key_value_heads"}
+    assert all(violation.file == "x/config.json" for violation in caught.value.violations)
+
+
+@pytest.mark.parametrize("wrong", ["4096", 0, -1, 3.5, True, [1]])
+def test_sizes_must_be_positive_integers(wrong: object) -> None:
+    with pytest.raises(InputError, match="hidden_size"):
+        from_huggingface({**config("llama"), "hidden_size": wrong})
+
+
+def test_what_cannot_be_expressed_is_refused() -> None:
+    with pytest.raises(InputError, match="mlp_only_layers"):
+        from_huggingface({**config("qwen3_moe"), "mlp_only_layers": [3, 7]})
+    with pytest.raises(InputError, match="moe_layer_freq"):
+        from_huggingface({**config("deepseek_v3"), "moe_layer_freq": 2})
+    with pytest.raises(InputError, match="hidden_act"):
+        from_huggingface({**config("llama"), "hidden_act": "xielu"})
+    leading = from_huggingface({**config("qwen3_moe"), "mlp_only_layers": [1, 0]})
+    assert leading.moe is not None
+    assert leading.moe.first_k_dense_replace == 2
+
+
+def test_family_details() -> None:
+    assert from_huggingface({**config("llama"), "attention_bias": True}).attention_out_bias
+    assert from_huggingface(config("qwen2")).attention_bias
+    assert not from_huggingface(config("qwen2")).attention_out_bias
+    assert from_huggingface(config("mistral")).sliding_window == 4096
+    assert from_huggingface(config("qwen2")).sliding_window is None
+    assert from_huggingface({**config("qwen2"), "use_sliding_window": True}).sliding_window == 131072
+    assert from_huggingface({**config("mistral"), "num_key_value_heads": None}).num_key_value_heads == 32
+    assert from_huggingface(config("gemma")).tie_word_embeddings
+    lite = from_huggingface({**config("deepseek_v2"), "q_lora_rank": None})
+    assert lite.mla is not None
+    assert lite.mla.q_lora_rank == 0
+
+
+def test_unknown_preset_names_the_closest() -> None:
+    with pytest.raises(UnknownNameError, match=r"did you mean 'llama3\.1-405b'"):
+        load_model("llama3-405b")
+    assert "llama3.1-405b" in model_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", "{", "not valid JSON"),
+        ("config.json", "[1]", "one object"),
+        ("model.toml", "kind = ", "not valid TOML"),
+        ("model.toml", 'kind = "rnn"', "unknown kind"),
+        ("model.toml", 'kind = "mlp"\nwidht = 3', "did you mean 'width'"),
+    ],
+)
+def test_broken_files_are_one_message(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_model(name, base=tmp_path)
+
+
+def test_missing_files_are_one_message(tmp_path: Path) -> None:
+    for name in ("nowhere.json", "nowhere.toml"):
+        with pytest.raises(InputError, match="no such file"):
+            load_model(name, base=tmp_path)
+
+
+def test_paths_are_relative_to_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text((HF / "llama.json").read_text())
+    (tmp_path / "mine.toml").write_text('[model]\nkind = "mlp"\nwidth = 8\ndepth = 2')
+    assert load_model("model", base=tmp_path) == load_model("model/config.json", base=tmp_path)
+    assert load_model("mine.toml", base=tmp_path) == MlpSpec(name="mine", width=8, depth=2)
+    table = {
+        "model": "model/config.json", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "training": {"sequence_length": 512, "global_batch_size": 8},
+    }  # fmt: skip
+    scenario = make_scenario(table, file=str(tmp_path / "s.toml"))
+    assert total_parameters(scenario.model) == PUBLISHED["llama"]
