@@ -34,30 +34,40 @@ class FrameworkSpec:
         since: first month the row holds for.
         source: where the row's facts stand.
         fused_norm: the norm is one kernel that saves its input and row statistics; False: composite, fp32 copies saved.
-        fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
-            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
+        fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu
+            fusion,
+            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well
+            (torch).
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel.
-        saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and
+        saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch
+            eager) and
             does not gather again in the backward.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
-        recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
+        recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every
+            layer).
 
     Gradients and optimizer
 
         gradient_dtype: default accumulation dtype.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
-        parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
+        parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted
+            in the
             optimizer's 12).
-        gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
+        gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
+            one.
         optimizer_state_bytes: fp32 master weights and two moments, bytes per parameter.
-        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per tensor).
-        optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
+        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per
+            tensor).
+        optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working
+            weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
-        optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
-        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one
+        optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler,
+            logging).
+        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0
+            = one
             bucket of everything.
         bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
@@ -71,7 +81,8 @@ class FrameworkSpec:
         overlap_p2p_interleaved: with virtual stages sends are asynchronous.
         overlap_p2p_zero_bubble: zero-bubble style runtimes post receives early.
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
-        tp_scatter_gather_p2p: pipeline sends are split over tensor ranks and gathered over NVLink at the far end (Megatron
+        tp_scatter_gather_p2p: pipeline sends are split over tensor ranks and gathered over NVLink at the far end
+            (Megatron
             2021-2022 without sequence parallelism; sends shrink by tp).
 
     Loss
@@ -88,7 +99,8 @@ class FrameworkSpec:
         launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
-        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint
+            bookkeeping.
         microbatch_cpu_s: per micro-batch: data, schedule, p2p set-up, synchronisation.
 
     Attention
@@ -112,7 +124,8 @@ class FrameworkSpec:
     Pipeline
 
         schedule: default without virtual stages.
-        layer_rounding: how layers that do not divide evenly are spread: "front" gives the extra ones to the first stages.
+        layer_rounding: how layers that do not divide evenly are spread: "front" gives the extra ones to the first
+            stages.
     """
 
     name: str
@@ -207,7 +220,8 @@ _RELEASE = re.compile(r"(?<![\d.])v?(\d+\.\d+)(?:\.\d+)*")
 def month_of(name: str, version: str | None) -> Month:
     """The month that `version` of framework `name` stands for; the newest when nothing in the text says.
 
-    Understands releases of the table ("0.13", "torch 2.1"), calendar releases ("NeMo 25.04", "23.09"), years and months.
+    Understands releases of the table ("0.13", "torch 2.1"), calendar releases ("NeMo 25.04", "23.09"), years and
+    months.
     """
     from simpar.specs.framework_rows import RELEASES
 

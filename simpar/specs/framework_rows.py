@@ -22,7 +22,8 @@ RELEASES: Final[dict[str, dict[str, Month]]] = {
     },
     "torchtitan": {"0.0": (2024, 4), "0.1": (2025, 6), "0.2": (2026, 2)},
     "llm-foundry": {"0.0": (2023, 12), "0.3": (2023, 9), "0.4": (2023, 12), "0.5": (2024, 1), "0.7": (2024, 4)},
-    "deepspeed": {"0.3": (2020, 9), "0.5": (2021, 9), "0.6": (2022, 3), "0.9": (2023, 4), "0.14": (2024, 3), "0.16": (2024, 11)},
+    "deepspeed": {"0.3": (2020, 9), "0.5": (2021, 9), "0.6": (2022, 3), "0.9": (2023, 4), "0.14": (2024, 3),
+     "0.16": (2024, 11)},
     "nanotron": {"0.1": (2024, 1), "0.4": (2024, 2)},
 }  # fmt: skip
 """Release -> month, for versions that carry no date. Release tags of the projects' repositories, to the month."""
@@ -37,18 +38,21 @@ _MEGATRON: Final = (
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False,
         },
-        "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
+        "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 "
+        "arguments.py: local DDP with "
         "one contiguous buffer, all-reduce after the last backward",
     ),
     Row(
         (2021, 6),
         {"gradient_dtype": "fp32"},
-        "Megatron-LM v2.4: --accumulate-allreduce-grads-in-fp32 (default with bf16); fp16 runs may still reduce in fp16",
+        "Megatron-LM v2.4: --accumulate-allreduce-grads-in-fp32 (default with bf16); fp16 runs may still reduce "
+        "in fp16",
     ),
     Row(
         (2022, 5),
         {"wgrad_accumulation_fusion": True, "recompute_default": "selective"},
-        "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient accumulation fusion",
+        "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient "
+        "accumulation fusion",
     ),
     Row(
         (2022, 11),
@@ -78,7 +82,8 @@ _MEGATRON: Final = (
     Row(
         (2025, 2),
         {"cross_entropy_all_reduces": 2, "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
-        "Megatron core 0.10-0.11: fused cross-entropy (two all-reduces); TransformerEngine 2.x with cuDNN 9 / FlashAttention 3",
+        "Megatron core 0.10-0.11: fused cross-entropy (two all-reduces); TransformerEngine 2.x with cuDNN 9 / "
+        "FlashAttention 3",
     ),
 )  # fmt: skip
 
@@ -88,16 +93,19 @@ _TORCH: Final = {
     "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
     "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),),
 }  # fmt: skip
-"""torch eager: what every framework on plain torch modules shares (torch 2.13 sources; saved tensors measured with hooks)."""
+"""torch eager: what every framework on plain torch modules shares (torch 2.13 sources; saved tensors measured "
+"with hooks)."""
 
 FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "megatron-core": ("", _MEGATRON),
     "nemo": (
         "megatron-core",
         (
-            Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True, "dropout": 0.0},
+            Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
+             "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather"),
-            Row((2024, 7), {"gradient_reduce_dtype": "bf16"}, "NeMo 24.07 performance recipes: grad_reduce_in_fp32 = False"),
+            Row((2024, 7), {"gradient_reduce_dtype": "bf16"}, "NeMo 24.07 performance recipes: "
+            "grad_reduce_in_fp32 = False"),
         ),
     ),
     "megatron-bridge": (
@@ -108,10 +116,13 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2021, 6),
-                {"zero_stage_default": 1, "gradient_dtype": "fp32", "overlap_grad_reduce": False, "overlap_param_gather": False,
-                 "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("", "unfused"),),
+                {"zero_stage_default": 1, "gradient_dtype": "fp32", "overlap_grad_reduce": False,
+                 "overlap_param_gather": False,
+                 "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("",
+                  "unfused"),),
                  "microbatch_cpu_s": 2e-3, "wgrad_accumulation_fusion": False, "fragmentation": 1.08},
-                "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time and fragmentation assumed"),
+                "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time and "
+                "fragmentation assumed"),
         ),
     ),
     "zero-bubble": (
@@ -119,42 +130,52 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2023, 12),
              {"dropout": 0.1, "zero_stage_default": 0, "recompute_default": "none", "overlap_p2p_zero_bubble": True,
               "attention": (("", "unfused"),)},
-             "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv 2401.10241 Table 4 hold "
+             "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv "
+             "2401.10241 Table 4 hold "
              "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused"),),
     ),
     "aa-scaling": (
         "megatron-core",
         (Row((2023, 1),
-             {"fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False, "dropout": 0.0,
-              "zero_stage_default": 1, "gradient_dtype": "fp32", "overlap_grad_reduce": False, "overlap_param_gather": False,
+             {"fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
+              "dropout": 0.0,
+              "zero_stage_default": 1, "gradient_dtype": "fp32", "overlap_grad_reduce": False,
+               "overlap_param_gather": False,
               "recompute_default": "none", "wgrad_accumulation_fusion": False, "tp_scatter_gather_p2p": False,
-              "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 2.0, "loss": "unfused",
+              "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 2.0,
+               "loss": "unfused",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
-             "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for the named kernels"),),
+             "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
+             "the named kernels"),),
     ),
     "aa-scaling-fused-norm": (
         "aa-scaling",
-        (Row((2023, 1), {"fused_norm": True}, "Hagemann et al. 2023, section 3: the RMSNorm kernel of FlashAttention"),),
+        (Row((2023, 1), {"fused_norm": True}, "Hagemann et al. 2023, section 3: the RMSNorm kernel of "
+        "FlashAttention"),),
     ),
     "aa-scaling-torch-softmax": (
         "aa-scaling",
-        (Row((2023, 1), {"fused_softmax": False}, "Hagemann et al. 2023, section 3: torch attention without any kernel"),),
+        (Row((2023, 1), {"fused_softmax": False}, "Hagemann et al. 2023, section 3: torch attention without any "
+        "kernel"),),
     ),
     "nanotron": (
         "",
         (Row((2024, 1),
-             {**_TORCH, "fused_norm": True, "fused_activation": False, "gradient_dtype": "fp32", "gradient_copy_bytes": 2.0,
+             {**_TORCH, "fused_norm": True, "fused_activation": False, "gradient_dtype": "fp32",
+              "gradient_copy_bytes": 2.0,
               "zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": False, "fused_rope": True,
               "saves_gathered_input": False, "p2p_blocking": True, "overlap_p2p_interleaved": False,
               "overlap_p2p_zero_bubble": False, "logits_fp32_copies": 2.0, "fused_residual": False,
               "attention": (("", "fa2"),), "optimizer_traffic_bytes": 60.0, "microbatch_cpu_s": 2e-3},
-             "nanotron sources 2026-04 (config defaults: 25 MB buckets, tp_recompute_allgather, fp32 gradient accumulator beside "
+             "nanotron sources 2026-04 (config defaults: 25 MB buckets, tp_recompute_allgather, fp32 gradient "
+             "accumulator beside "
              "bf16 gradients); optimizer traffic and host time assumed"),),
     ),
     "torchtitan": (
         "",
         (Row((2024, 3),
-             {**_TORCH, "fused_norm": True, "saves_gathered_input": True, "gradient_dtype": "fp32", "zero_stage_default": 3,
+             {**_TORCH, "fused_norm": True, "saves_gathered_input": True, "gradient_dtype": "fp32",
+              "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "logits_vocab_parallel": True, "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "fragmentation": 1.10},
@@ -168,19 +189,26 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2023, 5),
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
-              "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "logits_fp32_copies": 2.0,
-              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6, "bucket_bytes": 0.0},
-             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; DecoupledAdamW loops over tensors with elementwise "
+              "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none",
+               "logits_fp32_copies": 2.0,
+              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6,
+               "bucket_bytes": 0.0},
+             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; DecoupledAdamW loops over tensors "
+             "with elementwise "
              "kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
     ),
     "deepspeed": (
         "",
         (Row((2020, 1),
-             {**_TORCH, "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
-              "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
-              "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "fragmentation": 1.10,
+             {**_TORCH, "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8,
+              "bucket_elements_per_rank": 0.0,
+              "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True,
+               "overlap_grad_reduce": True,
+              "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
+               "fragmentation": 1.10,
               "layer_cpu_s": 1e-3, "recompute_default": "full"},
-             "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead assumed"),
+             "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
+             "assumed"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
                          "recompute_default": "none"}, "transformers with FlashAttention 2")),
     ),
@@ -188,7 +216,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 7),
              {"attention": (("", "fa2"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
-              "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False, "fused_activation": False,
+              "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
+               "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
               "wgrad_accumulation_fusion": False},
              "InternEvo doc/en/train_performance.md; reduce_bucket_size 512 MiB; bf16 gradients"),),
@@ -199,22 +228,26 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                           "gradient_reduce_dtype": "bf16", "fused_residual": True},
              "DeepSeek-V3 technical report, sections 3.2-3.3"),),
     ),
-    "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16"}, "Colossal-AI README; assumed"),)),
+    "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16"},
+     "Colossal-AI README; assumed"),)),
     "maxtext": (
         "",
         (Row((2023, 6),
              {**_TORCH, "compile": True, "fused_activation": True, "fused_residual": True, "fused_rope": True,
-              "loss": "unfused", "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn"))},
+              "loss": "unfused", "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("",
+               "fa2"), ("hopper", "cudnn"))},
              "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph"),),
     ),
     "llama3-internal": (
         "megatron-core",
         (Row((2024, 4), {"zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True},
-             "Llama 3 paper (arXiv 2407.21783), section 3.3: FSDP without resharding, modified interleaved schedule, fp32 "
+             "Llama 3 paper (arXiv 2407.21783), section 3.3: FSDP without resharding, modified interleaved "
+             "schedule, fp32 "
              "gradient accumulation and reduce-scatter"),),
     ),
-    "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False},
+    "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False,
+     "fused_norm": False},
                        "torch modules with DistributedDataParallel"),)),
 }  # fmt: skip
 """Canonical name -> (framework it builds on or "", its rows in order of time)."""

@@ -92,8 +92,8 @@ def month_of_row(row: Row, name: str) -> Month:
     """The month whose behaviour the run shows, from the best evidence there is.
 
     MLPerf rounds come first (their framework texts are often stale), then the version, the framework's text, what was
-    assumed, an unfused attention kernel (which dates a Megatron run before FlashAttention), the source's version, its arXiv
-    number, its title.
+    assumed, an unfused attention kernel (which dates a Megatron run before FlashAttention), the source's version, its
+    arXiv number, its title.
     """
     source = str(row.get("source") or "")
     mlperf = re.search(r"mlperf training v?(\d\.\d)", source, re.IGNORECASE)

@@ -65,11 +65,14 @@ MACHINES: Final = (
 """First match wins. Profiles: hardware_profiles/README and each file's own sources."""
 
 _LINKS: Final = re.compile(
-    r"(?:(\d+)\s*x\s*)?(?:[A-Za-z][\w/-]*[ -]\(?){0,5}?(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gb|G)\b(?:/s)?\s*(per GPU|per node|/node)?",
+    r"(?:(\d+)\s*x\s*)?(?:[A-Za-z][\w/-]*[ -]\(?){0,5}?(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gb|G)\b(?:/s)?"
+    r"\s*(per GPU|per node|/node)?",
     re.IGNORECASE,
 )
 _NAMED_RATES: Final = {"HDR200": 200.0, "NDR400": 400.0, "HDR": 200.0, "NDR": 400.0, "EDR": 100.0, "XDR": 800.0}
-_NAMED_LINKS: Final = re.compile(r"(\d+)\s*x\s*(HDR200|NDR400|HDR|NDR|EDR|XDR)|(HDR200|NDR400)\s*x\s*(\d+)", re.IGNORECASE)
+_NAMED_LINKS: Final = re.compile(
+    r"(\d+)\s*x\s*(HDR200|NDR400|HDR|NDR|EDR|XDR)|(HDR200|NDR400)\s*x\s*(\d+)", re.IGNORECASE
+)
 
 
 def node_gigabits(text: str, gpus_per_node: int) -> float | None:
@@ -83,9 +86,11 @@ def node_gigabits(text: str, gpus_per_node: int) -> float | None:
     3200.0
     """
     parts = re.split(r"[,;+]", text)
-    other = r"storage|management|nvlink|pcie" + ("|ethernet" if re.search("infiniband|connectx|\\bIB\\b", text, re.I) else "")
+    other = r"storage|management|nvlink|pcie"
+    if re.search(r"infiniband|connectx|\bIB\b", text, re.IGNORECASE):
+        other += "|ethernet"
     compute = [part for part in parts if not re.search(other, part, re.IGNORECASE)]
-    totals = []
+    totals: list[float] = []
     for part in compute:
         if named := _NAMED_LINKS.search(part):
             count = float(named[1] or named[4])
@@ -94,11 +99,11 @@ def node_gigabits(text: str, gpus_per_node: int) -> float | None:
         found = _LINKS.search(part)
         if not found:
             continue
-        count, rate, scope = found[1], float(found[2]), (found[3] or "").lower()
+        rate, scope = float(found[2]), (found[3] or "").lower()
         if scope == "per gpu":
             totals.append(rate * gpus_per_node)
-        elif count or scope or "per node" in part.lower():
-            totals.append(rate * float(count or 1))
+        elif found[1] or scope or "per node" in part.lower():
+            totals.append(rate * float(found[1] or 1))
     return max(totals) if totals else None
 
 

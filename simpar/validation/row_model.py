@@ -39,11 +39,8 @@ _SOURCES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 """Pattern in the source's name -> fields (BLOOM, arXiv 2211.05100 Table 3)."""
 
 
-def model_of(row: Row, *, vocab_multiple: int = 1) -> tuple[dict[str, Any], list[str]]:
+def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     """The table of a TransformerSpec and what was assumed.
-
-    Args:
-        vocab_multiple: the vocabulary is padded up to a multiple of this (Megatron: 128 * tp).
 
     Raises:
         CannotExpress: not a pure transformer, or a dimension is missing.
@@ -67,7 +64,7 @@ def model_of(row: Row, *, vocab_multiple: int = 1) -> tuple[dict[str, Any], list
         "num_key_value_heads": int(row.get("kv_heads") or heads),
         "head_dim": int(row.get("head_dim") or row["hidden"] // heads),
         "intermediate_size": int(row.get("dense_ffn") or row.get("ffn") or row["moe_ffn"]),
-        "vocab_size": _vocab(row, vocab_multiple, notes),
+        "vocab_size": _vocab(row, notes),
         "max_position_embeddings": int(row["seq_len"]),
         "tie_word_embeddings": bool(row.get("tied_embeddings", _style(row) == "gelu")),
         **_MLP[_style(row)],
@@ -104,12 +101,12 @@ def _position(row: Row) -> dict[str, Any]:
     return {"position": "learned" if _style(row) == "gelu" else "rope"}
 
 
-def _vocab(row: Row, multiple: int, notes: list[str]) -> int:
+def _vocab(row: Row, notes: list[str]) -> int:
     vocab = row.get("vocab")
     if not vocab:
         vocab = GPT2_VOCAB if _style(row) == "gelu" else LLAMA_VOCAB
         notes.append(f"vocabulary not stated: {vocab}")
-    return -(-int(vocab) // multiple) * multiple
+    return int(vocab)
 
 
 def _window(row: Row, notes: list[str]) -> dict[str, Any]:

@@ -50,12 +50,18 @@ OPTIMIZERS: Final = (
     (r"adam", "adam"),
 )
 
-CP_STYLES: Final = ((r"^a2a|ulysses", "ulysses"), (r"^all.?gather|^ag\b", "all_gather"), (r"ring|p2p", "ring"))
+CP_STYLES: Final = (
+    (r"^a2a|ulysses", "ulysses"),
+    (r"^all.?gather|^ag\b", "all_gather"),
+    (r"ring|p2p", "ring"),
+)
 
-# run_table_1.sh of Megatron-LM's examples (sc21): micro batch and layers per virtual stage by (layers, hidden, pp), which
-# Narayanan et al. 2021 Table 1 does not print.
+# run_table_1.sh of Megatron-LM's examples (sc21): micro batch and virtual stages by (layers, hidden, pp), which
+# Narayanan
+# et al. 2021 Table 1 does not print.
 _SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
-    (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4, 1),
+    (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4,
+    1),
     (60, 10240, 4): (2, 3), (80, 12288, 8): (2, 2), (96, 16384, 16): (1, 2), (105, 20480, 35): (1, 3),
     (128, 25600, 64): (1, 1),
 }  # fmt: skip
@@ -189,7 +195,8 @@ def layout_of(text: str, layers: int, stages: int) -> dict[str, Any]:
     if re.fullmatch(r"[EtmL*()|,\d\s]+", text):
         counts = parse_layout(text)
         if sum(counts) != layers or len(counts) != stages:
-            raise CannotExpress(f"pp_layout {text!r} has {sum(counts)} layers in {len(counts)} stages, not {layers} in {stages}")
+            held = f"{sum(counts)} layers in {len(counts)} stages"
+            raise CannotExpress(f"pp_layout {text!r} has {held}, not {layers} in {stages}")
         return {"layers_per_stage": counts}
     if re.search(r"first.*last.*(fewer|removed)|removed from first|counted as layers", text):
         if stages >= layers:
@@ -203,7 +210,7 @@ def layout_of(text: str, layers: int, stages: int) -> dict[str, Any]:
 
 
 def _more_stages_than_layers(layers: int, stages: int) -> dict[str, Any]:
-    """Single-layer stages with the first and the last (embedding and head) left without, further ones empty at the end."""
+    """Single-layer stages; the first and last (embedding and head) without, further empty ones at the end."""
     empty = stages - layers
     if empty <= 0:
         return {}
@@ -288,9 +295,9 @@ def _micro_batch(row: Row, framework: FrameworkSpec, local: int, month: Month, n
 def _graphs(text: str) -> bool:
     """Whether the attention and feed-forward of a layer run from CUDA graphs."""
     implementation = text.split("/")[0]
-    return implementation != "none" and re.search(r"on|full|attn|mlp", text.replace("moe_", "")) is not None and (
-        "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
-    )
+    if implementation == "none":
+        return False
+    return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
 
 
 def _routing(text: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""One measured training run, as a row of runs.jsonl, to a scenario and what was measured; or the reason why not.
+"""One measured training run, as a row of runs.jsonl, to a scenario and what was measured, or the reason why not.
 
-The columns are described where the data lives. Everything that is not printed by the source is filled by rules in tables
+The columns are described where the data lives. Everything that is not printed by the source is filled by rules in
+tables
 (row_machine, row_framework, row_model, row_plan), never by the identity of a row, and named in `assumptions`.
 """
 
@@ -23,7 +24,7 @@ from simpar.validation.row_plan import plan_of, training_of
 
 Row = Mapping[str, Any]
 MemoryKind = Literal["allocated", "reserved", "device", "band"]
-"""What a memory figure counts: the allocator's live bytes, its reserved bytes, all the process holds, or one of the first two."""
+"""What a memory figure counts: live bytes, reserved bytes, all that the process holds, or one of the first two."""
 
 GROUP_KEYS: Final = (
     "source", "gpu", "arch", "confidence", "framework", "model_name", "n_gpus", "tp", "pp", "vpp", "cp", "ep", "dp",
@@ -119,7 +120,8 @@ def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
     """`row` as a run; never raises for what a row may hold."""
     name = str(row.get("id") or fallback_id)
     group = {key: row[key] for key in GROUP_KEYS if row.get(key) is not None}
-    scenario, skipped, notes = None, "", ()
+    scenario: Scenario | None = None
+    skipped, notes = "", ()  # type: str, tuple[str, ...]
     try:
         scenario, notes = scenario_of(row, name)
     except CannotExpress as reason:
@@ -151,9 +153,7 @@ def scenario_of(row: Row, name: str = "run") -> tuple[Scenario, tuple[str, ...]]
     precision, more = precision_of(row, month)
     notes += more
     machine = machine_of(row)
-    megatron = semantics.wgrad_accumulation_fusion or "megatron" in key or key in ("nemo", "zero-bubble")
-    multiple = 128 * int(row.get("tp") or 1) if megatron else int(row.get("tp") or 1)
-    model, model_notes = model_of(row, vocab_multiple=multiple)
+    model, model_notes = model_of(row)
     plan, plan_notes = plan_of(row, semantics)
     training, training_notes = training_of(row, semantics, precision, month)
     table = {
