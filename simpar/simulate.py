@@ -128,7 +128,7 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
         layout=layout, program=program, timeline=timeline, accounting=accounting,
         memory=memory_over_time(layout, program, timeline, priced.held, held),
         breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
-        bubble_fraction=bubble_fraction(program, timeline),
+        bubble_fraction=bubble_fraction(program, timeline, accounting),
         step_interval=_interval(priced, timeline.makespan, names),
         provenance=_provenance(priced), communication_s=_communication(priced),
         schedule_name=priced.schedule.name, hardware_flops=_hardware_flops(layout),

@@ -105,13 +105,10 @@ def _tail(program: Program, timeline: Timeline, role: int, free: float, sinks: t
     bubble[role] += timeline.makespan - free - waited
 
 
-def bubble_fraction(program: Program, timeline: Timeline) -> float:
-    """Idle share of the pipeline phase: 1 - mean busy / (first pipeline op to last), over pipeline ranks."""
+def bubble_fraction(program: Program, timeline: Timeline, accounting: Accounting) -> float:
+    """Mean wait for other stages over the pipeline phase (first to last forward or backward op of any rank)."""
     mask = np.isin(program.kind, [int(k) for k in _PIPELINE])
     if not mask.any():
         return 0.0
-    start, finish = timeline.start[mask], timeline.finish[mask]
-    window = float(finish.max() - start.min())
-    roles = program.role[mask]
-    busy = np.bincount(roles, weights=finish - start, minlength=int(roles.max()) + 1)
-    return float(1.0 - busy.mean() / window) if window else 0.0
+    window = float(timeline.finish[mask].max() - timeline.start[mask].min())
+    return float(accounting.bubble.mean() / window) if window else 0.0

@@ -1,0 +1,185 @@
+"""The command line: files in, tables or JSON out. Exit codes: 0 done, 1 out of tolerance or nothing feasible, 2 bad input,
+3 a simpar bug. Only parsing and printing happen here; everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Predict memory, bubbles and throughput of training large models in parallel.",
+)  # fmt: skip
+validate_app = typer.Typer(
+    no_args_is_help=False, invoke_without_command=True,
+    help="Compare predictions with measurements; without a subcommand, all published cases.",
+)  # fmt: skip
+app.add_typer(validate_app, name="validate")
+
+ScenarioFile = Annotated[Path, typer.Argument(help="A scenario, TOML.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override one field: plan.pp=8. Repeatable.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a self-contained page.")]
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+@app.command()
+def simulate(
+    scenario: ScenarioFile,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    html: HtmlOption = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write a Perfetto trace (.json.gz).")] = None,
+    detail: Annotated[str, typer.Option(help="stage, layer or op.")] = "layer",
+    contention: Annotated[bool, typer.Option(help="Share links between concurrent transfers.")] = False,
+) -> None:
+    """Predict one training step of a scenario."""
+    from simpar.errors import InputError, Violation
+    from simpar.simulate import simulate as run
+    from simpar.specs.scenario import read_scenario
+
+    if detail not in ("stage", "layer", "op"):
+        raise InputError([Violation("--detail", detail, "no such detail", "choose stage, layer or op")])
+    result = run(read_scenario(scenario, overrides), detail=detail)  # type: ignore[arg-type]
+    if html is not None:
+        from simpar.report.step_html import write_html
+
+        write_html(result, html)
+    if trace is not None:
+        from simpar.report.perfetto import write_trace
+
+        write_trace(result, trace)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        from simpar.report.step_table import show, step_report
+
+        show(step_report(result))
+    raise typer.Exit(0 if result.fits else 1)
+
+
+@app.command()
+def compare(first: ScenarioFile, second: ScenarioFile, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Two scenarios side by side; --set applies to the second."""
+    from simpar.simulate import simulate as run
+    from simpar.specs.scenario import read_scenario
+
+    a, b = run(read_scenario(first)), run(read_scenario(second, overrides))
+    if as_json:
+        _print_json({"first": a.to_json(), "second": b.to_json()})
+        return
+    from simpar.report.step_table import comparison, show
+
+    show(comparison(a, b))
+
+
+@app.command()
+def topology(
+    scenario: Annotated[Path, typer.Argument(help="A scenario or a hardware profile, TOML.")],
+    html: HtmlOption = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file is a profile.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The cluster's network: switches, links, bisection; --html draws it."""
+    from simpar.topology.describe import cluster_of, summary
+
+    hardware, nodes = cluster_of(scenario, num_nodes)
+    facts = summary(hardware, nodes)
+    if html is not None:
+        from simpar.report.topology_view import write_topology_html
+
+        write_topology_html(hardware, nodes, html)
+    if as_json:
+        _print_json(facts)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+@app.command()
+def models() -> None:
+    """Models that a scenario may name."""
+    from simpar.specs.models_io import model_names
+
+    for name in model_names():
+        print(name)
+
+
+@app.command()
+def profiles() -> None:
+    """Hardware profiles that a scenario may name."""
+    from simpar.specs.hardware import profile_names
+
+    for name in profile_names():
+        print(name)
+
+
+@validate_app.callback()
+def validate(ctx: typer.Context, as_json: JsonOption = False) -> None:
+    """Every published case, predicted and measured; writes validation/RESULTS.md."""
+    if ctx.invoked_subcommand is None:
+        from simpar.validation.cases import run
+
+        raise typer.Exit(run(as_json))
+
+
+DataOption = Annotated[Path, typer.Option("--data", help="Measured data.")]
+
+
+@validate_app.command("kernels")
+def validate_kernels(data: DataOption, as_json: JsonOption = False) -> None:
+    """Measured kernels against their prices."""
+    from simpar.validation.kernels import run
+
+    raise typer.Exit(run(data, as_json))
+
+
+@validate_app.command("collectives")
+def validate_collectives(data: DataOption, as_json: JsonOption = False) -> None:
+    """Measured collectives against their prices."""
+    from simpar.validation.collectives import run
+
+    raise typer.Exit(run(data, as_json))
+
+
+@validate_app.command("runs")
+def validate_runs(
+    data: DataOption,
+    as_json: JsonOption = False,
+    html: HtmlOption = None,
+    where: Annotated[list[str] | None, typer.Option("--where", help="Only rows with key=value. Repeatable.")] = None,
+) -> None:
+    """Measured training runs against their simulation."""
+    from simpar.validation.runs import run
+
+    raise typer.Exit(run(data, as_json, html, where or []))
+
+
+def main() -> None:
+    """Entry point: user errors become one message on stderr and exit code 2."""
+    from simpar.errors import SimparError
+
+    try:
+        app()
+    except SimparError as error:
+        print(f"simpar: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One screen about one step: rich tables of throughput, waterfall, memory."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simpar.result.result import MFU_DEFINITION, Result
+from simpar.units import format_bytes, format_seconds
+
+_BAR = 28
+
+
+def _headline(result: Result) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    interval = result.step_interval
+    plan, mesh = result.layout.plan, result.layout.mesh
+    degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
+    if plan.virtual_stages > 1:
+        degrees.insert(3, f"v {plan.virtual_stages}")
+    if plan.ep > 1:
+        degrees.append(f"ep {plan.ep}")
+    rows = [
+        ("layout", f"{result.world_size:,} x {result.layout.hardware.gpu.name}: {', '.join(degrees)}, ZeRO {plan.zero_stage}, "
+                   f"{result.schedule_name}, {result.layout.num_microbatches} micro-batches"),
+        ("step time", f"{format_seconds(result.step_time_s)}  (80 %: {format_seconds(interval.low)} to "
+                      f"{format_seconds(interval.high)}; widest: {', '.join(n for n, _ in interval.dominated_by[:3])})"),
+        ("throughput", f"{result.tokens_per_s:,.0f} tokens/s, {result.tokens_per_s_per_gpu:,.1f} per GPU"),
+        ("model FLOPs", f"{result.model_flops_per_s_per_gpu / 1e12:,.1f} TFLOP/s per GPU, MFU {result.mfu:.1%} "
+                        f"(non-causal {result.mfu_non_causal:.1%}, HFU {result.hfu:.1%})"),
+        ("bubble", f"{result.bubble_fraction:.1%} of the pipeline phase"),
+    ]  # fmt: skip
+    for name, text in rows:
+        table.add_row(Text(name, style="bold"), text)
+    return table
+
+
+def _waterfall(result: Result) -> Table:
+    table = Table(title="Where the step goes (mean over pipeline ranks)", title_justify="left", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("", no_wrap=True)
+    for name, seconds in result.waterfall():
+        share = seconds / result.step_time_s if result.step_time_s else 0.0
+        bar = "█" * max(round(share * _BAR), 0)
+        table.add_row(name, f"{seconds:.4g}", f"{share:.1%}", bar)
+    table.add_row("step", f"{result.step_time_s:.4g}", "100 %", "", style="bold")
+    return table
+
+
+def _memory(result: Result) -> Table:
+    worst = result.worst_rank
+    verdict = "fits" if result.fits else "DOES NOT FIT"
+    table = Table(
+        title=f"Memory of pipeline rank {worst.rank}, the fullest ({verdict}; peak at {format_seconds(worst.peak_time_s)})",
+        title_justify="left", box=None, pad_edge=False,
+    )  # fmt: skip
+    table.add_column("", no_wrap=True)
+    table.add_column("bytes", justify="right")
+    parts = worst.at_peak
+    model = [(k, parts.get(k, 0.0)) for k in ("parameters", "gradients", "optimizer")]
+    rest = sorted(((k, v) for k, v in parts.items() if k not in dict(model)), key=lambda x: -x[1])
+    table.add_row("parameters + gradients + optimizer", " + ".join(format_bytes(v) for _, v in model))
+    for name, amount in rest[:3]:
+        table.add_row(name.replace("_", " "), format_bytes(amount))
+    table.add_row("allocated / reserved", f"{format_bytes(worst.allocated_bytes)} / {format_bytes(worst.reserved_bytes)}")
+    table.add_row("context + NCCL", format_bytes(sum(v for _, v in worst.outside)))
+    style = "bold" if result.fits else "bold red"
+    table.add_row("device", f"{format_bytes(worst.device_bytes)} of {format_bytes(result.device_memory_bytes)}", style=style)
+    spread = sorted(result.memory, key=lambda m: m.device_bytes)
+    if len(spread) > 1:
+        table.add_row("ranks, least to most", f"{format_bytes(spread[0].device_bytes)} to {format_bytes(spread[-1].device_bytes)}")
+    return table
+
+
+def advice(result: Result) -> str:
+    """The largest loss that a plan can change, in one line."""
+    changeable = {
+        "bubble": "more micro-batches, more virtual stages or a zero-bubble schedule shrink the pipeline bubble",
+        "tp": "a smaller tp, sequence parallelism or overlapped tensor parallelism exposes less of its collectives",
+        "dp": "larger micro-batch counts or overlapped gradient reduction hide more of the data-parallel traffic",
+        "cp": "fewer context-parallel ranks or a ring expose less",
+        "ep": "overlapping the expert exchange or a smaller ep hides more of it",
+        "recompute": "recomputing less (where memory allows) saves these FLOPs",
+        "pp": "asynchronous sends or fewer stages expose less of the pipeline traffic",
+        "launch": "larger micro-batches, compilation or CUDA graphs remove launch gaps",
+        "memory_bound": "fused kernels or fewer tensor-parallel ranks cut memory-bound time",
+    }
+    name = max(changeable, key=lambda k: result.breakdown.get(k, 0.0))
+    share = result.breakdown.get(name, 0.0) / result.step_time_s if result.step_time_s else 0.0
+    if not result.fits:
+        parts = sorted(result.worst_rank.at_peak.items(), key=lambda x: -x[1])[:2]
+        return "does not fit: largest are " + ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in parts)
+    return f"would help most ({share:.1%} of the step): {changeable[name]}" if share > 0.005 else "nothing stands out"
+
+
+def _assumptions(result: Result) -> Text:
+    weak = [f"{k}: {v}" for k, v in result.provenance.items() if v in ("assumed", "peak-scaled", "published")]
+    text = f"MFU: {MFU_DEFINITION}."
+    if weak:
+        text += f"\nNot measured on this machine: {', '.join(weak)}."
+    return Text(text, style="dim")
+
+
+def step_report(result: Result) -> RenderableType:
+    """Everything `simpar simulate` prints."""
+    return Group(
+        Text(result.layout.scenario.name, style="bold underline"), _headline(result), Text(""), _waterfall(result), Text(""),
+        _memory(result), Text(""), Text(advice(result), style="yellow"), _published(result), _assumptions(result),
+    )  # fmt: skip
+
+
+def _published(result: Result) -> RenderableType:
+    rows = result.layout.scenario.published
+    if not rows:
+        return Text("")
+    predicted = {
+        "step_time_s": result.step_time_s, "tokens_per_s_per_gpu": result.tokens_per_s_per_gpu, "mfu": result.mfu,
+        "model_flops_per_s_per_gpu": result.model_flops_per_s_per_gpu, "bubble_fraction": result.bubble_fraction,
+        "world_size": float(result.world_size), "tokens_per_s": result.tokens_per_s,
+    }  # fmt: skip
+    lines = []
+    for row in rows:
+        text = f"published {row.metric} {row.value:,.6g}"
+        if row.metric in predicted and row.value:
+            text += f", predicted {predicted[row.metric]:,.6g} ({predicted[row.metric] / row.value - 1:+.1%})"
+        lines.append(f"{text}  [{row.source}]")
+    return Text("\n".join(lines), style="cyan")
+
+
+def comparison(first: Result, second: Result) -> Table:
+    """Two results side by side."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", first.layout.scenario.name, second.layout.scenario.name, "change"):
+        table.add_column(name, justify="left" if not name else "right")
+    rows: list[tuple[str, float, float, str]] = [
+        ("step time s", first.step_time_s, second.step_time_s, ".4g"),
+        ("tokens/s/GPU", first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu, ",.1f"),
+        ("MFU", first.mfu, second.mfu, ".1%"),
+        ("bubble", first.bubble_fraction, second.bubble_fraction, ".1%"),
+        ("device memory GiB", first.worst_rank.device_bytes / 2**30, second.worst_rank.device_bytes / 2**30, ".1f"),
+    ]
+    a, b = dict(first.waterfall()), dict(second.waterfall())
+    rows += [(name, a.get(name, 0.0), b.get(name, 0.0), ".4g") for name in {**a, **b}]
+    for name, left, right, form in rows:
+        change = f"{right / left - 1:+.1%}" if left else ""
+        table.add_row(name, format(left, form), format(right, form), change)
+    table.add_row("fits", str(first.fits), str(second.fits), "")
+    return table
+
+
+def show(renderable: RenderableType) -> None:
+    """Print to the terminal."""
+    Console().print(renderable)
