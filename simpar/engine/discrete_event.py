@@ -1,0 +1,80 @@
+"""The reference engine: a program replayed on SimPy.
+
+An op starts when every op it depends on has finished and it is at the head of every stream it occupies; it holds those
+streams while it runs. Streams are first-in first-out, so "head of the stream" means that the op before it on the stream
+has finished: one counter of unfinished predecessors per op says both. One SimPy event per op, at its finish; more only
+for ops whose speed changes while they run (elastic.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from simpy import Environment, Event
+
+from simpar.engine.contention import Contention
+from simpar.engine.durations import SlowFactors, op_seconds
+from simpar.engine.elastic import ElasticReplay
+from simpar.engine.jitter import Noise
+from simpar.engine.timeline import Timeline
+from simpar.program.program import FloatArray, PriceTable, Program
+
+
+def run(
+    program: Program,
+    prices: PriceTable,
+    *,
+    interference: bool = False,
+    contention: Contention | None = None,
+    slow_factors: SlowFactors | None = None,
+    noise: Noise | None = None,
+    seed: int = 0,
+    repetition: int = 0,
+) -> Timeline:
+    """Replay `program` and return when every op ran.
+
+    Args:
+        program: what waits for what.
+        prices: seconds and interference per price.
+        interference: compute ops slow down while communication of the same role runs (PriceTable.interference).
+        contention: the network that transfers share; None: every transfer takes its price.
+        slow_factors: role -> factor on the seconds of its compute ops.
+        noise: random factors on the seconds of ops, drawn from (seed, repetition).
+        seed: of the noise.
+        repetition: which of the seed's independent runs.
+
+    Raises:
+        DeadlockError: the program has a cycle; found before anything runs.
+        InputError: a slow factor or the network is wrong, or a transfer waits for ever on a link that is down.
+    """
+    program.check()
+    seconds = op_seconds(program, prices, slow_factors, noise, seed, repetition)
+    env = Environment()
+    if contention is None and not (interference and np.any(prices.interference > 0.0)):
+        return _replay(env, program, seconds)
+    return ElasticReplay(env, program, prices, seconds, interference, contention).run()
+
+
+def _replay(env: Environment, program: Program, seconds: FloatArray) -> Timeline:
+    """Every op takes its seconds. Plain lists and local names: this loop is simpar's speed."""
+    waiting = np.diff(program.predecessors[0]).tolist()
+    ptr, successors = program.successors[0].tolist(), program.successors[1].tolist()
+    durations = seconds.tolist()
+    start, finish = [0.0] * program.num_ops, [0.0] * program.num_ops
+    timeout = env.timeout
+
+    def begin(op: int, now: float) -> None:
+        start[op] = now
+        timeout(durations[op], op).callbacks.append(end)
+
+    def end(event: Event) -> None:
+        op, now = event.value, env.now
+        finish[op] = now
+        for successor in successors[ptr[op] : ptr[op + 1]]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                begin(successor, now)
+
+    for op in [op for op, count in enumerate(waiting) if not count]:
+        begin(op, 0.0)
+    env.run()
+    return Timeline(program, np.array(start), np.array(finish))
