@@ -1,0 +1,108 @@
+"""What a group of ranks means for a collective: hops, and the bytes per second that the group gets on each medium."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from simpar.specs.hardware import HardwareProfile
+from simpar.topology.placement import GroupPlacement
+
+SWITCHES = {"pod": 2, "core": 4}
+"""Switches passed beyond the first, by the widest tier crossed: leaf-spine-leaf adds two, the core two more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A placed group in the terms of the laws.
+
+    Attributes:
+        size: ranks.
+        domains: scale-up domains touched.
+        per_domain: ranks in the fullest of them.
+        fewest_per_domain: ranks in the emptiest.
+        link_bytes_per_s: raw rate of one rank into its domain, one direction.
+        domain_out_bytes_per_s: raw rate out of the tightest domain for this group, one direction, all its NICs together,
+            after sharing with concurrent groups and oversubscription; infinite in one domain.
+        rank_out_bytes_per_s: the same for one rank of the tightest domain when every rank sends.
+        pair_out_bytes_per_s: the same for one rank sending alone.
+        extra_latency_s: one way through the switches beyond the first.
+        over_network: the domains are joined by NICs; else by PCIe inside one host.
+        post_overhead_s: host work per network message (1 us, 2 us on AMD hosts: NCCL's net post overhead).
+    """
+
+    size: int
+    domains: int
+    per_domain: int
+    fewest_per_domain: int
+    link_bytes_per_s: float
+    domain_out_bytes_per_s: float
+    rank_out_bytes_per_s: float
+    pair_out_bytes_per_s: float
+    extra_latency_s: float
+    over_network: bool
+    post_overhead_s: float
+
+
+def _outward(hardware: HardwareProfile, placement: GroupPlacement) -> tuple[float, float, float]:
+    """Raw bytes/s out of the tightest domain: all its ranks of the group together, per rank, and one rank alone."""
+    node, nic = hardware.node, hardware.nic
+    if placement.num_nodes == 1 or nic.count == 0:
+        pcie = node.pcie_bandwidth.value
+        return pcie * min(placement.ranks_per_domain), pcie, pcie
+    rate = nic.bandwidth.value / placement.oversubscription
+    nics_per_gpu = max(1.0, nic.count / node.gpus_per_node)
+    share = nic.count / max(1, placement.concurrent_groups)
+    per_node = max(placement.ranks_per_node)
+    nics = [min(ranks * nics_per_gpu, share * max(1.0, ranks / per_node)) for ranks in placement.ranks_per_domain]
+    tightest = min(nics)
+    busiest = min(n / r for n, r in zip(nics, placement.ranks_per_domain, strict=True))
+    return rate * tightest, rate * busiest, rate * min(nics_per_gpu, share)
+
+
+def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
+    """The geometry of `placement` on `hardware`."""
+    link = hardware.scale_up.bandwidth.value if hardware.domain_size > 1 else hardware.node.pcie_bandwidth.value
+    multi = placement.num_domains > 1
+    together, busiest, alone = _outward(hardware, placement) if multi else (inf, inf, inf)
+    over_network = multi and placement.num_nodes > 1
+    switches = SWITCHES.get(placement.tier, 0) if over_network else 0
+    if over_network and not placement.same_rail and hardware.fabric.kind == "rail-optimized":
+        switches = max(switches, 2)
+    return Geometry(
+        placement.size,
+        placement.num_domains,
+        max(placement.ranks_per_domain),
+        min(placement.ranks_per_domain),
+        link,
+        together,
+        busiest,
+        alone,
+        switches * hardware.fabric.switch_latency.value,
+        over_network,
+        2e-6 if hardware.node.cpu == "amd" else 1e-6,
+    )
+
+
+def one_domain(hardware: HardwareProfile, size: int) -> GroupPlacement:
+    """`size` ranks side by side, filling nodes and then domains: the placement of a benchmark."""
+    return packed(hardware, size, -(-size // hardware.gpus_per_node))
+
+
+def packed(hardware: HardwareProfile, size: int, nodes: int, concurrent_groups: int = 1) -> GroupPlacement:
+    """`size` consecutive ranks on `nodes` hosts, as evenly as they go."""
+    per_node = tuple(size // nodes + (i < size % nodes) for i in range(nodes))
+    nodes_per_domain = max(1, hardware.domain_size // hardware.gpus_per_node)
+    if hardware.domain_size < hardware.gpus_per_node:
+        whole, rest = divmod(size, hardware.domain_size)
+        per_domain = (hardware.domain_size,) * whole + ((rest,) if rest else ())
+    else:
+        per_domain = tuple(sum(per_node[i : i + nodes_per_domain]) for i in range(0, nodes, nodes_per_domain))
+    if size == 1:
+        return GroupPlacement(1, (1,), (1,), "device")
+    tier = "node" if nodes == 1 else "domain" if len(per_domain) == 1 else "leaf"
+    if len(per_domain) > 1 and nodes > 1:
+        fabric = hardware.fabric
+        leaf = fabric.nodes_per_leaf_group
+        tier = "leaf" if nodes <= leaf else "pod" if nodes <= leaf * fabric.leaf_groups_per_pod else "core"
+    return GroupPlacement(size, per_domain, per_node, tier, concurrent_groups)

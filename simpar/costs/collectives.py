@@ -1,0 +1,198 @@
+"""The price of a collective on a placed group: the facade over NCCL, torus, gloo and expert-parallel laws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.costs import expert_parallel, gloo, nccl, point_to_point, torus
+from simpar.costs.collective_defaults import constants_of
+from simpar.costs.collective_geometry import Geometry, geometry
+from simpar.costs.collective_law import Law, fastest, seconds_of
+from simpar.costs.price import ZERO, Price, Provenance
+from simpar.errors import InputError
+from simpar.registry import unknown
+from simpar.specs.collective_constants import Scope
+from simpar.specs.hardware import HardwareProfile
+from simpar.topology.placement import GroupPlacement
+
+COLLECTIVES = (*nccl.REDUCTIONS, *point_to_point.PEER_TO_PEER)
+ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+NONE = Law("none", "none", 0.0, 0.0, channels=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs: algorithm and protocol in NCCL's names, channels, and the SMs they hold while it runs."""
+
+    algorithm: str
+    protocol: str
+    channels: int
+    sms: int
+
+
+class CollectiveModel:
+    """Prices of collectives on one machine; every answer is kept.
+
+    Args:
+        hardware: the machine.
+        nvls: NVLink SHARP may be used where the domain has it.
+        sharp: the fabric's in-network reduction is switched on for the job.
+        algorithm, protocol: only these, in NCCL's names, as NCCL_ALGO and NCCL_PROTO; none = the fastest.
+
+    Raises:
+        InputError: an algorithm or protocol nothing here runs.
+    """
+
+    def __init__(
+        self, hardware: HardwareProfile, *, nvls: bool = True, sharp: bool = False, algorithm: str | None = None,
+        protocol: str | None = None,
+    ) -> None:
+        self.hardware = hardware
+        self._scale_up, self._network, self._bands, self._provenance = constants_of(hardware)
+        self._nvls = nvls and hardware.scale_up.in_network_reduction
+        self._sharp = sharp and hardware.fabric.in_network_reduction
+        self._only = (_checked("algorithm", algorithm), _checked("protocol", protocol))
+        self._prices: dict[tuple[str, float, GroupPlacement, bool], Price] = {}
+        self._laws: dict[tuple[str, GroupPlacement], tuple[Law, ...]] = {}
+        self._geometries: dict[GroupPlacement, Geometry] = {}
+        self._expert: dict[tuple[object, ...], Price] = {}
+
+    def laws(self, collective: str, placement: GroupPlacement) -> tuple[Law, ...]:
+        """The laws that compete for `collective` on `placement`.
+
+        Raises:
+            InputError: unknown collective.
+        """
+        found = self._laws.get((collective, placement))
+        if found is None:
+            name = ALIASES.get(collective, collective)
+            if name not in COLLECTIVES:
+                raise unknown("collective", collective, list(COLLECTIVES))
+            found = self._laws[collective, placement] = self._find(name, placement)
+        return found
+
+    def _find(self, collective: str, placement: GroupPlacement) -> tuple[Law, ...]:
+        if placement.size <= 1:
+            return (NONE,)
+        g, kind = self.geometry(placement), self.hardware.scale_up.kind
+        if self.hardware.gpu.vendor == "cpu" or kind == "shared-memory":
+            return tuple(gloo.laws(collective, self.hardware, g))
+        if kind == "ici" and g.domains == 1:
+            return tuple(torus.laws(collective, self.hardware, placement))
+        if collective in point_to_point.PEER_TO_PEER:
+            return tuple(point_to_point.laws(collective, g, self._scale_up, self._network))
+        found = nccl.laws(collective, g, self._scale_up, self._network, nvls=self._nvls, sharp=self._sharp)
+        algorithm, protocol = self._only
+        kept = [law for law in found if algorithm in (None, law.algorithm) and protocol in (None, law.protocol)]
+        kept = kept or [law for law in found if protocol in (None, law.protocol) and law.algorithm == "Ring"]
+        return tuple(kept or found)
+
+    def geometry(self, placement: GroupPlacement) -> Geometry:
+        """Hops and rates of `placement`."""
+        found = self._geometries.get(placement)
+        if found is None:
+            found = self._geometries[placement] = geometry(self.hardware, placement)
+        return found
+
+    def time(
+        self, collective: str, bytes_: float, placement: GroupPlacement, *, dtype_bytes: float = 2, registered: bool = False
+    ) -> Price:
+        """The price of `collective`.
+
+        Args:
+            collective: broadcast, scatter, gather, reduce, all_gather, reduce_scatter, all_reduce, all_to_all, send_recv.
+            bytes_: as nccl-tests count: the buffer of all-reduce, broadcast, reduce; the total output of all-gather and gather;
+                the total input of reduce-scatter and scatter; the send buffer of one rank of all-to-all; the message of
+                send_recv.
+            placement: the group.
+            dtype_bytes: element size (the laws move bytes; kept for reductions on other hardware).
+            registered: buffers are registered with the fabric, so no copies through NCCL's buffers.
+
+        Raises:
+            InputError: unknown collective, negative size.
+        """
+        key = (collective, bytes_, placement, registered)
+        price = self._prices.get(key)
+        if price is None:
+            if not bytes_ >= 0:
+                raise InputError(f"bytes = {bytes_!r}: a collective needs a size of 0 or more bytes")
+            price = self._prices[key] = self._price(collective, bytes_, placement, registered)
+        return price
+
+    def _price(self, collective: str, bytes_: float, placement: GroupPlacement, registered: bool) -> Price:
+        law = fastest(self.laws(collective, placement), bytes_)
+        if placement.size <= 1 or bytes_ == 0:
+            return ZERO
+        latency, transfer = law.alpha_s, bytes_ * law.beta_s_per_byte
+        fill = 0.0 if registered else sqrt(bytes_) * law.gamma_s_per_sqrt_byte
+        prefix = f"{collective}/{law.algorithm}/{law.protocol}"
+        terms = ((f"{prefix}/latency", latency), (f"{prefix}/transfer", transfer), (f"{prefix}/fill", fill))
+        seconds = latency + transfer + fill
+        low, high = self.interval("network" if placement.num_domains > 1 else "domain", bytes_)
+        return Price(seconds, seconds * low, seconds * high, self._provenance_of(), terms)
+
+    def _provenance_of(self) -> Provenance:
+        if self.hardware.gpu.vendor == "cpu" or self.hardware.scale_up.kind == "ici":
+            return Provenance.PUBLISHED
+        return self._provenance
+
+    def interval(self, scope: Scope, bytes_: float) -> tuple[float, float]:
+        """Ends of the 80 % interval of measured / predicted."""
+        bands = [b for b in self._bands if b.scope == scope and b.from_bytes <= bytes_]
+        if not bands:
+            return 0.6, 1.6
+        band = max(bands, key=lambda b: b.from_bytes)
+        return band.low, band.high
+
+    def seconds(self, collective: str, bytes_: NDArray[np.float64], placement: GroupPlacement) -> NDArray[np.float64]:
+        """Point estimates [messages] for many sizes `bytes_` [messages]."""
+        return seconds_of(self.laws(collective, placement), np.asarray(bytes_, dtype=np.float64))
+
+    def choice(self, collective: str, bytes_: float, placement: GroupPlacement) -> Choice:
+        """What runs for a message of `bytes_`; the SMs held slow the compute beside it."""
+        law = fastest(self.laws(collective, placement), bytes_)
+        # A channel is used once it has 64 bytes for each of 512 threads (NCCL's Simple threshold); small messages use few.
+        channels = max(1, min(law.channels, int(bytes_ // (64 * 512)))) if law.channels else 0
+        return Choice(law.algorithm, law.protocol, channels, channels)
+
+    def bus_bandwidth(self, collective: str, bytes_: float, placement: GroupPlacement) -> float:
+        """nccl-tests' busbw, bytes/s; 0 for a group of one."""
+        seconds, n = self.time(collective, bytes_, placement).seconds, placement.size
+        name = ALIASES.get(collective, collective)
+        factor = 1.0 if name == "send_recv" else nccl.traffic(name, n)
+        return factor * bytes_ / seconds if seconds else 0.0
+
+    def expert_dispatch(
+        self, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement, *, dtype_bytes: float = 2,
+        dispatcher: str = "alltoall", nodes_limit: int | None = None,
+    ) -> Price:
+        """Tokens of each rank to the ranks of their experts; see `expert_parallel`."""
+        return self._moved("dispatch", tokens, hidden, topk, experts, placement, dtype_bytes, dispatcher, nodes_limit)
+
+    def expert_combine(
+        self, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement, *, dtype_bytes: float = 2,
+        dispatcher: str = "alltoall", nodes_limit: int | None = None,
+    ) -> Price:
+        """The experts' outputs back to the tokens' ranks."""
+        return self._moved("combine", tokens, hidden, topk, experts, placement, dtype_bytes, dispatcher, nodes_limit)
+
+    def _moved(
+        self, direction: str, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement,
+        dtype_bytes: float, dispatcher: str, nodes_limit: int | None,
+    ) -> Price:
+        key = (direction, tokens, hidden, topk, experts, placement, dtype_bytes, dispatcher, nodes_limit)
+        price = self._expert.get(key)
+        if price is None:
+            price = self._expert[key] = expert_parallel.price(self, *key)
+        return price
+
+
+def _checked(field: str, name: str | None) -> str | None:
+    known = {"algorithm": ["Ring", "Tree", "NVLS", "NVLSTree", "CollNetDirect", "PAT"], "protocol": ["LL", "LL128", "Simple"]}
+    if name is not None and name not in known[field]:
+        raise unknown(f"collective {field}", name, known[field])
+    return name

@@ -1,0 +1,131 @@
+"""All-reduce, all-gather, reduce-scatter, broadcast and reduce as NCCL runs them: the laws of ring, tree, NVLS, CollNet, PAT.
+
+Which algorithms a collective may take and how each one's latency and traffic add up: NCCL src/graph/tuning.cc (2.30);
+the constants are fitted (docs/formulas_collectives.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log2
+
+from simpar.costs.collective_geometry import Geometry
+from simpar.costs.collective_law import Law, fill
+from simpar.specs.collective_constants import NetworkConstants, NvlsConstants, ScaleUpConstants
+
+REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+PAYLOAD = {"LL": 0.5, "LL128": 120 / 128, "Simple": 1.0}
+"""Share of the wire's bytes that is data (src/include/device.h)."""
+_NO_COPY = 0.0
+
+
+def traffic(collective: str, n: int) -> float:
+    """Bytes each rank sends per byte of the message: nccl-tests' bus bandwidth factor."""
+    if collective == "all_reduce":
+        return 2.0 * (n - 1) / n
+    return 1.0 if collective in ("broadcast", "reduce") else (n - 1) / n
+
+
+def _link_beta(collective: str, g: Geometry, up: ScaleUpConstants, ranks: int) -> float:
+    """Seconds per byte of a Simple ring of `ranks` over the links of a domain, traffic of one rank = 1."""
+    ring = up.ring
+    efficiency = ring.efficiency.get(collective, ring.efficiency["all_gather"])
+    efficiency *= (2.0 / ranks) ** ring.share_exponent if ranks > 1 else 1.0
+    copy = ring.local_copy.get(collective, _NO_COPY) / max(1, ranks - 1)
+    return (1.0 + copy) / (efficiency * g.link_bytes_per_s)
+
+
+def _ring(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[Law]:
+    """Ring: n - 1 hops (all-reduce twice), one hop out of each domain."""
+    ring, n = up.ring, g.size
+    rounds = 2 if collective == "all_reduce" else 1
+    between = rounds * (g.domains - 1)
+    within = rounds * (n - 1) - between
+    wire = traffic(collective, n)
+    out = wire / (net.ring_efficiency * g.domain_out_bytes_per_s)
+    hops = (("LL", ring.ll_base_s, ring.ll_hop_s, net.ll_hop_s, ring.ll_efficiency),
+            ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency))
+    share = (2.0 / n) ** ring.share_exponent
+    for protocol, base, hop, far, efficiency in hops:
+        beta = max(wire / (efficiency * share * g.link_bytes_per_s), out / PAYLOAD[protocol])
+        yield Law("Ring", protocol, base + within * hop + between * (far + g.extra_latency_s), beta)
+    alpha = ring.simple_base_s + within * ring.simple_hop_s + between * (net.simple_hop_s + g.extra_latency_s)
+    inner = wire * _link_beta(collective, g, up, n if g.domains == 1 else max(2, g.per_domain))
+    gamma = fill(ring.fill_s, inner) + (fill(net.fill_s, out) if between else 0.0)
+    yield Law("Ring", "Simple", alpha, max(inner, out), gamma, 24 if g.domains == 1 else 16)
+
+
+def _tree(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[Law]:
+    """Tree all-reduce across domains: up and down a chain in each domain and a double binary tree between them.
+
+    Each NIC carries the buffer twice (to the parent, to the children), with two domains once.
+    """
+    ring, depth = up.ring, log2(g.domains)
+    out = (1.0 if g.domains == 2 else 2.0) / (net.tree_efficiency * g.domain_out_bytes_per_s)
+    wire = traffic("all_reduce", g.size)
+    chain = 2.0 * (g.per_domain - 1)
+    for protocol, base, hop, far, efficiency in (
+        ("LL", ring.ll_base_s, ring.ll_hop_s, net.ll_hop_s, ring.ll_efficiency),
+        ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency),
+    ):
+        beta = max(wire / (efficiency * g.link_bytes_per_s), out / PAYLOAD[protocol])
+        yield Law("Tree", protocol, base + chain * hop + 2 * depth * (far + g.extra_latency_s), beta)
+    inner = wire * _link_beta("all_reduce", g, up, max(2, g.per_domain))
+    alpha = ring.simple_base_s + net.tree_base_s + chain * ring.simple_hop_s
+    alpha += 2 * depth * (net.tree_hop_s + g.extra_latency_s)
+    gamma = fill(ring.fill_s, inner) + fill(net.fill_s, out, depth ** (2 * net.fill_exponent))
+    yield Law("Tree", "Simple", alpha, max(inner, out), gamma)
+
+
+def _nvls(g: Geometry, nvls: NvlsConstants, net: NetworkConstants, sharp: bool) -> Iterator[Law]:
+    """The switch of each domain reduces; between domains a tree (NVLSTree), or the network's switches (SHARP)."""
+    inner = 1.0 / (nvls.efficiency * g.link_bytes_per_s)
+    alpha, gamma = nvls.base_s + nvls.hop_s * log2(g.per_domain), fill(nvls.fill_s, inner)
+    if g.domains == 1:
+        yield Law("NVLS", "Simple", alpha, inner, gamma)
+        return
+    if sharp:
+        out = 1.0 / (net.tree_efficiency * g.domain_out_bytes_per_s)
+        rise = net.tree_base_s + net.tree_hop_s + g.extra_latency_s
+        yield Law("NVLS", "Simple", alpha + rise, max(inner, out), gamma + fill(net.fill_s, out))
+    depth = log2(g.domains)
+    out = (1.0 if g.domains == 2 else 2.0) / (net.tree_efficiency * g.domain_out_bytes_per_s)
+    alpha += net.tree_base_s + 2 * depth * (net.tree_hop_s + g.extra_latency_s)
+    gamma += fill(net.fill_s, out, depth ** (2 * net.fill_exponent))
+    yield Law("NVLSTree", "Simple", alpha, max(inner, out), gamma)
+
+
+def _collnet(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[Law]:
+    """CollNetDirect: ranks of a domain exchange directly, the network's switches reduce; NIC traffic once each way."""
+    inner = 2.0 * _link_beta("all_reduce", g, up, max(2, g.per_domain))
+    out = 1.0 / (net.tree_efficiency * g.domain_out_bytes_per_s)
+    alpha = up.ring.simple_base_s + 2 * up.ring.simple_hop_s * min(1, g.per_domain - 1)
+    alpha += net.tree_base_s + net.tree_hop_s + g.extra_latency_s
+    gamma = fill(up.ring.fill_s, inner) + fill(net.fill_s, out)
+    yield Law("CollNetDirect", "Simple", alpha, max(inner, out), gamma)
+
+
+def _pat(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[Law]:
+    """PAT: logarithmic all-gather / reduce-scatter for one rank per domain; three quarters of the ring's bandwidth."""
+    out = traffic(collective, g.size) / (0.75 * net.ring_efficiency * g.domain_out_bytes_per_s)
+    alpha = up.ring.simple_base_s + log2(g.size) * (net.simple_hop_s / 3.5 + g.extra_latency_s) + 2.8e-6 * log2(g.size)
+    yield Law("PAT", "Simple", alpha, out, fill(net.fill_s, out))
+
+
+def laws(
+    collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants, *, nvls: bool = True, sharp: bool = False
+) -> list[Law]:
+    """Every law NCCL may take for `collective` in this geometry."""
+    found = list(_ring(collective, g, up, net))
+    if collective in ("all_gather", "reduce_scatter") and g.domains > 1 and g.per_domain == 1:
+        found += _pat(collective, g, up, net)
+    if collective != "all_reduce":
+        return found
+    if g.domains > 1:
+        found += _tree(g, up, net)
+        if sharp:
+            found += _collnet(g, up, net)
+    switched = nvls and up.nvls is not None and g.fewest_per_domain >= 2
+    if switched and up.nvls is not None and (g.domains > 1 or g.size >= up.nvls.min_ranks):
+        found += _nvls(g, up.nvls, net, sharp)
+    return found

@@ -1,0 +1,63 @@
+"""Send/receive and what NCCL builds from it: all-to-all, gather and scatter (ncclGroup of sends and receives).
+
+Rules: NCCL src/enqueue.cc, src/graph/paths.cc; inside a domain every rank drives its link, between domains every rank
+drives its NIC (busbw = NIC (n-1)/(n-g), g ranks a domain: measured on 2 and 4 nodes, docs/formulas_collectives.md).
+"""
+
+from __future__ import annotations
+
+from simpar.costs.collective_geometry import Geometry
+from simpar.costs.collective_law import Law, fill
+from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
+
+PEER_TO_PEER = ("send_recv", "all_to_all", "gather", "scatter")
+BATCH = 16
+"""Peers that the channels of one batch serve: latency grows with the rest."""
+
+
+def _shared(g: Geometry, up: ScaleUpConstants) -> float:
+    """Share of its link that a rank keeps when all exchange (PCIe without peer access shares the root complex)."""
+    return float((2.0 / max(2, g.per_domain)) ** up.ring.share_exponent)
+
+
+def _all_to_all(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]:
+    peer, n = up.peer, g.size
+    late = peer.peer_s * max(0, n - BATCH)
+    near = (g.per_domain - 1 + peer.local_copy) / n / (peer.efficiency * _shared(g, up) * g.link_bytes_per_s)
+    gamma = fill(peer.fill_s, near)
+    if g.domains == 1:
+        slow = (n - 1) / n / (peer.ll_efficiency * _shared(g, up) * g.link_bytes_per_s)
+        return [Law("P2P", "Simple", peer.base_s + late, near, gamma, min(32, 4 * n)), Law("P2P", "LL", peer.base_s + late, slow)]
+    out = (n - g.fewest_per_domain) / n / (net.peer_efficiency * g.rank_out_bytes_per_s)
+    remote = n - g.fewest_per_domain
+    alpha = peer.base_s + net.peer_base_s + net.peer_s * remote + g.extra_latency_s
+    return [Law("P2P", "Simple", alpha, max(near, out), gamma + fill(net.peer_fill_s, out), 16)]
+
+
+def _pair(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]:
+    peer = up.peer
+    if g.domains == 1:
+        beta = 1.0 / (peer.pair_efficiency * g.link_bytes_per_s)
+        return [Law("P2P", "Simple", peer.pair_base_s, beta, fill(peer.pair_fill_s, beta), 16)]
+    beta = 1.0 / (net.peer_efficiency * g.pair_out_bytes_per_s)
+    alpha = peer.pair_base_s + net.peer_base_s + g.extra_latency_s
+    return [Law("P2P", "Simple", alpha, beta, fill(net.peer_fill_s, beta), 4)]
+
+
+def _rooted(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]:
+    """Gather / scatter: all the bytes pass the root's link, those of other domains its NIC."""
+    peer, n = up.peer, g.size
+    beta = (n - 1) / n / (peer.efficiency * g.link_bytes_per_s)
+    alpha = peer.base_s + peer.peer_s * max(0, n - BATCH)
+    if g.domains > 1:
+        remote = (n - g.fewest_per_domain) / n
+        beta = max(beta, remote / (net.peer_efficiency * g.pair_out_bytes_per_s))
+        alpha += net.peer_base_s + g.extra_latency_s
+    return [Law("P2P", "Simple", alpha, beta, fill(peer.fill_s, beta), 16)]
+
+
+def laws(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]:
+    """The laws of a collective made of sends and receives."""
+    if collective == "all_to_all":
+        return _all_to_all(g, up, net)
+    return _pair(g, up, net) if collective == "send_recv" else _rooted(g, up, net)
