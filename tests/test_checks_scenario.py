@@ -264,3 +264,31 @@ def test_the_right_values_are_right(tp: int, heads: int, length: int) -> None:
             broken = {v.rule.split("(")[0] for v in about_tp(degree)}
             assert all("sequence_parallel" in rule for rule in broken)
             assert violation.rule.split("(")[0] not in broken
+
+
+def messages(**parts: Any) -> list[str]:
+    table = {"cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "training": {"global_batch_size": 8}, **parts}
+    with pytest.raises(InputError) as caught:
+        make_scenario(table, file="f.toml")
+    return str(caught.value).splitlines()
+
+
+def test_a_wrong_model_comes_with_the_rest() -> None:
+    name, field = messages(model="llama3.1-8", plan={"tpp": 3})
+    assert name.startswith("f.toml: model = 'llama3.1-8': unknown model 'llama3.1-8'; did you mean 'llama3.1-8b'?")
+    assert field == "f.toml: plan.tpp = 3: unknown field; did you mean 'tp'?"
+    table = messages(model={"hidden_sise": 3, "num_hidden_layers": -1})
+    assert "f.toml: model.hidden_sise = 3: unknown field; did you mean 'hidden_size'?" in table
+    assert any("model.num_hidden_layers = -1" in line for line in table)
+    assert messages(model={"kind": "rnn"}) == [
+        "f.toml: model.kind = 'rnn': unknown kind of model; one of transformer, mlp, cnn"
+    ]
+    assert "must be a preset's name" in messages(model=3)[0]
+    assert messages() == ["f.toml: model = None: is required"]
+
+
+def test_a_transformer_needs_a_sequence_length() -> None:
+    (line,) = messages(model="llama3.1-8b")
+    assert line == (
+        "f.toml: training.sequence_length = None: is required for a transformer; at most 131072 for this model"
+    )

@@ -302,6 +302,10 @@ def _fitting_tp(model: TransformerSpec) -> list[int]:
 
 def _sequence(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]:
     plan, length = scenario.plan, scenario.training.sequence_length
+    if "sequence_length" not in scenario.training.model_fields_set:
+        limit = f"at most {model.max_position_embeddings} for this model"
+        yield Violation("training.sequence_length", None, "is required for a transformer", limit)
+        return
     if plan.cp_style == "ulysses" and model.num_attention_heads % plan.tp == 0:
         heads = model.num_attention_heads // plan.tp
         yield from _divides("plan.cp", plan.cp, heads, "the attention heads of one tensor-parallel rank for ulysses")

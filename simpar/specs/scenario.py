@@ -1,4 +1,4 @@
-"""A scenario: a model on a cluster under a plan. This file reads it, resolves names, and checks what spans several parts."""
+"""A scenario: a model on a cluster under a plan. This file reads it, resolves names and has the whole checked."""
 
 from __future__ import annotations
 
@@ -115,22 +115,39 @@ def make_scenario(table: dict[str, Any], *, file: str = "") -> Scenario:
         InputError: all violations, together.
     """
     from simpar.specs.checks import check_scenario
-    from simpar.specs.models_io import load_model
 
     table = dict(table)
     base = Path(file).parent if file else Path()
-    if isinstance(table.get("model"), str):
-        table["model"] = load_model(table["model"], base=base).model_dump()
-    elif isinstance(table.get("model"), dict):
-        table["model"] = {"kind": "transformer", **table["model"]}
+    wrong_model: list[Violation] = []
+    if "model" in table:
+        table["model"], wrong_model = _model_table(table["model"], base, file)
     cluster = table.get("cluster")
     if isinstance(cluster, dict) and str(cluster.get("hardware", "")).endswith(".toml"):
         relative = base / str(cluster["hardware"])
         if relative.is_file():
             table["cluster"] = {**cluster, "hardware": str(relative)}
     table.setdefault("name", Path(file).stem if file else "scenario")
-    scenario = validate(Scenario, {**table, "file": file}, file=file)
-    violations: list[Violation] = check_scenario(scenario)
+    try:
+        scenario = validate(Scenario, {**table, "file": file}, file=file)
+    except InputError as error:
+        raise InputError([*wrong_model, *error.violations]) from None
+    violations: list[Violation] = wrong_model or check_scenario(scenario)
     if violations:
         raise InputError(violations)
     return scenario
+
+
+def _model_table(model: object, base: Path, file: str) -> tuple[dict[str, Any], list[Violation]]:
+    """The model named or written by the user as a table, or a stand-in and what is wrong with it."""
+    from simpar.specs.models_io import load_model, model_from_table
+
+    stand_in = {"kind": "mlp", "width": 1, "depth": 1}
+    try:
+        if isinstance(model, str):
+            return load_model(model, base=base).model_dump(), []
+        if isinstance(model, dict):
+            return model_from_table(model, file=file, prefix="model").model_dump(), []
+    except InputError as error:
+        return stand_in, list(error.violations) or [Violation("model", model, str(error), file=file)]
+    rule = "must be a preset's name, a path, or a table"
+    return stand_in, [Violation("model", model, rule, 'such as "llama3.1-8b"', file)]
