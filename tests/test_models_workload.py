@@ -11,7 +11,7 @@ from simpar.workload.parameters import mtp_parameters, parameters, total, total_
 from simpar.workload.style import BlockStyle
 
 SMALL = ("embedding/relative", "final/norm", "mtp.final_norm")
-"""Terms that the ops may leave out: relative position biases, and the final norms of an encoder or a prediction module."""
+"""Terms that the ops may leave out: relative position biases, final norms of encoders and prediction modules."""
 
 
 @pytest.mark.parametrize("name", model_names())
