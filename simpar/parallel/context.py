@@ -53,8 +53,8 @@ def _all_gather(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
     total = key_value_bytes(whole, degrees) * degrees.cp
     ops.blocking(f"{name}.all_gather", Collective("all_gather", total, "cp"), "cp")
     local = whole.sequence_q // degrees.cp
-    # Head-tail chunks see on average half of all keys (plus half a chunk): the same work as s/cp queries on s/2 keys.
-    keys = (whole.sequence_kv + local) // 2 if whole.causal else whole.sequence_kv
+    # Head-tail chunks see on average half of all keys: the same work as s/cp queries on s/2 keys.
+    keys = whole.sequence_kv // 2 if whole.causal else whole.sequence_kv
     ops.compute(name, replace(whole, sequence_q=local, sequence_kv=keys, causal=False), kernels)
     if whole.backward:
         ops.blocking(f"{name}.reduce_scatter", Collective("reduce_scatter", total, "cp"), "cp")

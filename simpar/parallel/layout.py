@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simpar.errors import InternalError
@@ -176,8 +176,8 @@ class Layout:
         if stage.head:
             for block in network.mtp:
                 blocks.append(self._split(block, self.options))
-                if network.head is not None:
-                    blocks.append(self._split(network.head, plain))
+                if network.mtp_head is not None:
+                    blocks.append(replace(self._split(network.mtp_head, plain), dense_parameters=0.0))
             if network.head is not None:
                 blocks.append(self._split(network.head, plain))
         return blocks
@@ -185,8 +185,6 @@ class Layout:
     @cached_property
     def _plain(self) -> SplitOptions:
         """Options without recomputation: embedding, head, layers past the block method's limit."""
-        from dataclasses import replace
-
         return replace(self.options, recompute=Recompute())
 
     @cached_property

@@ -20,7 +20,8 @@ class Network:
         embedding: before the first layer, or None.
         layers: one block per layer; equal layers share one object.
         head: norm, logits and loss, or None where the last layer holds the loss.
-        mtp: multi-token-prediction modules, run before the head on the last stage; each adds a head of its own.
+        mtp: multi-token-prediction modules, run before the head on the last stage.
+        mtp_head: logits and loss of each module, with the head's own weight.
         boundary_bytes: activation passed between layers, one micro-batch, unsplit, before each layer (and after the last).
         tied: head and embedding share the weight.
     """
@@ -29,6 +30,7 @@ class Network:
     layers: tuple[Block, ...]
     head: Block | None
     mtp: tuple[Block, ...]
+    mtp_head: Block | None
     boundary_bytes: tuple[float, ...]
     tied: bool
 
@@ -62,7 +64,7 @@ def transformer_network(
     boundary = 2.0 * micro_batch * sequence * model.hidden_size
     return Network(
         embedding_block(model, sizes, style), tuple(layers), head_block(model, sizes, style), mtp,
-        (boundary,) * (len(layers) + 1), model.tie_word_embeddings,
+        head_block(model, sizes, style, norm=False) if mtp else None, (boundary,) * (len(layers) + 1), model.tie_word_embeddings,
     )  # fmt: skip
 
 
@@ -76,4 +78,4 @@ def simple_network(model: MlpSpec | CnnSpec, micro_batch: int, element_bytes: fl
     else:
         blocks = cnn_blocks(model, micro_batch, element_bytes, split)
         boundaries = [element_bytes * micro_batch * b.size["d"] for b in blocks] + [0.0]
-    return Network(None, blocks, None, (), tuple(boundaries), tied=False)
+    return Network(None, blocks, None, (), None, tuple(boundaries), tied=False)

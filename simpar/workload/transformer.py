@@ -301,14 +301,23 @@ def embedding_block(model: TransformerSpec, sizes: Axes, style: BlockStyle) -> B
         items.append(_residual("embedding/dropout", style))
     if model.embedding_norm:
         items.append(_norm("embedding/norm", model, style))
+    if model.num_decoder_layers and model.final_norm:
+        # The encoder's own final norm; it has no block of its own.
+        items.append(_norm("embedding/encoder_final_norm", model, style))
+    if model.relative_position_buckets:
+        stacks = 2 if model.num_decoder_layers else 1
+        sizes = _replace(sizes, r=model.relative_position_buckets)
+        items.append(
+            Op("embedding/relative", OpType.MEMORY, "embedding", "residual", kernel="embedding", parameters=("rn",) * stacks)
+        )
     return Block("embedding", tuple(items), sizes)
 
 
-def head_block(model: TransformerSpec, sizes: Axes, style: BlockStyle) -> Block:
-    """Final norm, logits, cross-entropy."""
+def head_block(model: TransformerSpec, sizes: Axes, style: BlockStyle, *, norm: bool = True) -> Block:
+    """Final norm (a multi-token-prediction module brings its own), logits, cross-entropy."""
     ln_region: Region = "tensor" if style.saves_gathered_input else "residual"
     items: Items = []
-    if model.final_norm:
+    if model.final_norm and norm:
         items.append(_norm("final_norm", model, style))
     traffic = {"fused": (6.0, 6.0), "unfused": (18.0, 18.0), "chunked": (10.0, 10.0)}[style.loss]
     # Logits in bf16 plus the fp32 copies that live until the backward (semantics of each framework's loss).
@@ -332,5 +341,6 @@ def mtp_block(model: TransformerSpec, sizes: Axes, style: BlockStyle, *, moe: bo
         _norm("mtp/embedding_norm", model, style),
         _linear("mtp/proj", "bso,od->bsd", "mtp", "residual", Tensor("mtp/pair", "bso", 2, "residual")),
         *layer.items,
+        _norm("mtp/final_norm", model, style),
     ]
     return Block("mtp_layer", tuple(items), layer.sizes)
