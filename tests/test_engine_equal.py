@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -81,7 +83,7 @@ def test_semantics_hold_on_the_timeline(data):
         releases[op] += timeline.finish[program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]]].tolist()
     for first, last in zip(program.stream_ptr[:-1], program.stream_ptr[1:], strict=True):
         ops = program.stream_ops[first:last]
-        for before, after in zip(ops[:-1], ops[1:], strict=True):
+        for before, after in pairwise(ops):
             releases[after].append(timeline.finish[before])
     assert timeline.start.tolist() == [max(times) for times in releases]
 

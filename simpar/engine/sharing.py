@@ -1,8 +1,7 @@
 """Who shares which links at the moment, and at what rate.
 
-Each group of ranks that communicates is one session: its rate is the bytes per second over the link that it presses on
-hardest relative to capacity, and all its other links carry their share in step (the hops of a ring advance together).
-Sessions are max-min fair.
+Each group of ranks that communicates is one session: its rate is the bytes per second over the narrowest link it uses,
+and its other links carry their share in step (the hops of a ring advance together). Sessions are max-min fair.
 
 Only hot links matter: a link on which even all peak rates together fit holds nobody back. Rates are therefore
 recomputed only for the sessions connected through hot links to what started or ended; on a fabric that does not block,
@@ -24,6 +23,9 @@ from simpar.program.program import FloatArray, IntArray, Program
 _SLACK = 1.0 + 1e-9
 """A link is hot when wanted beyond its capacity by more than rounding."""
 
+_NEGLIGIBLE_S = 1e-12
+"""A transfer shorter than this is over before it could share anything."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pressure:
@@ -31,7 +33,7 @@ class _Pressure:
 
     Attributes:
         loads: on those links only.
-        unit_bytes: bytes of one group over its hardest-pressed link, whether or not that one can become hot.
+        unit_bytes: bytes of one group over its narrowest link, whether or not that one can become hot.
         unit_capacity: nominal capacity of that link, bytes/s.
     """
 
@@ -51,7 +53,7 @@ class _Session:
         self.demand = demand
         """Bytes per second on each link at the peak rate."""
         self.peak = peak
-        """Bytes per second of one group over its hardest-pressed link."""
+        """Bytes per second of one group over its narrowest link."""
         self.weight = demand / peak
         self.stretch = stretch
         """(latency, transfer) as fractions of the price."""
@@ -185,7 +187,7 @@ class Sharing:
             key = (transfer.collective, transfer.bytes, id(transfer.groups))
             if key not in known:
                 known[key] = contention.network.loads(transfer)
-            if self._transfer_s[op] > 0.0:
+            if self._transfer_s[op] > _NEGLIGIBLE_S:
                 loads[op] = known[key]
         return loads
 
@@ -226,11 +228,17 @@ class Sharing:
             if id(load) not in known:
                 keep = contested[load.links] & (load.bytes > 0.0)
                 kept = LinkLoads(load.links[keep], load.bytes[keep], load.groups[keep])
-                unit, nominal = load.bytes / load.groups, self._nominal[load.links]
-                hardest = int(np.argmax(unit / nominal)) if len(unit) else -1
-                measure = (float(unit[hardest]), float(nominal[hardest])) if len(unit) else (0.0, 0.0)
-                known[id(load)] = _Pressure(kept, *measure)
+                known[id(load)] = _Pressure(kept, *self._measure(load))
             yield op, known[id(load)]
+
+    def _measure(self, load: LinkLoads) -> tuple[float, float]:
+        """Bytes of one group over its narrowest link (the busiest of equals), and that link's capacity."""
+        used = load.bytes > 0.0
+        if not used.any():
+            return 0.0, 0.0
+        unit, nominal = (load.bytes / load.groups)[used], self._nominal[load.links[used]]
+        narrowest = float(nominal.min())
+        return float(unit[nominal <= narrowest].max()), narrowest
 
 
 def _demand(loads: LinkLoads, transfer_s: float, nominal: FloatArray) -> FloatArray:
