@@ -118,13 +118,14 @@ def per_window(axes: Axes, base: int, unit: int) -> tuple[int, ...]:
 
 
 def residues(axes: Sequence[Axis], modulus: int) -> tuple[IntArray, IntArray]:
-    """The distinct points modulo `modulus` and how many points share each, two int arrays."""
+    """A point for each residue modulo `modulus` that is met, and how many points share it, two int arrays."""
     values, weights = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     for axis in axes:
         period = modulus // gcd(axis.stride, modulus)
         steps = np.arange(min(axis.size, period), dtype=np.int64)
         repeats = axis.size // period + (steps < axis.size % period)
-        sums = ((steps * axis.stride)[:, None] + values) % modulus
-        values, where = np.unique(sums.ravel(), return_inverse=True)
+        sums = ((steps * axis.stride)[:, None] + values).ravel()
+        _, first, where = np.unique(sums % modulus, return_index=True, return_inverse=True)
         weights = np.bincount(where.ravel(), weights=(repeats[:, None] * weights).ravel()).astype(np.int64)
+        values = sums[first]
     return values, weights

@@ -35,7 +35,11 @@ def place_groups(axes: Axes, others: Axes, world: int, levels: Levels) -> Kinds:
     if not uneven:
         return ((_placement(axes, 0, world, levels), total),)
     found: dict[GroupPlacement, int] = {}
-    for base, amount in _distinct_bases(axes, others, levels, uneven):
+    # Which siblings share a node depends on where between the members of one group its base lies, unless the node holds
+    # one member of as many groups as it has GPUs.
+    scattered = len(axes) == 1 and axes[0].stride >= levels.node
+    period = 1 if scattered or levels.node not in uneven else axes[-1].stride
+    for base, amount in _distinct_bases(axes, others, levels, uneven, period):
         placement = _placement(axes, base, world, levels)
         found[placement] = found.get(placement, 0) + amount
     return _slowest_first(found)
@@ -57,7 +61,7 @@ def place_neighbours(axes: Axes, others: Axes, world: int, levels: Levels) -> Ki
     found: dict[GroupPlacement, int] = {}
     for pair, bases in pairs:
         uneven = [unit for unit in set(levels.sizes) if unit < world and pair.stride % unit]
-        for base, amount in _distinct_bases((pair,), bases, levels, uneven):
+        for base, amount in _distinct_bases((pair,), bases, levels, uneven, 1):
             placement = _placement((pair,), base, world, levels)
             aligned = placement.num_nodes == 1 or pair.stride % levels.node == 0
             placement = replace(placement, concurrent_groups=concurrent, same_rail=aligned)
@@ -69,10 +73,10 @@ def _slowest_first(found: dict[GroupPlacement, int]) -> Kinds:
     return tuple(sorted(found.items(), key=lambda item: _slowness(item[0]), reverse=True))
 
 
-def _distinct_bases(axes: Axes, others: Axes, levels: Levels, uneven: list[int]) -> list[tuple[int, int]]:
+def _distinct_bases(axes: Axes, others: Axes, levels: Levels, uneven: list[int], period: int) -> list[tuple[int, int]]:
     """One base for each way of meeting the `uneven` units, with how many bases meet them so."""
-    bases, weights = residues(others, lcm(*uneven))
-    key = _kind_key(axes, bases, levels, uneven)
+    bases, weights = residues(others, lcm(period, *uneven))
+    key = _kind_key(axes, bases, levels, uneven) * period + bases % period
     _, first, where = np.unique(key, return_index=True, return_inverse=True)
     amounts = np.bincount(where.ravel(), weights=weights).astype(np.int64)
     return list(zip(bases[first].tolist(), amounts.tolist(), strict=True))
