@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from simpar import schedules
 from simpar.errors import InputError
 from simpar.schedules import NO_INDEX, SCHEDULES, Action, Chain, Phase, Schedule, build_schedule, parse_action
+from simpar.schedules import action as action_module
 
 COSTS = [
     {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0},
@@ -309,3 +313,22 @@ def test_arrays_say_the_same_as_the_rows(name: str) -> None:
     assert order.overlapped().sum() == 2 * sum(bool(action.parts) for row in schedule.rows for action in row)
     with pytest.raises(ValueError, match="read-only"):
         order.stage[0] = 1
+
+
+# --- the documentation -----------------------------------------------------------------------------------------
+
+
+def test_documented_examples_are_true() -> None:
+    for failed, attempted in (
+        doctest.testmod(schedules),
+        doctest.testmod(action_module),
+        doctest.testfile(str(Path(__file__).parents[1] / "docs/schedules.md"), module_relative=False),
+    ):
+        assert attempted
+        assert not failed
+
+
+def test_every_schedule_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs/schedules.md").read_text()
+    for name in SCHEDULES:
+        assert f"`{name}`" in text
