@@ -194,7 +194,7 @@ def _stuck_reason(stuck: Sequence[Outcome], count: int) -> str:
     totals = {cause: sum(o.lost_s[cause] for o in stuck) for cause in CAUSES}
     worst = max(totals, key=lambda cause: totals[cause])
     share = totals[worst] / sum(o.wall_s for o in stuck)
-    return f"no progress: {len(stuck)} of {count} repetitions did not come to an end; {share:.0%} of the time went to {worst}"
+    return f"no progress: {len(stuck)} of {count} repetitions came to no end; {share:.0%} of the time went to {worst}"
 
 
 def _late_reason(plan: PlanFile, run: RunModel, outcomes: Sequence[Outcome], met: float | None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from simpar.planning.closed_forms import daly_interval_s, exact_interval_s, young_interval_s
@@ -57,8 +58,11 @@ def checkpoint_times(spec: CheckpointPlan, nodes: int, gpus: int, parameters: fl
     return CheckpointTimes(size, stall, max(save, stall), load, tuple(assumed))
 
 
-def choose_interval(spec: CheckpointPlan, times: CheckpointTimes, mtti_s: float) -> float:
-    """Training time between checkpoints: as given or by the rule, but never so short that saves overtake each other."""
+def choose_interval(spec: CheckpointPlan, times: CheckpointTimes, mtti_s: float, step_s: float = 0.0) -> float:
+    """Training time between checkpoints: as given or by the rule, in whole steps of `step_s` where that is known.
+
+    It is never so short that saves overtake each other.
+    """
     if spec.interval == "young":
         wanted = young_interval_s(times.stall_s, mtti_s)
     elif spec.interval == "daly":
@@ -67,4 +71,8 @@ def choose_interval(spec: CheckpointPlan, times: CheckpointTimes, mtti_s: float)
         wanted = exact_interval_s(times.stall_s, mtti_s)
     else:
         wanted = float(spec.interval)
-    return max(wanted, times.save_s - times.stall_s, SHORTEST_INTERVAL_S)
+    wanted = max(wanted, times.save_s - times.stall_s, SHORTEST_INTERVAL_S)
+    if step_s <= 0 or math.isinf(wanted):
+        return wanted
+    steps = max(1, round(wanted / step_s))
+    return step_s * (steps if steps * step_s >= times.save_s - times.stall_s else steps + 1)

@@ -24,7 +24,7 @@ def young_interval_s(stall_s: float, mtti_s: float) -> float:
 
 
 def daly_interval_s(stall_s: float, mtti_s: float) -> float:
-    """Higher-order optimal interval (Daly, FGCS 22(3), 2006, eq. 37): in powers of sqrt(delta / 2M); M from delta = 2M."""
+    """Higher-order optimal interval (Daly, FGCS 22(3), 2006, eq. 37), powers of sqrt(delta / 2M); M from delta = 2M."""
     if stall_s >= 2.0 * mtti_s:
         return mtti_s
     x = stall_s / (2.0 * mtti_s) if math.isfinite(mtti_s) else 0.0

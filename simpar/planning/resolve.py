@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from simpar.errors import InputError, Violation
 from simpar.planning.checkpoints import CheckpointTimes, checkpoint_times, choose_interval
 from simpar.planning.closed_forms import DAY_S, goodput_exact
 from simpar.planning.economics import Economics
 from simpar.planning.notes import Assumption, Notes
 from simpar.planning.plan_rules import check_plan
 from simpar.planning.prices import resolve_economics
-from simpar.planning.run_model import Growth, Piece, Recovery, RunModel, SlowNodeModel, Source, Stage, Window
+from simpar.planning.run_model import Growth, Recovery, RunModel, SlowNodeModel, Source, Stage, Window
+from simpar.planning.speeds import Speeds, phase_name, phase_scenario
 from simpar.planning.steps import StepEstimate, StepModel
-from simpar.specs.base import data_dir, read_toml
 from simpar.specs.hardware import HardwareProfile, load_hardware
-from simpar.specs.planfile import Phase, PlanFile
-from simpar.specs.scenario import Scenario, apply_override, make_scenario
+from simpar.specs.planfile import PlanFile
 
 HOPELESS_GOODPUT = 0.05
 """Below this expected goodput a run is called impossible instead of simulated."""
@@ -53,7 +49,7 @@ def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
     counts = [plan.cluster.num_nodes]
     for growth in sorted(plan.cluster.expansions, key=lambda g: (g.day or 0.0, g.at_tokens or 0.0)):
         counts.append(counts[-1] + growth.add_nodes)
-    pieces = [_pieces(plan, nodes, nodes * per_node, steps, notes) for nodes in counts]
+    pieces = [Speeds(plan, nodes, nodes * per_node, steps, notes).pieces() for nodes in counts]
     economics = resolve_economics(plan, profile, per_node, notes)
     if not notes.feasible:
         return Resolved(
@@ -73,7 +69,8 @@ def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
         rate = nodes * sum(source.rate_per_node_s for source in sources)
         mtti = 1.0 / rate if rate > 0 else float("inf")
         times = checkpoint_times(plan.checkpoints, nodes, nodes * per_node, notes.parameters)
-        interval = choose_interval(plan.checkpoints, times, mtti)
+        step = max((piece.step_time_s or 0.0 for piece in stage_pieces), default=0.0)
+        interval = choose_interval(plan.checkpoints, times, mtti, step)
         saves = saves or times
         stages.append(Stage(nodes, nodes * per_node, stage_pieces, interval, times.stall_s, times.save_s))
         notes.binding.extend(_checkpoint_limits(plan, times, interval, mtti))
@@ -96,27 +93,13 @@ def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
 
 
 # -- the machines ------------------------------------------------------------------------------------------------------
-def scenario_path(plan: PlanFile, name: str) -> Path:
-    """The file of scenario `name`: beside the plan, or among the shipped ones."""
-    beside = Path(plan.file).parent / name
-    if beside.is_file() or Path(name).is_absolute():
-        return beside
-    for candidate in (data_dir("scenarios") / name, data_dir("scenarios") / f"{name}.toml"):
-        if candidate.is_file():
-            return candidate
-    raise InputError(
-        [Violation("phases.scenario", name, "no such scenario", f"looked at {beside} and in scenarios/", plan.file)]
-    )
-
-
 def _profile(plan: PlanFile) -> HardwareProfile | None:
     """The hardware of the plan, or of its first scenario."""
     if plan.cluster.hardware:
         return load_hardware(plan.cluster.hardware)
     for phase in plan.phases:
         if phase.scenario:
-            table = read_toml(scenario_path(plan, phase.scenario))
-            return load_hardware(str(table.get("cluster", {}).get("hardware", "")))
+            return phase_scenario(plan, phase).hardware
     return None
 
 
@@ -127,126 +110,6 @@ def _gpus_per_node(plan: PlanFile, profile: HardwareProfile | None, notes: Notes
         return profile.gpus_per_node
     notes.assume("cluster.gpus_per_node", 8, "assumed: no hardware profile is named")
     return 8
-
-
-# -- speed -------------------------------------------------------------------------------------------------------------
-def phase_scenario(plan: PlanFile, phase: Phase, nodes: int, batch: int | None = None) -> Scenario:
-    """The scenario of `phase` on `nodes` nodes of the plan's cluster, at its own batch or at `batch`."""
-    path = scenario_path(plan, str(phase.scenario))
-    table: dict[str, Any] = read_toml(path)
-    cluster = {**table.get("cluster", {}), "num_nodes": nodes}
-    if nodes != table.get("cluster", {}).get("num_nodes"):
-        # Data parallelism follows the cluster.
-        table["plan"] = {k: v for k, v in table.get("plan", {}).items() if k != "dp"}
-    cluster.pop("num_gpus", None)
-    if plan.cluster.hardware:
-        cluster["hardware"] = plan.cluster.hardware
-    cluster |= plan.cluster.fabric.model_dump(exclude_none=True)
-    training = {**table.get("training", {})}
-    if phase.sequence_length:
-        training["sequence_length"] = phase.sequence_length
-    if batch or phase.global_batch_size:
-        training["global_batch_size"] = batch or phase.global_batch_size
-    table = {**table, "cluster": cluster, "training": training}
-    for assignment in phase.set:
-        apply_override(table, assignment)
-    return make_scenario(table, file=str(path))
-
-
-def _pieces(plan: PlanFile, nodes: int, gpus: int, steps: StepModel, notes: Notes) -> tuple[Piece, ...]:
-    result: list[Piece] = []
-    for index, phase in enumerate(plan.phases):
-        left = phase.tokens
-        for ramp in phase.batch_ramp:
-            result.append(
-                _piece(
-                    plan,
-                    index,
-                    min(ramp.tokens, left),
-                    nodes,
-                    gpus,
-                    steps,
-                    notes,
-                    ramp.global_batch_size,
-                    ramp.relative_throughput,
-                )
-            )
-            left -= ramp.tokens
-        if left > 0:
-            result.append(_piece(plan, index, left, nodes, gpus, steps, notes))
-    return tuple(result)
-
-
-def _piece(
-    plan: PlanFile,
-    index: int,
-    tokens: float,
-    nodes: int,
-    gpus: int,
-    steps: StepModel,
-    notes: Notes,
-    batch: int | None = None,
-    relative: float = 1.0,
-) -> Piece:
-    phase = plan.phases[index]
-    if phase.scenario is None:
-        speed = given_tokens_per_s(phase, gpus) * relative
-        spread = phase.relative_uncertainty or 0.0
-        if batch is None:
-            notes.assume(
-                _phase_name(plan, index),
-                f"{speed:.6g} tokens/s on {gpus} GPUs",
-                phase.source or "the plan file",
-                "published" if phase.source else "given",
-            )
-        return Piece(
-            index,
-            tokens,
-            speed,
-            plan.power.utilisation if plan.power.utilisation is not None else 1.0,
-            low=1.0 - spread,
-            high=1.0 / (1.0 - spread),
-        )
-    scenario = phase_scenario(plan, phase, nodes, batch)
-    estimate = steps.best_layout(scenario) if phase.layout == "search" else steps.estimate(scenario)
-    name = f"{_phase_name(plan, index)}, batch {scenario.training.global_batch_size}, {nodes} nodes"
-    notes.steps.append((name, estimate))
-    if not estimate.fits:
-        notes.impossible(f"{name}: no layout runs: {'; '.join(estimate.reasons)}")
-        return Piece(index, tokens, 1.0, 0.0)
-    notes.parameters = notes.parameters or estimate.parameters
-    times = f"step {estimate.step_time_s:.4g} s ({estimate.low_s:.4g} to {estimate.high_s:.4g})"
-    notes.assume(
-        name, f"{times}, {estimate.layout}", f"simulated, provenance of prices: {estimate.provenance}", "simulated"
-    )
-    utilisation = plan.power.utilisation
-    if utilisation is None:
-        utilisation = estimate.utilisation.get("compute", 1.0)
-    spread_low, spread_high = estimate.low_s / estimate.step_time_s, estimate.high_s / estimate.step_time_s
-    if phase.relative_uncertainty is not None:
-        spread_low, spread_high = 1.0 - phase.relative_uncertainty, 1.0 / (1.0 - phase.relative_uncertainty)
-    return Piece(
-        index, tokens, estimate.tokens_per_s(scenario), utilisation, estimate.step_time_s, spread_low, spread_high
-    )
-
-
-def _phase_name(plan: PlanFile, index: int) -> str:
-    return plan.phases[index].name or f"phase {index + 1}"
-
-
-def given_tokens_per_s(phase: Phase, gpus: int) -> float:
-    """Throughput of a phase with a given speed, scaled linearly to `gpus` GPUs."""
-    if phase.tokens_per_s_per_gpu is not None:
-        return phase.tokens_per_s_per_gpu * gpus
-    if phase.flops is not None:
-        return phase.flops.flops_per_s_per_gpu * gpus / phase.flops.flops_per_token(phase.sequence_length or 1)
-    if phase.gpu_hours is not None:
-        return phase.tokens / (phase.gpu_hours * 3600.0) * gpus
-    rated = phase.rated_gpus or gpus
-    if phase.tokens_per_s is not None:
-        return phase.tokens_per_s * gpus / rated
-    tokens = (phase.global_batch_size or 0) * (phase.sequence_length or 0)
-    return tokens / (phase.step_time or 1.0) * gpus / rated
 
 
 # -- reliability -------------------------------------------------------------------------------------------------------
@@ -289,7 +152,7 @@ def _run_model(
 ) -> RunModel:
     spec, slow = plan.reliability, plan.reliability.slow_nodes
     return RunModel(
-        phases=tuple(_phase_name(plan, i) for i in range(len(plan.phases))),
+        phases=tuple(phase_name(plan, i) for i in range(len(plan.phases))),
         stages=stages,
         growth=tuple(
             Growth(None if g.day is None else g.day * DAY_S, g.at_tokens, g.add_nodes) for g in plan.cluster.expansions
@@ -328,7 +191,7 @@ def _run_model(
 def _checkpoint_limits(plan: PlanFile, times: CheckpointTimes, interval: float, mtti: float) -> list[str]:
     found = []
     wanted = plan.checkpoints.interval
-    if isinstance(wanted, float | int) and interval > wanted + 1e-9:
+    if isinstance(wanted, float | int) and times.save_s - times.stall_s > wanted + 1e-9:
         found.append(
             f"storage: one save takes {times.save_s:.4g} s, so a checkpoint every {wanted:.4g} s is not possible; "
             f"every {interval:.4g} s is"
