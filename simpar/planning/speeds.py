@@ -15,6 +15,10 @@ from simpar.specs.planfile import BatchStep, Phase, PlanFile
 from simpar.specs.scenario import Scenario, apply_override, make_scenario
 
 
+SCALES = ("memory_scale", "scale_up_bandwidth_scale", "nic_bandwidth_scale")
+"""What-if fields that plan and scenario share."""
+
+
 def phase_name(plan: PlanFile, index: int) -> str:
     """The name of a phase, or its number."""
     return plan.phases[index].name or f"phase {index + 1}"
@@ -52,6 +56,7 @@ def phase_scenario(plan: PlanFile, phase: Phase, nodes: int | None = None, batch
     if plan.cluster.hardware:
         cluster["hardware"] = plan.cluster.hardware
     cluster |= plan.cluster.fabric.model_dump(exclude_none=True)
+    cluster |= {name: scale for name in SCALES if (scale := getattr(plan.cluster, name)) != 1.0}
     training = dict(table.get("training", {}))
     if phase.sequence_length:
         training["sequence_length"] = phase.sequence_length

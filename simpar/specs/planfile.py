@@ -170,6 +170,12 @@ class ClusterPlan(Spec):
     """Cold spares: in place after reliability.cold_replacement."""
     expansions: tuple[Expansion, ...] = ()
     fabric: FabricOverrides = FabricOverrides()
+    memory_scale: PositiveFloat = 1.0
+    """What if: device memory, as a multiple of the profile's; concerns simulated phases."""
+    scale_up_bandwidth_scale: PositiveFloat = 1.0
+    """What if: links inside the scale-up domain."""
+    nic_bandwidth_scale: PositiveFloat = 1.0
+    """What if: each network adapter."""
 
 
 class CheckpointPlan(Spec):

@@ -28,6 +28,12 @@ class ClusterSpec(Spec):
     pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
     nics_per_node: Annotated[int, Field(gt=0)] | None = None
     """Overrides the number of adapters."""
+    memory_scale: Annotated[float, Field(gt=0)] = 1.0
+    """What if: device memory, as a multiple of the profile's."""
+    scale_up_bandwidth_scale: Annotated[float, Field(gt=0)] = 1.0
+    """What if: links inside the scale-up domain, as a multiple of the profile's."""
+    nic_bandwidth_scale: Annotated[float, Field(gt=0)] = 1.0
+    """What if: each adapter, as a multiple of the profile's."""
 
 
 class Published(Spec):
@@ -68,6 +74,17 @@ class Scenario(Spec):
             changes["fabric"] = profile.fabric.model_copy(update=fabric)
         if self.cluster.nics_per_node:
             changes["nic"] = profile.nic.model_copy(update={"count": self.cluster.nics_per_node})
+        for part, field, scale in (
+            ("gpu", "memory", self.cluster.memory_scale),
+            ("scale_up", "bandwidth", self.cluster.scale_up_bandwidth_scale),
+            ("nic", "bandwidth", self.cluster.nic_bandwidth_scale),
+        ):
+            if scale != 1.0:
+                old = changes.get(part, getattr(profile, part))
+                number = getattr(old, field)
+                source = f"{number.source}, times {scale:g}"
+                number = number.model_copy(update={"value": number.value * scale, "kind": "assumed", "source": source})
+                changes[part] = old.model_copy(update={field: number})
         return profile.model_copy(update=changes) if changes else profile
 
     @property
