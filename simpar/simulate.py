@@ -79,13 +79,15 @@ def cost_models(scenario: Scenario, profile: HardwareProfile) -> tuple[KernelMod
     return kernels, collectives
 
 
-def prepare(scenario: Scenario, *, detail: Detail = "layer", load_factor: float = 1.0) -> Priced:
+def prepare(
+    scenario: Scenario, *, detail: Detail = "layer", load_factor: float = 1.0, expand: bool = False
+) -> Priced:
     """Everything but the run: layout, schedule, program, prices."""
     probe = Layout.of(scenario, 1, load_factor=load_factor)
     schedule = schedule_of(scenario, probe.num_microbatches)
     layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor)
     model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
-    program = lower(layout, schedule, detail)
+    program = lower(layout, schedule, detail, expand=expand)
     kernels, collectives = cost_models(scenario, layout.hardware)
     pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from simpar.costs.block_price import BlockPrice, price_list, price_pair, worst
+from simpar.costs.block_price import BlockPrice, category, price_list, price_pair, worst
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.errors import InternalError
 from simpar.parallel.keys import (
-    Compute, Gather, Key, Offload, OptimizerStep, Overlapped, Reduce, Send, TiedReduce,
+    BlockOp, Compute, Gather, Key, LaunchGap, Offload, OptimizerStep, Overlapped, Reduce, Send, TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import boundary_bytes
@@ -46,6 +46,12 @@ class KeyPrice:
     provenance: Provenance
 
 
+def ops_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
+    """The op list of a block in one phase."""
+    lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
+    return lists[phase]
+
+
 class LayoutPricer:
     """Prices the keys of programs lowered from `layout`."""
 
@@ -65,6 +71,10 @@ class LayoutPricer:
     def _price(self, key: Key) -> KeyPrice:
         if isinstance(key, Compute):
             return self._compute(key)
+        if isinstance(key, BlockOp):
+            return self._block_op(key)
+        if isinstance(key, LaunchGap):
+            return self._launch_gap(key)
         if isinstance(key, Overlapped):
             return self._overlapped(key)
         if isinstance(key, OptimizerStep):
@@ -139,8 +149,7 @@ class LayoutPricer:
         """Price of one block in one phase."""
         key = (id(block), phase)
         if key not in self._blocks:
-            lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
-            self._blocks[key] = price_list(lists[phase], self.op_price, backward=phase != "F")
+            self._blocks[key] = price_list(ops_of(block, phase), self.op_price, backward=phase != "F")
         return self._blocks[key]
 
     def _launch_seconds(self, kernels: int, phase: str) -> float:
@@ -156,6 +165,20 @@ class LayoutPricer:
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
         return self._sum([(self.block(b, key.phase), key.phase) for b in blocks])
+
+    def _block_op(self, key: BlockOp) -> KeyPrice:
+        """One op inside a block; its interference is already in the block's own order, so none is charged."""
+        block = self.layout.stage_blocks[key.stage][key.block]
+        op = ops_of(block, key.phase)[key.index]
+        price = self.op_price(op)
+        name = category(op, backward=key.phase != "F") if op.stream == "compute" else op.stream
+        spread = ((name, price.high - price.seconds, price.seconds - price.low),)
+        return KeyPrice(price.seconds, ((name, price.seconds),), spread, 0.0, (), price.provenance)
+
+    def _launch_gap(self, key: LaunchGap) -> KeyPrice:
+        block = self.block(self.layout.stage_blocks[key.stage][key.block], key.phase)
+        gap = max(self._launch_seconds(block.kernels, key.phase) - block.seconds, 0.0)
+        return KeyPrice(gap, ((LAUNCH, gap),), ((LAUNCH, 0.3 * gap, 0.3 * gap),), 0.0, (), block.provenance)
 
     def _overlapped(self, key: Overlapped) -> KeyPrice:
         forward = self.layout.stage_blocks[key.forward_stage]

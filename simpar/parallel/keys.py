@@ -19,6 +19,25 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockOp:
+    """One op of one block in one phase, for the op level of detail."""
+
+    phase: PhaseLetter
+    stage: int
+    block: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchGap:
+    """Time by which the host is slower than the device over one block."""
+
+    phase: PhaseLetter
+    stage: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class Overlapped:
     """A forward of one stage interleaved with a backward of another (DualPipe, 1F1B with expert overlap)."""
 
@@ -72,4 +91,4 @@ class Offload:
     stage: int
 
 
-Key = Compute | Overlapped | Send | Gather | Reduce | TiedReduce | OptimizerStep | Offload
+Key = Compute | BlockOp | LaunchGap | Overlapped | Send | Gather | Reduce | TiedReduce | OptimizerStep | Offload

@@ -1,8 +1,13 @@
 """From a layout and a schedule to a program: the schedule's actions become ops, the dimensions add what they communicate.
 
 Detail: "stage" keeps one op per action (search), "layer" one per block, so that memory, prefetch and bucketed gradient
-reduction are seen block by block. Either way the first forward and the last backward of a stage are cut where a gather or a
-gradient bucket needs it. The step is one period of a steady run: parameters gathered at its start are last step's update.
+reduction are seen block by block; "op" one per kernel and collective inside the blocks. At every detail the first forward and
+the last backward of a stage are cut where a gather or a gradient bucket needs it. The step is one period of a steady run:
+parameters gathered at its start are last step's update.
+
+Folded (the default), one role stands for all ranks of a pipeline rank. Expanded, every rank has its own streams: ranks joined by
+tensor, context or expert collectives share their compute ops (each holds the compute stream of all of them), data-parallel
+collectives hold the streams of every rank that takes part.
 """
 
 from __future__ import annotations
@@ -10,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from simpar.parallel.keys import Compute, Gather, Key, OptimizerStep, Overlapped, Reduce, Send, TiedReduce
+from simpar.parallel.keys import (
+    BlockOp, Compute, Gather, LaunchGap, OptimizerStep, Overlapped, PhaseLetter, Reduce, Send, TiedReduce,
+)  # fmt: skip
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind, Program, ProgramBuilder, Stream
+from simpar.program.units import Units
 from simpar.schedules import Action, Phase, Schedule
 
-Detail = Literal["stage", "layer"]
+Detail = Literal["stage", "layer", "op"]
 Segment = tuple[int, int]
 
 _KIND = {
@@ -36,10 +44,11 @@ def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
 
 
 class _Lowering:
-    """One pipeline (one representative rank per pipeline rank) turned into ops."""
+    """Pipelines turned into ops; `copy` is the one being lowered (0 alone when folded)."""
 
-    def __init__(self, layout: Layout, schedule: Schedule, detail: Detail) -> None:
+    def __init__(self, layout: Layout, schedule: Schedule, detail: Detail, units: Units) -> None:
         self.layout, self.schedule, self.detail = layout, schedule, detail
+        self.units, self.copy = units, 0
         self.builder = ProgramBuilder(layout.scenario.name)
         self.blocking = p2p_blocks(layout, schedule)
         self.zero = layout.plan.zero_stage
@@ -90,7 +99,7 @@ class _Lowering:
         forward = leaf.phase is Phase.F
         if count == 0:
             return [(0, 0)]
-        if self.detail == "layer" or self.gather_always:
+        if self.detail != "stage" or self.gather_always:
             pieces = [(i, i + 1) for i in range(count)]
         elif self._cut(stage, leaf):
             pieces = sorted(self.buckets(stage))
@@ -114,8 +123,24 @@ class _Lowering:
             return False
         return self.zero == 3 or (self.zero >= 1 and self.layout.overlap_param_gather)
 
-    def stream(self, rank: int, kind: str) -> Stream:
-        return Stream(rank, kind)
+    def streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
+        """Streams of `kind` of all ranks that the current copy of pipeline rank `rank` joins."""
+        return tuple(Stream(r, kind) for r in self.units.ranks(self.copy, rank))
+
+    def all_streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
+        """The same over all copies: for data-parallel collectives."""
+        return tuple(Stream(r, kind) for copy in range(self.units.copies) for r in self.units.ranks(copy, rank))
+
+    def role(self, rank: int) -> int:
+        return self.units.ranks(self.copy, rank)[0]
+
+    def local(self, key: tuple[object, ...]) -> tuple[object, ...]:
+        """The key of something that each copy has for itself."""
+        return (self.copy, *key)
+
+    def everywhere(self, key: tuple[object, ...]) -> list[object]:
+        """The keys of something in every copy."""
+        return [(copy, *key) for copy in range(self.units.copies)]
 
     # -- pieces ----------------------------------------------------------------------------------------------------
 
@@ -131,21 +156,27 @@ class _Lowering:
 
     def gather(self, key: object, stage: int, first: int, last: int, deps: Iterable[object]) -> None:
         rank = self.rank_of(stage)
+        if key in self.builder:
+            # Shared by all copies; the first one put it.
+            return
         self.builder.add(
-            key, kind=OpKind.GATHER_PARAMETERS, role=rank, streams=(self.stream(rank, "dp"),),
+            key, kind=OpKind.GATHER_PARAMETERS, role=self.role(rank), streams=self.all_streams(rank, "dp"),
             price=Gather(self.model_stage(stage), first, last), deps=tuple(deps), stage=stage, layer=first,
         )  # fmt: skip
 
     def run(self) -> Program:
         self.start_gathers()
-        for rank, row in enumerate(self.schedule.rows):
-            for action in row:
-                if action.parts:
-                    self.overlapped(rank, action)
-                else:
-                    self.action(rank, action)
+        for self.copy in range(self.units.copies):
+            for rank, row in enumerate(self.schedule.rows):
+                for action in row:
+                    if action.parts:
+                        self.overlapped(rank, action)
+                    else:
+                        self.action(rank, action)
+        self.copy = 0
         self.finish()
-        counts = tuple(self.layout.mesh.world_size // self.schedule.num_ranks for _ in range(self.schedule.num_ranks))
+        each = self.layout.mesh.world_size // self.schedule.num_ranks
+        counts = (each,) * self.schedule.num_ranks if not self.units.expanded else (1,) * self.layout.mesh.world_size
         return self.builder.build(rank_count=counts)
 
     def inputs(self, leaf: Action) -> list[object]:
@@ -155,9 +186,9 @@ class _Lowering:
             letter = "F" if needed.phase is Phase.F else ("W" if needed.phase is Phase.W else "B")
             crossing = self.rank_of(needed.stage) != self.rank_of(leaf.stage)
             if crossing:
-                found.append(("send", needed.stage, leaf.stage, needed.microbatch, letter))
+                found.append(self.local(("send", needed.stage, leaf.stage, needed.microbatch, letter)))
             else:
-                found.append(("end", needed.stage, needed.microbatch, letter))
+                found.append(self.local(("end", needed.stage, needed.microbatch, letter)))
         return found
 
     def action(self, rank: int, leaf: Action) -> None:
@@ -165,19 +196,48 @@ class _Lowering:
         pieces = self.segments(stage, leaf)
         inputs = self.inputs(leaf)
         letter = "F" if leaf.phase is Phase.F else ("W" if leaf.phase is Phase.W else "B")
-        compute = self.stream(rank, "compute")
         for index, (first, last) in enumerate(pieces):
             final = index == len(pieces) - 1
-            key = ("end", stage, microbatch, letter) if final else ("part", stage, microbatch, letter, first)
+            name: tuple[object, ...] = ("end", stage, microbatch, letter)
+            if not final:
+                name = ("part", stage, microbatch, letter, first)
             deps = list(inputs) if index == 0 else []
             deps += self.parameter_deps(leaf, pieces, index)
-            self.builder.add(
-                key, kind=_KIND[leaf.phase], role=rank, streams=(compute,), deps=tuple(deps), stage=stage,
-                microbatch=microbatch, layer=first if self.detail == "layer" or len(pieces) > 1 else -1,
-                price=Compute(leaf.phase.value, self.model_stage(stage), first, last),
-            )  # fmt: skip
-            self.after_piece(leaf, first, last, key)
+            if self.detail == "op" and last > first:
+                self.block_ops(rank, leaf, first, name, deps)
+            else:
+                self.builder.add(
+                    self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"),
+                    deps=tuple(deps), stage=stage, microbatch=microbatch,
+                    layer=first if self.detail == "layer" or len(pieces) > 1 else -1,
+                    price=Compute(_letter(leaf.phase), self.model_stage(stage), first, last),
+                )  # fmt: skip
+            self.after_piece(leaf, first, name)
         self.send(rank, leaf)
+
+    def block_ops(self, rank: int, leaf: Action, block: int, name: tuple[object, ...], inputs: list[object]) -> None:
+        """Every op of one block; the key `name` is its last compute op, which waits for everything in the block."""
+        phase, stage = _letter(leaf.phase), self.model_stage(leaf.stage)
+        local = self.layout.stage_blocks[stage][block]
+        ops = {"F": local.forward, "B": local.backward, "I": local.input_gradient, "W": local.weight_gradient}[phase]
+        used: set[int] = set()
+        keys = [self.local(("op", leaf.stage, leaf.microbatch, phase, block, i)) for i in range(len(ops))]
+        for index, op in enumerate(ops):
+            used.update(op.deps)
+            first_on_stream = not any(o.stream == op.stream for o in ops[:index])
+            deps = [keys[d] for d in op.deps] + (inputs if first_on_stream else [])
+            compute = op.stream == "compute"
+            self.builder.add(
+                keys[index], kind=_KIND[leaf.phase] if compute else OpKind.COLLECTIVE, role=self.role(rank), deps=tuple(deps),
+                streams=self.streams(rank, "compute" if compute else f"block_{op.stream}"), stage=leaf.stage,
+                microbatch=leaf.microbatch, layer=block, price=BlockOp(phase, stage, block, index),
+            )  # fmt: skip
+            self.builder.labels[self.builder[keys[index]]] = f"{leaf}/l{block} {op.name}@r{self.role(rank)}"
+        ends = [keys[i] for i in range(len(ops)) if i not in used] or list(inputs)
+        self.builder.add(
+            self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"), deps=tuple(ends),
+            stage=leaf.stage, microbatch=leaf.microbatch, layer=block, price=LaunchGap(phase, stage, block),
+        )  # fmt: skip
 
     # -- parameters ------------------------------------------------------------------------------------------------
 
@@ -211,10 +271,10 @@ class _Lowering:
         before = position - ahead - 1
         if before >= 0:
             earlier_first = pieces[before][0]
-            deps.append(("part", stage, leaf.microbatch, "F" if letter == "F" else "B", earlier_first))
+            deps += self.everywhere(("part", stage, leaf.microbatch, "F" if letter == "F" else "B", earlier_first))
         self.gather(("gather", stage, first, leaf.microbatch, letter), stage, first, last, deps)
 
-    def after_piece(self, leaf: Action, first: int, last: int, key: object) -> None:
+    def after_piece(self, leaf: Action, first: int, name: tuple[object, ...]) -> None:
         """Gradient reduction once a piece of the backward has finished."""
         if not self.data_parallel or leaf.phase in (Phase.F, Phase.I):
             return
@@ -225,13 +285,16 @@ class _Lowering:
         if self.layout.overlap_grad_reduce or self.reduce_always:
             for bucket_first, bucket_last in self.buckets(stage):
                 if bucket_first == first:
-                    self.reduce(stage, bucket_first, bucket_last, leaf.microbatch, key)
+                    self.reduce(stage, bucket_first, bucket_last, leaf.microbatch, name)
 
-    def reduce(self, stage: int, first: int, last: int, microbatch: int, after: object) -> None:
+    def reduce(self, stage: int, first: int, last: int, microbatch: int, after: tuple[object, ...]) -> None:
         rank = self.rank_of(stage)
         key = ("reduce", stage, first, microbatch)
+        if key in self.builder:
+            return
         self.builder.add(
-            key, kind=OpKind.REDUCE_GRADIENTS, role=rank, streams=(self.stream(rank, "dp"),), deps=(after,),
+            key, kind=OpKind.REDUCE_GRADIENTS, role=self.role(rank), streams=self.all_streams(rank, "dp"),
+            deps=tuple(self.everywhere(after)),
             price=Reduce(self.model_stage(stage), first, last), stage=stage, layer=first,
         )  # fmt: skip
         self.reductions.append(key)
@@ -248,13 +311,13 @@ class _Lowering:
         if target not in chain or self.rank_of(target) == rank:
             return
         letter = "F" if forward else "B"
-        streams = [self.stream(rank, "pp_forward" if forward else "pp_backward")]
+        streams = list(self.streams(rank, "pp_forward" if forward else "pp_backward"))
         if self.blocking:
-            streams.append(self.stream(rank, "compute"))
+            streams += self.streams(rank, "compute")
         self.builder.add(
-            ("send", leaf.stage, target, leaf.microbatch, letter),
-            kind=OpKind.SEND_FORWARD if forward else OpKind.SEND_BACKWARD, role=rank, streams=streams,
-            deps=(("end", leaf.stage, leaf.microbatch, letter),), stage=leaf.stage, microbatch=leaf.microbatch,
+            self.local(("send", leaf.stage, target, leaf.microbatch, letter)),
+            kind=OpKind.SEND_FORWARD if forward else OpKind.SEND_BACKWARD, role=self.role(rank), streams=streams,
+            deps=(self.local(("end", leaf.stage, leaf.microbatch, letter)),), stage=leaf.stage, microbatch=leaf.microbatch,
             price=Send(self.model_stage(leaf.stage), self.model_stage(target), not forward),
         )  # fmt: skip
 
@@ -265,10 +328,10 @@ class _Lowering:
         if self.gathers_at_start and forward == self.first_forward.get(forward.stage):
             stage = self.model_stage(forward.stage) if self.schedule.replicas > 1 else forward.stage
             deps += [("gather", stage, f) for f, _ in self.buckets(forward.stage)]
-        key = ("pair", forward.stage, forward.microbatch, backward.stage, backward.microbatch)
-        compute = self.stream(rank, "compute")
+        key = self.local(("pair", forward.stage, forward.microbatch, backward.stage, backward.microbatch))
         self.builder.add(
-            key, kind=OpKind.OVERLAPPED, role=rank, streams=(compute,), deps=tuple(deps), stage=forward.stage,
+            key, kind=OpKind.OVERLAPPED, role=self.role(rank), streams=self.streams(rank, "compute"), deps=tuple(deps),
+            stage=forward.stage,
             microbatch=forward.microbatch,
             price=Overlapped(self.model_stage(forward.stage), self.model_stage(backward.stage)),
         )  # fmt: skip
@@ -276,11 +339,11 @@ class _Lowering:
         self.builder.pairs[index] = (backward.stage, backward.microbatch)
         for leaf in (forward, backward):
             letter = "F" if leaf.phase is Phase.F else "B"
-            self.builder.alias(("end", leaf.stage, leaf.microbatch, letter), key)
+            self.builder.alias(self.local(("end", leaf.stage, leaf.microbatch, letter)), key)
             self.send(rank, leaf)
         if backward == self.last_backward.get(backward.stage):
-            for first, last in self.buckets(backward.stage):
-                self.after_piece(backward, first, last, key)
+            for first, _ in self.buckets(backward.stage):
+                self.after_piece(backward, first, ("end", backward.stage, backward.microbatch, "B"))
 
     # -- end of the step -------------------------------------------------------------------------------------------
 
@@ -296,36 +359,43 @@ class _Lowering:
         last_rank = self.rank_of(schedule.stages_per_model - 1)
         sync = list(self.reductions)
         if layout.network.tied and last_rank != 0:
-            ends = [self._stage_end(0), self._stage_end(schedule.stages_per_model - 1)]
+            ends = [*self._stage_end(0), *self._stage_end(schedule.stages_per_model - 1)]
             self.builder.add(
-                ("tied",), kind=OpKind.COLLECTIVE, role=0,
-                streams=(self.stream(0, "pp_embedding"), self.stream(last_rank, "pp_embedding")),
+                ("tied",), kind=OpKind.COLLECTIVE, role=self.role(0),
+                streams=(*self.all_streams(0, "pp_embedding"), *self.all_streams(last_rank, "pp_embedding")),
                 deps=tuple(ends + self.reductions_of(0) + self.reductions_of(last_rank)), price=TiedReduce(),
             )  # fmt: skip
             sync.append(("tied",))
         if not training:
             return
         # The global gradient norm makes every rank wait for all reductions.
-        for rank in range(schedule.num_ranks):
-            self.builder.add(
-                ("optimizer", rank), kind=OpKind.OPTIMIZER, role=rank, streams=(self.stream(rank, "compute"),),
-                deps=tuple(sync), price=OptimizerStep(rank),
-            )  # fmt: skip
+        for self.copy in range(self.units.copies):
+            for rank in range(schedule.num_ranks):
+                self.builder.add(
+                    self.local(("optimizer", rank)), kind=OpKind.OPTIMIZER, role=self.role(rank),
+                    streams=self.streams(rank, "compute"), deps=tuple(sync), price=OptimizerStep(rank),
+                )  # fmt: skip
+        self.copy = 0
         if self.data_parallel and self.zero in (1, 2) and not layout.overlap_param_gather:
             for stage in range(schedule.num_stages):
                 if self.blocks(stage):
-                    deps = (("optimizer", self.rank_of(stage)),)
+                    deps = self.everywhere(("optimizer", self.rank_of(stage)))
                     self.gather(("gather_end", stage), stage, 0, self.blocks(stage), deps)
 
     def reductions_of(self, rank: int) -> list[object]:
         """Keys of the gradient reductions of one rank."""
         return [k for k in self.reductions if isinstance(k, tuple) and self.rank_of(k[1]) == rank]
 
-    def _stage_end(self, stage: int) -> object:
+    def _stage_end(self, stage: int) -> list[object]:
         leaf = self.last_backward[stage]
-        return ("end", stage, leaf.microbatch, "W" if leaf.phase is Phase.W else "B")
+        return self.everywhere(("end", stage, leaf.microbatch, "W" if leaf.phase is Phase.W else "B"))
 
 
-def lower(layout: Layout, schedule: Schedule, detail: Detail = "layer") -> Program:
-    """The program of one step of `layout` under `schedule`, one role per pipeline rank."""
-    return _Lowering(layout, schedule, detail).run()
+def _letter(phase: Phase) -> PhaseLetter:
+    letters: dict[Phase, PhaseLetter] = {Phase.F: "F", Phase.B: "B", Phase.I: "I", Phase.W: "W"}
+    return letters[phase]
+
+
+def lower(layout: Layout, schedule: Schedule, detail: Detail = "layer", *, expand: bool = False) -> Program:
+    """The program of one step of `layout` under `schedule`: one role per pipeline rank, or per rank with `expand`."""
+    return _Lowering(layout, schedule, detail, Units.of(layout, expand=expand)).run()

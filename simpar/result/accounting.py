@@ -38,7 +38,7 @@ class Accounting:
 
 def account(program: Program, timeline: Timeline) -> Accounting:
     """Attribute every second of every role's compute stream."""
-    roles = int(program.role.max()) + 1 if program.num_ops else 0
+    roles = max((stream.role for stream in program.streams), default=-1) + 1
     busy, bubble, pp, dp = (np.zeros(roles) for _ in range(4))
     start, finish = timeline.start, timeline.finish
     makespan = timeline.makespan

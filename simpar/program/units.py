@@ -1,0 +1,50 @@
+"""Which ranks run in lockstep: the members of tensor, context and expert groups, per pipeline rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+
+from simpar.parallel.layout import Layout
+
+
+@dataclass(frozen=True)
+class Units:
+    """The copies of a pipeline and the ranks that each joins.
+
+    Attributes:
+        expanded: every rank has streams of its own; False: one role per pipeline rank stands for all.
+        copies: pipelines lowered.
+        members: [copy][pipeline rank] -> roles.
+    """
+
+    expanded: bool
+    copies: int
+    members: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+    def ranks(self, copy: int, rank: int) -> tuple[int, ...]:
+        """Roles that run the ops of pipeline rank `rank` in `copy`."""
+        return self.members[copy][rank] if self.expanded else (rank,)
+
+    @classmethod
+    def of(cls, layout: Layout, *, expand: bool) -> Units:
+        """Folded, or every rank of the mesh."""
+        if not expand:
+            return cls(expanded=False, copies=1)
+        mesh = layout.mesh
+        inner = mesh.tp * mesh.cp
+        # Ranks that share an expert group, or a tensor and context group, advance together.
+        joined = lcm(inner, mesh.expert_tp * mesh.ep) // inner if mesh.ep > 1 else 1
+        joined = min(joined, mesh.dp)
+        copies = mesh.dp // joined
+        members = tuple(
+            tuple(
+                tuple(
+                    mesh.rank(tp=t, cp=c, dp=copy * joined + d, pp=p)
+                    for d in range(joined) for c in range(mesh.cp) for t in range(mesh.tp)
+                )
+                for p in range(mesh.pp)
+            )
+            for copy in range(copies)
+        )  # fmt: skip
+        return cls(True, copies, members)
