@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from simpar.errors import InputError, UnknownNameError
+from simpar.specs.base import data_dir
 from simpar.specs.huggingface import FAMILIES, from_huggingface
 from simpar.specs.model import MlpSpec, TransformerSpec
 from simpar.specs.models_io import load_model, model_names
-from simpar.specs.scenario import make_scenario
-from simpar.workload.parameters import total_parameters
+from simpar.specs.scenario import make_scenario, read_scenario
+from simpar.workload.parameters import active_parameters, total_parameters
 
 HF = Path(__file__).parent / "data" / "hf"
 
@@ -173,3 +174,18 @@ def test_paths_are_relative_to_the_scenario(tmp_path: Path) -> None:
     }  # fmt: skip
     scenario = make_scenario(table, file=str(tmp_path / "s.toml"))
     assert total_parameters(scenario.model) == PUBLISHED["llama"]
+
+
+def test_the_documentation_lists_every_preset_with_its_count() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
+    for name in model_names():
+        assert f"| `{name}` | {total_parameters(load_model(name)):,} |" in text
+    assert all(f"`{family}`" in text for family in FAMILIES)
+    assert f"# {active_parameters(load_model('deepseek-v3'))}: what one token meets" in text
+
+
+def test_the_documentation_names_every_published_metric() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
+    for path in data_dir("scenarios").glob("*.toml"):
+        for fact in read_scenario(path).published:
+            assert f"`{fact.metric}`" in text, f"{path.name}: {fact.metric}"
