@@ -40,7 +40,7 @@ class Priced:
     prices: tuple[KeyPrice, ...]
     table: PriceTable
     held: dict[int, list[int]]
-    model_stage: tuple[int, ...]
+    expanded: bool = False
 
 
 def schedule_of(scenario: Scenario, num_microbatches: int) -> Schedule:
@@ -58,7 +58,8 @@ def schedule_of(scenario: Scenario, num_microbatches: int) -> Schedule:
         name = "1f1b" if plan.virtual_stages == 1 else "interleaved"
     family = SCHEDULES[name]
     options = {"microbatch_group_size": plan.microbatch_group_size} if plan.microbatch_group_size else {}
-    virtual = plan.virtual_stages if family.virtual_stages is None else None
+    # A schedule with a fixed number of chunks needs none said; another number is an error that its requirements name.
+    virtual = None if family.virtual_stages is not None and plan.virtual_stages == 1 else plan.virtual_stages
     found = family.requirements(plan.pp, num_microbatches, virtual, **options)
     if found:
         raise InputError([Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found])
@@ -92,7 +93,7 @@ def prepare(
     pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
     table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
-    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, model_stage)
+    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
 
 
 def run(priced: Priced, engine: Engine = "discrete_event", *, interference: bool = True) -> Timeline:
@@ -125,10 +126,12 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
             terms[row, column[name]] += seconds
     accounting = account(program, timeline)
     seconds = priced.table.seconds[program.price]
-    held = np.array(priced.model_stage, dtype=np.int64)
+    roles = {rank: rank for rank in priced.held}
+    if priced.expanded:
+        roles = {rank: layout.mesh.rank(pp=rank) for rank in priced.held}
     return Result(
         layout=layout, program=program, timeline=timeline, accounting=accounting,
-        memory=memory_over_time(layout, program, timeline, priced.held, held),
+        memory=memory_over_time(layout, program, timeline, priced.held, roles),
         breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
         bubble_fraction=bubble_fraction(program, timeline, accounting),
         step_interval=_interval(priced, timeline.makespan, names),

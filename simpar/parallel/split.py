@@ -272,12 +272,14 @@ class _Splitter:
         return amount / 2 if name == "mlp/activation_in" and self.size["u"] == 2 * self.size["f"] else amount
 
     def transient(self) -> float:
-        """Gradients of the widest activation and of the residual stream alive together in the backward."""
+        """Gradients of a matmul's output and input alive together in the backward, the widest pair."""
         widest = 0.0
         for op in self.block.ops:
             if op.equation:
-                widest = max(widest, self.local(op.output_axes, op.region) * 2.0)
-        return widest + self.local("bsd", "residual") * 2.0 if "d" in self.size else widest
+                pair = self.local(op.output_axes, op.region) * 2.0
+                pair += sum(self.local(t.axes, t.region) for t in op.saves[:1]) * 2.0
+                widest = max(widest, pair)
+        return widest
 
 
 @lru_cache(maxsize=65536)

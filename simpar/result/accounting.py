@@ -19,90 +19,97 @@ _PIPELINE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Seconds per role [roles]; the rows add up to the makespan.
+    """Seconds per role [roles]; busy and the waits add up to the makespan.
 
     Attributes:
-        busy: compute ops running (their own exposed collectives included).
-        bubble: waiting for another stage.
-        pp: waiting for a pipeline send in flight, or held by a blocking one.
-        dp: waiting for a parameter gather or a gradient reduction.
+        busy: compute ops running (at stage and layer detail their own exposed collectives included).
+        waits: cause -> seconds: "bubble" (another stage), "pp" (a send in flight, or one that holds the compute stream), "dp"
+            (a parameter gather or gradient reduction), and at op detail "tp", "cp", "ep".
         makespan: of the whole step.
     """
 
     busy: FloatArray
-    bubble: FloatArray
-    pp: FloatArray
-    dp: FloatArray
+    waits: dict[str, FloatArray]
     makespan: float
+
+    @property
+    def bubble(self) -> FloatArray:
+        """Waiting for another stage."""
+        return self.waits["bubble"]
+
+
+class _Sinks:
+    def __init__(self, program: Program, timeline: Timeline) -> None:
+        self.program, self.timeline = program, timeline
+        self.roles = max((stream.role for stream in program.streams), default=-1) + 1
+        self.waits = {name: np.zeros(self.roles) for name in ("bubble", "pp", "dp")}
+
+    def add(self, name: str, role: int, seconds: float) -> None:
+        self.waits.setdefault(name, np.zeros(self.roles))[role] += seconds
+
+    def gap(self, op: int, free: float, role: int) -> None:
+        """Split the wait before `op` (from `free` on) by the dependency that ended it."""
+        program, timeline = self.program, self.timeline
+        start = float(timeline.start[op])
+        deps = program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]]
+        if not len(deps):
+            self.add("bubble", role, start - free)
+            return
+        cause = int(deps[np.argmax(timeline.finish[deps])])
+        kind = OpKind(int(program.kind[cause]))
+        if kind in _DATA:
+            # Until its own input was there the collective could not start: that part is another stage's.
+            waited, name = start - max(self.ready(cause), free), "dp"
+        elif kind in _SENDS or kind is OpKind.COLLECTIVE:
+            waited, name = max(start - max(float(timeline.start[cause]), free), 0.0), self.dimension(cause)
+        else:
+            waited, name = 0.0, "bubble"
+        self.add(name, role, waited)
+        self.add("bubble", role, start - free - waited)
+
+    def ready(self, op: int) -> float:
+        """When the compute that collective `op` waited for had finished."""
+        program = self.program
+        deps = program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]]
+        return float(self.timeline.finish[deps].max()) if len(deps) else 0.0
+
+    def dimension(self, op: int) -> str:
+        """Which dimension a communication op belongs to, by its stream."""
+        ptr, streams = self.program.op_streams
+        kind = self.program.streams[int(streams[ptr[op]])].kind
+        return kind.removeprefix("block_").split("_")[0]
+
+    def tail(self, role: int, free: float) -> None:
+        """The wait from a role's last compute op to the end of the step."""
+        program, timeline = self.program, self.timeline
+        mine = np.flatnonzero((program.role == role) & np.isin(program.kind, [int(k) for k in _DATA]))
+        last = float(timeline.finish[mine].max()) if len(mine) else free
+        waited = max(min(last, timeline.makespan) - free, 0.0)
+        self.add("dp", role, waited)
+        self.add("bubble", role, timeline.makespan - free - waited)
 
 
 def account(program: Program, timeline: Timeline) -> Accounting:
     """Attribute every second of every role's compute stream."""
-    roles = max((stream.role for stream in program.streams), default=-1) + 1
-    busy, bubble, pp, dp = (np.zeros(roles) for _ in range(4))
+    sinks = _Sinks(program, timeline)
+    busy = np.zeros(sinks.roles)
     start, finish = timeline.start, timeline.finish
-    makespan = timeline.makespan
     is_compute = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
     for index, stream in enumerate(program.streams):
         if stream.kind != "compute":
             continue
         ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
-        role = stream.role
-        own = is_compute[ops]
         lengths = finish[ops] - start[ops]
-        busy[role] += float(lengths[own].sum())
-        pp[role] += float(lengths[~own].sum())
+        own = is_compute[ops]
+        busy[stream.role] += float(lengths[own].sum())
+        sinks.add("pp", stream.role, float(lengths[~own].sum()))
         before = np.concatenate([[0.0], finish[ops[:-1]]])
-        gaps = start[ops] - before
-        for position in np.flatnonzero(gaps > _TINY_S):
-            op = int(ops[position])
-            _attribute(program, timeline, op, float(before[position]), role, (bubble, pp, dp))
-        tail = makespan - (float(finish[ops[-1]]) if len(ops) else 0.0)
-        if tail > _TINY_S:
-            _tail(program, timeline, role, makespan - tail, (bubble, dp))
-    return Accounting(busy, bubble, pp, dp, makespan)
-
-
-def _attribute(
-    program: Program, timeline: Timeline, op: int, free: float, role: int, sinks: tuple[FloatArray, FloatArray, FloatArray]
-) -> None:
-    """Split the wait before `op` (from `free` on) by the dependency that ended it."""
-    bubble, pp, dp = sinks
-    start = float(timeline.start[op])
-    deps = program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]]
-    if not len(deps):
-        bubble[role] += start - free
-        return
-    cause = int(deps[np.argmax(timeline.finish[deps])])
-    running = start - max(float(timeline.start[cause]), free)
-    kind = OpKind(int(program.kind[cause]))
-    if kind in _DATA:
-        # Before the collective could even start its own input was late: that part is another stage's.
-        behind = _ready(program, timeline, cause)
-        waited = start - max(behind, free)
-        dp[role] += waited
-        bubble[role] += start - free - waited
-    elif kind in _SENDS or kind is OpKind.COLLECTIVE:
-        pp[role] += max(running, 0.0)
-        bubble[role] += start - free - max(running, 0.0)
-    else:
-        bubble[role] += start - free
-
-
-def _ready(program: Program, timeline: Timeline, op: int) -> float:
-    """When the compute that the collective `op` (or the ones queued before it) waited for had finished."""
-    deps = program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]]
-    return float(timeline.finish[deps].max()) if len(deps) else 0.0
-
-
-def _tail(program: Program, timeline: Timeline, role: int, free: float, sinks: tuple[FloatArray, FloatArray]) -> None:
-    """The wait from a role's last compute op to the end of the step."""
-    bubble, dp = sinks
-    mine = np.flatnonzero((program.role == role) & np.isin(program.kind, [int(k) for k in _DATA]))
-    last = float(timeline.finish[mine].max()) if len(mine) else free
-    waited = max(min(last, timeline.makespan) - free, 0.0)
-    dp[role] += waited
-    bubble[role] += timeline.makespan - free - waited
+        for position in np.flatnonzero(start[ops] - before > _TINY_S):
+            sinks.gap(int(ops[position]), float(before[position]), stream.role)
+        end = float(finish[ops[-1]]) if len(ops) else 0.0
+        if timeline.makespan - end > _TINY_S:
+            sinks.tail(stream.role, end)
+    return Accounting(busy, sinks.waits, timeline.makespan)
 
 
 def bubble_fraction(program: Program, timeline: Timeline, accounting: Accounting) -> float:

@@ -9,9 +9,10 @@ import numpy as np
 
 from simpar.engine.timeline import Timeline
 from simpar.parallel.data import state_memory
+from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.split import LocalBlock
-from simpar.program.program import FloatArray, IntArray, OpKind, Program
+from simpar.program.program import FloatArray, OpKind, Program
 
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "activations", "recompute", "gradients_in_flight", "logits",
@@ -131,7 +132,7 @@ def _block_bytes(layout: Layout, block: LocalBlock) -> tuple[float, float, float
     return kept, logits, max(block.working, 0.0), block.transient
 
 
-def _events(layout: Layout, program: Program, model_stage: IntArray) -> dict[str, list[object]]:
+def _events(layout: Layout, program: Program) -> dict[str, list[object]]:
     """Allocation events as parallel lists: op, at finish, category index, bytes."""
     index = {name: i for i, name in enumerate(CATEGORIES)}
     ops: list[int] = []
@@ -148,14 +149,18 @@ def _events(layout: Layout, program: Program, model_stage: IntArray) -> dict[str
 
     sums = [[_block_bytes(layout, b) for b in blocks] for blocks in layout.stage_blocks]
     split = {int(s) for s, k in zip(program.stage, program.kind, strict=True) if k == OpKind.WEIGHT_GRADIENT}
-    from simpar.parallel.keys import Compute, Overlapped
-
     for op in range(program.num_ops):
         key = program.price_keys[program.price[op]]
+        opens = closes = True
         if isinstance(key, Overlapped):
             parts = [("F", key.forward_stage, 0, None), ("B", key.backward_stage, 0, None)]
         elif isinstance(key, Compute):
             parts = [(key.phase, key.stage, key.first, key.last)]
+        elif isinstance(key, BlockOp) and key.index == 0:
+            # At op detail a block's memory comes with its first op and goes with the op that ends it.
+            parts, opens, closes = [(key.phase, key.stage, key.block, key.block + 1)], True, False
+        elif isinstance(key, LaunchGap):
+            parts, opens, closes = [(key.phase, key.stage, key.block, key.block + 1)], False, True
         else:
             continue
         for phase, stage, first, last in parts:
@@ -163,31 +168,31 @@ def _events(layout: Layout, program: Program, model_stage: IntArray) -> dict[str
             kept, logits = sum(b[0] for b in blocks), sum(b[1] for b in blocks)
             working = max((b[2] for b in blocks), default=0.0)
             transient = max((b[3] for b in blocks), default=0.0)
-            if phase == "F":
+            if phase == "F" and opens:
                 put(op, False, "activations", kept)
                 put(op, False, "logits", logits)
-                continue
-            if phase in ("B", "I"):
+            if phase in ("B", "I") and opens:
                 put(op, False, "recompute", working)
-                put(op, True, "recompute", -working)
                 put(op, False, "gradients_in_flight", transient)
+            if phase in ("B", "I") and closes:
+                put(op, True, "recompute", -working)
                 put(op, True, "gradients_in_flight", -transient)
-            if phase == "W" or (phase == "B" or int(program.stage[op]) not in split):
+            if closes and (phase == "W" or phase == "B" or (phase == "I" and int(program.stage[op]) not in split)):
                 put(op, True, "activations", -kept)
                 put(op, True, "logits", -logits)
     return {"op": ops, "end": ends, "kind": kinds, "bytes": amounts}  # type: ignore[dict-item]
 
 
 def memory_over_time(
-    layout: Layout, program: Program, timeline: Timeline, held: dict[int, list[int]], model_stage: IntArray
+    layout: Layout, program: Program, timeline: Timeline, held: dict[int, list[int]], roles: dict[int, int]
 ) -> tuple[RankMemory, ...]:
     """Each pipeline rank's memory over the step.
 
     Args:
         held: pipeline rank -> model stages.
-        model_stage: schedule stage -> model stage.
+        roles: pipeline rank -> the role that stands for it.
     """
-    raw = _events(layout, program, model_stage)
+    raw = _events(layout, program)
     op = np.array(raw["op"], dtype=np.int64)
     end = np.array(raw["end"], dtype=bool)
     kind = np.array(raw["kind"], dtype=np.int64)
@@ -199,7 +204,7 @@ def memory_over_time(
     outside = (("context", spec.context_bytes), ("nccl", groups * spec.nccl_bytes_per_group))
     ranks = []
     for rank in sorted(held):
-        mine = np.flatnonzero(role == rank)
+        mine = np.flatnonzero(role == roles[rank])
         # Frees come before allocations of the same moment: a stream reuses what the op before it released.
         order = mine[np.lexsort((amount[mine] > 0, time[mine]))]
         delta = np.zeros((len(order) + 1, len(CATEGORIES)))

@@ -214,15 +214,17 @@ def mean_breakdown(terms: np.ndarray, names: list[str], program: Program, accoun
     """
     roles = max(len(accounting.busy), 1)
     compute = np.isin(program.kind, [0, 1, 2, 3, 8, 11, 12])
-    counts = np.bincount(program.price[compute], minlength=len(program.price_keys))
+    # An op of several roles (ranks in lockstep) is on the compute stream of each.
+    ptr, _ = program.op_streams
+    holders = np.maximum(ptr[1:] - ptr[:-1], 1)
+    counts = np.bincount(program.price[compute], weights=holders[compute], minlength=len(program.price_keys))
     totals = counts @ terms / roles
     found = {n: float(v) for n, v in zip(names, totals, strict=True) if v}
-    stretch = float((lengths[compute] - seconds[compute]).sum()) / roles
+    stretch = float(((lengths[compute] - seconds[compute]) * holders[compute]).sum()) / roles
     if abs(stretch) > 1e-12:
         found["interference"] = stretch
-    found["bubble"] = float(accounting.bubble.mean())
-    found["pp"] = found.get("pp", 0.0) + float(accounting.pp.mean())
-    found["dp"] = found.get("dp", 0.0) + float(accounting.dp.mean())
+    for name, waited in accounting.waits.items():
+        found[name] = found.get(name, 0.0) + float(waited.mean())
     return found
 
 
