@@ -21,6 +21,7 @@ class Prediction:
         allocated_bytes, reserved_bytes: peak over all ranks, as the caching allocator counts.
         allocated_per_rank, reserved_per_rank: by pipeline rank.
         device_bytes: what the process holds on the device in total: reserved, context, communication buffers.
+        state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
         memory_low, memory_high: 80 % interval of the peak as factors of it.
         bubble_fraction: idle share of the compute streams.
         fits: whether the peak stays under the capacity.
@@ -35,6 +36,7 @@ class Prediction:
     allocated_per_rank: tuple[float, ...]
     reserved_per_rank: tuple[float, ...]
     device_bytes: float
+    state_bytes: float
     memory_low: float
     memory_high: float
     bubble_fraction: float
@@ -49,6 +51,7 @@ class Predictor(Protocol):
         """The prediction of `scenario`."""
 
 
+STATES: Final = ("parameters", "gradients", "optimizer")
 MEMORY_INTERVAL: Final = (0.94, 1.08)
 """80 % interval of a predicted peak as factors (assumed; the allocator and workspaces differ between versions)."""
 
@@ -76,6 +79,7 @@ def prediction_of(result: Result) -> Prediction:
         allocated_per_rank=tuple(rank.allocated_bytes for rank in result.memory),
         reserved_per_rank=tuple(rank.reserved_bytes for rank in result.memory),
         device_bytes=max(rank.device_bytes for rank in result.memory),
+        state_bytes=max(sum(dict(rank.static).get(name, 0.0) for name in STATES) for rank in result.memory),
         memory_low=low,
         memory_high=high,
         bubble_fraction=result.bubble_fraction,
