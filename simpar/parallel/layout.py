@@ -222,8 +222,7 @@ class Layout:
             master = 0.0
         gather = 4.0 if full else (1.0 if training.precision in _FP8 and self.plan.zero_stage == 3 else 2.0)
         if self.plan.zero_stage == 3 and not full:
-            # Fully sharded: the fp32 shard is the parameter; the compute copy exists only while gathered.
-            parameter, reduce_dtype = 0.0, spec.fsdp_reduce_dtype
+            reduce_dtype = training.gradient_dtype or spec.fsdp_reduce_dtype
             gradient = 4.0 if reduce_dtype == "fp32" else 2.0
         return StateBytes(parameter, gradient + spec.gradient_copy_bytes, master, moments,
                           4.0 if reduce_dtype == "fp32" or full else 2.0, gather)  # fmt: skip

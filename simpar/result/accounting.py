@@ -76,8 +76,9 @@ class _Sinks:
     def dimension(self, op: int) -> str:
         """Which dimension a communication op belongs to, by its stream."""
         ptr, streams = self.program.op_streams
-        kind = self.program.streams[int(streams[ptr[op]])].kind
-        return kind.removeprefix("block_").split("_")[0]
+        kinds = (self.program.streams[int(s)].kind for s in streams[ptr[op] : ptr[op + 1]])
+        # A blocking send holds the compute stream as well.
+        return next(kind for kind in kinds if kind != "compute").removeprefix("block_").split("_")[0]
 
     def tail(self, role: int, free: float) -> None:
         """The wait from a role's last compute op to the end of the step."""
