@@ -119,7 +119,7 @@ def meshes(draw: st.DrawFn) -> Mesh:
         )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     mesh=meshes(),
     hw=st.sampled_from(MACHINES),

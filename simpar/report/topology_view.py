@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster
+from simpar.topology.describe import summary
 from simpar.topology.graph import nvswitches
 from simpar.topology.mesh import Mesh
 from simpar.topology.scaleup import Torus
-from simpar.topology.summary import summary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -251,7 +251,7 @@ def _vertex_traces(drawing: _Drawing) -> list[go.Scatter]:
 
 
 def write_topology_html(
-    path: str | Path, hardware: HardwareProfile | Cluster, num_nodes: int | None = None, mesh: Mesh | None = None
+    hardware: HardwareProfile | Cluster, num_nodes: int | None, path: str | Path, mesh: Mesh | None = None
 ) -> Path:
     """The drawing and a table of counts as one self-contained page at `path`; returns the path.
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from simpar.specs.hardware import HardwareProfile
+from simpar.errors import InputError, Violation
+from simpar.specs.base import read_toml
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.scenario import read_scenario
 from simpar.topology.cluster import Cluster
 from simpar.topology.graph import nvswitches
 from simpar.topology.levels import levels
@@ -27,6 +31,27 @@ def bisection_bytes_per_s(cluster: Cluster) -> float:
     over = sizes.oversubscription(sizes.tier(0, cluster.num_gpus - 1))
     live = net.slots - len(cluster.dead_slots)
     return half * live * net.slot_bytes_per_s / over
+
+
+def cluster_of(path: str | Path, num_nodes: int | None = None) -> tuple[HardwareProfile, int]:
+    """The machine and the number of nodes that the file at `path`, a scenario or a hardware profile, describes.
+
+    Args:
+        path: a TOML file, or the name of a shipped profile.
+        num_nodes: for a profile (1 if not given); a scenario has its own, which this overrides.
+
+    Raises:
+        InputError: the file breaks a rule, or fewer than one node.
+    """
+    if num_nodes is not None and num_nodes < 1:
+        raise InputError([Violation("num_nodes", num_nodes, "must be at least 1")])
+    file = Path(path)
+    if file.suffix != ".toml" and not file.is_file():
+        return load_hardware(str(path)), num_nodes or 1
+    if "gpu" in read_toml(file):
+        return load_hardware(str(file)), num_nodes or 1
+    scenario = read_scenario(file)
+    return scenario.hardware, num_nodes or scenario.cluster.num_nodes
 
 
 def summary(hardware: HardwareProfile | Cluster, num_nodes: int | None = None) -> dict[str, Any]:
