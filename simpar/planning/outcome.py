@@ -29,7 +29,7 @@ class Outcome:
         busy: (phase, stage) -> clock time of training, for the energy.
         failures: by component.
         finished: the run ended; otherwise it was given up.
-        marks, progress: timeline and (time, tokens) pairs, where they were recorded.
+        marks, progress, spans: timeline, (time, tokens) pairs and (from, to) of training, where they were recorded.
     """
 
     wall_s: float
@@ -45,3 +45,4 @@ class Outcome:
     finished: bool
     marks: tuple[Mark, ...] = ()
     progress: tuple[tuple[float, float], ...] = ()
+    spans: tuple[tuple[float, float], ...] = ()

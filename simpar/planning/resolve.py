@@ -15,6 +15,7 @@ from simpar.planning.speeds import Speeds, phase_name, phase_scenario
 from simpar.planning.steps import StepEstimate, StepModel
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.planfile import PlanFile
+from simpar.units import format_seconds
 
 HOPELESS_GOODPUT = 0.05
 """Below this expected goodput a run is called impossible instead of simulated."""
@@ -77,6 +78,7 @@ def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
     assert saves is not None  # there is always a first stage
     for text in saves.assumed:
         notes.assume("checkpoints", text, "assumed: not given")
+    _note_times(plan, notes)
     run = _run_model(plan, tuple(stages), sources, saves)
     _check_hope(run, notes)
     return Resolved(
@@ -145,6 +147,23 @@ def _sources(plan: PlanFile, per_node: int, notes: Notes) -> tuple[Source, ...]:
         rate = group.rate_per_group_day / group.nodes_per_group
         result.append(Source(group.name, rate / DAY_S, group.nodes_per_group, spec.detection, group.repair))
     return tuple(result)
+
+
+RECOVERY_TIMES = ("detection", "replacement", "restart", "initialisation", "repair")
+
+
+def _note_times(plan: PlanFile, notes: Notes) -> None:
+    """Write down the times of recovery, and the rules that are always assumed."""
+    spec = plan.reliability
+    for name in RECOVERY_TIMES:
+        given = name in spec.model_fields_set
+        source = "the plan file" if given else "assumed: default"
+        notes.assume(
+            f"reliability.{name}", format_seconds(getattr(spec, name)), source, "given" if given else "assumed"
+        )
+    notes.assume("failures", "Poisson, independent of load", "assumed: exponential times between failures")
+    if any(phase.scenario is None for phase in plan.phases) and plan.cluster.expansions:
+        notes.assume("given speeds", "scale with the number of GPUs", "assumed: linear")
 
 
 def _run_model(

@@ -22,7 +22,7 @@ from simpar.planning.run_model import CAUSES, RunModel, SlowNodeModel, Source
 
 Wait = Generator[Any, Any, None]
 
-GIVE_UP_AT = 20.0
+GIVE_UP_AT = 10.0
 """A run this many times longer than without losses is given up: it makes no progress worth the name."""
 
 
@@ -63,6 +63,7 @@ class _Run:
         self.counters = _Counters()
         self.marks: list[Mark] = []
         self.points: list[tuple[float, float]] = [(0.0, 0.0)]
+        self.spans: list[tuple[float, float]] = []
         self.phase_ends: list[float] = []
         self.stage_ends: list[float] = []
         self.returned: simpy.Event | None = None
@@ -110,11 +111,12 @@ class _Run:
             self.counters.lost[cause] += self.env.now - start
             self._mark(start, cause, label)
 
-    def _trained(self, before: float) -> None:
+    def _trained(self, start: float, before: float) -> None:
         key = (self.phase, self.stage)
         self.counters.busy[key] = self.counters.busy.get(key, 0.0) + self.progress.training_s - before
         if self.record:
             self.points.append((self.env.now, self._tokens()))
+            self.spans.append((start, self.env.now))
 
     # -- the job -----------------------------------------------------------------------------------------------------
     def job(self) -> Wait:
@@ -125,6 +127,8 @@ class _Run:
                 yield from self._handle(self.pending.pop(0))
                 continue
             target, start, before = self._target(), self.env.now, self.progress.training_s
+            if self.record:
+                self.points.append((start, self._tokens()))
             self.state = "training"
             self.progress.slowdown = max(self.slow, default=1.0)
             try:
@@ -132,14 +136,14 @@ class _Run:
             except (simpy.Interrupt, GeneratorExit) as interrupt:
                 self.state = "recovering"
                 self.progress.interrupt(self.env.now - start, self.env.now)
-                self._trained(before)
+                self._trained(start, before)
                 if isinstance(interrupt, GeneratorExit):
                     raise  # the run was given up
                 yield from self._handle(interrupt.cause)
                 continue
             self.state = "recovering"
             self.progress.finish(target, self.env.now)
-            self._trained(before)
+            self._trained(start, before)
             if self._reached(target):
                 break
         self.stage_ends.append(self.env.now)
@@ -351,7 +355,8 @@ class _Run:
         productive = self._productive_s()
         lost["checkpoint_stall"] += self.progress.stall_s
         lost["lost_work"] += self.progress.lost_s
-        lost["slow_node"] += self.progress.training_s - self.progress.lost_s - productive
+        slowed = self.progress.training_s - self.progress.lost_s - productive
+        lost["slow_node"] += slowed if self.model.slow_nodes else 0.0  # without slow nodes only rounding is left
         starts, ends = [0.0, *self.stage_ends[:-1]], self.stage_ends
         stage_s = tuple(end - start for start, end in zip(starts, ends, strict=True))
         spares = self.model.hot_spares + self.model.cold_spares
@@ -370,6 +375,7 @@ class _Run:
             finished=finished,
             marks=tuple(self.marks),
             progress=tuple(self.points),
+            spans=tuple(self.spans),
         )
 
     def _productive_s(self) -> float:

@@ -14,7 +14,6 @@ from simpar.specs.base import data_dir, read_toml
 from simpar.specs.planfile import BatchStep, Phase, PlanFile
 from simpar.specs.scenario import Scenario, apply_override, make_scenario
 
-
 SCALES = ("memory_scale", "scale_up_bandwidth_scale", "nic_bandwidth_scale")
 """What-if fields that plan and scenario share."""
 

@@ -69,7 +69,7 @@ class RepetitionStore:
 
 
 def _encode(outcome: Outcome) -> dict[str, Any]:
-    table = {key: value for key, value in asdict(outcome).items() if key not in ("marks", "progress")}
+    table = {key: value for key, value in asdict(outcome).items() if key not in ("marks", "progress", "spans")}
     table["busy"] = [[phase, stage, seconds] for (phase, stage), seconds in outcome.busy.items()]
     return table
 
