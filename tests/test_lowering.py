@@ -53,6 +53,7 @@ PLANS = [
     {"tp": 2, "cp": 2, "zero_stage": 2},
     {"pp": 2, "tp": 2, "zero_stage": 3},
     {"pp": 4, "tp": 2, "schedule": "dualpipe"},
+    {"pp": 4, "tp": 2, "offload": {"activations": 0.5}},
 ]
 
 
@@ -141,3 +142,19 @@ def test_conservation_of_state() -> None:
 def test_optimizer_prices_exist_for_every_rank() -> None:
     priced = prepare(scenario({"pp": 4, "tp": 2}))
     assert {k.rank for k in priced.program.price_keys if isinstance(k, OptimizerStep)} == {0, 1, 2, 3}
+
+
+def test_offload_trades_memory_for_host_copies() -> None:
+    """Offloading halves nothing but the resting activations, and never speeds the step up."""
+    plain, away = (prepare(scenario({"pp": 4, "tp": 2, "offload": {"activations": f}})) for f in (0.0, 0.8))
+    a, b = interpret(plain, run(plain, "longest_path")), interpret(away, run(away, "longest_path"))
+    assert b.worst_rank.allocated_bytes < a.worst_rank.allocated_bytes
+    assert b.step_time_s >= a.step_time_s
+
+
+def test_optimizer_offload_frees_the_states() -> None:
+    plain, away = (prepare(scenario({"tp": 2, "offload": {"optimizer": o}})) for o in (False, True))
+    a, b = interpret(plain, run(plain)), interpret(away, run(away))
+    assert dict(a.memory[0].static)["optimizer"] > 0
+    assert dict(b.memory[0].static)["optimizer"] == 0
+    assert b.step_time_s > a.step_time_s

@@ -23,6 +23,8 @@ from simpar.parallel.work import (
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
+HOST_ADAM_BYTES_PER_S = 25e9
+"""Host memory traffic of one GPU's share of a CPU Adam step. Assumed: a two-socket host's 400 GB/s at half efficiency over 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,11 @@ class LayoutPricer:
             amount = self.layout.tied_extra * self.layout.state_bytes.reduce
             return self._communication("pp", self.collectives.time("all_reduce", amount, self._pair), self._pair, amount, "all_reduce")
         if isinstance(key, Offload):
-            raise InternalError("offload keys are priced by their blocks")
+            blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
+            fraction = self.layout.plan.offload.activations
+            price = self._work(HostCopy(fraction * sum(b.saved_bytes for b in blocks)))
+            spread = (("offload", price.high - price.seconds, price.seconds - price.low),)
+            return KeyPrice(price.seconds, (("offload", price.seconds),), spread, 0.0, (), price.provenance)
         raise InternalError(f"no price for {key!r}")
 
     # -- compute ---------------------------------------------------------------------------------------------------
@@ -308,6 +314,12 @@ class LayoutPricer:
         price = self.kernels.adam(own, bytes_per_parameter=spec.optimizer_traffic_bytes, implementation=spec.optimizer_kernel)
         norm = self._timed("all_reduce", 4.0, layout.placement("world")) if layout.mesh.world_size > 1 else ZERO
         seconds = price.seconds + norm.seconds + spec.optimizer_cpu_s
+        if layout.plan.offload.optimizer:
+            state = layout.state_bytes
+            copies = self._work(HostCopy(own * (state.gradient + 2.0)))
+            seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
+            seconds += norm.seconds + spec.optimizer_cpu_s
+            price = Price(seconds, 0.6 * seconds, 1.6 * seconds, Provenance.ASSUMED)
         up, down = price.high - price.seconds, price.seconds - price.low
         return KeyPrice(seconds, (("optimizer", seconds),), (("optimizer", up, down),), 0.0, (), price.provenance)
 

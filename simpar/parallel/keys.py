@@ -86,9 +86,12 @@ class OptimizerStep:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Activations of a stage to (or from) the host."""
+    """Offloaded activations of blocks [first, last) of a stage, to the host after the forward or back before the backward."""
 
     stage: int
+    first: int
+    last: int
+    to_host: bool
 
 
 Key = Compute | BlockOp | LaunchGap | Overlapped | Send | Gather | Reduce | TiedReduce | OptimizerStep | Offload

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from simpar.parallel.keys import (
-    BlockOp, Compute, Gather, LaunchGap, OptimizerStep, Overlapped, PhaseLetter, Reduce, Send, TiedReduce,
+    BlockOp, Compute, Gather, LaunchGap, Offload, OptimizerStep, Overlapped, PhaseLetter, Reduce, Send, TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind, Program, ProgramBuilder, Stream
@@ -56,8 +56,7 @@ class _Lowering:
         unsharded_pipeline = schedule.num_ranks > 1 and layout.framework.fsdp_unsharded_with_pp
         self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
         self.reduce_always = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
-        self.ends: dict[tuple[int, int, str], object] = {}
-        """(stage, microbatch, F | B) -> key of the op that produces the boundary tensor."""
+        self.offloads = layout.plan.offload.activations > 0
         self.reductions: list[object] = []
         self.last_backward: dict[int, Action] = {}
         self.first_forward: dict[int, Action] = {}
@@ -203,6 +202,7 @@ class _Lowering:
                 name = ("part", stage, microbatch, letter, first)
             deps = list(inputs) if index == 0 else []
             deps += self.parameter_deps(leaf, pieces, index)
+            deps += self.reload(rank, leaf, pieces, index)
             if self.detail == "op" and last > first:
                 self.block_ops(rank, leaf, first, name, deps)
             else:
@@ -213,6 +213,8 @@ class _Lowering:
                     price=Compute(_letter(leaf.phase), self.model_stage(stage), first, last),
                 )  # fmt: skip
             self.after_piece(leaf, first, name)
+            if self.offloads and leaf.phase is Phase.F:
+                self.offload(rank, leaf, first, last, name)
         self.send(rank, leaf)
 
     def block_ops(self, rank: int, leaf: Action, block: int, name: tuple[object, ...], inputs: list[object]) -> None:
@@ -238,6 +240,34 @@ class _Lowering:
             self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"), deps=tuple(ends),
             stage=leaf.stage, microbatch=leaf.microbatch, layer=block, price=LaunchGap(phase, stage, block),
         )  # fmt: skip
+
+    # -- host ------------------------------------------------------------------------------------------------------
+
+    def offload(self, rank: int, leaf: Action, first: int, last: int, after: tuple[object, ...]) -> None:
+        """Copy a piece's activations to the host once its forward has run."""
+        self.builder.add(
+            self.local(("offload", leaf.stage, leaf.microbatch, first)), kind=OpKind.OFFLOAD, role=self.role(rank),
+            streams=self.streams(rank, "host_down"), deps=(self.local(after),), stage=leaf.stage, layer=first,
+            microbatch=leaf.microbatch, price=Offload(self.model_stage(leaf.stage), first, last, to_host=True),
+        )  # fmt: skip
+
+    def reload(self, rank: int, leaf: Action, pieces: list[Segment], index: int) -> list[object]:
+        """Bring a piece's activations back, one piece ahead of the backward that needs them."""
+        if not self.offloads or leaf.phase not in (Phase.B, Phase.I):
+            return []
+        for position in (0, 1) if index == 0 else (index + 1,):
+            if position < len(pieces):
+                first, last = pieces[position]
+                deps = [self.local(("offload", leaf.stage, leaf.microbatch, f)) for f in range(first, max(last, first + 1))]
+                deps = [d for d in deps if d in self.builder]
+                if position > 1:
+                    deps.append(self.local(("part", leaf.stage, leaf.microbatch, "B", pieces[position - 2][0])))
+                self.builder.add(
+                    self.local(("reload", leaf.stage, leaf.microbatch, first)), kind=OpKind.OFFLOAD, role=self.role(rank),
+                    streams=self.streams(rank, "host_up"), deps=tuple(deps), stage=leaf.stage, layer=first,
+                    microbatch=leaf.microbatch, price=Offload(self.model_stage(leaf.stage), first, last, to_host=False),
+                )  # fmt: skip
+        return [self.local(("reload", leaf.stage, leaf.microbatch, pieces[index][0]))]
 
     # -- parameters ------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class _Sinks:
         if kind in _DATA:
             # Until its own input was there the collective could not start: that part is another stage's.
             waited, name = start - max(self.ready(cause), free), "dp"
-        elif kind in _SENDS or kind is OpKind.COLLECTIVE:
+        elif kind in _SENDS or kind in (OpKind.COLLECTIVE, OpKind.OFFLOAD):
             waited, name = max(start - max(float(timeline.start[cause]), free), 0.0), self.dimension(cause)
         else:
             waited, name = 0.0, "bubble"

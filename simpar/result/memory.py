@@ -9,7 +9,7 @@ import numpy as np
 
 from simpar.engine.timeline import Timeline
 from simpar.parallel.data import state_memory
-from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Overlapped
+from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, OpKind, Program
@@ -124,11 +124,10 @@ def _fsdp_buffers(layout: Layout, stages: list[int], held: float) -> float:
     return gathered + largest * (2.0 + state.reduce)
 
 
-def _block_bytes(layout: Layout, block: LocalBlock) -> tuple[float, float, float, float]:
+def _block_bytes(block: LocalBlock) -> tuple[float, float, float, float]:
     """(activations, logits, recompute working set, gradients in flight) of one block."""
     logits = sum(v for name, v in block.saved if name == "head/logits")
     kept = block.saved_bytes - logits
-    kept *= 1.0 - layout.plan.offload.activations
     return kept, logits, max(block.working, 0.0), block.transient
 
 
@@ -147,11 +146,17 @@ def _events(layout: Layout, program: Program) -> dict[str, list[object]]:
             kinds.append(index[name])
             amounts.append(amount)
 
-    sums = [[_block_bytes(layout, b) for b in blocks] for blocks in layout.stage_blocks]
+    sums = [[_block_bytes(b) for b in blocks] for blocks in layout.stage_blocks]
     split = {int(s) for s, k in zip(program.stage, program.kind, strict=True) if k == OpKind.WEIGHT_GRADIENT}
     for op in range(program.num_ops):
         key = program.price_keys[program.price[op]]
         opens = closes = True
+        if isinstance(key, Offload):
+            away = layout.plan.offload.activations * sum(
+                b[0] + b[1] for b in sums[key.stage][key.first : key.last]
+            )
+            put(op, key.to_host, "activations", -away if key.to_host else away)
+            continue
         if isinstance(key, Overlapped):
             parts = [("F", key.forward_stage, 0, None), ("B", key.backward_stage, 0, None)]
         elif isinstance(key, Compute):

@@ -142,7 +142,7 @@ class Result:
             "memory_bound": "memory-bound kernels", "recompute": "recomputation", "launch": "launch gaps", "tp": "tensor parallel, exposed",
             "cp": "context parallel, exposed", "ep": "expert parallel, exposed", "pp": "pipeline sends, exposed",
             "bubble": "pipeline bubble and imbalance", "dp": "data parallel, exposed", "optimizer": "optimizer",
-            "interference": "compute slowed by collectives",
+            "interference": "compute slowed by collectives", "host": "offload to the host, exposed",
         }  # fmt: skip
         steps += [(text, b[key]) for key, text in names.items() if abs(b.get(key, 0.0)) > 1e-9]
         return steps

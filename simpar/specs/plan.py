@@ -30,7 +30,7 @@ class OffloadSpec(Spec):
     activations: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Fraction of the saved activations."""
     optimizer: bool = False
-    parameters: bool = False
+    """Optimizer states live and are updated on the host: gradients go down, parameters come back."""
 
 
 class PlanSpec(Spec):
