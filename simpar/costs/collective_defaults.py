@@ -22,7 +22,7 @@ from simpar.specs.collective_constants import (
 )
 from simpar.specs.hardware import HardwareProfile
 
-ALIKE = {"nvlink-mesh": "nvswitch", "none": "pcie", "shared-memory": "pcie", "ici": "nvswitch"}
+ALIKE = {"nvrack": "nvswitch", "nvlink-mesh": "nvswitch", "none": "pcie", "shared-memory": "pcie", "ici": "nvswitch"}
 """Kinds of scale-up fabric that borrow each other's constants when their own have none."""
 GENERATIONS = {
     "fermi": "ada", "volta": "ampere", "ada": "ampere", "ampere": "hopper", "hopper": "blackwell", "blackwell": "hopper",
@@ -45,7 +45,7 @@ def published_scale_up(pcie: bool) -> ScaleUpConstants:
     nvls = None if pcie else NvlsConstants(base_s=25e-6, hop_s=0.0, efficiency=0.6, fill_s=5e-6, min_ranks=5)
     peer = PeerConstants(
         base_s=7.5e-6, peer_s=0.6e-6, efficiency=0.75, local_copy=0.3, fill_s=2e-6, ll_efficiency=0.1, pair_base_s=8e-6,
-        pair_efficiency=0.64, pair_fill_s=5e-6,
+        pair_efficiency=0.64, pair_few_efficiency=0.25, pair_floor_s=5e-4,
     )
     return ScaleUpConstants(machine="NCCL's tables", kind="published", ring=ring, nvls=nvls, peer=peer)
 
@@ -61,8 +61,11 @@ def published_network(latency_s: float) -> NetworkConstants:
 
 
 def key_of(hardware: HardwareProfile) -> tuple[str, str, str]:
-    """Generation, scale-up kind and NIC kind: what constants depend on."""
-    return hardware.gpu.architecture, hardware.scale_up.kind, hardware.nic.kind
+    """Generation, scale-up kind (switches in the node and in the rack told apart) and NIC kind: what constants depend on."""
+    kind = hardware.scale_up.kind
+    if kind == "nvswitch" and hardware.domain_size > hardware.gpus_per_node:
+        kind = "nvrack"
+    return hardware.gpu.architecture, kind, hardware.nic.kind
 
 
 @lru_cache(maxsize=1)

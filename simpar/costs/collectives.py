@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,8 +126,8 @@ class CollectiveModel:
         law = fastest(self.laws(collective, placement), bytes_)
         if placement.size <= 1 or bytes_ == 0:
             return ZERO
-        latency, transfer = law.alpha_s, bytes_ * law.beta_s_per_byte
-        fill = 0.0 if registered else sqrt(bytes_) * law.gamma_s_per_sqrt_byte
+        latency, transfer = law.alpha_s, law.transfer_s(bytes_)
+        fill = 0.0 if registered else law.fill_s(bytes_)
         prefix = f"{collective}/{law.algorithm}/{law.protocol}"
         terms = ((f"{prefix}/latency", latency), (f"{prefix}/transfer", transfer), (f"{prefix}/fill", fill))
         seconds = latency + transfer + fill

@@ -7,7 +7,7 @@ the constants are fitted (docs/formulas_collectives.md).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log2
+from math import inf, log2
 
 from simpar.costs.collective_geometry import Geometry
 from simpar.costs.collective_law import Law, fill
@@ -48,11 +48,15 @@ def _ring(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConsta
     share = (2.0 / n) ** ring.share_exponent
     for protocol, base, hop, far, efficiency in hops:
         beta = max(wire / (efficiency * share * g.link_bytes_per_s), out / PAYLOAD[protocol])
-        yield Law("Ring", protocol, base + within * hop + between * (far + g.extra_latency_s), beta)
+        limit = ring.low_latency_bytes_per_rank * n if g.domains == 1 else inf
+        if g.domains > 1 and collective == "all_reduce":
+            limit = net.low_latency_bytes
+        yield Law("Ring", protocol, base + within * hop + between * (far + g.extra_latency_s), beta, max_bytes=limit)
     alpha = ring.simple_base_s + within * ring.simple_hop_s + between * (net.simple_hop_s + g.extra_latency_s)
     inner = wire * _link_beta(collective, g, up, n if g.domains == 1 else max(2, g.per_domain))
     gamma = fill(ring.fill_s, inner) + (fill(net.fill_s, out) if between else 0.0)
-    yield Law("Ring", "Simple", alpha, max(inner, out), gamma, 24 if g.domains == 1 else 16)
+    full = net.full_bytes if between else inf
+    yield Law("Ring", "Simple", alpha, max(inner, out), gamma, 24 if g.domains == 1 else 16, full_bytes=full)
 
 
 def _tree(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[Law]:
@@ -69,12 +73,13 @@ def _tree(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[
         ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency),
     ):
         beta = max(wire / (efficiency * g.link_bytes_per_s), out / PAYLOAD[protocol])
-        yield Law("Tree", protocol, base + chain * hop + 2 * depth * (far + g.extra_latency_s), beta)
+        alpha = base + chain * hop + 2 * depth * (far + g.extra_latency_s)
+        yield Law("Tree", protocol, alpha, beta, max_bytes=net.low_latency_bytes)
     inner = wire * _link_beta("all_reduce", g, up, max(2, g.per_domain))
     alpha = ring.simple_base_s + net.tree_base_s + chain * ring.simple_hop_s
     alpha += 2 * depth * (net.tree_hop_s + g.extra_latency_s)
     gamma = fill(ring.fill_s, inner) + fill(net.fill_s, out, depth ** (2 * net.fill_exponent))
-    yield Law("Tree", "Simple", alpha, max(inner, out), gamma)
+    yield Law("Tree", "Simple", alpha, max(inner, out), gamma, full_bytes=net.full_bytes)
 
 
 def _nvls(g: Geometry, nvls: NvlsConstants, net: NetworkConstants, sharp: bool) -> Iterator[Law]:
@@ -92,7 +97,7 @@ def _nvls(g: Geometry, nvls: NvlsConstants, net: NetworkConstants, sharp: bool) 
     out = (1.0 if g.domains == 2 else 2.0) / (net.tree_efficiency * g.domain_out_bytes_per_s)
     alpha += net.tree_base_s + 2 * depth * (net.tree_hop_s + g.extra_latency_s)
     gamma += fill(net.fill_s, out, depth ** (2 * net.fill_exponent))
-    yield Law("NVLSTree", "Simple", alpha, max(inner, out), gamma)
+    yield Law("NVLSTree", "Simple", alpha, max(inner, out), gamma, full_bytes=net.full_bytes)
 
 
 def _collnet(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[Law]:

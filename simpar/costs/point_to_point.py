@@ -37,8 +37,9 @@ def _all_to_all(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> lis
 def _pair(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]:
     peer = up.peer
     if g.domains == 1:
-        beta = 1.0 / (peer.pair_efficiency * g.link_bytes_per_s)
-        return [Law("P2P", "Simple", peer.pair_base_s, beta, fill(peer.pair_fill_s, beta), 16)]
+        few, beta = (1.0 / (e * g.link_bytes_per_s) for e in (peer.pair_few_efficiency, peer.pair_efficiency))
+        opened = Law("P2P", "Simple", peer.pair_base_s, beta, channels=32, floor_s=peer.pair_floor_s)
+        return [Law("P2P", "Simple", peer.pair_base_s, few, channels=4), opened]
     beta = 1.0 / (net.peer_efficiency * g.pair_out_bytes_per_s)
     alpha = peer.pair_base_s + net.peer_base_s + g.extra_latency_s
     return [Law("P2P", "Simple", alpha, beta, fill(net.peer_fill_s, beta), 4)]

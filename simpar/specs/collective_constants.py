@@ -7,6 +7,7 @@ other rates.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -56,6 +57,8 @@ class RingConstants(Spec):
     ll128_base_s: NonNegative
     ll128_hop_s: NonNegative
     ll128_efficiency: Fraction
+    low_latency_bytes_per_rank: Positive = math.inf
+    """Rings take LL and LL128 below this many bytes of the message per rank, whatever is faster (the tuner's choice)."""
     simple_base_s: NonNegative
     simple_hop_s: NonNegative
     efficiency: dict[str, Fraction]
@@ -93,8 +96,11 @@ class PeerConstants(Spec):
     ll_efficiency: Fraction = 0.1
     pair_base_s: NonNegative
     pair_efficiency: Fraction
-    """One pair alone."""
-    pair_fill_s: NonNegative = 0.0
+    """One pair, all channels open."""
+    pair_few_efficiency: Fraction
+    """One pair, a message too small to open more channels."""
+    pair_floor_s: NonNegative
+    """Least transfer time with all channels open."""
 
 
 class ScaleUpConstants(Spec):
@@ -126,6 +132,10 @@ class NetworkConstants(Spec):
     fill_s: NonNegative
     fill_exponent: NonNegative = 0.5
     """Pipeline fill grows as (levels) ** exponent."""
+    full_bytes: Positive = math.inf
+    """Message from which the fill grows no more: chunks are as large as the buffers."""
+    low_latency_bytes: Positive = math.inf
+    """Trees take LL and LL128 up to this message, whatever is faster (the tuner's choice)."""
     peer_base_s: NonNegative
     peer_s: NonNegative = 0.0
     peer_efficiency: Fraction
