@@ -1,0 +1,229 @@
+"""A step as a Perfetto (Chrome trace event) file: one process per pipeline rank, one thread per stream.
+
+Times are written to the nanosecond, as viewers keep them, so that slices that touch in the timeline touch in the trace.
+Slices ("X") carry stage, micro-batch, layer and the terms of their price; every send is a flow ("s", "t", "f") from the
+op that made the tensor, through the send, to the op that uses it; memory by category is a counter ("C"). Format: "Trace
+Event Format" of the Chromium project.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simpar.program.program import IntArray, OpKind, Program
+from simpar.report.ledger import price_terms
+from simpar.report.output import write_file
+from simpar.report.shown import MAX_ROLES, ShownRole, shown_roles, subset_note
+from simpar.report.streams import ordered_streams
+from simpar.result.memory import CATEGORIES, RankMemory
+from simpar.result.result import Result
+
+_LEVEL = 5
+"""Of gzip: half the size of level 1 at a third of the time of level 9."""
+_SENDS = (OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD)
+
+
+def write_trace(result: Result, path: Path) -> None:
+    """Write the gzipped trace of one step.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    # No time stamp inside: the same run gives the same bytes.
+    write_file(path, gzip.compress(trace(result).encode(), _LEVEL, mtime=0), "--trace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Where an op is shown: pid and tid, and its pipeline."""
+
+    pid: int
+    tid: int
+    pipeline: int
+
+
+def trace(result: Result) -> str:
+    """The trace as JSON text; events sorted by time, metadata first."""
+    roles = shown_roles(result)
+    lines: list[str] = list(_names(result.program, roles))
+    times: list[int] = []
+    timed: list[str] = []
+    writer = _Writer(result, roles, times, timed)
+    writer.slices()
+    writer.flows()
+    _counters(result, roles, times, timed)
+    # Stable: at one moment slices come before the flows that bind to them.
+    order = np.argsort(np.array(times, dtype=np.int64), kind="stable")
+    lines += [timed[i] for i in order.tolist()]
+    about = {
+        "scenario": result.layout.scenario.name, "step_time_s": result.step_time_s, "world_size": result.world_size,
+        "schedule": result.schedule_name, "note": subset_note(result, roles),
+    }  # fmt: skip
+    body = ",\n".join(lines)
+    return f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n{body}\n]}}\n'
+
+
+def _names(program: Program, roles: tuple[ShownRole, ...]) -> Iterator[str]:
+    """Metadata: names and order of processes and threads. Threads count from 1: viewers keep 0 for the idle thread."""
+
+    def meta(what: str, pid: int, tid: int, **args: object) -> str:
+        return json.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}, separators=(",", ":"))
+
+    for index, shown in enumerate(roles):
+        pid = _pid(shown)
+        yield meta("process_name", pid, 0, name=shown.title)
+        yield meta("process_sort_index", pid, 0, sort_index=index)
+        for tid, stream in enumerate(ordered_streams(program, shown.role), start=1):
+            yield meta("thread_name", pid, tid, name=program.streams[stream].kind)
+            yield meta("thread_sort_index", pid, tid, sort_index=tid)
+
+
+def _pid(shown: ShownRole) -> int:
+    """The pipeline rank; the second pipeline shown of an expanded program counts on from there."""
+    return shown.pipeline * MAX_ROLES + shown.pipeline_rank
+
+
+def _us(nanoseconds: int) -> str:
+    """Microseconds with three decimals."""
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+
+
+class _Writer:
+    """Slices and flows of one result."""
+
+    def __init__(self, result: Result, roles: tuple[ShownRole, ...], times: list[int], lines: list[str]) -> None:
+        self.program, self.roles = result.program, roles
+        self.times, self.lines = times, lines
+        self.start: list[int] = np.rint(result.timeline.start * 1e9).astype(np.int64).tolist()
+        self.finish: list[int] = np.rint(result.timeline.finish * 1e9).astype(np.int64).tolist()
+        self.terms = [
+            json.dumps({name: round(seconds * 1e6, 4) for name, seconds in terms}, separators=(",", ":"))
+            for terms in price_terms(result)
+        ]
+        self.at: dict[int, list[_Slice]] = {}
+
+    def slices(self) -> None:
+        """One slice per op and stream that it holds."""
+        program, start, finish = self.program, self.start, self.finish
+        stage, microbatch = program.stage.tolist(), program.microbatch.tolist()
+        layer, kind, price = program.layer.tolist(), program.kind.tolist(), program.price.tolist()
+        kinds = [k.name.lower() for k in OpKind]
+        for shown in self.roles:
+            pid = _pid(shown)
+            for tid, stream in enumerate(ordered_streams(program, shown.role), start=1):
+                place = _Slice(pid, tid, shown.pipeline)
+                for op in program.stream_ops[program.stream_ptr[stream] : program.stream_ptr[stream + 1]].tolist():
+                    self.at.setdefault(op, []).append(place)
+                    name = json.dumps(program.label(op).rpartition("@")[0])
+                    self.times.append(start[op])
+                    self.lines.append(
+                        f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{_us(start[op])},"dur":{_us(finish[op] - start[op])},'
+                        f'"name":{name},"cat":"{kinds[kind[op]]}","args":{{"op":{op},"stage":{stage[op]},'
+                        f'"microbatch":{microbatch[op]},"layer":{layer[op]},"terms_us":{self.terms[price[op]]}}}}}'
+                    )
+
+    def flows(self) -> None:
+        """Producer, send and consumer of every send between shown ranks."""
+        program = self.program
+        sends = np.flatnonzero(np.isin(program.kind, [int(k) for k in _SENDS]))
+        wanted = {int(s) for s in sends} & self.at.keys()
+        consumers = self._consumers(wanted)
+        number = 0
+        for send in sorted(wanted):
+            for source in {p.pipeline: p for p in self.at[send]}.values():
+                producer = self._producer(send, source)
+                target = self._consumer(consumers.get(send, []), source)
+                if producer is None or target is None:
+                    continue
+                number += 1
+                op, place = producer
+                consumer, there = target
+                self._flow("s", number, max(self.finish[op] - 1, self.start[op]), place)
+                self._flow("t", number, self.start[send], source)
+                self._flow("f", number, self.start[consumer], there)
+
+    def _flow(self, letter: str, number: int, at: int, place: _Slice) -> None:
+        self.times.append(at)
+        self.lines.append(
+            f'{{"ph":"{letter}","id":{number},"pid":{place.pid},"tid":{place.tid},"ts":{_us(at)},"name":"send","cat":"send",'
+            f'"bp":"e"}}'
+        )
+
+    def _consumers(self, sends: set[int]) -> dict[int, list[int]]:
+        """Send -> ops that wait for it."""
+        program = self.program
+        found: dict[int, list[int]] = {}
+        heads: IntArray = np.repeat(np.arange(program.num_ops), np.diff(program.dep_ptr))
+        mine = np.isin(program.dep_ops, np.fromiter(sends, dtype=np.int64, count=len(sends)))
+        for op, send in zip(heads[mine].tolist(), program.dep_ops[mine].tolist(), strict=True):
+            found.setdefault(send, []).append(op)
+        return found
+
+    def _producer(self, send: int, source: _Slice) -> tuple[int, _Slice] | None:
+        """The op whose result is sent: the last of its stream with a length, up to the op that the send waits for."""
+        program = self.program
+        for op in program.dep_ops[program.dep_ptr[send] : program.dep_ptr[send + 1]].tolist():
+            place = next((p for p in self.at.get(op, []) if p.pid == source.pid), None)
+            if place is None:
+                continue
+            while self.finish[op] == self.start[op] and (before := self._before(op)) is not None:
+                op = before
+            return op, place
+        return None
+
+    def _before(self, op: int) -> int | None:
+        """The compute op that `op` waits for last, on the same rank."""
+        program = self.program
+        deps = program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]].tolist()
+        own = [d for d in deps if d in self.at and program.role[d] == program.role[op]]
+        return max(own, key=lambda d: self.finish[d], default=None)
+
+    def _consumer(self, ops: list[int], source: _Slice) -> tuple[int, _Slice] | None:
+        """The first op of another rank of the same pipeline that uses the tensor, one with a length if there is one."""
+        found = [
+            (self.finish[op] == self.start[op], self.start[op], op, place)
+            for op in ops
+            for place in self.at.get(op, [])
+            if place.pipeline == source.pipeline and place.pid != source.pid
+        ]
+        if not found:
+            return None
+        *_, op, place = min(found, key=lambda f: f[:3])
+        return op, place
+
+
+def _counters(result: Result, roles: tuple[ShownRole, ...], times: list[int], lines: list[str]) -> None:
+    """Memory of every shown pipeline rank, in bytes by category, whenever it changes."""
+    memory = {m.rank: m for m in result.memory}
+    for shown in roles:
+        mine = memory.get(shown.pipeline_rank)
+        # An expanded run's memory is that of the first pipeline.
+        if mine is None or shown.pipeline:
+            continue
+        for at, values in _memory_changes(mine):
+            times.append(at)
+            amounts = json.dumps(values, separators=(",", ":"))
+            lines.append(f'{{"ph":"C","pid":{_pid(shown)},"ts":{_us(at)},"name":"memory (bytes)","args":{amounts}}}')
+
+
+def _memory_changes(memory: RankMemory) -> Iterator[tuple[int, dict[str, int]]]:
+    """(ns, bytes by category) after each moment at which something changes."""
+    at = np.rint(memory.times * 1e9).astype(np.int64)
+    last = np.flatnonzero(np.append(np.diff(at) != 0, True))
+    used = [i for i in range(len(CATEGORIES)) if memory.dynamic[:, i].any()]
+    static: dict[str, int] = {}
+    for name, amount in memory.static:
+        static[name] = static.get(name, 0) + round(amount)
+    table = np.rint(memory.dynamic[last][:, used]).astype(np.int64).tolist()
+    names = [CATEGORIES[i] for i in used]
+    for moment, row in zip(at[last].tolist(), table, strict=True):
+        values = dict(static)
+        for name, amount in zip(names, row, strict=True):
+            values[name] = values.get(name, 0) + amount
+        yield moment, values
