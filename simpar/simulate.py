@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,19 +13,25 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import KeyPrice, LayoutPricer
 from simpar.engine import discrete_event
+from simpar.engine.cluster_network import ClusterNetwork
+from simpar.engine.contention import Contention
+from simpar.engine.imbalance import Routing
 from simpar.engine.longest_path import longest_path, longest_path_batch
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
 from simpar.program.lower import Detail, lower
 from simpar.program.program import FloatArray, PriceTable, Program
+from simpar.program.transfers import with_transfers
 from simpar.result.accounting import account, bubble_fraction
 from simpar.result.memory import memory_over_time
 from simpar.result.result import Interval, Result, mean_breakdown
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
 from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
+from simpar.topology.cluster import Cluster
 
 Engine = Literal["discrete_event", "longest_path"]
 
@@ -40,6 +46,7 @@ class Priced:
     prices: tuple[KeyPrice, ...]
     table: PriceTable
     held: dict[int, list[int]]
+    collectives: CollectiveModel
     expanded: bool = False
 
 
@@ -81,38 +88,76 @@ def cost_models(scenario: Scenario, profile: HardwareProfile) -> tuple[KernelMod
 
 
 def prepare(
-    scenario: Scenario, *, detail: Detail = "layer", load_factor: float = 1.0, expand: bool = False
+    scenario: Scenario, *, detail: Detail = "layer", load_factor: float | None = None, expand: bool = False,
+    transfers: bool = False,
 ) -> Priced:
-    """Everything but the run: layout, schedule, program, prices."""
+    """Everything but the run: layout, schedule, program, prices.
+
+    Args:
+        load_factor: tokens of the fullest expert rank over the mean; none = what the scenario's routing implies.
+        expand: one set of streams per rank instead of one role per pipeline rank.
+        transfers: attach what each op moves between which ranks (for contention).
+    """
+    load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
     probe = Layout.of(scenario, 1, load_factor=load_factor)
     schedule = schedule_of(scenario, probe.num_microbatches)
     layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor)
     model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
     program = lower(layout, schedule, detail, expand=expand)
+    if transfers:
+        program = with_transfers(layout, program, schedule.stage_to_rank[: schedule.stages_per_model], expand=expand)
     kernels, collectives = cost_models(scenario, layout.hardware)
     pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
     table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
-    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
+    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, collectives, expand)
 
 
-def run(priced: Priced, engine: Engine = "discrete_event", *, interference: bool = True) -> Timeline:
-    """Replay the program."""
+def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
+    """Replay the program; `effects` go to the discrete-event engine (interference, noise, seed, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    return discrete_event.run(priced.program, priced.table, interference=interference)
+    return discrete_event.run(priced.program, priced.table, **{"interference": True, **effects})
 
 
 def simulate(
-    scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event", load_factor: float = 1.0
+    scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event", expand: bool = False,
+    contention: bool = False, load_factor: float | None = None, **effects: Any,
 ) -> Result:
     """Predict one training step of a checked scenario.
+
+    Args:
+        detail: stage, layer or op.
+        engine: discrete_event (SimPy; with interference) or longest_path (numpy; a lower bound of it).
+        expand: one set of streams per rank.
+        contention: transfers share the links of the cluster's topology, max-min fair.
+        load_factor, effects: see `prepare` and `run`.
 
     Raises:
         InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
     """
-    priced = prepare(scenario, detail=detail, load_factor=load_factor)
-    return interpret(priced, run(priced, engine))
+    priced = prepare(scenario, detail=detail, load_factor=load_factor, expand=expand, transfers=contention)
+    if contention:
+        effects["contention"] = contention_of(priced)
+    return interpret(priced, run(priced, engine, **effects))
+
+
+def contention_of(priced: Priced, **changes: Any) -> Contention:
+    """The cluster's links as the network that this program's transfers share."""
+    layout = priced.layout
+    cluster = Cluster(layout.hardware, layout.scenario.cluster.num_nodes, **changes)
+    return Contention(ClusterNetwork(cluster))
+
+
+def expected_load_factor(scenario: Scenario) -> float:
+    """Mean over draws of the fullest expert rank's tokens over the mean, as the scenario's routing implies."""
+    model, routing = scenario.model, scenario.training.routing
+    if not isinstance(model, TransformerSpec) or model.moe is None or routing.kind == "balanced":
+        return 1.0
+    law = Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
+                  routing.capacity_factor)  # fmt: skip
+    tokens = scenario.training.micro_batch_size * scenario.training.sequence_length * scenario.plan.ep
+    return float(law.load_factors(tokens, scenario.plan.ep, 16, 8, (0,)).mean())
 
 
 def interpret(priced: Priced, timeline: Timeline) -> Result:
@@ -122,8 +167,8 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
     column = {name: i for i, name in enumerate(names)}
     terms = np.zeros((len(priced.prices), len(names)))
     for row, price in enumerate(priced.prices):
-        for name, seconds in price.terms:
-            terms[row, column[name]] += seconds
+        for name, amount in price.terms:
+            terms[row, column[name]] += amount
     accounting = account(program, timeline)
     seconds = priced.table.seconds[program.price]
     roles = {rank: rank for rank in priced.held}

@@ -12,13 +12,31 @@ from simpar.costs.kernels import KernelModel
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.errors import InternalError
 from simpar.parallel.keys import (
-    BlockOp, Compute, Gather, Key, LaunchGap, Offload, OptimizerStep, Overlapped, Reduce, Send, TiedReduce,
+    BlockOp,
+    Compute,
+    Gather,
+    Key,
+    LaunchGap,
+    Offload,
+    OptimizerStep,
+    Overlapped,
+    Reduce,
+    Send,
+    TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.split import LocalBlock
+from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import (
-    AttentionWork, Collective, ExpertExchange, Gemm, GroupedGemm, HostCopy, LocalOp, MemoryWork, OptimizerWork,
+    AttentionWork,
+    Collective,
+    ExpertExchange,
+    Gemm,
+    GroupedGemm,
+    HostCopy,
+    LocalOp,
+    MemoryWork,
+    OptimizerWork,
 )  # fmt: skip
 from simpar.topology.placement import GroupPlacement
 
@@ -86,8 +104,9 @@ class LayoutPricer:
         if isinstance(key, Gather | Reduce):
             return self._state(key)
         if isinstance(key, TiedReduce):
-            amount = self.layout.tied_extra * self.layout.state_bytes.reduce
-            return self._communication("pp", self.collectives.time("all_reduce", amount, self._pair), self._pair, amount, "all_reduce")
+            price = self._timed("all_reduce", self.layout.tied_extra * self.layout.state_bytes.reduce, self._hop("pp"))
+            spread = (("pp", price.high - price.seconds, price.seconds - price.low),)
+            return KeyPrice(price.seconds, (("pp", price.seconds),), spread, 0.0, (), price.provenance)
         if isinstance(key, Offload):
             blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
             fraction = self.layout.plan.offload.activations
@@ -137,8 +156,7 @@ class LayoutPricer:
         raise InternalError(f"no price for {work!r}")
 
     def _collective(self, work: Collective) -> Price:
-        placement = self._hop(work.dimension) if work.name == "send_recv" else self.layout.placement(work.dimension)
-        once = self.collectives.time(work.name, work.bytes, placement)
+        once = self._timed(work.name, work.bytes, self._placement(work))
         if work.repeat == 1:
             return once
         n = work.repeat
@@ -225,11 +243,6 @@ class LayoutPricer:
 
     # -- communication ---------------------------------------------------------------------------------------------
 
-    def _communication(self, dimension: str, price: Price, placement: GroupPlacement, amount: float, name: str) -> KeyPrice:
-        interference = self._interference(name, amount, placement)
-        up, down = price.high - price.seconds, price.seconds - price.low
-        return KeyPrice(price.seconds, ((dimension, price.seconds),), ((dimension, up, down),), interference, (), price.provenance)
-
     def _interference(self, name: str, amount: float, placement: GroupPlacement) -> float:
         """SMs that the collective holds over those it leaves: a grid sized for all SMs needs that much longer."""
         if placement.size == 1 or amount <= 0:
@@ -237,10 +250,6 @@ class LayoutPricer:
         sms = self.collectives.choice(name, amount, placement).sms
         total = self.layout.hardware.gpu.sm_count.value
         return sms / (total - sms) if 0 < sms < total else 0.0
-
-    @cached_property
-    def _pair(self) -> GroupPlacement:
-        return self._hop("pp")
 
     def _hop(self, dimension: str) -> GroupPlacement:
         layout = self.layout
@@ -250,54 +259,24 @@ class LayoutPricer:
         return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
 
     def _send(self, key: Send) -> KeyPrice:
-        layout = self.layout
-        stage = layout.stages[max(key.from_stage, key.to_stage)]
-        whole = layout.network.boundary_bytes[stage.first]
-        amount = boundary_bytes(whole, layout.plan)
-        price = self.collectives.time("send_recv", amount, self._pair)
-        if layout.framework.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1:
-            # Each tensor rank sends its slice; the receivers gather it over the scale-up links (Narayanan et al. 2021).
-            price = self.collectives.time("send_recv", amount / layout.plan.tp, self._pair)
-            again = self.collectives.time("all_gather", amount, layout.placement("tp"))
-            price = Price(price.seconds + again.seconds, price.low + again.low, price.high + again.high, price.provenance)
-        return self._communication("pp", price, self._pair, amount, "send_recv")
+        return self._sequence("pp", send_collectives(self.layout, key))
 
     def _state(self, key: Gather | Reduce) -> KeyPrice:
-        """Gather or reduction of dense and expert weights, one after the other on the data-parallel stream."""
-        dense, experts = self.layout.block_parameters(key.stage, key.first, key.last)
-        parts = [p for p in (self._state_part(key, dense, expert=False), self._state_part(key, experts, expert=True)) if p]
-        if not parts:
-            return KeyPrice(0.0, (), (), 0.0, (), Provenance.MEASURED)
-        seconds = sum(p.seconds for p in parts)
-        up = sum(u for p in parts for _, u, _ in p.spread)
-        down = sum(d for p in parts for _, _, d in p.spread)
-        interference = max(p.interference for p in parts)
-        return KeyPrice(seconds, (("dp", seconds),), (("dp", up, down),), interference, (), worst([p.provenance for p in parts]))
+        return self._sequence("dp", state_collectives(self.layout, key))
 
-    def _state_part(self, key: Gather | Reduce, parameters: float, *, expert: bool) -> KeyPrice | None:
-        layout, state = self.layout, self.layout.state_bytes
-        if parameters <= 0:
-            return None
-        prefix = "expert_" if expert else ""
-        hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
-        group = f"{prefix}shard" if hybrid else ("edp" if expert else "dp")
-        placement = layout.placement(group)
-        if isinstance(key, Gather):
-            amount = parameters * state.gather
-            return self._communication("dp", self._timed("all_gather", amount, placement), placement, amount, "all_gather")
-        amount = parameters * state.reduce
-        if layout.plan.zero_stage == 0:
-            return self._communication("dp", self._timed("all_reduce", amount, placement), placement, amount, "all_reduce")
-        first = self._communication(
-            "dp", self._timed("reduce_scatter", amount, placement), placement, amount, "reduce_scatter"
-        )
-        if not hybrid:
-            return first
-        replica = layout.placement(f"{prefix}replica")
-        part = amount / max(placement.size, 1)
-        second = self._timed("all_reduce", part, replica)
-        price = Price(first.seconds + second.seconds, first.seconds + second.low, first.seconds + second.high, second.provenance)
-        return self._communication("dp", price, placement, amount, "reduce_scatter")
+    def _sequence(self, dimension: str, calls: Sequence[Collective]) -> KeyPrice:
+        """Collectives one after the other on one stream."""
+        if not calls:
+            return KeyPrice(0.0, (), (), 0.0, (), Provenance.MEASURED)
+        prices = [self._collective(c) for c in calls]
+        seconds = sum(p.seconds for p in prices)
+        spread = ((dimension, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)),)
+        interference = max(self._interference(c.name, c.bytes, self._placement(c)) for c in calls)
+        kind = worst([p.provenance for p in prices])
+        return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), kind)
+
+    def _placement(self, work: Collective) -> GroupPlacement:
+        return self._hop(work.dimension) if work.name == "send_recv" else self.layout.placement(work.dimension)
 
     def _timed(self, name: str, amount: float, placement: GroupPlacement) -> Price:
         return ZERO if placement.size == 1 else self.collectives.time(name, amount, placement)

@@ -11,6 +11,7 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.pipeline import StageLayers, split_layers
 from simpar.parallel.recompute import Recompute
 from simpar.parallel.split import LocalBlock, SplitOptions, split_block
+from simpar.parallel.work import Implementation
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.model import TransformerSpec
@@ -143,7 +144,7 @@ class Layout:
         moe = model.moe if isinstance(model, TransformerSpec) else None
         capacity = training.routing.capacity_factor
         load = capacity if capacity is not None else self.load_factor
-        implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
+        implementation: Implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
         return SplitOptions(
             degrees=self.degrees, style=self.style, recompute=recompute, dtype=training.precision,
             attention_kernel=self.attention_kernel, memory_implementation=implementation,

@@ -9,7 +9,15 @@ from simpar.parallel import context, expert, tensor
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.recompute import Recompute, dropped, repeated
 from simpar.parallel.work import (
-    AttentionWork, Direction, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList, Work,
+    AttentionWork,
+    Direction,
+    Gemm,
+    GroupedGemm,
+    Implementation,
+    LocalOp,
+    MemoryWork,
+    OpList,
+    Work,
 )  # fmt: skip
 from simpar.specs.model import MoeSpec
 from simpar.workload.ops import Block, Op, OpType, Seam, op_flops, volume
@@ -38,7 +46,7 @@ class SplitOptions:
     recompute: Recompute = field(default_factory=Recompute)
     dtype: str = "bf16"
     attention_kernel: str = "auto"
-    memory_implementation: str = "tuned"
+    memory_implementation: Implementation = "tuned"
     accumulate_fp32: bool = True
     moe: MoeSpec | None = None
     load_factor: float = 1.0

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Direction = Literal["forward", "dgrad", "wgrad"]
-Dimension = Literal["tp", "cp", "ep", "etp", "dp", "edp", "shard", "replica", "pp", "embedding", "host"]
+Implementation = Literal["tuned", "framework", "eager"]
+Dimension = Literal["tp", "cp", "ep", "etp", "dp", "edp", "shard", "replica", "expert_shard", "expert_replica", "pp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class MemoryWork:
     kernel: str
     bytes_moved: float
     launches: int = 1
-    implementation: str = "tuned"
+    implementation: Implementation = "tuned"
 
 
 @dataclass(frozen=True, slots=True)

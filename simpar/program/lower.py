@@ -16,7 +16,17 @@ from collections.abc import Iterable
 from typing import Literal
 
 from simpar.parallel.keys import (
-    BlockOp, Compute, Gather, LaunchGap, Offload, OptimizerStep, Overlapped, PhaseLetter, Reduce, Send, TiedReduce,
+    BlockOp,
+    Compute,
+    Gather,
+    LaunchGap,
+    Offload,
+    OptimizerStep,
+    Overlapped,
+    PhaseLetter,
+    Reduce,
+    Send,
+    TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind, Program, ProgramBuilder, Stream
@@ -227,7 +237,7 @@ class _Lowering:
         for index, op in enumerate(ops):
             used.update(op.deps)
             first_on_stream = not any(o.stream == op.stream for o in ops[:index])
-            deps = [keys[d] for d in op.deps] + (inputs if first_on_stream else [])
+            deps: list[object] = [*(keys[d] for d in op.deps), *(inputs if first_on_stream else ())]
             compute = op.stream == "compute"
             self.builder.add(
                 keys[index], kind=_KIND[leaf.phase] if compute else OpKind.COLLECTIVE, role=self.role(rank), deps=tuple(deps),
@@ -235,7 +245,8 @@ class _Lowering:
                 microbatch=leaf.microbatch, layer=block, price=BlockOp(phase, stage, block, index),
             )  # fmt: skip
             self.builder.labels[self.builder[keys[index]]] = f"{leaf}/l{block} {op.name}@r{self.role(rank)}"
-        ends = [keys[i] for i in range(len(ops)) if i not in used] or list(inputs)
+        ends: list[object] = [keys[i] for i in range(len(ops)) if i not in used]
+        ends = ends or inputs
         self.builder.add(
             self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"), deps=tuple(ends),
             stage=leaf.stage, microbatch=leaf.microbatch, layer=block, price=LaunchGap(phase, stage, block),

@@ -44,7 +44,8 @@ class RankMemory:
     @cached_property
     def total(self) -> FloatArray:
         """Allocated bytes after each event."""
-        return self.dynamic.sum(axis=1) + sum(v for _, v in self.static)
+        dynamic: FloatArray = self.dynamic.sum(axis=1)
+        return dynamic + sum(v for _, v in self.static)
 
     @property
     def peak_index(self) -> int:
@@ -151,6 +152,7 @@ def _events(layout: Layout, program: Program) -> dict[str, list[object]]:
     for op in range(program.num_ops):
         key = program.price_keys[program.price[op]]
         opens = closes = True
+        parts: list[tuple[str, int, int, int | None]]
         if isinstance(key, Offload):
             away = layout.plan.offload.activations * sum(
                 b[0] + b[1] for b in sums[key.stage][key.first : key.last]

@@ -1,0 +1,50 @@
+"""What data and pipeline parallelism put on the wire, as collectives: the one place that prices and contention read."""
+
+from __future__ import annotations
+
+from simpar.parallel.keys import Gather, Reduce, Send
+from simpar.parallel.layout import Layout
+from simpar.parallel.pipeline import boundary_bytes
+from simpar.parallel.work import Collective, Dimension
+
+
+def state_collectives(layout: Layout, key: Gather | Reduce) -> tuple[Collective, ...]:
+    """Collectives of one gather or gradient reduction, dense weights then experts', in the order they run.
+
+    ZeRO 0 all-reduces gradients; sharded states reduce-scatter them (2.. 4 bytes per element) and gather parameters; a hybrid
+    (HSDP) does both inside the shard group and all-reduces its piece over the replicas.
+    """
+    dense, experts = layout.block_parameters(key.stage, key.first, key.last)
+    found: list[Collective] = []
+    for parameters, expert in ((dense, False), (experts, True)):
+        if parameters > 0:
+            found += _state(layout, key, parameters, expert=expert)
+    return tuple(c for c in found if layout.placement(c.dimension).size > 1)
+
+
+def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: bool) -> list[Collective]:
+    state = layout.state_bytes
+    hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
+    plain: Dimension = "edp" if expert else "dp"
+    shard: Dimension = "expert_shard" if expert else "shard"
+    replica: Dimension = "expert_replica" if expert else "replica"
+    group = shard if hybrid else plain
+    if isinstance(key, Gather):
+        return [Collective("all_gather", parameters * state.gather, group)]
+    amount = parameters * state.reduce
+    if layout.plan.zero_stage == 0:
+        return [Collective("all_reduce", amount, plain)]
+    found = [Collective("reduce_scatter", amount, group)]
+    if hybrid:
+        found.append(Collective("all_reduce", amount / layout.placement(shard).size, replica))
+    return found
+
+
+def send_collectives(layout: Layout, key: Send) -> tuple[Collective, ...]:
+    """A pipeline send, and the gather of its slices where every tensor rank sent one (Narayanan et al. 2021)."""
+    stage = layout.stages[max(key.from_stage, key.to_stage)]
+    amount = boundary_bytes(layout.network.boundary_bytes[stage.first], layout.plan)
+    sliced = layout.framework.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1
+    if sliced:
+        return (Collective("send_recv", amount / layout.plan.tp, "pp"), Collective("all_gather", amount, "tp"))
+    return (Collective("send_recv", amount, "pp"),)

@@ -1,0 +1,115 @@
+"""Which ranks exchange how much in each communication op, for the contention model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from simpar.parallel.keys import BlockOp, Gather, Reduce, Send
+from simpar.parallel.layout import Layout
+from simpar.parallel.traffic import send_collectives, state_collectives
+from simpar.parallel.work import Collective, ExpertExchange, LocalOp
+from simpar.program.program import OpKind, Program, Transfer
+from simpar.program.units import Units
+
+Groups = tuple[tuple[int, ...], ...]
+_COMMUNICATION = frozenset({OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD, OpKind.GATHER_PARAMETERS, OpKind.REDUCE_GRADIENTS,
+                            OpKind.COLLECTIVE})  # fmt: skip
+
+
+class _Finder:
+    def __init__(self, layout: Layout, program: Program, units: Units, rank_of: dict[int, int]) -> None:
+        self.layout, self.program, self.units, self.rank_of = layout, program, units, rank_of
+        self._groups: dict[tuple[str, int, int], Groups] = {}
+
+    def transfer(self, op: int) -> Transfer | None:
+        key = self.program.price_keys[self.program.price[op]]
+        role = int(self.program.role[op])
+        if isinstance(key, Send):
+            call = send_collectives(self.layout, key)[0]
+            target = self.rank_of[key.to_stage]
+            return Transfer("send_recv", call.bytes, self.pairs(role, target), "pp")
+        if isinstance(key, Gather | Reduce):
+            calls = state_collectives(self.layout, key)
+            if not calls:
+                return None
+            largest = max(calls, key=lambda c: c.bytes)
+            return Transfer(largest.name, largest.bytes, self.groups(largest.dimension, role, everywhere=True), "dp")
+        if isinstance(key, BlockOp):
+            return self.block(key, role)
+        return None
+
+    def block(self, key: BlockOp, role: int) -> Transfer | None:
+        """A collective inside a block (op detail only)."""
+        block = self.layout.stage_blocks[key.stage][key.block]
+        lists: dict[str, tuple[LocalOp, ...]] = {
+            "F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient,
+        }  # fmt: skip
+        work = lists[key.phase][key.index].work
+        if isinstance(work, Collective):
+            return Transfer(work.name, work.bytes * work.repeat, self.groups(work.dimension, role), work.dimension)
+        if isinstance(work, ExpertExchange):
+            amount = work.tokens * work.topk * work.hidden * work.element_bytes
+            return Transfer("all_to_all", amount, self.groups("ep", role), "ep")
+        return None
+
+    @cached_property
+    def pipeline_rank(self) -> dict[int, int]:
+        """Role -> pipeline rank."""
+        if not self.units.expanded:
+            return {r: r for r in range(self.layout.plan.pp)}
+        return {unit[0]: p for copy in self.units.members for p, unit in enumerate(copy)}
+
+    def members(self, role: int, *, everywhere: bool) -> frozenset[int] | None:
+        """Global ranks that an op of `role` stands for; None = all of its pipeline rank."""
+        if not self.units.expanded or everywhere:
+            return None
+        return next(frozenset(unit) for copy in self.units.members for unit in copy if unit[0] == role)
+
+    def groups(self, dimension: str, role: int, *, everywhere: bool = False) -> Groups:
+        """All groups of `dimension` among the ranks that the op stands for. One object per distinct answer."""
+        rank = self.pipeline_rank[role]
+        found = (dimension, rank, -1 if everywhere or not self.units.expanded else role)
+        if found not in self._groups:
+            layout = self.layout
+            name = {"dp": "dp_cp"}.get(dimension, dimension)
+            sized = dimension in ("shard", "replica", "expert_shard", "expert_replica")
+            table = layout.mesh.groups(name, layout.shard_ranks if sized else None)
+            wanted = self.members(role, everywhere=everywhere)
+            at = np.array([layout.mesh.coordinates(int(g[0]))["pp"] == rank for g in table])
+            rows = [tuple(int(r) for r in g) for g in table[at]]
+            self._groups[found] = tuple(g for g in rows if wanted is None or g[0] in wanted)
+        return self._groups[found]
+
+    def pairs(self, role: int, target: int) -> Groups:
+        """Sender and receiver of every pair of ranks that a pipeline send stands for."""
+        rank = self.pipeline_rank[role]
+        key = ("pairs", rank * 100_000 + target, role if self.units.expanded else -1)
+        if key not in self._groups:
+            mesh = self.layout.mesh
+            wanted = self.members(role, everywhere=False)
+            senders = [int(g[rank]) for g in mesh.groups("pp")] if wanted is None else sorted(wanted)
+            rows = []
+            for sender in senders:
+                at = mesh.coordinates(sender)
+                rows.append((sender, mesh.rank(tp=at["tp"], cp=at["cp"], dp=at["dp"], pp=target)))
+            self._groups[key] = tuple(rows)
+        return self._groups[key]
+
+
+def with_transfers(layout: Layout, program: Program, stage_to_rank: tuple[int, ...], *, expand: bool) -> Program:
+    """`program` with what each communication op moves, and between which ranks.
+
+    Args:
+        stage_to_rank: pipeline rank of each model stage.
+        expand: the program has one role per rank.
+    """
+    finder = _Finder(layout, program, Units.of(layout, expand=expand), dict(enumerate(stage_to_rank)))
+    found: dict[int, Transfer] = {}
+    for op in np.flatnonzero(np.isin(program.kind, [int(k) for k in _COMMUNICATION])):
+        transfer = finder.transfer(int(op))
+        if transfer is not None and transfer.groups:
+            found[int(op)] = transfer
+    return replace(program, transfers=found)
