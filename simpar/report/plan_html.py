@@ -18,6 +18,7 @@ from simpar.report.plan_view import HEADLINES
 
 DAY_S = 86400.0
 SHOWN_CHECKPOINTS = 400
+SHOWN_FAILURES = 60
 COLORS = {
     "checkpoint_stall": "#56b4e9", "lost_work": "#d55e00", "detection": "#e69f00", "replacement": "#f0e442",
     "waiting_for_spare": "#cc79a7", "restart": "#0072b2", "initialisation": "#009e73", "checkpoint_load": "#5f9ea0",
@@ -118,7 +119,10 @@ def timeline(answer: Answer, sample: Outcome) -> go.Figure:
         marker={"symbol": "line-ns-open", "color": BLUE, "size": 9},
     )  # fmt: skip
     figure.update_layout(barmode="overlay")
-    return _layout(figure, 420, x="days")
+    _layout(figure, 480, x="days")
+    if len(failures) > SHOWN_FAILURES:  # start where single failures can be told apart; the slider shows the whole run
+        figure.update_xaxes(range=[0.0, failures[SHOWN_FAILURES].start_s / DAY_S], rangeslider={"visible": True})
+    return figure
 
 
 def checkpoint_times(answer: Answer, sample: Outcome) -> np.ndarray:
@@ -208,13 +212,13 @@ def tornado(report: PlanReport) -> go.Figure:
     figure = go.Figure()
     if result is None or base is None:
         return figure
-    shown = [swing for swing in result.swings if None not in swing.days][:15][::-1]
+    shown = [swing for swing in result.swings if None not in swing.days and swing.span_days > 1e-4 * base][:15][::-1]
     for end, color, word in ((0, BLUE, "low"), (1, ORANGE, "high")):
         factors = [(swing.low_factor, swing.high_factor)[end] for swing in shown]
         figure.add_bar(
             y=[swing.name for swing in shown], orientation="h", base=base, name=f"{word} end",
             x=[(swing.days[end] or base) - base for swing in shown], marker={"color": color},
-            hovertext=[f"x{factor:g}: {swing.days[end]:.2f} days" for swing, factor in zip(shown, factors, strict=True)],
+            hovertext=[f"x{f:g}: {swing.days[end]:.2f} days" for swing, f in zip(shown, factors, strict=True)],
         )  # fmt: skip
     figure.update_layout(barmode="overlay")
     figure.add_vline(x=base, line={"color": "#444", "width": 1})
