@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise, permutations, product
 
 import numpy as np
@@ -16,7 +17,7 @@ from simpar.errors import InputError
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.plan import PlanSpec
 from simpar.topology.levels import levels
-from simpar.topology.mesh import Mesh
+from simpar.topology.mesh import Mesh, orders
 from simpar.topology.placement import GroupPlacement
 
 H100 = load_hardware("dgx-h100")
@@ -49,9 +50,7 @@ MACHINES = [
 ]
 
 
-def brute_force(
-    group: tuple[int, ...], groups: list[tuple[int, ...]], world: int, hw: HardwareProfile
-) -> GroupPlacement:
+def brute_force(group: tuple[int, ...], groups: list[tuple[int, ...]], world: int, hw: HardwareProfile) -> GroupPlacement:
     """The placement read off the explicit ranks, straight from the definitions in `GroupPlacement`."""
     sizes = levels(hw)
     nodes = Counter(r // sizes.node for r in group)
@@ -73,7 +72,7 @@ def brute_force(
     else:
         tier, over = "core", hw.fabric.oversubscription * hw.fabric.pod_oversubscription
     owner = {r: i for i, members in enumerate(groups) for r in members}
-    concurrent = max(len({owner[r] for r in range(n * sizes.node, min((n + 1) * sizes.node, world))}) for n in nodes)
+    concurrent = max(len({owner.get(r, -1 - r) for r in range(n * sizes.node, min((n + 1) * sizes.node, world))}) for n in nodes)
     rails = {frozenset(r % sizes.node for r in group if r // sizes.node == n) for n in nodes}
     return GroupPlacement(
         size=len(group),
@@ -88,15 +87,21 @@ def brute_force(
 
 
 def enumerate_groups(mesh: Mesh, dims: set[str]) -> list[tuple[int, ...]]:
-    """Groups of ranks that differ only in `dims`, from the coordinates of every rank."""
-    by_rest: dict[tuple[int, ...], list[int]] = {}
-    names = [n for n in ("tp", "cp", "dp", "pp") if n not in dims]
+    """Groups of ranks that differ only in `dims`: all ranks as an array, one axis a dimension, slowest first."""
+    order = [*mesh.order.split("-")]
+    order += [n for n in ("tp", "cp", "ep", "dp", "pp") if n not in order]
+    degrees = {"tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp, "pp": mesh.pp, "ep": 1}
     if dims & {"etp", "ep", "edp"}:
-        names = [n for n in ("etp", "ep", "edp", "pp") if n not in dims]
-    for rank in range(mesh.world_size):
-        c = mesh.coordinates(rank)
-        by_rest.setdefault(tuple(c[n] for n in names), []).append(rank)
-    return sorted(tuple(g) for g in by_rest.values())
+        if mesh.ep == 1 and mesh.expert_tp == mesh.tp:  # no experts to place: edp is dp and cp
+            dims = {d for n in dims for d in {"etp": {"tp"}, "edp": {"dp", "cp"}, "ep": {"ep"}}.get(n, {n})}
+        else:
+            degrees = {"tp": mesh.expert_tp, "cp": 1, "dp": mesh.edp, "pp": mesh.pp, "ep": mesh.ep}
+            dims = {{"etp": "tp", "edp": "dp"}.get(n, n) for n in dims}
+    ranks = np.arange(mesh.world_size).reshape([degrees[n] for n in reversed(order)])
+    inside = [axis for axis, n in enumerate(reversed(order)) if n in dims]
+    outside = [axis for axis in range(ranks.ndim) if axis not in inside]
+    groups = ranks.transpose(outside + inside).reshape(-1, math.prod(ranks.shape[a] for a in inside))
+    return sorted(tuple(sorted(g)) for g in groups.tolist())
 
 
 @st.composite
@@ -149,16 +154,14 @@ def test_structural_placement_equals_enumeration(mesh: Mesh, hw: HardwareProfile
 
 
 @settings(max_examples=120, deadline=None)
-@given(mesh=meshes(), hw=st.sampled_from(MACHINES), dim=st.sampled_from(["tp", "cp", "dp", "pp"]))
+@given(mesh=meshes(), hw=st.sampled_from(MACHINES), dim=st.sampled_from(["tp", "cp", "dp", "pp", "dp_cp", "tp_pp", "edp"]))
 def test_hops_equal_enumeration(mesh: Mesh, hw: HardwareProfile, dim: str) -> None:
     nodes = -(-mesh.world_size // hw.gpus_per_node)
     expected: Counter[tuple[object, ...]] = Counter()
     for group in mesh.groups(dim).tolist():
         pairs = list(pairwise(group)) + ([(group[0], group[-1])] if len(group) > 2 else [])
         for pair in pairs:
-            p = brute_force(
-                pair, [tuple(pair)] + [(r,) for r in range(mesh.world_size) if r not in pair], mesh.world_size, hw
-            )
+            p = brute_force(tuple(pair), [tuple(pair)], mesh.world_size, hw)
             expected[(p.ranks_per_node, p.ranks_per_domain, p.tier, p.stride, p.same_rail, p.oversubscription)] += 1
     found: Counter[tuple[object, ...]] = Counter()
     for p, n in mesh.hops(dim, hw, nodes):
@@ -313,4 +316,13 @@ def test_placement_is_cheap_at_200k() -> None:
             mesh.placement(dim, H100, 25_088)
     per_call = (time.perf_counter() - start) / (4 * len(layouts))
     assert per_call < 5e-3
-    assert math.prod(np.array([8, 2, 16, 784])) == 200_704
+
+
+def test_valid_orders_are_those_a_mesh_accepts() -> None:
+    mesh = Mesh(tp=2, cp=2, dp=4, pp=2, ep=2, etp=1)
+    found = orders(mesh)
+    assert "tp-cp-ep-dp-pp" in found
+    assert "tp-cp-ep-pp-dp" not in found, "the expert reading would put pp elsewhere"
+    assert len(set(found)) == len(found)
+    assert all(replace(mesh, order=o).world_size == 32 for o in found)
+    assert set(orders(Mesh(tp=2, dp=2))) == {"tp-dp", "dp-tp"}

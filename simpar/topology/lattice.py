@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, prod
 
 import numpy as np
@@ -100,6 +101,12 @@ def is_uniform(axes: Axes, unit: int) -> bool:
     return unit % block == 0 or stride % unit == 0 or (unit % stride == 0 and block % unit == 0)
 
 
+@lru_cache(maxsize=4096)
+def _repeated(value: int, times: int) -> tuple[int, ...]:
+    """One object for equal tuples: thousands of layouts of 25,000 nodes would fill the memory with ones."""
+    return (value,) * times
+
+
 def per_window(axes: Axes, base: int, unit: int) -> tuple[int, ...]:
     """How many points of a merged lattice lie in each window [k unit, (k+1) unit) that holds any, in order."""
     if not axes:
@@ -109,17 +116,17 @@ def per_window(axes: Axes, base: int, unit: int) -> tuple[int, ...]:
     if len(axes) == 1:
         size, stride = axes[0].size, axes[0].stride
         if stride >= unit:
-            return (1,) * size
+            return _repeated(1, size)
         if unit % stride == 0 and base % unit < stride and size * stride % unit == 0:
-            return (unit // stride,) * (size * stride // unit)
+            return _repeated(unit // stride, size * stride // unit)
     windows = points(axes, base) // unit
     edges = np.flatnonzero(np.diff(windows, prepend=-1, append=-1))
     return tuple(np.diff(edges).tolist())
 
 
-def residues(axes: Sequence[Axis], modulus: int) -> tuple[IntArray, IntArray]:
-    """A point for each residue modulo `modulus` that is met, and how many points share it, two int arrays."""
-    values, weights = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+def residues(axes: Sequence[Axis], modulus: int, offset: int = 0) -> tuple[IntArray, IntArray]:
+    """A point for each residue modulo `modulus` that the lattice, moved by `offset`, meets, and how many share it."""
+    values, weights = np.full(1, offset, dtype=np.int64), np.ones(1, dtype=np.int64)
     for axis in axes:
         period = modulus // gcd(axis.stride, modulus)
         steps = np.arange(min(axis.size, period), dtype=np.int64)

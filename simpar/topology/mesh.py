@@ -8,8 +8,9 @@ Megatron-LM's `RankGenerator` (megatron/core/parallel_state.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 
 import numpy as np
 
@@ -226,9 +227,7 @@ class Mesh:
         bases = points(complement(merged(axes), self.world_size))
         return bases[:, None] + points(axes)
 
-    def placement(
-        self, dim: str, hardware: HardwareProfile, num_nodes: int, shard_size: int | None = None
-    ) -> GroupPlacement:
+    def placement(self, dim: str, hardware: HardwareProfile, num_nodes: int, shard_size: int | None = None) -> GroupPlacement:
         """The placement of the slowest kind of group of `dim` (most often there is only one kind).
 
         Raises:
@@ -247,20 +246,30 @@ class Mesh:
         return place_groups(axes, complement(axes, self.world_size), self.world_size, levels(hardware))
 
     def hops(self, dim: str, hardware: HardwareProfile, num_nodes: int) -> Kinds:
-        """Distinct placements of neighbours in a group of `dim`, the ring's closing pair included, the slowest first.
+        """Distinct placements of consecutive members of a group, the ring's closing pair included, the slowest first.
 
         For sends along a pipeline, where a pair may be nearer than the group is wide. Each is a group of 2 whose
         `concurrent_groups` counts the siblings of the whole group.
 
         Raises:
-            InputError: unknown dimension, one whose members lie on more than one axis, or more ranks than GPUs.
+            InputError: unknown dimension, or more ranks than GPUs.
         """
         check_capacity(self.world_size, hardware, num_nodes)
         axes = merged(self.axes(dim))
-        if len(axes) > 1:
-            raise InputError(f"{dim} has no single axis along which its members are neighbours")
         return place_neighbours(axes, complement(axes, self.world_size), self.world_size, levels(hardware))
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
             raise InputError(f"rank {rank} is outside the world of {self.world_size}")
+
+
+def orders(mesh: Mesh) -> tuple[str, ...]:
+    """Every order of the dimensions in use that `mesh` could have, for a search over rank placements."""
+    used = [name for name in ORDER if getattr(mesh, name) > 1]
+    found = []
+    for names in permutations(used or ["dp"]):
+        try:
+            found.append(replace(mesh, order="-".join(names)).order)
+        except InputError:
+            continue
+    return tuple(found)

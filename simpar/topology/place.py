@@ -18,7 +18,7 @@ Kinds = tuple[tuple[GroupPlacement, int], ...]
 """Distinct placements with how many groups have each, the slowest first."""
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def place_groups(axes: Axes, others: Axes, world: int, levels: Levels) -> Kinds:
     """Placements of all translates of a merged lattice.
 
@@ -45,23 +45,26 @@ def place_groups(axes: Axes, others: Axes, world: int, levels: Levels) -> Kinds:
     return _slowest_first(found)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def place_neighbours(axes: Axes, others: Axes, world: int, levels: Levels) -> Kinds:
-    """Placements of the pairs (i, i + 1) and of the closing pair of every translate of a merged one-axis lattice.
+    """Placements of consecutive members, and of the last with the first, of every translate of a merged lattice.
 
-    A pair's `concurrent_groups` is that of the whole group: in a pipeline all siblings send at the same time.
+    A pair's `concurrent_groups` is that of the whole group: in a pipeline or a ring all siblings send at the same time.
     """
     if not axes:
         return ()
-    size, stride = axes[0].size, axes[0].stride
     concurrent = place_groups(axes, others, world, levels)[0][0].concurrent_groups
-    pairs = [(Axis(2, stride), (*others, Axis(size - 1, stride)))]
-    if size > 2:
-        pairs.append((Axis(2, stride * (size - 1)), others))
+    pairs = []
+    for k, axis in enumerate(axes):  # a step along axis k goes back to the start of the axes inside it
+        reach = span(axes[:k])
+        bases = (*others, Axis(axis.size - 1, axis.stride), *axes[k + 1 :])
+        pairs.append((Axis(2, axis.stride - reach), bases, reach))
+    if count(axes) > 2:
+        pairs.append((Axis(2, span(axes)), others, 0))
     found: dict[GroupPlacement, int] = {}
-    for pair, bases in pairs:
+    for pair, bases, offset in pairs:
         uneven = [unit for unit in set(levels.sizes) if unit < world and pair.stride % unit]
-        for base, amount in _distinct_bases((pair,), bases, levels, uneven, 1):
+        for base, amount in _distinct_bases((pair,), bases, levels, uneven, 1, offset):
             placement = _placement((pair,), base, world, levels)
             aligned = placement.num_nodes == 1 or pair.stride % levels.node == 0
             placement = replace(placement, concurrent_groups=concurrent, same_rail=aligned)
@@ -73,9 +76,11 @@ def _slowest_first(found: dict[GroupPlacement, int]) -> Kinds:
     return tuple(sorted(found.items(), key=lambda item: _slowness(item[0]), reverse=True))
 
 
-def _distinct_bases(axes: Axes, others: Axes, levels: Levels, uneven: list[int], period: int) -> list[tuple[int, int]]:
+def _distinct_bases(
+    axes: Axes, others: Axes, levels: Levels, uneven: list[int], period: int, offset: int = 0
+) -> list[tuple[int, int]]:
     """One base for each way of meeting the `uneven` units, with how many bases meet them so."""
-    bases, weights = residues(others, lcm(period, *uneven))
+    bases, weights = residues(others, lcm(period, *uneven), offset)
     key = _kind_key(axes, bases, levels, uneven) * period + bases % period
     _, first, where = np.unique(key, return_index=True, return_inverse=True)
     amounts = np.bincount(where.ravel(), weights=weights).astype(np.int64)
@@ -110,6 +115,7 @@ def _kind_key(axes: Axes, bases: IntArray, levels: Levels, uneven: list[int]) ->
 def _placement(axes: Axes, base: int, world: int, levels: Levels) -> GroupPlacement:
     """The placement of the group whose lowest rank is `base`."""
     per_node = per_window(axes, base, levels.node)
+    per_domain = per_node if levels.domain == levels.node else per_window(axes, base, levels.domain)
     tier = levels.tier(base, base + span(axes))
     if is_uniform(axes, levels.node) or levels.node >= world:
         concurrent, same_rail = max(1, min(levels.node, world) // per_node[0]), True
@@ -117,7 +123,7 @@ def _placement(axes: Axes, base: int, world: int, levels: Levels) -> GroupPlacem
         concurrent, same_rail = _concurrent(axes, base, world, levels.node), _same_rail(axes, base, levels.node)
     return GroupPlacement(
         size=count(axes),
-        ranks_per_domain=per_window(axes, base, levels.domain),
+        ranks_per_domain=per_domain,
         ranks_per_node=per_node,
         tier=tier,
         concurrent_groups=concurrent,

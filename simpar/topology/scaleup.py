@@ -179,9 +179,7 @@ class Torus:
 
     def capacities(self) -> FloatArray:
         """A link's bandwidth where there is a neighbour, else 0."""
-        exists = [
-            self._neighbour(link // self._degree, link % self._degree) is not None for link in range(self._slice_links)
-        ]
+        exists = [self._neighbour(link // self._degree, link % self._degree) is not None for link in range(self._slice_links)]
         one = np.where(exists, self.link_bytes_per_s, 0.0)
         return np.tile(one, -(-self.num_gpus // prod(self.shape)))[: self.num_links]
 
