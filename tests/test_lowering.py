@@ -12,7 +12,9 @@ from simpar.simulate import interpret, prepare, run
 from simpar.specs.scenario import Scenario, make_scenario
 
 
-def scenario(plan: dict[str, object] | None = None, *, nodes: int = 4, batch: int = 64, framework: str = "megatron-core", **training: object) -> Scenario:
+def scenario(
+    plan: dict[str, object] | None = None, *, nodes: int = 4, batch: int = 64, framework: str = "megatron-core", **training: object
+) -> Scenario:
     return make_scenario(
         {
             "name": "test",
@@ -28,7 +30,10 @@ def scenario(plan: dict[str, object] | None = None, *, nodes: int = 4, batch: in
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("pp", "schedule", "v"), [(4, "1f1b", 1), (4, "gpipe", 1), (8, "1f1b", 1), (4, "interleaved", 2), (4, "interleaved", 4)])
+@pytest.mark.parametrize(
+    ("pp", "schedule", "v"),
+    [(4, "1f1b", 1), (4, "gpipe", 1), (8, "1f1b", 1), (4, "interleaved", 2), (4, "interleaved", 4)],
+)
 def test_unit_prices_give_the_closed_form(pp: int, schedule: str, v: int) -> None:
     """(m + (p-1)/v) (F + B) per rank when every stage costs the same and nothing else costs anything."""
     s = scenario({"pp": pp, "tp": 2, "schedule": schedule, "virtual_stages": v}, batch=64)
@@ -94,13 +99,14 @@ def test_in_flight_activations_follow_1f1b() -> None:
     result = interpret(priced, run(priced))
     column = 3
     for rank, memory in enumerate(result.memory):
-        blocks = [b for b in priced.layout.stage_blocks[rank]]
+        blocks = priced.layout.stage_blocks[rank]
         kept = sum(v for b in blocks for n, v in b.saved if n != "head/logits")
         assert memory.dynamic[:, column].max() == pytest.approx((4 - rank) * kept, rel=1e-6)
 
 
 def test_single_rank_has_no_communication() -> None:
-    priced = prepare(scenario({}, nodes=1, batch=8).model_copy(update={"cluster": scenario().cluster.model_copy(update={"num_nodes": 1, "num_gpus": 1})}))
+    one = scenario().cluster.model_copy(update={"num_nodes": 1, "num_gpus": 1})
+    priced = prepare(scenario({}, nodes=1, batch=8).model_copy(update={"cluster": one}))
     kinds = set(priced.program.kind.tolist())
     assert kinds <= {int(k) for k in COMPUTE_KINDS}
     assert not any(isinstance(k, Send) for k in priced.program.price_keys)

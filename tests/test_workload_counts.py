@@ -19,10 +19,10 @@ STYLE = BlockStyle()
 
 
 def dense(**changes: object) -> TransformerSpec:
-    base = dict(
-        hidden_size=4096, intermediate_size=14336, num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=8,
-        head_dim=128, vocab_size=128256,
-    )
+    base = {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+    }  # fmt: skip
     return TransformerSpec(**{**base, **changes})  # type: ignore[arg-type]
 
 

@@ -146,7 +146,9 @@ class _Splitter:
         if op.type is OpType.GROUPED_MATMUL:
             groups = max(round(self._axis("e", self.degrees.weight_divisor("e", "expert"))), 1)
             return GroupedGemm(groups, m, round(n), round(k), self.options.dtype, direction, fp32)
-        dtype = "bf16" if op.name in ("head/logits", "moe/router") and self.options.dtype not in ("fp16", "fp32", "tf32") else self.options.dtype
+        # The logits and the router stay in 16 bits under fp8 training.
+        wide = op.name in ("head/logits", "moe/router") and self.options.dtype.startswith(("fp8", "mxfp8", "nvfp4"))
+        dtype = "bf16" if wide else self.options.dtype
         return Gemm(max(round(m), 1), max(round(n), 1), max(round(k), 1), dtype, direction, fp32)
 
     def _weight_volume(self, axes: str, op: Op) -> float:

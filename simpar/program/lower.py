@@ -286,7 +286,7 @@ class _Lowering:
         """Gathers that the piece waits for; under full sharding this also issues them, a bounded number ahead."""
         stage, (first, _last) = leaf.stage, pieces[index]
         if self.gathers_at_start and leaf == self.first_forward.get(stage):
-            covering = [f for f, l in self.buckets(stage) if f <= first < l]
+            covering = [begin for begin, end in self.buckets(stage) if begin <= first < end]
             return [("gather", stage if self.schedule.replicas == 1 else self.model_stage(stage), f) for f in covering]
         if not self.gather_always or leaf.phase is Phase.W:
             return []

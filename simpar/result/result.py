@@ -14,7 +14,9 @@ from simpar.program.program import Program
 from simpar.result.accounting import Accounting
 from simpar.result.memory import CATEGORIES, RankMemory
 
-MFU_DEFINITION = "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward, over the bf16 peak"
+MFU_DEFINITION = (
+    "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward, over the bf16 peak"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,8 @@ class Result:
         kernels = b.get("matmul", 0.0) + b.get("attention", 0.0) + b.get("expert_matmul", 0.0)
         steps = [("ideal: model FLOPs at peak", ideal), ("matmul and attention below peak", kernels - ideal)]
         names = {
-            "memory_bound": "memory-bound kernels", "recompute": "recomputation", "launch": "launch gaps", "tp": "tensor parallel, exposed",
+            "memory_bound": "memory-bound kernels", "recompute": "recomputation", "launch": "launch gaps",
+            "tp": "tensor parallel, exposed",
             "cp": "context parallel, exposed", "ep": "expert parallel, exposed", "pp": "pipeline sends, exposed",
             "bubble": "pipeline bubble and imbalance", "dp": "data parallel, exposed", "optimizer": "optimizer",
             "interference": "compute slowed by collectives", "host": "offload to the host, exposed",

@@ -55,7 +55,8 @@ def transformer_network(
 ) -> Network:
     """The blocks of a transformer for one micro-batch of `micro_batch` sequences."""
     sizes = axis_sizes(model, micro_batch, sequence, vocab)
-    kinds = {moe: layer_block(model, sizes, style, moe=moe) for moe in {model.is_moe_layer(i) for i in range(model.num_hidden_layers)}}
+    present = {model.is_moe_layer(i) for i in range(model.num_hidden_layers)}
+    kinds = {moe: layer_block(model, sizes, style, moe=moe) for moe in present}
     layers = [kinds[model.is_moe_layer(i)] for i in range(model.num_hidden_layers)]
     if model.num_decoder_layers:
         decoder = {moe: layer_block(model, sizes, style, moe=moe, cross_attention=True) for moe in kinds}

@@ -165,7 +165,8 @@ def _activation(name: str, module: str, model: TransformerSpec, style: BlockStyl
     forward, backward = ((rows + wide, 2.0), (rows + narrow, 2.0)), ((rows + wide, 4.0), (rows + narrow, 2.0))
     kernels = 1
     if not style.fused_activation:
-        forward, backward, kernels = ((rows + wide, 2.0), (rows + narrow, 6.0)), ((rows + wide, 6.0), (rows + narrow, 8.0)), factor
+        forward, backward = ((rows + wide, 2.0), (rows + narrow, 6.0)), ((rows + wide, 6.0), (rows + narrow, 8.0))
+        kernels = factor
         if factor == 2:
             saves.append(Tensor(f"{name}_gate", rows + narrow, 2, region))
     return Op(name, OpType.MEMORY, module, region, kernel="activation", forward_bytes=forward, backward_bytes=backward,
