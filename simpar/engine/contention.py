@@ -143,9 +143,7 @@ class TableNetwork:
     def loads(self, transfer: Transfer) -> LinkLoads:
         """Sum over the groups of the transfer."""
         routes = [self.routes[group] for group in transfer.groups]
-        return merged_loads(
-            [(np.array(list(r), dtype=np.int64), transfer.bytes * np.array(list(r.values()))) for r in routes]
-        )
+        return merged_loads([(np.array(list(r), dtype=np.int64), transfer.bytes * np.array(list(r.values()))) for r in routes])
 
     def describe(self, link: int) -> str:
         """The index: there is no better name."""
@@ -157,8 +155,6 @@ def merged_loads(parts: Sequence[tuple[IntArray, FloatArray]]) -> LinkLoads:
     if not parts:
         none = np.zeros(0, dtype=np.int64)
         return LinkLoads(none, np.zeros(0), none)
-    links, inverse, groups = np.unique(
-        np.concatenate([links for links, _ in parts]), return_inverse=True, return_counts=True
-    )
+    links, inverse, groups = np.unique(np.concatenate([links for links, _ in parts]), return_inverse=True, return_counts=True)
     size = np.bincount(inverse, weights=np.concatenate([size for _, size in parts]), minlength=len(links))
     return LinkLoads(links.astype(np.int64), size.astype(np.float64), groups.astype(np.int64))

@@ -14,6 +14,7 @@ from simpy import Environment, Event
 from simpar.engine.contention import Contention
 from simpar.engine.durations import SlowFactors, op_seconds
 from simpar.engine.elastic import ElasticReplay
+from simpar.engine.imbalance import Imbalance
 from simpar.engine.jitter import Noise
 from simpar.engine.timeline import Timeline
 from simpar.program.program import FloatArray, PriceTable, Program
@@ -27,6 +28,7 @@ def run(
     contention: Contention | None = None,
     slow_factors: SlowFactors | None = None,
     noise: Noise | None = None,
+    imbalance: Imbalance | None = None,
     seed: int = 0,
     repetition: int = 0,
 ) -> Timeline:
@@ -38,8 +40,9 @@ def run(
         interference: compute ops slow down while communication of the same role runs (PriceTable.interference).
         contention: the network that transfers share; None: every transfer takes its price.
         slow_factors: role -> factor on the seconds of its compute ops.
-        noise: random factors on the seconds of ops, drawn from (seed, repetition).
-        seed: of the noise.
+        noise: random factors on the seconds of ops.
+        imbalance: expert load drawn per layer and microbatch.
+        seed: of all draws.
         repetition: which of the seed's independent runs.
 
     Raises:
@@ -47,7 +50,7 @@ def run(
         InputError: a slow factor or the network is wrong, or a transfer waits for ever on a link that is down.
     """
     program.check()
-    seconds = op_seconds(program, prices, slow_factors, noise, seed, repetition)
+    seconds = op_seconds(program, prices, slow_factors, noise, imbalance, seed, repetition)
     env = Environment()
     if contention is None and not (interference and np.any(prices.interference > 0.0)):
         return _replay(env, program, seconds)

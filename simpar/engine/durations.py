@@ -1,4 +1,4 @@
-"""How long each op takes in one run: its price, times the slow factor of its role, times noise.
+"""How long each op takes in one run: its price under the drawn expert load, times slow factor, times noise.
 
 Both engines take their durations from here, so that they agree to the last bit with stragglers and jitter too.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from simpar.engine.imbalance import Imbalance
 from simpar.engine.jitter import Noise
 from simpar.errors import InputError, InternalError, Violation
 from simpar.program.program import FloatArray, PriceTable, Program
@@ -22,6 +23,7 @@ def op_seconds(
     prices: PriceTable,
     slow_factors: SlowFactors | None = None,
     noise: Noise | None = None,
+    imbalance: Imbalance | None = None,
     seed: int = 0,
     repetition: int = 0,
 ) -> FloatArray:
@@ -31,7 +33,12 @@ def op_seconds(
         InputError: a slow factor is not positive and finite, or names a role that the program does not have.
         InternalError: a price is missing, negative or not finite.
     """
-    seconds = check_prices(program, prices)[program.price]
+    by_price = check_prices(program, prices)
+    if imbalance is None:
+        seconds = by_price[program.price]
+    else:
+        check_prices(program, imbalance.loaded)
+        seconds = imbalance.op_seconds(program, by_price, seed, repetition)
     if slow_factors:
         seconds = seconds * _slow_by_op(program, slow_factors)
     if noise is not None:

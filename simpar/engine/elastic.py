@@ -2,8 +2,9 @@
 
 An elastic op has work left, in seconds at full speed, and a speed between 0 and 1. A change of speed moves its due
 time. Events are never cancelled: when the due time moves later, the event already scheduled finds the op unfinished and
-schedules its successor; when it moves earlier than that event, a new one is scheduled and the old one is ignored. An op
-that was never slowed finishes exactly at start + seconds, as without this file.
+schedules its successor; when it moves earlier than that event, a new one is scheduled and the old one is ignored. Of
+transfers that share links only the first to finish is watched: its end sets the rates, and so the due times, of the
+others anew. An op that was never slowed finishes exactly at start + seconds, as without this file.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.program.program import FloatArray, PriceTable, Program
 
+_TIE = 1.0 + 1e-12
+"""Due times that differ by less than this, relatively, are the same moment but for rounding."""
+
 
 class _Running:
     """An elastic op between its start and its finish."""
 
-    __slots__ = ("due", "left", "pending", "since", "speed")
+    __slots__ = ("due", "left", "pending", "since", "speed", "watched")
 
     def __init__(self, now: float, seconds: float) -> None:
         self.left = seconds
@@ -33,7 +37,16 @@ class _Running:
         self.speed = 1.0
         self.due = now + seconds
         self.pending = self.due
-        """Due time for which the event that counts is scheduled."""
+        """Due time for which the event that counts is scheduled; infinite without one."""
+        self.watched = True
+        """Has an event at or before its due time."""
+
+    def set_speed(self, speed: float, now: float) -> None:
+        """From `now` on the op progresses at `speed`."""
+        if speed != self.speed:
+            self.left = max(self.left - (now - self.since) * self.speed, 0.0)
+            self.since, self.speed = now, speed
+            self.due = now + self.left / speed if speed > 0.0 else inf
 
 
 class ElasticReplay:
@@ -106,15 +119,17 @@ class ElasticReplay:
         state = self._running.get(op)
         if state is None or state.pending != due:
             return
+        state.pending = inf
         if state.due <= due:
             del self._running[op]
             self._end(op)
-        else:
-            self._look_again(op, state)
+        elif state.watched:
+            self._watch(op, state)
 
-    def _look_again(self, op: int, state: _Running) -> None:
-        state.pending = state.due
-        if state.due < inf:
+    def _watch(self, op: int, state: _Running) -> None:
+        """Have an event at or before the op's due time."""
+        if state.due < state.pending:
+            state.pending = state.due
             self._env.timeout(max(state.due - self._env.now, 0.0), (op, state.due)).callbacks.append(self._check)
 
     def _end(self, op: int) -> None:
@@ -136,7 +151,9 @@ class ElasticReplay:
         """Compute ops of roles whose communication changed take their new speed; once per finished op."""
         if self._interference is not None:
             for op, speed in self._interference.changes():
-                self._set_speed(op, speed, now)
+                state = self._running[op]
+                state.set_speed(speed, now)
+                self._watch(op, state)
 
     def _request_settling(self) -> None:
         """New rates, once for all that starts or ends at this instant: events already due now come first."""
@@ -147,19 +164,15 @@ class ElasticReplay:
     def _settle_rates(self, _: Event) -> None:
         self._settling = False
         now = self._env.now
-        if self._sharing is not None:
-            for op, speed in self._sharing.changes():
-                self._set_speed(op, speed, now)
-
-    def _set_speed(self, op: int, speed: float, now: float) -> None:
-        state = self._running[op]
-        if speed == state.speed:
-            return
-        state.left = max(state.left - (now - state.since) * state.speed, 0.0)
-        state.since, state.speed = now, speed
-        state.due = now + state.left / speed if speed > 0.0 else inf
-        if state.due < state.pending:
-            self._look_again(op, state)
+        for sessions in self._sharing.changes() if self._sharing is not None else ():
+            states = [(op, self._running[op]) for op, _ in sessions]
+            for (_, state), (_, speed) in zip(states, sessions, strict=True):
+                state.set_speed(speed, now)
+            first = min(state.due for _, state in states) * _TIE
+            for op, state in states:
+                state.watched = state.due <= first
+                if state.watched:
+                    self._watch(op, state)
 
     def _plan_capacity(self, schedule: int, index: int) -> None:
         """The next change of one link's capacity; one at a time, and none after the last op."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.engine.durations import SlowFactors, check_prices, op_seconds
+from simpar.engine.durations import SlowFactors, op_seconds
+from simpar.engine.imbalance import Imbalance
 from simpar.engine.jitter import Noise
 from simpar.engine.timeline import Timeline
 from simpar.errors import InternalError
@@ -34,14 +35,16 @@ def longest_path(
     *,
     slow_factors: SlowFactors | None = None,
     noise: Noise | None = None,
+    imbalance: Imbalance | None = None,
     seed: int = 0,
+    repetition: int = 0,
 ) -> Timeline:
     """The timeline of `program`, without contention and interference.
 
     Raises:
         DeadlockError: the program has a cycle.
     """
-    seconds = op_seconds(program, prices, slow_factors, noise, seed)
+    seconds = op_seconds(program, prices, slow_factors, noise, imbalance, seed, repetition)
     levels = program.topological_levels
     if program.num_ops > _WIDE_LEVEL * len(levels):
         sweep = Sweep.of(program)
@@ -80,14 +83,11 @@ def longest_path_batch(program: Program, seconds: FloatArray, *, finish: bool = 
     return _in_blocks(program, len(table), block, finish)
 
 
-def longest_path_repeated(
-    program: Program, prices: PriceTable, factors: Callable[[int], FloatArray], repetitions: int
-) -> FloatArray:
-    """Makespans of `repetitions` runs whose op seconds are price x `factors(repetition)` [ops]: float array [runs]."""
-    base = check_prices(program, prices)[program.price]
+def longest_path_by_op(program: Program, seconds: Callable[[int], FloatArray], repetitions: int) -> FloatArray:
+    """Makespans of runs whose ops take `seconds(repetition)`, float array [ops]: float array [repetitions]."""
 
     def block(first: int, last: int) -> Callable[[IntArray], FloatArray]:
-        columns = np.stack([base * factors(r) for r in range(first, last)], axis=1)
+        columns = np.stack([seconds(r) for r in range(first, last)], axis=1)
         return lambda ops: columns[ops]
 
     return _in_blocks(program, repetitions, block, finish=False)
@@ -146,8 +146,7 @@ class Sweep:
         for level in levels:
             degrees = degree[level]
             gathers = tuple(
-                position[ops[ptr[level[: np.count_nonzero(degrees > k)]] + k]]
-                for k in range(int(degrees.max(initial=0)))
+                position[ops[ptr[level[: np.count_nonzero(degrees > k)]] + k]] for k in range(int(degrees.max(initial=0)))
             )
             prepared.append((first, first + len(level), gathers))
             first += len(level)

@@ -15,9 +15,7 @@ _TIE = 1e-12
 """Links whose fair share differs by less than this, relatively, fill at the same moment."""
 
 
-def max_min_rates(
-    peak: FloatArray, flow: IntArray, link: IntArray, weight: FloatArray, capacity: FloatArray
-) -> FloatArray:
+def max_min_rates(peak: FloatArray, flow: IntArray, link: IntArray, weight: FloatArray, capacity: FloatArray) -> FloatArray:
     """Fair rate of each flow.
 
     A flow may press on many links at once, and with different weights (a ring on each of its hops, an all-to-all harder

@@ -126,10 +126,14 @@ class Sharing:
             self._dirty.update(self._members.get(link, {}))
         return bool(self._dirty)
 
-    def changes(self) -> Iterator[tuple[int, float]]:
-        """(op, speed) of every session that what happened since the last call can have changed."""
+    def changes(self) -> Iterator[list[tuple[int, float]]]:
+        """(op, speed) of the sessions that what happened since the last call can have changed.
+
+        In lists of those that share links, directly or through others: complete ones, so that whatever ends next among
+        them changes only them.
+        """
         while self._dirty:
-            yield from self._solve(self._component(next(iter(self._dirty))))
+            yield self._solve(self._component(next(iter(self._dirty))))
 
     def describe_block(self, op: int) -> str:
         """The links that hold `op` back completely."""
@@ -168,7 +172,7 @@ class Sharing:
             self._dirty.pop(member, None)
         return list(found)
 
-    def _solve(self, ops: list[int]) -> Iterator[tuple[int, float]]:
+    def _solve(self, ops: list[int]) -> list[tuple[int, float]]:
         sessions = [self._sessions[op] for op in ops]
         links = np.concatenate([s.links for s in sessions])
         hot = self._hot[links]
@@ -177,7 +181,7 @@ class Sharing:
         used, link = np.unique(links[hot], return_inverse=True)
         peak = np.array([s.peak for s in sessions])
         rates = max_min_rates(peak, flow, link, weight, self._capacity[used])
-        return ((op, s.speed(rate)) for op, s, rate in zip(ops, sessions, rates.tolist(), strict=True))
+        return [(op, s.speed(rate)) for op, s, rate in zip(ops, sessions, rates.tolist(), strict=True)]
 
     def _all_loads(self, contention: Contention, program: Program) -> dict[int, LinkLoads]:
         """Loads of every transfer; those of equal transfers computed once."""

@@ -1,0 +1,199 @@
+"""Uneven expert load: tokens per expert drawn from a distribution, per layer and microbatch.
+
+A step waits for the fullest expert-parallel rank of each layer, so what counts is the load factor: tokens of the
+fullest rank over the mean. Without drops it multiplies that rank's expert time, dispatch and combine, and activation
+memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from simpar.errors import InputError, Violation
+from simpar.program.program import FloatArray, IntArray, PriceTable, Program
+
+Distribution = Literal["uniform", "zipf", "counts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens choose experts.
+
+    Attributes:
+        num_experts: routed experts of a layer.
+        top_k: experts per token.
+        distribution: "uniform": every expert is as likely (a router balanced by its loss; what is left is chance).
+            "zipf": the r-th most popular expert is chosen in proportion to r^-exponent; which one that is differs from
+            layer to layer. "counts": in proportion to measured token counts.
+        exponent: of the Zipf law.
+        counts: measured tokens per expert, one per expert.
+        capacity_factor: an expert takes at most ceil(capacity_factor x mean) tokens and drops the rest; None: dropless.
+        source: where distribution and parameters come from, for the report.
+    """
+
+    num_experts: int
+    top_k: int
+    distribution: Distribution = "uniform"
+    exponent: float = 0.0
+    counts: tuple[float, ...] = ()
+    capacity_factor: float | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        experts, found = self.num_experts, []
+        if not 1 <= self.top_k <= experts:
+            found.append(Violation("routing.top_k", self.top_k, f"must be 1 to num_experts = {experts}"))
+        if self.distribution not in ("uniform", "zipf", "counts"):
+            right = "uniform, zipf or counts"
+            found.append(Violation("routing.distribution", self.distribution, "is not known", right))
+        if not (np.isfinite(self.exponent) and self.exponent >= 0.0):
+            found.append(Violation("routing.exponent", self.exponent, "must be finite and not negative"))
+        measured = np.asarray(self.counts, dtype=np.float64)
+        if self.distribution == "counts" and not (
+            len(measured) == experts and np.isfinite(measured).all() and (measured >= 0.0).all() and measured.sum() > 0.0
+        ):
+            rule = f"needs one count, not negative, for each of {experts} experts, and not only zeros"
+            found.append(Violation("routing.counts", self.counts, rule))
+        if self.capacity_factor is not None and not self.capacity_factor > 0.0:
+            found.append(Violation("routing.capacity_factor", self.capacity_factor, "must be positive"))
+        if found:
+            raise InputError(found)
+
+    def inclusion(self) -> FloatArray:
+        """Probability that a token has each expert among its top k: float array [experts], sums to top_k.
+
+        A token takes an expert at most once, so no probability exceeds 1; the excess goes to the others in proportion.
+        """
+        weights = {
+            "uniform": np.ones(self.num_experts),
+            "zipf": np.arange(1, self.num_experts + 1, dtype=np.float64) ** -self.exponent,
+            "counts": np.asarray(self.counts, dtype=np.float64),
+        }[self.distribution]
+        sure = np.zeros(self.num_experts, dtype=bool)
+        while True:
+            open_weight = weights[~sure].sum()
+            left = self.top_k - int(sure.sum())
+            chances = np.where(sure, 1.0, weights * (left / open_weight if open_weight > 0.0 else 0.0))
+            over = (chances >= 1.0) & ~sure
+            if not over.any():
+                return chances
+            sure |= over
+
+    def rank_tokens(self, tokens: int, ep: int, layers: int, draws: int, seed: tuple[int, ...]) -> FloatArray:
+        """Tokens that reach each expert-parallel rank: float array [layers, draws, ep].
+
+        The popular experts keep their places within a layer from draw to draw (the router's habits change slowly); the
+        counts around their means are multinomial.
+
+        Args:
+            tokens: that the ranks of the group route together in one microbatch.
+            ep: expert-parallel ranks; rank r holds the r-th block of num_experts / ep experts.
+            layers: MoE layers.
+            draws: microbatches.
+            seed: of the generator.
+
+        Raises:
+            InputError: ep does not divide the experts.
+        """
+        if ep < 1 or self.num_experts % ep:
+            rule = f"must divide num_experts = {self.num_experts}"
+            raise InputError([Violation("plan.ep", ep, rule)])
+        generator = np.random.default_rng(seed)
+        chances = self.inclusion()
+        per_rank = np.empty((layers, draws, ep))
+        limit = np.inf
+        if self.capacity_factor is not None:
+            limit = np.ceil(self.capacity_factor * tokens * self.top_k / self.num_experts)
+        for layer in range(layers):
+            placed = chances if self.distribution == "counts" else generator.permutation(chances)
+            taken = np.minimum(_draw_counts(generator, placed, tokens, draws), limit)
+            per_rank[layer] = taken.reshape(draws, ep, -1).sum(axis=2)
+        return per_rank
+
+    def load_factors(self, tokens: int, ep: int, layers: int, draws: int, seed: tuple[int, ...]) -> FloatArray:
+        """Fullest rank over the mean of what was routed, drops included: float array [layers, draws].
+
+        With a capacity factor it is at most about that factor; without drops at least 1.
+        """
+        mean = tokens * self.top_k / ep
+        return self.rank_tokens(tokens, ep, layers, draws, seed).max(axis=2) / mean
+
+
+def _draw_counts(generator: np.random.Generator, chances: FloatArray, tokens: int, draws: int) -> IntArray:
+    """Tokens per expert: int array [draws, experts], each row tokens x top_k in all and no entry above `tokens`.
+
+    Multinomial over the experts that are not certain; where an expert is drawn more often than there are tokens, the
+    surplus is drawn again among the others.
+    """
+    sure = chances >= 1.0
+    counts = np.zeros((draws, len(chances)), dtype=np.int64)
+    counts[:, sure] = tokens
+    left = round(tokens * float(chances[~sure].sum()))
+    if left:
+        weights = chances[~sure] / chances[~sure].sum()
+        drawn = generator.multinomial(left, weights, size=draws)
+        for row in np.flatnonzero((drawn > tokens).any(axis=1)):
+            while (surplus := int(np.maximum(drawn[row] - tokens, 0).sum())) > 0:
+                drawn[row] = np.minimum(drawn[row], tokens)
+                room = np.where(drawn[row] < tokens, np.maximum(weights, 1e-300), 0.0)
+                drawn[row] += generator.multinomial(surplus, room / room.sum())
+        counts[:, ~sure] = drawn
+    return counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Imbalance:
+    """Uneven expert load in the runs of one program.
+
+    Attributes:
+        routing: how tokens choose experts.
+        tokens: that one expert-parallel group routes together in a microbatch.
+        ep: its ranks.
+        loaded: the program's prices at load factor `loaded_factor`; between 1 and it, and beyond, prices are linear.
+        loaded_factor: not 1.
+        layers_per_op: MoE layers in an op that stands for several (stage detail): its load is their mean.
+    """
+
+    routing: Routing
+    tokens: int
+    ep: int
+    loaded: PriceTable
+    loaded_factor: float = 2.0
+    layers_per_op: int = 1
+
+    def __post_init__(self) -> None:
+        found = [
+            Violation(f"imbalance.{name}", value, "must be at least 1")
+            for name, value in (("tokens", self.tokens), ("ep", self.ep), ("layers_per_op", self.layers_per_op))
+            if value < 1
+        ]
+        if not (np.isfinite(self.loaded_factor) and self.loaded_factor > 1.0):
+            found.append(Violation("imbalance.loaded_factor", self.loaded_factor, "must be above 1"))
+        if found:
+            raise InputError(found)
+
+    def op_loads(self, program: Program, seed: int, repetition: int = 0) -> FloatArray:
+        """Load factor of each op: float array [ops]; 1 for ops of no microbatch.
+
+        Forward and backward of a microbatch through the same layer saw the same tokens, so they share a draw.
+        """
+        loads = np.ones(program.num_ops)
+        moe = np.flatnonzero((program.microbatch >= 0) & (program.stage >= 0))
+        if not len(moe):
+            return loads
+        place = np.stack([program.stage[moe], program.layer[moe]], axis=1)
+        layers, where = np.unique(place, axis=0, return_inverse=True)
+        draws = int(program.microbatch[moe].max()) + 1
+        factors = self.routing.load_factors(self.tokens, self.ep, len(layers) * self.layers_per_op, draws, (seed, repetition, 1))
+        mean = factors.reshape(len(layers), self.layers_per_op, draws).mean(axis=1)
+        loads[moe] = mean[where.reshape(-1), program.microbatch[moe]]
+        return loads
+
+    def op_seconds(self, program: Program, balanced: FloatArray, seed: int, repetition: int = 0) -> FloatArray:
+        """Seconds of each op under the drawn loads; `balanced` [prices] are the prices at load factor 1."""
+        slope = (np.asarray(self.loaded.seconds, dtype=np.float64) - balanced) / (self.loaded_factor - 1.0)
+        loads = self.op_loads(program, seed, repetition)
+        return np.maximum(balanced[program.price] + slope[program.price] * (loads - 1.0), 0.0)

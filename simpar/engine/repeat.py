@@ -1,0 +1,98 @@
+"""Many runs of one program with different random draws: step time as a distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.engine.contention import Contention
+from simpar.engine.discrete_event import run
+from simpar.engine.durations import SlowFactors, op_seconds
+from simpar.engine.imbalance import Imbalance
+from simpar.engine.jitter import Noise
+from simpar.engine.longest_path import longest_path_by_op
+from simpar.errors import InputError, Violation
+from simpar.program.program import FloatArray, PriceTable, Program
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repetitions:
+    """Step times of independent runs.
+
+    Attributes:
+        makespans_s: float array [runs], in the order of the repetitions.
+    """
+
+    makespans_s: FloatArray
+
+    def quantile(self, q: float) -> float:
+        """The q-quantile of the step time, seconds, q in 0..1."""
+        return float(np.quantile(self.makespans_s, q))
+
+    @property
+    def p50(self) -> float:
+        """Median, seconds."""
+        return self.quantile(0.5)
+
+    @property
+    def p90(self) -> float:
+        """Seconds that nine runs in ten do not exceed."""
+        return self.quantile(0.9)
+
+    @property
+    def p99(self) -> float:
+        """Seconds that 99 runs in a hundred do not exceed."""
+        return self.quantile(0.99)
+
+    @property
+    def mean(self) -> float:
+        """Mean step time, seconds: what a long job pays per step."""
+        return float(self.makespans_s.mean())
+
+
+def repeat(
+    program: Program,
+    prices: PriceTable,
+    repetitions: int,
+    *,
+    noise: Noise | None = None,
+    slow_factors: SlowFactors | None = None,
+    imbalance: Imbalance | None = None,
+    interference: bool = False,
+    contention: Contention | None = None,
+    seed: int = 0,
+) -> Repetitions:
+    """`repetitions` runs that differ in their draws of noise and expert load.
+
+    Without contention and interference they run as batches of longest paths, bit-identical to as many calls of
+    `discrete_event.run` with `repetition` = 0, 1, ...
+
+    Raises:
+        InputError: fewer than 1 repetition, or what `run` raises.
+        DeadlockError: the program has a cycle.
+    """
+    if repetitions < 1:
+        raise InputError([Violation("repetitions", repetitions, "must be at least 1")])
+    if contention is None and not (interference and np.any(prices.interference > 0.0)):
+        return Repetitions(
+            longest_path_by_op(program, lambda r: op_seconds(program, prices, slow_factors, noise, imbalance, seed, r), repetitions)
+        )
+    return Repetitions(
+        np.array(
+            [
+                run(
+                    program,
+                    prices,
+                    interference=interference,
+                    contention=contention,
+                    slow_factors=slow_factors,
+                    noise=noise,
+                    imbalance=imbalance,
+                    seed=seed,
+                    repetition=r,
+                ).makespan
+                for r in range(repetitions)
+            ]
+        )
+    )

@@ -1,0 +1,128 @@
+"""A whole job, every rank of it, on a real cluster: event counts, both engines, and folding."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_contention_cluster import profile
+from test_engine_equal import counted
+
+from simpar.engine.cluster_network import ClusterNetwork
+from simpar.engine.contention import Contention
+from simpar.engine.discrete_event import run
+from simpar.engine.jitter import Noise
+from simpar.engine.longest_path import longest_path
+from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream, Transfer
+from simpar.topology.cluster import Cluster
+
+NOISE = Noise(0.02, 0.02, 0.01)
+
+
+def benchmark_module(name: str):
+    """A module of benchmarks/, which is not a package."""
+    path = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def job():
+    """64 ranks with tensor-parallel rendezvous, sends and gradient buckets."""
+    job_type = benchmark_module("synthetic_programs").Job
+    return job_type(tp=8, dp=4, pp=2, microbatches=6, segments=2, buckets=2).program()
+
+
+@pytest.mark.parametrize("noise", [None, NOISE])
+@pytest.mark.parametrize("fabric", [{}, {"nic_count": 2, "oversubscription": 7.0, "pod_oversubscription": 7.0}])
+def test_at_most_three_events_per_op(job, fabric, noise):
+    program, prices = job
+    contention = Contention(ClusterNetwork(Cluster(profile(**fabric), 8)))
+    timeline, events = counted(program, prices, contention=contention, interference=True, noise=noise)
+    assert program.num_ops <= events <= 3 * program.num_ops
+    alone = longest_path(program, prices, noise=noise)
+    assert (timeline.finish >= alone.finish * (1 - 1e-12)).all()
+    assert (timeline.makespan > 1.05 * alone.makespan) == bool(fabric)
+
+
+def test_engines_agree_on_a_whole_job(job):
+    program, prices = job
+    slow = {3: 1.5, 17: 1.1}
+    one = run(program, prices, slow_factors=slow, noise=NOISE)
+    other = longest_path(program, prices, slow_factors=slow, noise=NOISE)
+    assert one.finish.tobytes() == other.finish.tobytes()
+    assert one.start.tobytes() == other.start.tobytes()
+
+
+TP, DP, PP, MICROBATCHES = 8, 4, 2, 4
+SECONDS = {"F": 0.02, "send": 0.01, "reduce": 0.03}
+BYTES = {"send": 0.4e9, "reduce": 1.9e9}
+
+
+def forward_job(folded: bool):
+    """Forwards through two stages, activations sent, gradients of each microbatch reduced: by role or by rank."""
+    builder = ProgramBuilder("folded" if folded else "expanded")
+    ranks = [[TP * DP * stage + i for i in range(TP * DP)] for stage in range(PP)]
+    everyone = range(TP * DP)
+    units = [list(everyone)] if folded else [[i] for i in everyone]
+
+    def role(stage: int, unit: list[int]) -> int:
+        return stage if folded else ranks[stage][unit[0]]
+
+    def transfer(key, name, stage, unit, kind, deps, groups, members):
+        index = builder.add(
+            key,
+            kind=OpKind.SEND_FORWARD if name == "send" else OpKind.REDUCE_GRADIENTS,
+            role=role(stage, unit),
+            streams=[Stream(role(stage, [m]) if not folded else stage, kind) for m in members],
+            price=name,
+            deps=deps,
+        )
+        collective = "send_recv" if name == "send" else "reduce_scatter"
+        builder.transfers[index] = Transfer(collective, BYTES[name], groups, kind)
+
+    for microbatch in range(MICROBATCHES):
+        for stage in range(PP):
+            for unit in units:
+                deps = [("send", microbatch, tuple(unit))] if stage else []
+                streams = (Stream(role(stage, unit), "compute"),)
+                key = ("F", stage, microbatch, tuple(unit))
+                builder.add(key, kind=OpKind.FORWARD, role=role(stage, unit), streams=streams, price="F", deps=deps)
+                if not stage:
+                    pairs = tuple((ranks[0][i], ranks[1][i]) for i in unit)
+                    transfer(("send", microbatch, tuple(unit)), "send", 0, unit, "pp", [key], pairs, unit[:1])
+            local = [list(range(t, TP * DP, TP)) for t in range(TP)]
+            for members in [[0]] if folded else local:
+                groups = [tuple(ranks[stage][i] for i in group) for group in (local if folded else [members])]
+                done = [("F", stage, microbatch, tuple(u)) for u in units if folded or u[0] in members]
+                key = ("reduce", stage, microbatch, tuple(members))
+                transfer(key, "reduce", stage, members, "dp", done, tuple(groups), members)
+    program = builder.build()
+    seconds = np.array([SECONDS[str(k)] for k in program.price_keys])
+    return program, PriceTable(seconds, np.zeros(len(seconds)))
+
+
+@pytest.mark.parametrize(
+    "fabric", [{}, {"nic_count": 4}, {"nic_count": 4, "kind": "fat-tree", "oversubscription": 2.0}]
+)
+def test_folded_job_equals_the_expanded_one(fabric):
+    """Symmetric ranks: one role per pipeline rank gives every rank's times, contention between dimensions included."""
+    contention = Contention(ClusterNetwork(Cluster(profile(**fabric), 8)))
+    (program, prices), (expanded_program, expanded_prices) = forward_job(True), forward_job(False)
+    folded_timeline = run(program, prices, contention=contention)
+    expanded = run(expanded_program, expanded_prices, contention=contention)
+    for stage in range(PP):
+        for kind in (OpKind.FORWARD, OpKind.SEND_FORWARD, OpKind.REDUCE_GRADIENTS):
+            mine = folded_timeline.finish[(program.role == stage) & (program.kind == kind)]
+            of_stage = expanded_program.role // (TP * DP) == stage
+            theirs = expanded.finish[of_stage & (expanded_program.kind == kind)]
+            assert len(mine) == (MICROBATCHES if stage == 0 or kind != OpKind.SEND_FORWARD else 0)
+            theirs = theirs.reshape(MICROBATCHES, -1) if len(mine) else theirs[:, None]
+            assert theirs == pytest.approx(np.broadcast_to(mine[:, None], theirs.shape), rel=1e-9)
+    alone = longest_path(program, prices).makespan
+    assert folded_timeline.makespan > 1.01 * alone
