@@ -164,3 +164,22 @@ def test_optimizer_offload_frees_the_states() -> None:
     assert dict(a.memory[0].static)["optimizer"] > 0
     assert dict(b.memory[0].static)["optimizer"] == 0
     assert b.step_time_s > a.step_time_s
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (8, 32)])
+def test_wire_delay_of_1f1b(p: int, m: int) -> None:
+    """(m + p - 1)(F + B) + 2c (m (p - 1) / p + p - 2) for a one-way delay c that nothing hides."""
+    s = scenario({"pp": p, "tp": 1, "dp": 1, "overlap_p2p": True, "zero_stage": 0}, nodes=1, batch=m)
+    one = s.cluster.model_copy(update={"num_gpus": p})
+    priced = prepare(s.model_copy(update={"cluster": one}), detail="stage")
+    seconds = np.zeros(len(priced.program.price_keys))
+    forward, backward, delay = 1.0, 2.0, 0.125
+    for index, key in enumerate(priced.program.price_keys):
+        if isinstance(key, Compute):
+            whole = len(priced.layout.stage_blocks[key.stage])
+            seconds[index] = (forward if key.phase == "F" else backward) * (key.last - key.first) / whole
+        elif isinstance(key, Send):
+            seconds[index] = delay
+    timeline = longest_path(priced.program, PriceTable(seconds, np.zeros_like(seconds)))
+    expected = (m + p - 1) * (forward + backward) + 2 * delay * (m * (p - 1) / p + p - 2)
+    assert timeline.makespan == pytest.approx(expected)

@@ -111,7 +111,8 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
 def _fsdp_buffers(layout: Layout, stages: list[int], held: float) -> float:
     """Gathered parameters and unsharded gradients of a fully sharded rank.
 
-    Without a pipeline: the groups in use and prefetched, unsharded gradients of a group and its reduction buffers. Under a pipeline everything stays gathered and gradients accumulate unsharded: 6 + 16/D (torch FSDP2).
+    Without a pipeline: the groups in use and prefetched, unsharded gradients of a group and its reduction buffers.
+    Under a pipeline everything stays gathered and gradients accumulate unsharded: 6 + 16/D (torch FSDP2).
     """
     if layout.plan.zero_stage < 3 or layout.data_ranks == 1:
         return 0.0

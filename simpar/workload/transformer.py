@@ -158,7 +158,7 @@ def _mla(model: TransformerSpec, style: BlockStyle) -> Items:
     return items
 
 
-def _activation(name: str, module: str, model: TransformerSpec, style: BlockStyle, rows: str, region: Region, factor: int) -> Op:
+def _activation(name: str, module: str, style: BlockStyle, rows: str, region: Region, factor: int) -> Op:
     """The non-linearity (and gate); `factor` is the width of its input over f (2 when gated)."""
     wide, narrow = ("u", "f")
     saves = [Tensor(f"{name}_in", rows + wide, 2, region)]
@@ -180,7 +180,7 @@ def _mlp(model: TransformerSpec, style: BlockStyle, prefix: str = "mlp", *, seam
     module = "mlp" if prefix == "mlp" else "shared_experts"
     items: Items = [
         _linear(f"{prefix}/fc1", "bsd,du->bsu", module, region, ln, bias=model.mlp_bias),
-        _activation(f"{prefix}/activation", module, model, style, "bs", region, 2 if model.gated_mlp else 1),
+        _activation(f"{prefix}/activation", module, style, "bs", region, 2 if model.gated_mlp else 1),
         _linear(f"{prefix}/fc2", "bsf,fd->bsd", module, region,
                 Tensor(f"{prefix}/fc2_in", "bsf", style.linear_input_bytes, region), bias=model.mlp_bias),
     ]  # fmt: skip
@@ -203,7 +203,7 @@ def _moe(model: TransformerSpec, style: BlockStyle) -> Items:
         Seam("moe_dispatch", ("yd",), "moe"),
         Op("moe/fc1", OpType.GROUPED_MATMUL, "moe", "expert", equation="yd,edu->yu", bias=model.mlp_bias,
            saves=(Tensor("moe/fc1_in", "yd", style.linear_input_bytes, "expert"),)),
-        _activation("moe/activation", "moe_act", model, style, "y", "expert", 2 if model.gated_mlp else 1),
+        _activation("moe/activation", "moe_act", style, "y", "expert", 2 if model.gated_mlp else 1),
         Op("moe/fc2", OpType.GROUPED_MATMUL, "moe", "expert", equation="yf,efd->yd", bias=model.mlp_bias,
            saves=(Tensor("moe/fc2_in", "yf", style.linear_input_bytes, "expert"), Tensor("moe/row_probs", "y", 4, "expert"))),
         Seam("moe_combine", ("yd",), "moe"),
