@@ -1,6 +1,6 @@
 """Fitted kernel constants of a GPU, as `python -m simpar.calibration.fit kernels` writes them.
 
-Numbers are plain SI floats (the file is written by a script); the forms they enter stand in docs/formulas_kernels.md.
+Numbers are plain SI floats (the files are written by a script); the forms they enter stand in docs/formulas_kernels.md.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from simpar.specs.base import Spec
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1.5)]
+"""Of a data-sheet peak; kernels whose operands stay in the L2 cache can exceed it."""
 Mode = Literal["sustained", "burst"]
 """Sustained: at the power cap, as in training. Burst: a few launches on a cool GPU."""
+Schedule = Literal["heuristic", "cluster", "min_waves_sm90", "min_waves_sm100"]
+"""How a GEMM library chooses its tile; see costs/gemm_tiles.py."""
 
 
 class FitRecord(Spec):
@@ -26,12 +30,15 @@ class FitRecord(Spec):
     p90: NonNegative = 0.0
     bias: float = 0.0
     held_out_median: NonNegative = 0.0
-    """On shape groups that the fit did not see."""
+    """On groups of shapes that the fit did not see: (n, k) pairs, (heads, key/value heads, head size), expert layers."""
     held_out_p90: NonNegative = 0.0
+    held_out_m_median: NonNegative = 0.0
+    """GEMMs only: on values of m that the fit did not see."""
+    held_out_m_p90: NonNegative = 0.0
 
 
 class Band(Spec):
-    """80 % interval of measured / predicted for ops of at least `from_size` (FLOPs or bytes)."""
+    """80 % interval of measured / predicted for ops of at least `from_size` (floating-point operations)."""
 
     from_size: NonNegative
     low: Positive
@@ -45,36 +52,147 @@ class GemmConstants(Spec):
     mode: Mode
     dtype: str
     """bf16, fp8 (per tensor or row) or fp8_block (128 x 128)."""
+    schedule: Schedule = "heuristic"
     includes_quantization: bool = False
-    """The measured times contain the dynamic cast of the activations."""
+    """The measured times contain the dynamic cast of the activations; the cast terms below describe it."""
+    derived: str = ""
+    """Where the constants do not come from a fit of their own: from what and how."""
     rate_flops_per_s: Positive
+    """Of the best tile at 4096 x 4096 x 4096, without the fixed costs."""
     bandwidth_bytes_per_s: Positive
-    latency_s: Positive
-    k_overhead: NonNegative
-    wave_beta: NonNegative
-    overlap_power: Positive
-    split_k_cost: NonNegative
-    tile_efficiency: tuple[Positive, Positive, Positive, Positive]
-    quantize_bytes_per_s: NonNegative = 0.0
+    latency_s: NonNegative
+    k_overhead: NonNegative = 100.0
+    """Prologue and epilogue of a tile, in steps of k."""
+    wave_beta: float = 0.15
+    """Share of the idle part of the last wave that costs time."""
+    wave_first: float = 0.0
+    """What `wave_beta` gains when there are few waves, times 1 / waves."""
+    overlap_power: Positive = 4.0
+    """Compute and memory time join as the norm of this power; large = maximum."""
+    split_k_cost: NonNegative = 1.0
+    tile_efficiency: tuple[Positive, ...] = ()
+    """Rate of the tile classes over that of the best one."""
+    size_exponent: float = 0.0
+    """Power throttling: compute time grows as (1 + FLOPs / 1e12) to this power."""
+    ridge: tuple[float, ...] = (0.0,) * 9
+    """Powers of m, n, k over 4096, then of their squared logarithms, then of the products mn, mk, nk (base 2)."""
+    unaligned: float = 0.0
+    """Natural logarithm of the extra compute time where m is no multiple of 16."""
+    cast_latency_s: NonNegative = 0.0
+    cast_bytes_per_s: NonNegative = 0.0
+    cast_granularity: NonNegative = 0.0
+    """Groups of 128 that a cast block wants at once; fewer (odd m) slow the cast in proportion. 0: does not matter."""
     input_bytes: Positive = 2.0
     output_bytes: Positive = 2.0
     bands: tuple[Band, ...] = ()
     fit: FitRecord = FitRecord()
 
 
-class AttentionConstants(Spec):
-    """One attention kernel at one head size."""
+class HeadConstants(Spec):
+    """Attention at one head size."""
 
-    kernel: str
-    library: str
-    mode: Mode
     head_dim: Annotated[int, Field(gt=0)]
-    causal: bool
     rate_flops_per_s: Positive
     sequence_overhead: NonNegative
-    latency_s: NonNegative
+    """Keys that each query tile costs beyond its own (s0 in rate = R s / (s + s0))."""
+
+
+class AttentionConstants(Spec):
+    """One attention kernel on one GPU; form: docs/formulas_kernels.md, section Attention."""
+
+    kernel: Literal["fa1", "fa2", "fa3", "cudnn", "trtllm-gen", "fa4", "unfused"]
+    library: str
+    mode: Mode
+    causal: bool
+    direction: Literal["forward", "backward"] = "forward"
+    derived: str = ""
+    heads: Annotated[tuple[HeadConstants, ...], Field(min_length=1)]
+    latency_s: NonNegative = 8e-6
+    wave_beta: float = 0.5
+    overlap_power: Positive = 4.0
+    critical_share: NonNegative = 0.5
+    """Share of the longest tile that the schedule cannot hide."""
+    cache_bytes_per_s: NonNegative = 0.0
+    """Write of keys and values to a serving cache, in the measured tables only; a training kernel has none."""
+    token_s: NonNegative = 0.0
+    """Cost of a token in that write."""
+    io_bytes_per_s: NonNegative = 0.0
+    ridge: tuple[float, ...] = (0.0,) * 13
     bands: tuple[Band, ...] = ()
     fit: FitRecord = FitRecord()
+
+
+class MoeConstants(Spec):
+    """One fused expert operator (routing, permute, two grouped GEMMs, activation, unpermute) on one GPU."""
+
+    library: str
+    mode: Mode
+    dtype: str
+    local_routing: bool = False
+    """The measured ranks route all their tokens to their own experts, whatever the expert-parallel size."""
+    rate_flops_per_s: Positive
+    k_overhead: NonNegative
+    bandwidth_bytes_per_s: Positive
+    permute_bytes_per_s: Positive
+    latency_s: NonNegative
+    token_s: NonNegative
+    wave_beta: float
+    tile_exponent: float
+    overlap_power: Positive
+    element_bytes: Positive
+    ridge: tuple[float, ...] = (0.0,) * 8
+    bands: tuple[Band, ...] = ()
+    fit: FitRecord = FitRecord()
+
+
+class DirectionConstants(Spec):
+    """Training layouts over the forward layout, from measured triples."""
+
+    dgrad: Positive = 1.0
+    wgrad: Positive = 1.02
+    wgrad_accumulate: Positive = 1.03
+    """fp32 accumulation, besides its traffic of 8 bytes per element of the weight."""
+    scale: Positive = 1.0
+    """The one scalar of the machine the triples were measured on, over these constants."""
+    machine: str = ""
+    fit: FitRecord = FitRecord()
+
+
+class GroupedConstants(Spec):
+    """Grouped GEMM over the batched GEMM of the same library."""
+
+    forward: Positive = 1.2
+    dgrad: Positive = 1.2
+    wgrad_accumulate: Positive = 1.4
+    group_latency_s: NonNegative = 0.0
+    low: Positive = 0.75
+    high: Positive = 1.4
+    source: str = ""
+    fit: FitRecord = FitRecord()
+
+
+class MemoryClass(Spec):
+    """Achieved share of the peak bandwidth by implementation."""
+
+    tuned: Fraction
+    framework: Fraction
+    eager: Fraction
+    rows: Annotated[int, Field(ge=0)] = 0
+    source: str = ""
+
+
+class MeasuredPoint(Spec):
+    """A shape measured on this very GPU; overrides the models."""
+
+    op: Literal["gemm", "attention", "grouped_gemm"]
+    shape: tuple[int, ...]
+    """gemm: m, n, k; attention: batch, sequence_q, sequence_kv, heads, kv_heads, head_dim; grouped: groups, tokens, n, k."""
+    dtype: str = "bf16"
+    direction: Literal["forward", "dgrad", "wgrad", "backward"] = "forward"
+    causal: bool = True
+    seconds: Positive
+    spread: NonNegative = 0.02
+    """Half width of the 80 % interval over the value."""
 
 
 class KernelConstants(Spec):
@@ -82,5 +200,21 @@ class KernelConstants(Spec):
 
     gpu: str = ""
     """The GPU the constants were fitted on."""
+    base: str = ""
+    """A fitted file to start from ("h100" = fitted/h100.kernels.toml): related GPUs state only how they differ."""
+    compute_scale: Positive = 1.0
+    """Rates of the base times this."""
+    bandwidth_scale: Positive = 1.0
+    source: str = ""
+    """Why the base and the scales are right."""
+    default_library: str = ""
     gemm: tuple[GemmConstants, ...] = ()
+    """The first of a dtype and mode is the default."""
     attention: tuple[AttentionConstants, ...] = ()
+    moe: tuple[MoeConstants, ...] = ()
+    directions: DirectionConstants | None = None
+    grouped: GroupedConstants | None = None
+    memory: dict[str, MemoryClass] = {}
+    memory_bandwidth_share: Fraction | None = None
+    """Best achieved share of the peak bandwidth (copy)."""
+    points: tuple[MeasuredPoint, ...] = ()
