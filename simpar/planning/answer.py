@@ -116,9 +116,7 @@ def answer_resolved(resolved: Resolved, simulation: Simulation = Simulation(), *
     """Simulate a resolved plan; `record` adds the timeline of a median repetition."""
     plan, run = resolved.plan, resolved.run
     if run is None or not resolved.feasible:
-        return Answer(
-            plan.name, resolved, False, resolved.binding, simulation, closed_forms=closed_forms(resolved) if run else {}
-        )
+        return Answer(plan.name, resolved, False, resolved.binding, simulation, closed_forms=closed_forms(resolved) if run else {})
     outcomes = repetitions(run, simulation)
     stuck = [outcome for outcome in outcomes if not outcome.finished]
     if stuck:
@@ -135,9 +133,7 @@ def answer_resolved(resolved: Resolved, simulation: Simulation = Simulation(), *
     return _summary(resolved, run, outcomes, simulation, record=record)
 
 
-def _summary(
-    resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], simulation: Simulation, *, record: bool
-) -> Answer:
+def _summary(resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], simulation: Simulation, *, record: bool) -> Answer:
     def over(value: Callable[[Outcome], float]) -> Quantiles:
         return Quantiles.of(value(outcome) for outcome in outcomes)
 
@@ -201,9 +197,7 @@ def _late_reason(plan: PlanFile, run: RunModel, outcomes: Sequence[Outcome], met
     """Why the deadline is missed: the speed alone, or the largest loss."""
     if met is None or met >= plan.confidence or plan.deadline is None:
         return ()
-    head = (
-        f"deadline: {plan.deadline / DAY_S:.4g} days are met with probability {met:.0%}, {plan.confidence:.0%} wanted; "
-    )
+    head = f"deadline: {plan.deadline / DAY_S:.4g} days are met with probability {met:.0%}, {plan.confidence:.0%} wanted; "
     if run.ideal_s > plan.deadline:
         return (
             f"{head}speed binds: even without any loss the tokens take {run.ideal_s / DAY_S:.4g} days at "

@@ -10,9 +10,7 @@ from typing import Any
 
 from simpar.errors import InputError
 
-_RANGE = re.compile(
-    r"^\s*(?P<first>[\d.eE+-]*\d)\s*\.\.\s*(?P<last>\d[\d.eE]*)\s*(?:(?P<kind>[x+])\s*(?P<step>[\d.]+))?\s*$"
-)
+_RANGE = re.compile(r"^\s*(?P<first>[\d.eE+-]*\d)\s*\.\.\s*(?P<last>\d[\d.eE]*)\s*(?:(?P<kind>[x+])\s*(?P<step>[\d.]+))?\s*$")
 _MOST_POINTS = 200
 
 

@@ -70,9 +70,7 @@ def exact_interval_s(stall_s: float, mtti_s: float) -> float:
     return (low + high) / 2.0 * mtti_s
 
 
-def expected_ettr(
-    num_nodes: int, rate_per_node_day: float, restart_overhead_s: float, interval_s: float, write_s: float
-) -> float:
+def expected_ettr(num_nodes: int, rate_per_node_day: float, restart_overhead_s: float, interval_s: float, write_s: float) -> float:
     """Expected effective training time ratio, (1 - N r (u0 + dt/2)) / (1 + w/dt), not below 0 (arXiv 2410.21680)."""
     lost = num_nodes * rate_per_node_day / DAY_S * (restart_overhead_s + interval_s / 2.0)
     return max(0.0, (1.0 - lost) / (1.0 + write_s / interval_s))

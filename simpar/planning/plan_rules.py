@@ -36,21 +36,15 @@ def _phase_rules(plan: PlanFile) -> Iterator[Violation]:
         where = f"phases.{index}"
         given = [name for name in SPEEDS if getattr(phase, name) is not None]
         if len(given) != 1:
-            yield Violation(
-                where, given or None, "needs exactly one source of speed", f"give one of {', '.join(SPEEDS)}"
-            )
+            yield Violation(where, given or None, "needs exactly one source of speed", f"give one of {', '.join(SPEEDS)}")
         yield from _speed_rules(phase, where)
         if phase.scenario is None and phase.layout == "search":
-            yield Violation(
-                f"{where}.layout", "search", "a layout can only be searched for a scenario", "give phases.scenario"
-            )
+            yield Violation(f"{where}.layout", "search", "a layout can only be searched for a scenario", "give phases.scenario")
         if phase.scenario is None and phase.set:
             yield Violation(f"{where}.set", phase.set, "overrides need a scenario", "give phases.scenario")
         ramp = sum(step.tokens for step in phase.batch_ramp)
         if ramp > phase.tokens:
-            yield Violation(
-                f"{where}.batch_ramp", ramp, "the ramp is longer than its phase", f"at most {phase.tokens:g} tokens"
-            )
+            yield Violation(f"{where}.batch_ramp", ramp, "the ramp is longer than its phase", f"at most {phase.tokens:g} tokens")
 
 
 def _speed_rules(phase: Phase, where: str) -> Iterator[Violation]:
@@ -69,9 +63,7 @@ def _speed_rules(phase: Phase, where: str) -> Iterator[Violation]:
         if phase.step_time == 0:
             yield Violation(f"{where}.step_time", 0, "must be longer than zero")
     if phase.flops is not None and phase.flops.num_layers and phase.sequence_length is None:
-        yield Violation(
-            f"{where}.sequence_length", None, "is required where flops counts attention", "tokens per sequence"
-        )
+        yield Violation(f"{where}.sequence_length", None, "is required where flops counts attention", "tokens per sequence")
 
 
 def _order_rules(plan: PlanFile) -> Iterator[Violation]:
@@ -169,12 +161,7 @@ def _other_rules(plan: PlanFile) -> Iterator[Violation]:
         yield Violation("checkpoints.read_bandwidth", 0, "must be more than zero", '"2 TB/s"')
     if saves.snapshot_bandwidth == 0:
         yield Violation("checkpoints.snapshot_bandwidth", 0, "must be more than zero", '"20 GB/s"')
-    if (
-        saves.mode == "blocking"
-        and saves.stall is not None
-        and saves.save_time is not None
-        and saves.stall != saves.save_time
-    ):
+    if saves.mode == "blocking" and saves.stall is not None and saves.save_time is not None and saves.stall != saves.save_time:
         yield Violation(
             "checkpoints.stall",
             saves.stall,
@@ -183,9 +170,7 @@ def _other_rules(plan: PlanFile) -> Iterator[Violation]:
         )
     unknown_size = saves.bytes is None and saves.parameters is None and all(p.scenario is None for p in plan.phases)
     times_given = (
-        saves.save_time is not None
-        and saves.load_time is not None
-        and (saves.mode == "blocking" or saves.stall is not None)
+        saves.save_time is not None and saves.load_time is not None and (saves.mode == "blocking" or saves.stall is not None)
     )
     if unknown_size and not times_given:
         yield Violation(

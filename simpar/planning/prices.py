@@ -22,14 +22,10 @@ def resolve_economics(plan: PlanFile, profile: HardwareProfile | None, per_node:
         busy = _known("power.gpu_busy", gpu.power if gpu else None, UNKNOWN_GPU_W, "no hardware profile", notes)
     idle = power.gpu_idle
     if idle is None:
-        idle = _known(
-            "power.gpu_idle", gpu.idle_power if gpu else None, IDLE_SHARE * busy, f"{IDLE_SHARE:.0%} of busy", notes
-        )
+        idle = _known("power.gpu_idle", gpu.idle_power if gpu else None, IDLE_SHARE * busy, f"{IDLE_SHARE:.0%} of busy", notes)
     other = power.node_other
     if other is None:
-        other = _known(
-            "power.node_other", profile.node.host_power if profile else None, 0.0, "unknown, left out", notes
-        )
+        other = _known("power.node_other", profile.node.host_power if profile else None, 0.0, "unknown, left out", notes)
     for name in ("pue", "carbon_kg_per_kwh"):
         if name not in power.model_fields_set:
             notes.assume(f"power.{name}", getattr(power, name), "assumed: default")

@@ -158,24 +158,18 @@ def _note_times(plan: PlanFile, notes: Notes) -> None:
     for name in RECOVERY_TIMES:
         given = name in spec.model_fields_set
         source = "the plan file" if given else "assumed: default"
-        notes.assume(
-            f"reliability.{name}", format_seconds(getattr(spec, name)), source, "given" if given else "assumed"
-        )
+        notes.assume(f"reliability.{name}", format_seconds(getattr(spec, name)), source, "given" if given else "assumed")
     notes.assume("failures", "Poisson, independent of load", "assumed: exponential times between failures")
     if any(phase.scenario is None for phase in plan.phases) and plan.cluster.expansions:
         notes.assume("given speeds", "scale with the number of GPUs", "assumed: linear")
 
 
-def _run_model(
-    plan: PlanFile, stages: tuple[Stage, ...], sources: tuple[Source, ...], saves: CheckpointTimes
-) -> RunModel:
+def _run_model(plan: PlanFile, stages: tuple[Stage, ...], sources: tuple[Source, ...], saves: CheckpointTimes) -> RunModel:
     spec, slow = plan.reliability, plan.reliability.slow_nodes
     return RunModel(
         phases=tuple(phase_name(plan, i) for i in range(len(plan.phases))),
         stages=stages,
-        growth=tuple(
-            Growth(None if g.day is None else g.day * DAY_S, g.at_tokens, g.add_nodes) for g in plan.cluster.expansions
-        ),
+        growth=tuple(Growth(None if g.day is None else g.day * DAY_S, g.at_tokens, g.add_nodes) for g in plan.cluster.expansions),
         sources=sources,
         slow_nodes=None
         if slow is None
@@ -217,8 +211,7 @@ def _checkpoint_limits(plan: PlanFile, times: CheckpointTimes, interval: float, 
         )
     if times.save_s > mtti:
         found.append(
-            f"storage: one save takes {times.save_s / 60:.4g} min, longer than the mean time to interrupt of "
-            f"{mtti / 60:.4g} min"
+            f"storage: one save takes {times.save_s / 60:.4g} min, longer than the mean time to interrupt of {mtti / 60:.4g} min"
         )
     capacity = plan.checkpoints.storage_capacity
     if capacity is not None and times.bytes is not None and capacity < plan.checkpoints.keep * times.bytes:
@@ -235,13 +228,16 @@ def _check_hope(run: RunModel, notes: Notes) -> None:
         mtti, recovery = run.mtti_s(index), run.mean_recovery_s()
         expected = goodput_exact(stage.interval_s, stage.stall_s, recovery, mtti)
         if expected < HOPELESS_GOODPUT:
-            binds = max(
-                (recovery, "recovery"),
-                (stage.stall_s, "checkpoint stall"),
-                (stage.interval_s, "checkpoint interval"),
-            )
+            load = run.recovery.load_s
+            parts = {
+                "checkpoint stall": stage.stall_s,
+                "checkpoint load": load,
+                "recovery besides loading": recovery - load,
+                "checkpoint interval": stage.interval_s,
+            }
+            binds = max(parts, key=lambda name: parts[name])
             notes.impossible(
                 f"failures: {stage.nodes} nodes fail every {mtti / 60:.4g} min, too often for recovery "
                 f"({recovery / 60:.4g} min), stall ({stage.stall_s / 60:.4g} min) and interval "
-                f"({stage.interval_s / 60:.4g} min); the {binds[1]} binds (expected goodput {expected:.2%})"
+                f"({stage.interval_s / 60:.4g} min); the {binds} binds (expected goodput {expected:.2%})"
             )

@@ -162,12 +162,7 @@ class RunModel:
         swaps = sum(s.rate_per_node_s for s in self.sources if s.nodes_hit) / total
         cold = self.cold_spares and not self.hot_spares
         spare = self.recovery.cold_replacement_s if cold else self.recovery.replacement_s
-        return (
-            (1 - silent) * detection
-            + silent * self.recovery.silent_detection_s
-            + swaps * spare
-            + self.recovery.process_s
-        )
+        return (1 - silent) * detection + silent * self.recovery.silent_detection_s + swaps * spare + self.recovery.process_s
 
     def repair_rate_per_node_day(self) -> float:
         """Nodes that need a replacement, per node-day."""

@@ -62,7 +62,7 @@ class _Run:
         self.pending: list[_Stop] = []
         self.counters = _Counters()
         self.marks: list[Mark] = []
-        self.points: list[tuple[float, float]] = [(0.0, 0.0)]
+        self.points: list[tuple[float, float]] = [(0.0, 0.0)] if record else []
         self.spans: list[tuple[float, float]] = []
         self.phase_ends: list[float] = []
         self.stage_ends: list[float] = []

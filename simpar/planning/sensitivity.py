@@ -78,9 +78,7 @@ def _source(name: str) -> Change:
 
 def _stage(**factors: bool) -> Change:
     def change(run: RunModel, factor: float) -> RunModel:
-        stages = tuple(
-            replace(stage, **{name: getattr(stage, name) * factor for name in factors}) for stage in run.stages
-        )
+        stages = tuple(replace(stage, **{name: getattr(stage, name) * factor for name in factors}) for stage in run.stages)
         stages = tuple(replace(s, interval_s=max(s.interval_s, s.durable_s - s.stall_s)) for s in stages)
         return replace(run, stages=stages)
 

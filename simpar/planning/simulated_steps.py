@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 from simpar.errors import InputError, SimparError
@@ -106,17 +107,16 @@ def try_layouts(scenario: Scenario) -> Scenario | None:
 def candidates(scenario: Scenario) -> Iterator[Scenario]:
     """Layouts that divide model, batch and cluster; without recomputation, then with it."""
     domain = scenario.hardware.domain_size
-    for tp in (1, 2, 4, 8):
-        for pp in _PIPELINES:
-            for recompute in ("none", "full"):
-                if tp > domain:
-                    continue
-                changes = {
-                    "tp": tp, "pp": pp, "dp": None, "recompute": recompute, "schedule": "auto", "virtual_stages": 1,
-                    "layers_per_stage": None, "first_stage_less_layers": 0, "last_stage_less_layers": 0,
-                    "embedding_alone": False,
-                }  # fmt: skip
-                plan = scenario.plan.model_copy(update=changes)
-                candidate = scenario.model_copy(update={"plan": plan})
-                if not check_scenario(candidate):
-                    yield candidate
+    contexts = sorted({1, scenario.plan.cp})
+    for tp, pp, cp, recompute in product((1, 2, 4, 8), _PIPELINES, contexts, ("none", "full")):
+        if tp > domain:
+            continue
+        changes = {
+            "tp": tp, "pp": pp, "cp": cp, "dp": None, "recompute": recompute, "schedule": "auto", "virtual_stages": 1,
+            "layers_per_stage": None, "first_stage_less_layers": 0, "last_stage_less_layers": 0,
+            "embedding_alone": False, "shard_size": None,
+        }  # fmt: skip
+        plan = scenario.plan.model_copy(update=changes)
+        candidate = scenario.model_copy(update={"plan": plan})
+        if not check_scenario(candidate):
+            yield candidate

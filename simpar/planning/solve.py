@@ -209,9 +209,7 @@ def solve_spares(solver: Solver) -> Study:
     if priced:
         cheapest = min(priced, key=lambda p: _median(p.answer.cost_usd))
         text += f"; the cheapest run tried has {cheapest.label}"
-    return Study(
-        "solve spares", question, points, text, counts.index(needed), {"spares": float(needed), "mean_in_repair": mean}
-    )
+    return Study("solve spares", question, points, text, counts.index(needed), {"spares": float(needed), "mean_in_repair": mean})
 
 
 SOLVERS: dict[str, Callable[[Solver], Study]] = {

@@ -50,22 +50,35 @@ def phase_scenario(plan: PlanFile, phase: Phase, nodes: int | None = None, batch
     """
     path = scenario_path(plan, str(phase.scenario))
     table: dict[str, Any] = read_toml(path)
-    cluster = {**table.get("cluster", {}), "num_nodes": nodes or plan.cluster.num_nodes}
-    cluster.pop("num_gpus", None)
-    if plan.cluster.hardware:
-        cluster["hardware"] = plan.cluster.hardware
-    cluster |= plan.cluster.fabric.model_dump(exclude_none=True)
-    cluster |= {name: scale for name in SCALES if (scale := getattr(plan.cluster, name)) != 1.0}
-    training = dict(table.get("training", {}))
-    if phase.sequence_length:
-        training["sequence_length"] = phase.sequence_length
-    if batch or phase.global_batch_size:
-        training["global_batch_size"] = batch or phase.global_batch_size
-    layout = {key: value for key, value in table.get("plan", {}).items() if key != "dp"}
-    table = {**table, "cluster": cluster, "plan": layout, "training": training}
+    cluster = _cluster_changes(plan, nodes)
+    training = {"sequence_length": phase.sequence_length, "global_batch_size": batch or phase.global_batch_size}
+    training = {name: value for name, value in training.items() if value}
+    if phase.layout == "search":
+        for assignment in phase.set:
+            apply_override(table, assignment)
+        # The layout as written need not suit this cluster or batch: it is only where the search starts.
+        written = make_scenario(table, file=str(path))
+        changes = {
+            "cluster": written.cluster.model_copy(update=cluster | {"num_gpus": None}),
+            "training": written.training.model_copy(update=training),
+            "plan": written.plan.model_copy(update={"dp": None}),
+        }
+        return written.model_copy(update=changes)
+    table["cluster"] = {k: v for k, v in table.get("cluster", {}).items() if k != "num_gpus"} | cluster
+    table["training"] = dict(table.get("training", {})) | training
+    table["plan"] = {key: value for key, value in table.get("plan", {}).items() if key != "dp"}
     for assignment in phase.set:
         apply_override(table, assignment)
     return make_scenario(table, file=str(path))
+
+
+def _cluster_changes(plan: PlanFile, nodes: int | None) -> dict[str, Any]:
+    """Fields of a scenario's cluster that the plan decides."""
+    changes: dict[str, Any] = {"num_nodes": nodes or plan.cluster.num_nodes}
+    if plan.cluster.hardware:
+        changes["hardware"] = plan.cluster.hardware
+    changes |= plan.cluster.fabric.model_dump(exclude_none=True)
+    return changes | {name: scale for name in SCALES if (scale := getattr(plan.cluster, name)) != 1.0}
 
 
 def given_tokens_per_s(phase: Phase, gpus: int) -> float:

@@ -47,9 +47,7 @@ class RepetitionStore:
     def __enter__(self) -> RepetitionStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._db.commit()  # what is finished stays, whatever stopped the rest
         self._db.close()
 

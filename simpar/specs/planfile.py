@@ -67,6 +67,7 @@ class AchievedFlops(Spec):
     """
 
     flops_per_s_per_gpu: FlopsPerSecond
+    """As published."""
     active_parameters: Count
     """Parameters that a token passes through."""
     num_layers: NonNegative = 0
@@ -143,6 +144,7 @@ class Expansion(Spec):
     at_tokens: Count | None = None
     """Tokens trained."""
     add_nodes: Positive
+    """How many."""
 
 
 class FabricOverrides(Spec):
@@ -153,6 +155,7 @@ class FabricOverrides(Spec):
     pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
     """Spine to core."""
     nics_per_node: Positive | None = None
+    """Network adapters."""
 
 
 class ClusterPlan(Spec):
@@ -169,7 +172,9 @@ class ClusterPlan(Spec):
     cold_spares: NonNegative = 0
     """Cold spares: in place after reliability.cold_replacement."""
     expansions: tuple[Expansion, ...] = ()
+    """Nodes that join during the run; all by day or all by tokens."""
     fabric: FabricOverrides = FabricOverrides()
+    """What if: changes of the network of simulated phases."""
     memory_scale: PositiveFloat = 1.0
     """What if: device memory, as a multiple of the profile's; concerns simulated phases."""
     scale_up_bandwidth_scale: PositiveFloat = 1.0
@@ -213,6 +218,7 @@ class RentPrice(Spec):
     """Machines by the hour."""
 
     usd_per_gpu_hour: NonNegativeFloat
+    """Of every GPU that is held, busy or not."""
     by_hardware: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Other prices by hardware profile, for comparisons."""
     includes_spares: bool = True
@@ -231,17 +237,22 @@ class OwnPrice(Spec):
     interconnect_overhead: Annotated[float, Field(ge=1)] = 1.2
     """With the network over without (1.07 to 1.32)."""
     lifetime_years: PositiveFloat = 4.0
+    """Until the machines are written off."""
     utilisation_of_life: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the life in which the machines are used at all."""
     usd_per_kwh: NonNegativeFloat = 0.08
+    """Electricity."""
     staff_usd_per_year: NonNegativeFloat = 0.0
+    """People who run the machines."""
 
 
 class PriceSpec(Spec):
     """Rented or owned: exactly one."""
 
     rent: RentPrice | None = None
+    """Machines by the hour; or:"""
     own: OwnPrice | None = None
+    """machines bought."""
 
 
 class PowerSpec(Spec):
@@ -267,12 +278,19 @@ class PlanFile(Spec):
     name: str
     description: str = ""
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    """What is trained, one after another."""
     cluster: ClusterPlan
+    """On what."""
     reliability: ReliabilitySpec = ReliabilitySpec()
+    """What fails, and the way back."""
     checkpoints: CheckpointPlan = CheckpointPlan()
+    """What is saved, how often, how fast."""
     maintenance: tuple[MaintenanceWindow, ...] = ()
+    """Planned stops."""
     prices: PriceSpec = PriceSpec()
+    """Rent or ownership; none = no cost is given."""
     power: PowerSpec = PowerSpec()
+    """Power, PUE and carbon."""
     restart_between_phases: bool = True
     """A phase change saves, restarts and loads (another layout); otherwise training runs on."""
     deadline: Seconds | None = None

@@ -18,7 +18,9 @@ class FailureSource(Spec):
     component: str
     """A name for the ledger: gpu, hbm, nic, software."""
     rate_per_node_day: Rate | None = None
+    """Failures per node and day; or:"""
     rate_per_gpu_day: Rate | None = None
+    """failures per GPU and day."""
     replaces_node: bool = True
     """The node must be replaced (hardware); false: the job restarts on the same nodes (software)."""
     detection: Seconds | None = None
@@ -26,6 +28,7 @@ class FailureSource(Spec):
     repair: Seconds | None = None
     """none = reliability.repair."""
     source: str = ""
+    """Where the rate stands."""
 
 
 class CorrelatedFailure(Spec):
@@ -35,9 +38,11 @@ class CorrelatedFailure(Spec):
     nodes_per_group: Annotated[int, Field(gt=0)]
     """Nodes behind one such thing."""
     rate_per_group_day: Rate
+    """Failures per such thing and day."""
     repair: Seconds
     """Until all its nodes are back."""
     source: str = ""
+    """Where the rate stands."""
 
 
 class SlowNodes(Spec):
@@ -54,6 +59,7 @@ class SlowNodes(Spec):
     action: Literal["replace", "recover"] = "replace"
     """replace: a planned stop swaps it for a spare; recover: it becomes fast again by itself."""
     source: str = ""
+    """Where the figures stand."""
 
 
 class ReliabilitySpec(Spec):
@@ -66,8 +72,11 @@ class ReliabilitySpec(Spec):
             source="assumed: published fleets lie between 4.7e-4 (Llama 3) and 1.8e-3 (OPT-175B) per GPU-day",
         ),
     )
+    """Components whose failures stop the job; an empty list for a run without failures."""
     correlated: tuple[CorrelatedFailure, ...] = ()
+    """Things that take several nodes down at once."""
     slow_nodes: SlowNodes | None = None
+    """Nodes that run on, but slower."""
     silent_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the failures that hang or corrupt without an error."""
     silent_detection: Seconds = 1800.0
@@ -85,6 +94,7 @@ class ReliabilitySpec(Spec):
     repair: Seconds = 86400.0
     """Mean time until a failed node is back as a spare."""
     repair_distribution: Literal["fixed", "exponential"] = "exponential"
+    """How repair times spread around their mean."""
     rate_uncertainty: Annotated[float, Field(ge=1)] = 1.0
     """Ends of the 80 % interval of all failure rates together, as a factor (1.5 = rate / 1.5 to rate * 1.5)."""
 
@@ -98,3 +108,4 @@ class MaintenanceWindow(Spec):
     every_days: Annotated[float, Field(gt=0)] | None = None
     """Repeats until the end of the run; none = once."""
     duration: Seconds
+    """How long the job stands still, besides its restart."""
