@@ -1,0 +1,89 @@
+"""A self-contained page: sections of HTML and figures that plotly.js, inlined once, draws; nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from simpar.report.encode import script_json
+from simpar.report.page_script import SCRIPT
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+_STYLE = """
+:root { --ink: #1c1f23; --soft: #5b636d; --line: #dde1e6; --paper: #ffffff; --desk: #f3f4f6; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--desk); color: var(--ink); font: 15px/1.45 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+main { max-width: 1840px; margin: 0 auto; padding: 18px 22px 40px; }
+h1 { font-size: 24px; margin: 4px 0 2px; } h2 { font-size: 16px; margin: 0 0 4px; }
+p { margin: 3px 0; } .soft { color: var(--soft); font-size: 13px; } .warn { color: #a03c00; font-size: 13px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 10px; margin: 14px 0; }
+.tile { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 9px 13px; }
+.tile b { display: block; font-size: 21px; line-height: 1.25; margin: 1px 0; overflow-wrap: anywhere; }
+.tile span { color: var(--soft); font-size: 13px; } .bad b { color: #b00020; } .good b { color: #00684c; }
+.cards { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 12px; align-items: start; }
+.card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; grid-column: span 12; }
+@media (min-width: 1100px) { .half { grid-column: span 6; } }
+@media (min-width: 1500px) { .third { grid-column: span 4; } .twothirds { grid-column: span 8; } }
+.plot { width: 100%; } .scroll { overflow-x: auto; }
+label { font-size: 13px; color: var(--soft); } select { font: inherit; font-size: 13px; }
+table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 16px 3px 0; text-align: left; vertical-align: top; }
+th { color: var(--soft); font-weight: 600; border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
+td.n { font-variant-numeric: tabular-nums; white-space: nowrap; } tbody tr + tr td { border-top: 1px solid #eef0f2; }
+#tip { position: fixed; z-index: 9; pointer-events: none; display: none; background: #1c1f23; color: #fff; font-size: 13px;
+  border-radius: 6px; padding: 7px 10px; max-width: 420px; white-space: pre; box-shadow: 0 2px 8px rgba(0,0,0,.35); }
+ul { margin: 4px 0; padding-left: 20px; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: heads, rows of texts, and how many leading columns are words (the rest are numbers, to the right)."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    words: int = 1
+
+    def html(self) -> str:
+        """As HTML, escaped."""
+
+        def row(tag: str, cells: tuple[str, ...]) -> str:
+            marks = ["" if i < self.words else " class=n" for i in range(len(cells))]
+            return "<tr>" + "".join(f"<{tag}{m}>{escape(c)}</{tag}>" for m, c in zip(marks, cells, strict=True)) + "</tr>"
+
+        body = "".join(row("td", cells) for cells in self.rows)
+        return f"<div class=scroll><table><thead>{row('th', self.heads)}</thead><tbody>{body}</tbody></table></div>"
+
+
+def card(title: str, body: str, width: str = "", note: str = "") -> str:
+    """A section; `width` is "", half, third or twothirds of a wide screen."""
+    text = f"<p class=soft>{escape(note)}</p>" if note else ""
+    return f'<section class="card {width}"><h2>{escape(title)}</h2>{text}{body}</section>'
+
+
+def plot(figure: dict[str, Any]) -> str:
+    """Where a figure goes, with its notes and, where it has several views, their choice."""
+    name, variants = figure["id"], figure.get("variants", [])
+    notes = "".join(f"<p class=soft>{escape(text)}</p>" for text in figure.get("notes", []))
+    choice = ""
+    if len(variants) > 1:
+        options = "".join(f"<option value={i}>{escape(v['label'])}</option>" for i, v in enumerate(variants))
+        choice = f'<label>{escape(figure["choose"])} <select data-for="{name}">{options}</select></label>'
+    return f'{notes}{choice}<div class=plot id="{name}" style="height:{figure["height"]}px"></div>'
+
+
+def page(title: str, body: str, figures: list[dict[str, Any]], gantt: dict[str, Any] | None = None) -> str:
+    """The whole document."""
+    # Reads one file of the package: importing plotly's graph objects would take longer than everything else here.
+    from plotly.offline import get_plotlyjs
+
+    data = script_json({"figures": figures, "gantt": gantt})
+    return (
+        f'<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name=viewport content="width=device-width, initial-scale=1"><link rel=icon href="data:,">'
+        f"<style>{_STYLE}</style></head><body><main>{body}</main><div id=tip></div>"
+        f'<script type="application/json" id=data>{data}</script><script>{get_plotlyjs()}</script>'
+        f"<script>{SCRIPT}</script></body></html>"
+    )  # fmt: skip

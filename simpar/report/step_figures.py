@@ -1,0 +1,99 @@
+"""Figures of time: the waterfall, communication busy and exposed, what widens the interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.report.encode import time_unit
+from simpar.result.result import Result
+
+BLUE, ORANGE, GREY, GREEN = "#0072b2", "#e69f00", "#606060", "#009e73"
+
+
+def figure(name: str, data: list[dict[str, Any]], layout: dict[str, Any], height: int) -> dict[str, Any]:
+    """A figure with one view."""
+    return {"id": name, "variants": [{"label": "", "data": data, "layout": layout}], "height": height}
+
+
+def waterfall(result: Result) -> dict[str, Any]:
+    """From the ideal step to the predicted one, cause by cause."""
+    unit, factor = time_unit(result.step_time_s)
+    steps = [(name, seconds * factor) for name, seconds in result.waterfall()]
+    total = result.step_time_s * factor
+    names = [name for name, _ in steps] + ["predicted step"]
+    values = [value for _, value in steps] + [total]
+    share = [value / total if total else 0.0 for value in values]
+    trace = {
+        "type": "waterfall", "orientation": "h", "y": names, "x": values,
+        "measure": ["absolute", *["relative"] * (len(steps) - 1), "total"],
+        "text": [f"{value:.4g} {unit} ({part:.1%})" for value, part in zip(values, share, strict=True)],
+        "textposition": "outside", "cliponaxis": False, "hovertemplate": "%{y}: %{text}<extra></extra>",
+        "totals": {"marker": {"color": GREY}}, "increasing": {"marker": {"color": ORANGE}},
+        "decreasing": {"marker": {"color": GREEN}}, "connector": {"line": {"color": "#b0b0b0", "width": 1}},
+    }  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": f"seconds per step, mean over pipeline ranks ({unit})"}, "range": [0, total * 1.28]},
+        "yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False,
+    }  # fmt: skip
+    return figure("waterfall", [trace], layout, 110 + 30 * len(names))
+
+
+def _busy(result: Result) -> dict[str, float]:
+    """Seconds by dimension in which its collectives run, hidden or not, mean over pipeline ranks."""
+    found = dict(result.communication_s)
+    program = result.program
+    roles = max(len(program.role_streams), 1)
+    for stream, seconds in zip(program.streams, result.timeline.busy_s().tolist(), strict=True):
+        # At op detail the collectives inside blocks are ops on streams of their own.
+        if stream.kind.startswith("block_") and stream.kind.removeprefix("block_") not in result.communication_s:
+            name = stream.kind.removeprefix("block_")
+            found[name] = found.get(name, 0.0) + seconds / roles
+    return found
+
+
+def communication(result: Result) -> dict[str, Any] | None:
+    """Per dimension: how long its collectives run, and how long compute waits for them. None without communication."""
+    unit, factor = time_unit(result.step_time_s)
+    busy, exposed = _busy(result), result.exposed_communication_s
+    names = [n for n in ("tp", "cp", "ep", "pp", "dp") if busy.get(n, 0.0) + exposed.get(n, 0.0) > 0.0]
+    if not names:
+        return None
+    long = {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "dp": "data"}
+    shown = [f"{long[n]} ({n})" for n in names]
+
+    def bars(title: str, values: dict[str, float], color: str) -> dict[str, Any]:
+        lengths = [values.get(n, 0.0) * factor for n in names]
+        return {
+            "type": "bar", "orientation": "h", "name": title, "y": shown, "x": lengths, "marker": {"color": color},
+            "text": [f"{v:.3g} {unit}" for v in lengths], "textposition": "outside", "cliponaxis": False,
+            "hovertemplate": "%{y}: %{text}",
+        }  # fmt: skip
+
+    most = max(max(busy.get(n, 0.0), exposed.get(n, 0.0)) for n in names) * factor
+    layout = {
+        "barmode": "group",
+        "xaxis": {"title": {"text": f"seconds per step, mean over pipeline ranks ({unit})"}, "range": [0, most * 1.22]},
+        "yaxis": {"autorange": "reversed", "automargin": True},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+    }  # fmt: skip
+    data = [bars("running", busy, BLUE), bars("exposed: compute waits", exposed, ORANGE)]
+    return figure("communication", data, layout, 150 + 60 * len(names))
+
+
+def interval(result: Result) -> dict[str, Any] | None:
+    """The 80 % interval of the step, and the categories whose constants widen it most. None where nothing is known."""
+    unit, factor = time_unit(result.step_time_s)
+    wide = result.step_interval.dominated_by
+    if not wide:
+        return None
+    values = [seconds * factor for _, seconds in wide]
+    trace = {
+        "type": "bar", "orientation": "h", "y": [name.replace("_", " ") for name, _ in wide], "x": values,
+        "marker": {"color": BLUE}, "text": [f"± {v:.3g} {unit}" for v in values], "textposition": "outside",
+        "cliponaxis": False, "hovertemplate": "%{y}: %{text}<extra></extra>",
+    }  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": f"half-width of the step's 80 % interval ({unit})"}, "range": [0, max(values) * 1.25]},
+        "yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False,
+    }  # fmt: skip
+    return figure("interval", [trace], layout, 110 + 34 * len(wide))

@@ -1,0 +1,143 @@
+"""`simpar simulate --html`: one step as one self-contained page."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from simpar.report import layout_plot, memory_plot, step_figures
+from simpar.report.gantt import gantt
+from simpar.report.output import write_file
+from simpar.report.page import Table, card, page, plot
+from simpar.report.step_table import advice
+from simpar.result.result import MFU_DEFINITION, Result
+from simpar.specs.model import TransformerSpec
+from simpar.units import format_bytes, format_seconds
+
+_ROW, _SMALLEST, _LARGEST = 42, 260, 1150
+
+
+def write_html(result: Result, path: Path) -> None:
+    """Write the page of one step; it opens without a network.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_file(path, step_page(result).encode(), "--html")
+
+
+def step_page(result: Result) -> str:
+    """The page as HTML text."""
+    chart = gantt(result)
+    figures: list[dict[str, Any]] = []
+
+    def draw(figure: dict[str, Any]) -> str:
+        figures.append(figure)
+        return plot(figure)
+
+    height = min(max(_SMALLEST, 130 + _ROW * len(chart["roles"])), _LARGEST)
+    parts = [_head(result), "<div class=cards>"]
+    parts.append(card("Pipeline: what every rank does, and when", plot({"id": "gantt", "height": height, "notes": chart["notes"]}),
+                      note="Drag to zoom, double-click to see the whole step, point at an op for its terms. Shades of a colour "
+                           "alternate by micro-batch."))  # fmt: skip
+    parts.append(card("Where the step goes", draw(step_figures.waterfall(result)), "half", advice(result)))
+    communication = step_figures.communication(result)
+    if communication is not None:
+        parts.append(card("Communication: running and exposed", draw(communication), "half"))
+    parts.append(card("Memory over the step", draw(memory_plot.over_time(result)), "half"))
+    parts.append(card("Memory by pipeline rank", draw(memory_plot.by_rank(result)), "half"))
+    parts.append(card("Layout on the machine", draw(layout_plot.layout_figure(result)) + _placements(result), "half"))
+    interval = step_figures.interval(result)
+    if interval is not None:
+        low, high = result.step_interval.low, result.step_interval.high
+        text = f"80 %: {format_seconds(low)} to {format_seconds(high)}. The categories whose constants widen it most:"
+        parts.append(card("How sure the step time is", draw(interval), "half", text))
+    parts += [_peak(result), _provenance(result), _published(result), _notes(result), "</div>"]
+    return page(result.layout.scenario.name, "".join(parts), figures, chart)
+
+
+def _head(result: Result) -> str:
+    """Name, layout and headline numbers."""
+    layout, plan, mesh = result.layout, result.layout.plan, result.layout.mesh
+    unit = "tokens" if isinstance(layout.scenario.model, TransformerSpec) else "samples"
+    low, high = result.step_interval.low, result.step_interval.high
+    worst = result.worst_rank
+    degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
+    degrees += [f"virtual stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
+    degrees += [f"ep {plan.ep}"] if plan.ep > 1 else []
+    degrees += [f"ZeRO {plan.zero_stage}", result.schedule_name, f"{layout.num_microbatches} micro-batches"]
+    tiles = [
+        ("step time", format_seconds(result.step_time_s), f"80 %: {format_seconds(low)} to {format_seconds(high)}", ""),
+        (f"{unit}/s per GPU", f"{result.tokens_per_s_per_gpu:,.1f}", f"{result.tokens_per_s:,.0f} {unit}/s in all", ""),
+        ("MFU", f"{result.mfu:.1%}", f"non-causal {result.mfu_non_causal:.1%}, HFU {result.hfu:.1%}", ""),
+        ("model FLOP/s per GPU", f"{result.model_flops_per_s_per_gpu / 1e12:,.1f} TFLOP/s",
+         f"of {result.peak_flops_per_s / 1e12:,.0f} at peak", ""),
+        ("pipeline bubble", f"{result.bubble_fraction:.1%}", "of the pipeline phase", ""),
+        ("peak memory " + ("(fits)" if result.fits else "(DOES NOT FIT)"), format_bytes(worst.device_bytes),
+         f"of {format_bytes(result.device_memory_bytes)}, rank {worst.rank}", "good" if result.fits else "bad"),
+    ]  # fmt: skip
+    boxes = "".join(
+        f'<div class="tile {style}"><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(more)}</span></div>'
+        for name, value, more, style in tiles
+    )
+    text = f"{result.world_size:,} x {layout.hardware.gpu.name} ({layout.hardware.name}): {', '.join(degrees)}"
+    about = layout.scenario.description
+    described = f"<p class=soft>{escape(about)}</p>" if about else ""
+    return f"<h1>{escape(layout.scenario.name)}</h1><p>{escape(text)}</p>{described}<div class=tiles>{boxes}</div>"
+
+
+def _placements(result: Result) -> str:
+    rows = layout_plot.placements(result)
+    return Table(("groups", "ranks", "nodes touched", "widest layer crossed"), rows).html() if rows else ""
+
+
+def _peak(result: Result) -> str:
+    """What fills the fullest rank, largest first."""
+    worst = result.worst_rank
+    parts = sorted(memory_plot.device_parts(worst).items(), key=lambda item: -item[1])
+    total = worst.device_bytes
+    rows = [(name.replace("_", " "), format_bytes(v), f"{v / total:.1%}" if total else "") for name, v in parts]
+    rows.append(("device", format_bytes(total), f"{total / result.device_memory_bytes:.1%} of the device"))
+    title = f"Peak of pipeline rank {worst.rank}, the fullest, at {format_seconds(worst.peak_time_s)}"
+    return card(title, Table(("", "bytes", "share"), rows).html(), "third half")
+
+
+def _provenance(result: Result) -> str:
+    """Every category of the step: seconds, share, and how its prices are known."""
+    step = result.step_time_s
+    widths = dict(result.step_interval.dominated_by)
+    rows = []
+    for name in sorted(result.breakdown.keys() | result.provenance.keys(), key=lambda n: -result.breakdown.get(n, 0.0)):
+        seconds = result.breakdown.get(name, 0.0)
+        half = f"± {format_seconds(widths[name])}" if name in widths else ""
+        rows.append((name.replace("_", " "), result.provenance.get(name, "follows from the schedule"), format_seconds(seconds),
+                     f"{seconds / step:.1%}" if step else "", half))  # fmt: skip
+    heads = ("category", "price is", "mean per step", "share", "80 % half-width")
+    return card("Categories and how their prices are known", Table(heads, rows, words=2).html(), "third half")
+
+
+def _published(result: Result) -> str:
+    """Published facts of the scenario beside the prediction."""
+    facts = result.layout.scenario.published
+    if not facts:
+        return ""
+    predicted = result.to_json()
+    rows = []
+    for fact in facts:
+        value = predicted.get(fact.metric)
+        text = change = ""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            text = f"{value:,.6g}"
+            change = f"{value / fact.value - 1:+.1%}" if fact.value else ""
+        rows.append((fact.metric, fact.source, f"{fact.value:,.6g}", text, change))
+    heads = ("metric", "source", "published", "predicted", "difference")
+    return card("What is published about it", Table(heads, rows, words=2).html(), "third half")
+
+
+def _notes(result: Result) -> str:
+    texts = [f"MFU counts {MFU_DEFINITION}.", *result.notes]
+    weak = [k for k, v in result.provenance.items() if v == "assumed"]
+    if weak:
+        texts.append(f"Assumed, without a source: {', '.join(weak)}.")
+    return card("Notes", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>", "third half")
