@@ -1,5 +1,5 @@
-"""The command line: files in, tables or JSON out. Exit codes: 0 done, 1 out of tolerance or nothing feasible, 2 bad input,
-3 a simpar bug. Only parsing and printing happen here; everything heavy is imported inside the command that needs it."""
+"""The command line: files in, tables or JSON out. Exit codes: 0 done, 1 out of tolerance or nothing feasible,
+2 bad input, 3 a simpar bug. Only parsing and printing happen here; everything heavy is imported inside the command that needs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def simulate(
     html: HtmlOption = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a Perfetto trace (.json.gz).")] = None,
     detail: Annotated[str, typer.Option(help="stage, layer or op.")] = "layer",
-    contention: Annotated[bool, typer.Option(help="Share links between concurrent transfers.")] = False,
+    contention: Annotated[bool, typer.Option(help="Transfers share links; same as --set effects.contention=true.")] = False,
+    placement: Annotated[bool, typer.Option("--placement", help="Find the best order of the dimensions over the ranks.")] = False,
 ) -> None:
     """Predict one training step of a scenario."""
     from simpar.errors import InputError, Violation
@@ -48,7 +49,13 @@ def simulate(
 
     if detail not in ("stage", "layer", "op"):
         raise InputError([Violation("--detail", detail, "no such detail", "choose stage, layer or op")])
-    result = run(read_scenario(scenario, overrides), detail=detail)  # type: ignore[arg-type]
+    changes = [*(overrides or []), *(["effects.contention=true"] if contention else [])]
+    chosen = read_scenario(scenario, changes)
+    if placement:
+        from simpar.search.placement import best_placement
+
+        chosen = best_placement(chosen)
+    result = run(chosen, detail=detail)  # type: ignore[arg-type]
     if html is not None:
         from simpar.report.step_html import write_html
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,11 @@ from simpar.costs.pricer import KeyPrice, LayoutPricer
 from simpar.engine import discrete_event
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
-from simpar.engine.imbalance import Routing
+from simpar.engine.faults import link_fault
+from simpar.engine.imbalance import Imbalance, Routing
+from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path, longest_path_batch
+from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
@@ -114,50 +117,80 @@ def prepare(
 
 
 def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
-    """Replay the program; `effects` go to the discrete-event engine (interference, noise, seed, ...)."""
+    """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, seed, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
     return discrete_event.run(priced.program, priced.table, **{"interference": True, **effects})
 
 
-def simulate(
-    scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event", expand: bool = False,
-    contention: bool = False, load_factor: float | None = None, **effects: Any,
-) -> Result:
-    """Predict one training step of a checked scenario.
+def simulate(scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event") -> Result:
+    """Predict one training step of a checked scenario, with the effects it asks for.
 
     Args:
         detail: stage, layer or op.
-        engine: discrete_event (SimPy; with interference) or longest_path (numpy; a lower bound of it).
-        expand: one set of streams per rank.
-        contention: transfers share the links of the cluster's topology, max-min fair.
-        load_factor, effects: see `prepare` and `run`.
+        engine: discrete_event (SimPy) or longest_path (numpy: no effects, a lower bound of the other).
 
     Raises:
         InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
     """
-    priced = prepare(scenario, detail=detail, load_factor=load_factor, expand=expand, transfers=contention)
-    if contention:
-        effects["contention"] = contention_of(priced)
-    return interpret(priced, run(priced, engine, **effects))
+    wanted = scenario.effects
+    priced = prepare(scenario, detail=detail, expand=wanted.expand, transfers=wanted.needs_network)
+    if engine == "longest_path":
+        return interpret(priced, run(priced, engine))
+    effects = engine_effects(priced)
+    result = interpret(priced, run(priced, **effects, seed=wanted.seed))
+    if wanted.repetitions > 1 or wanted.is_random:
+        result = replace(result, repetitions=repetitions_of(priced, effects))
+    return result
 
 
-def contention_of(priced: Priced, **changes: Any) -> Contention:
-    """The cluster's links as the network that this program's transfers share."""
+def engine_effects(priced: Priced) -> dict[str, Any]:
+    """The scenario's effects as the discrete-event engine's arguments."""
+    wanted = priced.layout.scenario.effects
+    found: dict[str, Any] = {"interference": wanted.interference, "slow_factors": wanted.slow_ranks or None}
+    if wanted.needs_network:
+        found["contention"] = contention_of(priced)
+    if wanted.is_random:
+        found["noise"] = Noise(wanted.compute_sigma, wanted.communication_sigma, wanted.rank_sigma)
+    return found
+
+
+def contention_of(priced: Priced) -> Contention:
+    """The cluster's links as the network that this program's transfers share, faults included."""
     layout = priced.layout
-    cluster = Cluster(layout.hardware, layout.scenario.cluster.num_nodes, **changes)
-    return Contention(ClusterNetwork(cluster))
+    wanted, nodes = layout.scenario.effects, layout.scenario.cluster.num_nodes
+    cluster = Cluster(layout.hardware, nodes, dead_slots=frozenset(wanted.dead_rails))
+    faults = [link_fault(cluster, fault.link, fault.factor, fault.period, fault.down) for fault in wanted.link_faults]
+    return Contention(ClusterNetwork(cluster), schedules=faults)
+
+
+def routing_law(scenario: Scenario) -> Routing | None:
+    """How tokens choose experts, where the scenario says that they do not spread evenly."""
+    model, routing = scenario.model, scenario.training.routing
+    if not isinstance(model, TransformerSpec) or model.moe is None or routing.kind == "balanced":
+        return None
+    return Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
+                   routing.capacity_factor)  # fmt: skip
+
+
+def _routed_tokens(scenario: Scenario) -> int:
+    return scenario.training.micro_batch_size * scenario.training.sequence_length * scenario.plan.ep
 
 
 def expected_load_factor(scenario: Scenario) -> float:
     """Mean over draws of the fullest expert rank's tokens over the mean, as the scenario's routing implies."""
-    model, routing = scenario.model, scenario.training.routing
-    if not isinstance(model, TransformerSpec) or model.moe is None or routing.kind == "balanced":
-        return 1.0
-    law = Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
-                  routing.capacity_factor)  # fmt: skip
-    tokens = scenario.training.micro_batch_size * scenario.training.sequence_length * scenario.plan.ep
-    return float(law.load_factors(tokens, scenario.plan.ep, 16, 8, (0,)).mean())
+    law = routing_law(scenario)
+    return 1.0 if law is None else float(law.load_factors(_routed_tokens(scenario), scenario.plan.ep, 16, 8, (0,)).mean())
+
+
+def repetitions_of(priced: Priced, effects: dict[str, Any]) -> Repetitions:
+    """Independent draws of noise and, under uneven routing, of each layer's and micro-batch's expert load."""
+    scenario = priced.layout.scenario
+    wanted, law = scenario.effects, routing_law(scenario)
+    if law is not None:
+        priced, loaded = (prepare(scenario, load_factor=f, expand=wanted.expand) for f in (1.0, 2.0))
+        effects = {**effects, "imbalance": Imbalance(law, _routed_tokens(scenario), scenario.plan.ep, loaded.table)}
+    return repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, **effects)
 
 
 def interpret(priced: Priced, timeline: Timeline) -> Result:

@@ -31,6 +31,10 @@ def _headline(result: Result) -> Table:
                         f"(non-causal {result.mfu_non_causal:.1%}, HFU {result.hfu:.1%})"),
         ("bubble", f"{result.bubble_fraction:.1%} of the pipeline phase"),
     ]  # fmt: skip
+    if result.repetitions is not None:
+        r = result.repetitions
+        times = ", ".join(f"{n} {format_seconds(v)}" for n, v in (("p50", r.p50), ("p90", r.p90), ("p99", r.p99)))
+        rows.append((f"over {len(r.makespans_s)} draws", times))
     for name, text in rows:
         table.add_row(Text(name, style="bold"), text)
     return table

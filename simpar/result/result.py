@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simpar.engine.repeat import Repetitions
 from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout
 from simpar.program.program import Program
@@ -57,6 +58,7 @@ class Result:
     schedule_name: str
     hardware_flops: float
     notes: tuple[str, ...] = ()
+    repetitions: Repetitions | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -202,6 +204,10 @@ class Result:
                 },
                 "mfu": {"low": self.mfu * self.step_time_s / interval.high if interval.high else 0.0,
                         "high": self.mfu * self.step_time_s / interval.low if interval.low else 0.0},
+            },
+            "repetitions": None if self.repetitions is None else {
+                "count": len(self.repetitions.makespans_s), "mean_step_time_s": self.repetitions.mean,
+                "step_time_s": {"p50": self.repetitions.p50, "p90": self.repetitions.p90, "p99": self.repetitions.p99},
             },
             "notes": list(self.notes),
         }  # fmt: skip

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from simpar.errors import InputError, Violation
 from simpar.specs.base import Spec, read_toml, validate
+from simpar.specs.effects import EffectsSpec
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.model import ModelSpec
 from simpar.specs.plan import PlanSpec
@@ -56,6 +57,7 @@ class Scenario(Spec):
     cluster: ClusterSpec
     plan: PlanSpec = PlanSpec()
     training: TrainingSpec
+    effects: EffectsSpec = EffectsSpec()
     published: tuple[Published, ...] = ()
     file: str = ""
     """Where it was read from, for messages."""
