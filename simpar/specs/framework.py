@@ -45,6 +45,8 @@ class FrameworkSpec:
             eager) and
             does not gather again in the backward.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
+        qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out
+            of place).
         recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every
             layer).
 
@@ -90,6 +92,7 @@ class FrameworkSpec:
         loss: fused (in-place vocabulary-parallel), unfused (fp32 copies) or chunked.
         loss_chunks: chunks of the chunked loss.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak beside the 2-byte ones.
+        logits_fp32_copies_compiled: the same where the loss is compiled; none = compiling changes nothing.
         cross_entropy_all_reduces: all-reduces of one value per token over the tensor group.
         logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
 
@@ -101,6 +104,7 @@ class FrameworkSpec:
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint
             bookkeeping.
+        collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         microbatch_cpu_s: per micro-batch: data, schedule, p2p set-up, synchronisation.
 
     Attention
@@ -124,8 +128,8 @@ class FrameworkSpec:
     Pipeline
 
         schedule: default without virtual stages.
-        layer_rounding: how layers that do not divide evenly are spread: "front" gives the extra ones to the first
-            stages.
+        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "cost" by
+            compute cost with the head counted, see `split_by_cost`.
     """
 
     name: str
@@ -138,6 +142,7 @@ class FrameworkSpec:
     fused_softmax: bool = True
     saves_gathered_input: bool = False
     dropout: float = 0.0
+    qkv_copies: float = 0.0
     recompute_default: Recompute = "none"
     gradient_dtype: GradientDtype = "fp32"
     gradient_reduce_dtype: GradientDtype | None = None
@@ -164,6 +169,7 @@ class FrameworkSpec:
     loss: Literal["fused", "unfused", "chunked"] = "fused"
     loss_chunks: int = 1
     logits_fp32_copies: float = 1.0
+    logits_fp32_copies_compiled: float | None = None
     cross_entropy_all_reduces: int = 3
     logits_vocab_parallel: bool = True
     compile: bool = False
@@ -171,6 +177,7 @@ class FrameworkSpec:
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
+    collective_cpu_s: float = 50e-6
     microbatch_cpu_s: float = 1e-3
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     context_bytes: float = 1.0 * 2**30
@@ -182,7 +189,13 @@ class FrameworkSpec:
     fsdp_unsharded_with_pp: bool = True
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
-    layer_rounding: Literal["front", "back", "middle"] = "front"
+    layer_rounding: Literal["front", "cost"] = "front"
+
+    def logits_copies(self, compiled: bool) -> float:
+        """fp32 tensors of logits size alive at the peak."""
+        if compiled and self.logits_fp32_copies_compiled is not None:
+            return self.logits_fp32_copies_compiled
+        return self.logits_fp32_copies
 
     def attention_kernel(self, architecture: str) -> AttentionKernel:
         """The attention kernel this framework ran at that time on a GPU of `architecture` ("ampere", "hopper", ...)."""
@@ -236,6 +249,25 @@ def month_of(name: str, version: str | None) -> Month:
         if release in known:
             return known[release]
     return NEWEST
+
+
+def split_by_cost(layers: int, layer_cost: float, head_cost: float, stages: int) -> tuple[int, ...]:
+    """Layers per stage when blocks are dealt out by compute cost: a stage is closed by the block that passes its share.
+
+    nanotron's build_model: blocks in order, the embedding free, the head as `head_cost`; a block goes to the current stage,
+    and the stage ends when the running cost exceeds its threshold, total * (stage + 1) / stages.
+
+    >>> split_by_cost(16, 1.0, 4.0, 2)
+    (11, 5)
+    """
+    total = layers * layer_cost + head_cost
+    counts, stage, running = [0] * stages, 0, 0.0
+    for _ in range(layers):
+        counts[stage] += 1
+        running += layer_cost
+        if running > total * (stage + 1) / stages and stage < stages - 1:
+            stage += 1
+    return tuple(counts)
 
 
 def framework_names() -> list[str]:

@@ -21,7 +21,7 @@ RELEASES: Final[dict[str, dict[str, Month]]] = {
         "0.18": (2026, 5), "0.19": (2026, 7), "0.20": (2026, 8), "2.4": (2021, 6), "3.0": (2022, 9),
     },
     "torchtitan": {"0.0": (2024, 4), "0.1": (2025, 6), "0.2": (2026, 2)},
-    "llm-foundry": {"0.0": (2023, 12), "0.3": (2023, 9), "0.4": (2023, 12), "0.5": (2024, 1), "0.7": (2024, 4)},
+    "llm-foundry": {"0.0": (2023, 9), "0.3": (2023, 9), "0.4": (2023, 12), "0.5": (2024, 1), "0.7": (2024, 4)},
     "deepspeed": {"0.3": (2020, 9), "0.5": (2021, 9), "0.6": (2022, 3), "0.9": (2023, 4), "0.14": (2024, 3),
      "0.16": (2024, 11)},
     "nanotron": {"0.1": (2024, 1), "0.4": (2024, 2)},
@@ -36,11 +36,15 @@ _MEGATRON: Final = (
             "zero_stage_default": 0, "overlap_grad_reduce": False, "overlap_param_gather": False,
             "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0,
+            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 "
         "arguments.py: local DDP with "
-        "one contiguous buffer, all-reduce after the last backward",
+        "one contiguous buffer, all-reduce after the last backward; host time per layer and collective from the "
+        "launch-bound rows "
+        "of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 ms per layer with recomputation, +0.33 "
+        "ms at tp 2)",
     ),
     Row(
         (2021, 6),
@@ -64,7 +68,7 @@ _MEGATRON: Final = (
         {
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
-            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True,
+            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 0.5e-3,
         },
         "FlashAttention 2 (2023-07); Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
         "max(40e6, 1e6 dp) elements (core/distributed)",
@@ -162,14 +166,17 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2024, 1),
              {**_TORCH, "fused_norm": True, "fused_activation": False, "gradient_dtype": "fp32",
-              "gradient_copy_bytes": 2.0,
-              "zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": False, "fused_rope": True,
-              "saves_gathered_input": False, "p2p_blocking": True, "overlap_p2p_interleaved": False,
-              "overlap_p2p_zero_bubble": False, "logits_fp32_copies": 2.0, "fused_residual": False,
-              "attention": (("", "fa2"),), "optimizer_traffic_bytes": 60.0, "microbatch_cpu_s": 2e-3},
-             "nanotron sources 2026-04 (config defaults: 25 MB buckets, tp_recompute_allgather, fp32 gradient "
-             "accumulator beside "
-             "bf16 gradients); optimizer traffic and host time assumed"),),
+              "gradient_copy_bytes": 0.0, "zero_stage_default": 1, "overlap_grad_reduce": True,
+              "overlap_param_gather": False, "fused_rope": True, "p2p_blocking": True,
+              "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "logits_fp32_copies": 2.5,
+              "qkv_copies": 2.0, "fused_residual": False, "optimizer_traffic_bytes": 60.0, "microbatch_cpu_s": 2e-3,
+              "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "layer_rounding": "cost"},
+             "nanotron sources (25 MB buckets, fp32 gradient accumulator, stages cut by compute cost, "
+             "all-gather redone in "
+             "the backward); regression over the memory columns of the ultra-scale playbook sweep: 6 + 12/dp bytes per "
+             "parameter, 11-12 bytes per logit, no gathered inputs kept, about 12h per token and layer beside torch's "
+             "saved tensors; host time from its launch-bound rows (4.5 ms per layer and micro-batch from tp 2 on); "
+             "optimizer traffic assumed"),),
     ),
     "torchtitan": (
         "",
@@ -181,6 +188,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "optimizer_traffic_bytes": 32.0, "fragmentation": 1.10},
              "torchtitan and torch FSDP2 sources; reserved over allocated from published tables (ratio 1.10)"),
          Row((2024, 12), {"expandable_segments": True}, "torchtitan run_train.sh sets expandable_segments"),
+         Row((2025, 3), {"logits_fp32_copies_compiled": 1.0},
+             "the loss is compiled too: published H200 and B200 peaks are 4 TV and 8 TV bytes below those of "
+             "December 2024"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "torch 2.8-2.9 SDPA backend order on Hopper and Blackwell"),
          Row((2026, 3), {"loss": "chunked", "loss_chunks": 8}, "torchtitan ChunkedLossWrapper as the default")),

@@ -36,6 +36,8 @@ class MeasuredSpec(Spec):
     """How the step time follows from what is printed, where it is not printed itself."""
     peak_memory: Bytes | None = None
     memory_kind: Literal["allocated", "reserved", "device"] = "allocated"
+    memory_rank: Literal["worst", "first"] = "worst"
+    """Which pipeline rank the figure is of: the fullest, or the first (logs of global rank 0)."""
     state_memory: Bytes | None = None
     """Parameters, gradients and optimizer state at rest, per GPU."""
     bubble_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -189,7 +191,10 @@ def compare_case(case: Case, p: Prediction) -> list[Comparison]:
         "gpu": case.scenario.hardware.gpu.name, "n_gpus": case.scenario.world_size, "framework": case.scenario.framework,
     }  # fmt: skip
     details = {"tolerance": case.tolerance} | ({"note": case.note} if case.note else {})
-    peak = {"allocated": p.allocated_bytes, "reserved": p.reserved_bytes, "device": p.device_bytes}[m.memory_kind]
+    peaks = {"allocated": p.allocated_bytes, "reserved": p.reserved_bytes, "device": p.device_bytes}
+    if m.memory_rank == "first":
+        peaks |= {"allocated": p.allocated_per_rank[0], "reserved": p.reserved_per_rank[0]}
+    peak = peaks[m.memory_kind]
     found: list[tuple[str, float | bool | None, float | bool, float | None, float | None]] = [
         ("step_time_s", m.step_time, p.step_time_s, p.step_low_s, p.step_high_s),
         ("peak_memory_bytes", m.peak_memory, peak, peak * p.memory_low, peak * p.memory_high),

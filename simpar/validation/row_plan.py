@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.specs.framework import FrameworkSpec, Month
+from simpar.specs.framework import FrameworkSpec, Month, split_by_cost
 from simpar.validation.row_framework import attention_of
 from simpar.validation.row_machine import CannotExpress
 
@@ -103,7 +103,10 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         plan["cp_style"] = _cp_style(row, framework)
     plan |= _sharding(row, framework, dp * cp, notes)
     plan |= _schedule(row, plan, framework)
-    plan |= layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
+    layout = layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
+    if framework.layer_rounding == "cost" and not row.get("pp_layout") and pp > 1:
+        layout = {"layers_per_stage": _by_cost(row, pp * plan["virtual_stages"])}
+    plan |= layout
     plan |= _offload(row, pp)
     return plan, notes
 
@@ -207,6 +210,14 @@ def layout_of(text: str, layers: int, stages: int) -> dict[str, Any]:
             return {"last_stage_less_layers": 1}
         return {}
     raise CannotExpress(f"pp_layout {text!r} is not understood")
+
+
+def _by_cost(row: Row, stages: int) -> tuple[int, ...]:
+    """Layers per stage of a framework that deals them out by matmul weights, the head's included."""
+    hidden, heads = int(row["hidden"]), int(row["heads"])
+    attention = 4 * heads * int(row.get("head_dim") or hidden // heads) * hidden
+    layer = attention + 3 * int(row["ffn"]) * hidden
+    return split_by_cost(int(row["layers"]), layer, float(row.get("vocab") or 0) * hidden, stages)
 
 
 def _more_stages_than_layers(layers: int, stages: int) -> dict[str, Any]:

@@ -39,6 +39,8 @@ _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
     (r"allocated", "allocated"),
 )
 """First match in mem_kind."""
+_FIRST_RANK: Final = r"rank 0|logging rank|nanotron logs"
+"""mem_kind of figures that the first pipeline rank alone reports (nanotron logs the memory of global rank 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Measured:
         step_time_s: seconds per step.
         step_time_from: how it follows from what is printed.
         peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
+        memory_first_rank: the figure is the first pipeline rank's, not the worst's.
         bubble_fraction: idle share of the pipeline.
         out_of_memory: whether the run is labelled as out of memory (None: not labelled).
     """
@@ -57,8 +60,15 @@ class Measured:
     step_time_from: str = ""
     peak_memory_bytes: float | None = None
     memory_kind: MemoryKind = "band"
+    memory_first_rank: bool = False
     bubble_fraction: float | None = None
     out_of_memory: bool | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether the row measured anything at all."""
+        values = (self.step_time_s, self.peak_memory_bytes, self.bubble_fraction, self.out_of_memory)
+        return any(value is not None for value in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +141,7 @@ def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
     except (KeyError, TypeError, ValueError) as error:
         skipped = f"a column is missing or has an unexpected value: {error}"
     measured = measured_of(row)
-    if not skipped and measured == Measured():
+    if not skipped and not measured.anything:
         skipped = "nothing measured"
     return Run(name, group, measured, scenario, skipped, str(row.get("exclude") or ""), tuple(notes), row)
 
@@ -192,6 +202,7 @@ def measured_of(row: Row) -> Measured:
         derivation,
         memory * 2.0**30 if memory else None,
         next((k for pattern, k in _MEMORY_KINDS if re.search(pattern, kind, re.IGNORECASE)), "band"),
+        memory is not None and re.search(_FIRST_RANK, kind, re.IGNORECASE) is not None,
         float(bubble) if bubble is not None else None,
         bool(oom) if oom is not None else None,
     )

@@ -140,9 +140,12 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "") -> list[
 def _memory(run: Run, p: Prediction) -> dict[str, Any]:
     """Predicted memory of the kind that was measured."""
     kind = run.measured.memory_kind
-    value = {"allocated": p.allocated_bytes, "reserved": p.reserved_bytes, "device": p.device_bytes}.get(kind)
+    allocated, reserved = p.allocated_bytes, p.reserved_bytes
+    if run.measured.memory_first_rank:
+        allocated, reserved = p.allocated_per_rank[0], p.reserved_per_rank[0]
+    value = {"allocated": allocated, "reserved": reserved, "device": p.device_bytes}.get(kind)
     if value is None:
-        low, high = p.allocated_bytes, p.reserved_bytes
+        low, high = allocated, reserved
         return {"predicted": (low + high) / 2, "low": low * p.memory_low, "high": high * p.memory_high, "band": (low,
         high)}
     return {"predicted": value, "low": value * p.memory_low, "high": value * p.memory_high}

@@ -1,0 +1,103 @@
+"""Framework semantics: every row applies, versions date, names resolve, stages are cut as nanotron cuts them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from simpar.errors import UnknownNameError
+from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of, split_by_cost
+from simpar.specs.framework_rows import ALIASES, FRAMEWORKS, RELEASES
+
+FIELDS = {field.name for field in dataclasses.fields(FrameworkSpec)}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_row_has_a_source_known_fields_and_its_place_in_time(name: str) -> None:
+    base, rows = FRAMEWORKS[name]
+    assert base == "" or base in FRAMEWORKS
+    assert [row.since for row in rows] == sorted(row.since for row in rows)
+    for row in rows:
+        assert row.source
+        assert set(row.changes) <= FIELDS
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_every_name_resolves_at_every_time(name: str) -> None:
+    for version in (None, "2019", "2021-07", "2023", "2026-08"):
+        spec = framework(name, version)
+        assert spec.name == ALIASES.get(name, name)
+        assert "" in dict(spec.attention)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_releases_are_in_order(name: str) -> None:
+    numbers = sorted(RELEASES[name], key=lambda text: tuple(int(part) for part in text.split(".")))
+    modern = [n for n in numbers if not (name == "megatron-core" and n in ("2.4", "3.0"))]
+    assert [RELEASES[name][n] for n in modern] == sorted(RELEASES[name][n] for n in modern)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "month"),
+    [
+        ("nemo", "NeMo 25.04.00", (2025, 4)),
+        ("nemo", "NVIDIA NeMo Framework Release 23.09", (2023, 9)),
+        ("megatron-core", "0.13.1", (2025, 7)),
+        ("megatron-core", "2021", (2021, 7)),
+        ("torchtitan", "torch 2024-12-23, torchtitan 9dec370 (2024-12-26)", (2024, 12)),
+        ("nanotron", "playbook 2025-02 (torch 2.1+cu121)", (2025, 2)),
+        ("llm-foundry", "llm-foundry v0.0.4, torch 2.1.0", (2023, 9)),
+        ("torchtitan", "torchtitan 217cc94e2", NEWEST),
+        ("torchtitan", None, NEWEST),
+    ],
+)
+def test_versions_are_dated(name: str, version: str | None, month: tuple[int, int]) -> None:
+    assert month_of(name, version) == month
+
+
+def test_later_rows_build_on_earlier_ones() -> None:
+    early, late = framework("megatron-core", "2021-07"), framework("megatron-core", "2025-06")
+    assert early.attention_kernel("ampere") == "unfused"
+    assert late.attention_kernel("hopper") == "fa3"
+    assert early.recompute_default == "full"
+    assert late.recompute_default == "none"
+    assert framework("nemo", "25.04").attention == late.attention
+
+
+def test_an_unknown_name_lists_the_closest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'nanotron'"):
+        framework("nanotrn")
+
+
+def test_buckets() -> None:
+    new = framework("megatron-core")
+    assert new.bucket_elements(8) == 40e6
+    assert new.bucket_elements(64) == 64e6
+    assert math.isinf(framework("megatron-core", "2021").bucket_elements(8))
+    assert framework("nanotron").bucket_elements(8) == 25 * 2**20 / 4
+
+
+def test_compiled_loss_keeps_fewer_copies() -> None:
+    spec = framework("torchtitan", "2025-06")
+    assert spec.logits_copies(compiled=True) < spec.logits_copies(compiled=False)
+    old = framework("torchtitan", "2024-12")
+    assert old.logits_copies(compiled=True) == old.logits_copies(compiled=False)
+
+
+@given(st.integers(1, 130), st.floats(0.1, 10), st.floats(0, 60), st.integers(1, 40))
+def test_split_by_cost_keeps_every_layer_and_no_early_stage_is_far_off(
+    layers: int, layer: float, head: float, stages: int
+) -> None:
+    counts = split_by_cost(layers, layer, head, stages)
+    assert sum(counts) == layers
+    assert len(counts) == stages
+    share = (layers * layer + head) / stages
+    assume(share >= layer)
+    done = 0.0
+    for index, count in enumerate(counts[:-1]):
+        done += count * layer
+        assert done <= share * (index + 1) + layer * 1.0001

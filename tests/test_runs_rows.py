@@ -1,0 +1,305 @@
+"""From rows to scenarios: every rule table, the layout language, what is skipped and why, what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpar.errors import InputError
+from simpar.schedules import SCHEDULES
+from simpar.specs.framework import framework
+from simpar.specs.hardware import profile_names
+from simpar.specs.model import TransformerSpec
+from simpar.validation.row_framework import FRAMEWORK_PATTERNS, attention_of, framework_of, month_of_row, precision_of
+from simpar.validation.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
+from simpar.validation.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, layout_of, parse_layout, recompute_of
+from simpar.validation.run_rows import measured_of, read_runs, run_of
+
+DENSE: dict[str, Any] = {
+    "id": "x-1", "source": "somewhere", "task": "pretrain", "model_name": "Llama3-8B", "arch": "dense", "layers": 32,
+    "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 128256, "seq_len": 8192,
+    "mlp_type": "swiglu", "position": "rope", "flash_attention": True, "gpu": "H100", "gpu_mem_gb": 80, "n_gpus": 64,
+    "gpus_per_node": 8, "tp": 2, "sp": True, "pp": 4, "vpp": 2, "cp": 1, "ep": 1, "dp": 8, "zero_stage": 1,
+    "micro_batch": 1, "global_batch": 128, "recompute": "none", "precision": "bf16", "framework": "Megatron-LM",
+    "framework_version": "core 0.13", "step_time_s": 5.0,
+}  # fmt: skip
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**DENSE, **changes}.items() if value is not None}
+
+
+def test_a_plain_row() -> None:
+    run = run_of(row())
+    assert run.skipped == ""
+    assert run.assumptions == ("network not stated: that of dgx-h100",)
+    s = run.scenario
+    assert s is not None
+    assert isinstance(s.model, TransformerSpec)
+    assert s.model.gated_mlp
+    assert s.model.norm == "rmsnorm"
+    assert not s.model.mlp_bias
+    assert (s.framework, s.framework_version, s.cluster.hardware, s.world_size) == ("megatron-core", "2025-07", "dgx-h100", 64)
+    assert (s.plan.schedule, s.plan.virtual_stages, s.plan.sequence_parallel) == ("interleaved", 2, True)
+    assert run.group["tp"] == 2
+    assert run.measured.step_time_s == 5.0
+
+
+@pytest.mark.parametrize("rule", MACHINES, ids=lambda rule: f"{rule.gpu} {rule.text}")
+def test_every_machine_rule_names_a_profile(rule: Any) -> None:
+    assert rule.profile in profile_names()
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile", "cluster"),
+    [
+        ({"gpu": "A100", "gpu_mem_gb": 40}, "dgx-a100-40gb", {}),
+        ({"gpu": "A100", "interconnect": "800 Gbps InfiniBand per node"}, "dgx-a100-80gb", {"nics_per_node": 4}),
+        ({"gpu": "A100", "interconnect": "4 x 100Gb RoCE per node"}, "dgx-a100-80gb", {"nics_per_node": 2}),
+        ({"interconnect": "AWS p5 EFA 3200 Gbps/node"}, "aws-p5-h100", {}),
+        ({"gpu_mem_gb": 96}, "dgx-h100-96gb-500w", {}),
+        ({"interconnect": "RoCE 400 Gbps per GPU, Grand Teton, H100 700W"}, "grand-teton-h100-roce", {}),
+        ({"gpu": "GB200", "gpus_per_node": 4, "gpu_mem_gb": 186}, "gb200-nvl72", {"num_nodes": 16}),
+        ({"n_gpus": 4, "dp": 1, "pp": 2, "global_batch": 16}, "dgx-h100", {"num_nodes": 1, "num_gpus": 4}),
+    ],
+)
+def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]) -> None:
+    found = machine_of(row(**changes)).cluster
+    assert found["hardware"] == profile
+    assert {key: found.get(key) for key in cluster} == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabits"),
+    [
+        ("Selene DGX A100, 8x HDR200 IB per node", 1600),
+        ("NVL72 NVLink5, 800G per GPU", 3200),
+        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s", 3200),
+        ("Management: 1x Ethernet 10GB/Sec", None),
+        ("NVLink single node", None),
+        ("", None),
+    ],
+)
+def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
+    assert node_gigabits(text, 4 if "NVL72" in text else 8) == gigabits
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gpu": None}, "GPU is not stated"),
+        ({"gpu": "TPU-v5p"}, "TPU"),
+        ({"gpu": "Trainium2"}, "no hardware profile for GPU 'Trainium2'"),
+        ({"arch": "hybrid mamba2/attention"}, "hybrid"),
+        ({"task": "layer microbenchmark"}, "microbenchmark"),
+        ({"tp": None, "pp": None}, "layout not stated: tp, pp"),
+        ({"dp": 7}, "is not n_gpus"),
+        ({"layers": None}, "dimensions not stated: layers"),
+        ({"global_batch": None}, "global batch not stated"),
+        ({"global_batch": 100}, "not a multiple"),
+        ({"pp_layout": "every other Tuesday"}, "not understood"),
+        ({"gpu": "L40S", "gpus_per_node": 4, "gpu_mem_gb": 48}, "no profile of L40S nodes with 4 GPUs"),
+        ({"step_time_s": None}, "nothing measured"),
+        ({"layers": "many"}, "unexpected value"),
+        ({"tp": 64, "pp": 1, "dp": 1}, "not a valid scenario"),
+    ],
+)
+def test_what_cannot_be_expressed_says_why(changes: dict[str, Any], reason: str) -> None:
+    assert reason in run_of(row(**changes)).skipped
+
+
+@pytest.mark.parametrize("name", [name for _, name in FRAMEWORK_PATTERNS])
+def test_every_framework_rule_names_a_framework(name: str) -> None:
+    assert framework(name).name == name
+
+
+@pytest.mark.parametrize("name", [name for _, name in SCHEDULE_PATTERNS])
+def test_every_schedule_rule_names_a_schedule(name: str) -> None:
+    assert name in SCHEDULES
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"framework": "torchtitan (PyTorch FSDP2)"}, "torchtitan"),
+        ({"framework": "Megatron-LM + zero-bubble"}, "zero-bubble"),
+        ({"framework": "NVIDIA NeMo Framework Release 25.09"}, "nemo"),
+        ({"framework": "ms-swift + DeepSpeed"}, "deepspeed"),
+        ({"framework": "CUDA 12.3", "source": "MLPerf Training v4.0 results"}, "nemo"),
+        ({"framework": "something new"}, "plain"),
+    ],
+)
+def test_frameworks(changes: dict[str, Any], name: str) -> None:
+    assert framework_of(row(**changes))[0] == name
+
+
+def test_months_take_the_best_evidence() -> None:
+    assert month_of_row(row(source="MLPerf Training v5.1 results", framework_version="Release 23.09"), "nemo") == (2025, 11)
+    old = row(framework_version=None, flash_attention=False, source_version="2024-09")
+    assert month_of_row(old, "megatron-core") == (2022, 4)
+    assert month_of_row(row(framework_version=None, source="Paper (arXiv 2401.10241)"), "zero-bubble") == (2024, 1)
+    assert month_of_row(row(framework_version=None, source_version="Feb 2022"), "megatron-deepspeed") == (2022, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("bf16", "bf16"), ("fp16 mixed", "fp16"), ("FP8-CS", "fp8"), ("FP8-MX", "mxfp8"), ("MXFP8", "mxfp8"),
+        ("fp8 (fine-grained 1x128/128x128)", "fp8-block"), ("fp8 blockwise", "fp8-block"), ("NVFP4", "nvfp4"),
+        ("nvfp4 (FP4=True, NVTE_DPA_FP8=True)", "nvfp4"), ("fp8 (float8 tensorwise linear, fp8 all-gather) + bf16", "fp8"),
+    ],
+)  # fmt: skip
+def test_precisions(text: str, precision: str) -> None:
+    assert precision_of({"precision": text}, (2025, 1))[0] == precision
+
+
+def test_precision_before_bf16_became_usual() -> None:
+    assert precision_of({}, (2021, 6))[0] == "fp16"
+    assert precision_of({}, (2024, 6))[0] == "bf16"
+
+
+def test_attention_kernels() -> None:
+    assert attention_of({"notes": "attention/norm kernel: flash_attentionv1.0.8"}) == "fa1"
+    assert attention_of({"notes": "attention/norm kernel: flash_attention2 + RMS kernel"}) == "fa2"
+    assert attention_of({"notes": "attention/norm kernel: fused"}) == "unfused"
+    assert attention_of({"flash_attention": False}) == "unfused"
+    assert attention_of({"flash_attention": True}) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("Et*4|(t*4|)*14tmL", (4, *(4,) * 14, 1)),
+        ("Et*3|(tt|)*29,m|L", (3, *(2,) * 29, 0, 0)),
+        ("E|t|t|L", (0, 1, 1, 0)),
+    ],
+)
+def test_layout_language(text: str, counts: tuple[int, ...]) -> None:
+    assert parse_layout(text) == counts
+    assert layout_of(text, sum(counts), len(counts)) == {"layers_per_stage": counts}
+
+
+def test_layout_in_words() -> None:
+    fewer = {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
+    assert layout_of("first/last stage one layer fewer", 62, 32) == fewer
+    counted = "embedding layers counted as layers in the partition (type:transformer|embedding)"
+    assert layout_of(counted, 70, 12) == fewer
+    assert layout_of("first/last stage one layer fewer", 62, 64) == {"layers_per_stage": (0, *(1,) * 62, 0)}
+    assert layout_of("", 94, 96) == {"layers_per_stage": (0, *(1,) * 94, 0)}
+    with pytest.raises(CannotExpress, match="has 4 layers in 2 stages"):
+        layout_of("ttt|tL", 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("word", "detail", "expected"),
+    [
+        ("none", "", "none"),
+        ("full", "full activation recompute per layer", "full"),
+        ("selective", "", {"core_attn"}),
+        ("selective modules", "mla_up_proj", {"mla_up_proj"}),
+        ("selective modules", "moe,layernorm,core_attn,moe_act", {"moe", "layernorm", "core_attn", "moe_act"}),
+        ("selective modules", "layernorm,moe_act", {"layernorm", "moe_act"}),
+        ("selective", "per-op SAC", {"op"}),
+        ("selective modules", "mla_up_proj,mlp", {"mla_up_proj", "mlp"}),
+    ],
+)
+def test_recomputation_in_words(word: str, detail: str, expected: Any) -> None:
+    found = recompute_of({"recompute": word, "recompute_detail": detail}, framework("megatron-core"), [])
+    assert (set(found["modules"]) if isinstance(found, dict) else found) == expected
+
+
+def test_every_recompute_module_is_one_the_plan_documents() -> None:
+    text = Path("simpar/specs/plan.py").read_text()
+    for _, module in RECOMPUTE_MODULES:
+        assert re.search(rf"\b{module}\b", text)
+
+
+def test_missing_recomputation_is_the_frameworks_of_that_time_and_is_named() -> None:
+    notes: list[str] = []
+    assert recompute_of({}, framework("megatron-core", "2021-07"), notes) == "full"
+    assert recompute_of({}, framework("megatron-core", "2025-07"), notes) == "none"
+    assert len(notes) == 2
+
+
+def test_moe_and_mla() -> None:
+    run = run_of(
+        row(
+            arch="moe-mla", layers=61, ffn=2048, dense_ffn=18432, heads=128, kv_heads=128, head_dim=192, hidden=7168,
+            moe_experts=256, moe_topk=8, moe_ffn=2048, moe_shared_ffn=2048, moe_dense_layers=3, mtp_layers=1, ep=8,
+            mla="q_lora 1536, kv_lora 512, qk_nope 128, qk_rope 64, v 128", vpp=1, tp=1, dp=16, sp=False,
+            moe_routing="force-balanced, dropless; dispatcher hybridep", pp_layout=None,
+        )
+    )  # fmt: skip
+    assert run.skipped == ""
+    assert run.scenario is not None
+    model = run.scenario.model
+    assert isinstance(model, TransformerSpec)
+    assert model.moe is not None
+    assert model.mla is not None
+    assert (model.intermediate_size, model.moe.moe_intermediate_size, model.moe.first_k_dense_replace) == (18432, 2048, 3)
+    assert (model.mla.q_lora_rank, model.mla.kv_lora_rank, model.mla.v_head_dim) == (1536, 512, 128)
+    assert run.scenario.plan.ep_dispatcher == "deepep"
+
+
+def test_stages_of_nanotron_are_cut_by_cost() -> None:
+    run = run_of(row(framework="nanotron", vpp=1, framework_version="2025-02"))
+    assert run.scenario is not None
+    counts = run.scenario.plan.layers_per_stage
+    assert counts is not None
+    assert sum(counts) == 32
+    assert counts[0] > counts[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 5.0),
+        ({"step_time_s": None, "tokens_per_s_per_gpu_best": 1000.0}, 128 * 8192 / 64e3),
+        ({"step_time_s": None, "tokens_per_s": 64e3}, 128 * 8192 / 64e3),
+        ({"step_time_s": None, "samples_per_s": 4.0}, 32.0),
+        ({"step_time_s": None, "tflops_per_gpu": 400, "tflops_def": "BF16 model TFLOPs/GPU", "gflops_per_token_causal": 50.0},
+         128 * 8192 / (64 * 8000.0)),
+        ({"step_time_s": None, "tflops_per_gpu": 400, "tflops_def": "hardware FLOPs", "gflops_per_token_causal": 50.0}, None),
+    ],
+)  # fmt: skip
+def test_measured_step_time(changes: dict[str, Any], seconds: float | None) -> None:
+    found = measured_of(row(**changes)).step_time_s
+    assert found is None if seconds is None else found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "first"),
+    [
+        ("max reserved (caching allocator), maximum over all ranks", "reserved", False),
+        ("max_memory_allocated/2^30 on the logging rank (rank 0 normally)", "allocated", True),
+        ("nvidia-smi used memory of the first/last node (allocator reserved + context)", "device", False),
+        ("unknown: max allocated or reserved (nanotron logs both)", "band", True),
+        ("peak per GPU as written by the authors (kind not stated)", "band", False),
+        (None, "band", False),
+    ],
+)
+def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
+    found = measured_of(row(mem_gib=10.0, mem_kind=kind))
+    assert (found.peak_memory_bytes, found.memory_kind, found.memory_first_rank) == (10 * 2**30, expected, first)
+
+
+def test_a_file_with_a_bad_line_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(row()) + "\n{not json\n")
+    with pytest.raises(InputError, match=r"runs\.jsonl:2: not JSON"):
+        list(read_runs(path))
+    path.write_text("[1]\n")
+    with pytest.raises(InputError, match="JSON object"):
+        list(read_runs(path))
+    with pytest.raises(InputError, match="no such file"):
+        list(read_runs(tmp_path / "missing.jsonl"))
+
+
+def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n" + json.dumps(row(id=None)) + "\n")
+    assert [run.id for run in read_runs(path)] == ["runs.jsonl:2"]
