@@ -25,6 +25,8 @@ from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
 LARGE = 2**20
 LARGE_SHARE = 0.7
 """Weight of messages of at least 1 MiB in a series; the rest is for the smaller ones."""
+VAGUE_SHARE = 0.1
+"""Weight of a peak read off a slide, whose size is not stated."""
 Key = tuple[str, ...]
 
 
@@ -60,9 +62,8 @@ def weights_of(rows: Sequence[Row]) -> dict[str, float]:
     for row in rows:
         large = row.bytes_ >= LARGE
         share = LARGE_SHARE if large else 1 - LARGE_SHARE
-        if counts.get((row.series, not large), 0) == 0:
-            share = LARGE_SHARE if large else 1 - LARGE_SHARE
-        found[row.row_id] = share / counts[row.series, large]
+        vague = VAGUE_SHARE if "slide" in str(row.group.get("precision", "")) else 1.0
+        found[row.row_id] = vague * share / counts[row.series, large]
     return found
 
 

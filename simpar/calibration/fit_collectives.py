@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from simpar.calibration.collective_cells import LARGE, Cell, Harnesses, Key, cells_of, errors, predict, read_rows
+from simpar.calibration.collective_kernels import band, fit_custom, fit_expert
 from simpar.calibration.collective_stages import fit_harnesses, fit_network, fit_scale_up
 from simpar.calibration.collective_toml import write_constants, write_harnesses
 from simpar.calibration.robust import Array
-from simpar.costs.collective_defaults import published_network
+from simpar.costs.collective_defaults import published_network, shipped
 from simpar.errors import InputError
 from simpar.specs.collective_constants import (
     CollectiveConstants,
@@ -157,6 +158,30 @@ def finished(cells: Sequence[Cell], result: Fitted, *, cross_validate: bool) -> 
     return found
 
 
+def _path(out: Path, key: Key) -> Path:
+    return out / f"{'_'.join(key)}.collectives.toml"
+
+
+def add_kernels(data: Path, out: Path, found: dict[Key, CollectiveConstants]) -> None:
+    """Adds the constants of expert-parallel and custom all-reduce kernels to what is written already.
+
+    The custom kernels hand large messages to NCCL, so the constants just written are read again first.
+    """
+    shipped.cache_clear()
+    expert, expert_ratios = fit_expert(data)
+    custom, custom_ratios = fit_custom(data)
+    for key, constants in found.items():
+        bands = [b for b in constants.bands if b.scope not in ("expert", "custom")]
+        if key[0] in expert:
+            bands.append(band("expert", expert_ratios[key[:1]]["expert"]))
+        if key[:2] in custom:
+            bands.append(band("custom", custom_ratios[key[:2]]["custom"]))
+        more = {"expert": expert.get(key[0]), "custom": custom.get(key[:2]), "bands": tuple(bands)}
+        write_constants(_path(out, key), constants.model_copy(update=more))
+    for name, fitted in (*expert.items(), *((" ".join(k), c) for k, c in custom.items())):
+        print(f"{name:36s} kernels  {fitted.fit.rows:5d} rows  mean error {fitted.fit.mape_large:6.1%}  ({fitted.fit.source})")
+
+
 def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
     """Fits on DATA/collectives_fit.csv and writes OUT/*.collectives.toml; prints what it reached.
 
@@ -172,8 +197,11 @@ def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
     result = fit_all(cells)
     out.mkdir(parents=True, exist_ok=True)
     write_harnesses(out / "benchmark_programs.toml", result.harnesses)
-    for key, constants in finished(cells, result, cross_validate=cross_validate).items():
-        write_constants(out / f"{'_'.join(key)}.collectives.toml", constants)
+    found = finished(cells, result, cross_validate=cross_validate)
+    for key, constants in found.items():
+        write_constants(_path(out, key), constants)
+    add_kernels(path.parent, out, found)
+    for key, constants in found.items():
         for part, fit in (("links", constants.scale_up), ("network", constants.network)):
             if fit is not None:
                 r = fit.fit

@@ -106,3 +106,13 @@ def constants_of(
     provenance = Provenance.SCALED if up is not None and net is not None else Provenance.PUBLISHED
     up = up or published_scale_up(hardware.scale_up.kind in ("pcie", "none", "shared-memory"))
     return up, net or published_network(hardware.nic.latency.value), own.bands or WIDE, provenance
+
+
+def kernels_of(hardware: HardwareProfile) -> CollectiveConstants:
+    """Where the constants of expert-parallel and custom all-reduce kernels stand: the profile's own, or the nearest's."""
+    own, key = hardware.collectives, key_of(hardware)
+    if own.expert is not None or own.custom is not None:
+        return own
+    alike = [c for name, c in shipped().items() if name[0] == key[0] and (c.expert or c.custom)]
+    same = [c for name, c in shipped().items() if name[:2] == key[:2] and (c.expert or c.custom)]
+    return next(iter([*same, *alike]), CollectiveConstants())

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.costs import expert_parallel, gloo, nccl, point_to_point, torus
-from simpar.costs.collective_defaults import constants_of
+from simpar.costs import custom_allreduce, expert_parallel, gloo, nccl, point_to_point, torus
+from simpar.costs.collective_defaults import constants_of, kernels_of
 from simpar.costs.collective_geometry import Geometry, geometry
 from simpar.costs.collective_law import Law, fastest, seconds_of
+from simpar.costs.expert_parallel import Exchange
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.errors import InputError
 from simpar.registry import unknown
@@ -52,13 +53,14 @@ class CollectiveModel:
     ) -> None:
         self.hardware = hardware
         self._scale_up, self._network, self._bands, self._provenance = constants_of(hardware)
+        self._own = kernels_of(hardware)
         self._nvls = nvls and hardware.scale_up.in_network_reduction
         self._sharp = sharp and hardware.fabric.in_network_reduction
         self._only = (_checked("algorithm", algorithm), _checked("protocol", protocol))
         self._prices: dict[tuple[str, float, GroupPlacement, bool], Price] = {}
         self._laws: dict[tuple[str, GroupPlacement], tuple[Law, ...]] = {}
         self._geometries: dict[GroupPlacement, Geometry] = {}
-        self._expert: dict[tuple[object, ...], Price] = {}
+        self._expert: dict[tuple[Exchange, GroupPlacement, str], Price] = {}
 
     def laws(self, collective: str, placement: GroupPlacement) -> tuple[Law, ...]:
         """The laws that compete for `collective` on `placement`.
@@ -167,27 +169,80 @@ class CollectiveModel:
 
     def expert_dispatch(
         self, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement, *, dtype_bytes: float = 2,
-        dispatcher: str = "alltoall", nodes_limit: int | None = None,
-    ) -> Price:
-        """Tokens of each rank to the ranks of their experts; see `expert_parallel`."""
-        return self._moved("dispatch", tokens, hidden, topk, experts, placement, dtype_bytes, dispatcher, nodes_limit)
+        dispatcher: str = "alltoall", nodes_limit: int | None = None, sms: int = expert_parallel.DEFAULT_SMS,
+    ) -> Price:  # fmt: skip
+        """Tokens of each rank to the ranks of their experts.
+
+        Args:
+            tokens: of one rank, before routing.
+            hidden: values a token.
+            topk, experts: each token goes to k of all experts, spread evenly over the group.
+            placement: the expert-parallel group.
+            dtype_bytes: a value on the wire (1.03 for fp8 with its scales).
+            dispatcher: alltoall (every copy travels), deepep (once to each rank and domain), deepep_low_latency.
+            nodes_limit: most domains a token may visit.
+            sms: SMs given to DeepEP.
+
+        Raises:
+            InputError: unknown dispatcher.
+        """
+        exchange = Exchange("dispatch", tokens, hidden * dtype_bytes, topk, experts, sms, nodes_limit)
+        return self._exchanged(exchange, placement, dispatcher)
 
     def expert_combine(
         self, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement, *, dtype_bytes: float = 2,
-        dispatcher: str = "alltoall", nodes_limit: int | None = None,
-    ) -> Price:
-        """The experts' outputs back to the tokens' ranks."""
-        return self._moved("combine", tokens, hidden, topk, experts, placement, dtype_bytes, dispatcher, nodes_limit)
+        dispatcher: str = "alltoall", nodes_limit: int | None = None, sms: int = expert_parallel.DEFAULT_SMS,
+    ) -> Price:  # fmt: skip
+        """The experts' outputs back to the tokens' ranks; arguments as `expert_dispatch`."""
+        exchange = Exchange("combine", tokens, hidden * dtype_bytes, topk, experts, sms, nodes_limit)
+        return self._exchanged(exchange, placement, dispatcher)
 
-    def _moved(
-        self, direction: str, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement,
-        dtype_bytes: float, dispatcher: str, nodes_limit: int | None,
-    ) -> Price:
-        key = (direction, tokens, hidden, topk, experts, placement, dtype_bytes, dispatcher, nodes_limit)
+    def _exchanged(self, x: Exchange, placement: GroupPlacement, dispatcher: str) -> Price:
+        key = (x, placement, dispatcher)
         price = self._expert.get(key)
         if price is None:
-            price = self._expert[key] = expert_parallel.price(self, *key)
+            price = self._expert[key] = self._exchange_price(x, placement, dispatcher)
         return price
+
+    def _exchange_price(self, x: Exchange, placement: GroupPlacement, dispatcher: str) -> Price:
+        if dispatcher not in expert_parallel.DISPATCHERS:
+            raise unknown("expert dispatcher", dispatcher, list(expert_parallel.DISPATCHERS))
+        if placement.size <= 1 or x.tokens <= 0:
+            return ZERO
+        if dispatcher == "alltoall":
+            return self.time("all_to_all", x.tokens * x.topk * x.row_bytes, placement)
+        law = expert_parallel.normal_s if dispatcher == "deepep" else expert_parallel.low_latency_s
+        fitted = self._own.expert
+        latency, transfer = law(x, self.geometry(placement), fitted or expert_parallel.PUBLISHED)
+        seconds = latency + transfer
+        low, high = self.interval("expert", x.tokens * x.row_bytes)
+        prefix = f"expert_{x.direction}/{dispatcher}"
+        terms = ((f"{prefix}/latency", latency), (f"{prefix}/transfer", transfer))
+        provenance = Provenance.MODEL if fitted else Provenance.SCALED
+        return Price(seconds, seconds * low, seconds * high, provenance, terms)
+
+    def custom_all_reduce(
+        self, bytes_: float, placement: GroupPlacement, *, kernel: str = "vllm", graph: bool = True
+    ) -> Price:
+        """All-reduce by an inference library's kernel (trtllm, vllm, sglang), replayed in a CUDA graph or called eagerly.
+
+        Raises:
+            InputError: unknown kernel, or a group that leaves its domain.
+        """
+        if kernel not in custom_allreduce.KERNELS:
+            raise unknown("custom all-reduce kernel", kernel, list(custom_allreduce.KERNELS))
+        if placement.num_domains > 1:
+            raise InputError("a custom all-reduce needs all ranks in one scale-up domain")
+        if placement.size <= 1 or bytes_ <= 0:
+            return ZERO
+        fitted = self._own.custom
+        memory = self.hardware.gpu.memory_bandwidth.value
+        nccl_s = self.time("all_reduce", bytes_, placement).seconds
+        g, constants = self.geometry(placement), fitted or custom_allreduce.PUBLISHED
+        seconds = custom_allreduce.seconds(bytes_, kernel, graph, g, constants, nccl_s, memory)
+        low, high = self.interval("custom", bytes_)
+        provenance = Provenance.MODEL if fitted else Provenance.SCALED
+        return Price(seconds, seconds * low, seconds * high, provenance, ((f"all_reduce/{kernel}", seconds),))
 
 
 def _checked(field: str, name: str | None) -> str | None:

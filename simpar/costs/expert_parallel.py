@@ -1,25 +1,52 @@
-"""Expert-parallel dispatch and combine: plain all-to-all, or DeepEP, which sends a token once to each node it visits.
+"""Expert-parallel dispatch and combine: plain all-to-all, or DeepEP, which sends a token once to each place it visits.
 
-With tokens routed to k of E experts spread evenly over R ranks in groups of g, a token visits
-u(m) = m (1 - C(E - E/m, k) / C(E, k)) of m equal groups on average (the hypergeometric chance of hitting each).
+With tokens routed to k of E experts spread evenly over m equal groups (ranks, domains), a token visits
+u(m) = m (1 - C(E - E/m, k) / C(E, k)) of them on average: the hypergeometric chance of hitting each.
+
+Normal mode (deepseek-ai/DeepEP): each SM of the kernel moves a fixed rate over the links, up to the link; between domains
+one copy for each domain visited passes the NIC and is forwarded inside. Low-latency mode sends each of the k copies on its own.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
-from math import lgamma
-from typing import TYPE_CHECKING
+from math import exp, lgamma, log2
 
-from simpar.costs.price import ZERO, Price
-from simpar.registry import unknown
-from simpar.topology.placement import GroupPlacement
+from simpar.costs.collective_geometry import Geometry
+from simpar.specs.collective_constants import ExpertConstants
 
-if TYPE_CHECKING:
-    from simpar.costs.collectives import CollectiveModel
+DISPATCHERS = ("alltoall", "deepep", "deepep_low_latency")
+DEFAULT_SMS = 24
+"""DeepEP V1's choice; DeepSeek-V3 trains with 20."""
+PUBLISHED = ExpertConstants(
+    dispatch_base_s=26e-6, combine_base_s=48e-6, node_s=30e-6, dispatch_sm_bytes_per_s=15.8e9, combine_sm_bytes_per_s=16.5e9,
+    far_sm_share=0.75, link_efficiency=0.63, nic_efficiency=0.91, ll_dispatch_base_s=13e-6, ll_combine_base_s=14e-6,
+    ll_node_s=10e-6, ll_link_efficiency=0.6, ll_nic_efficiency=0.95,
+)  # fmt: skip
+"""Read off the tables of DeepEP on H100 (NVLink and 400 Gb/s NICs)."""
 
-DISPATCHERS = ("alltoall", "deepep")
-LAUNCH_S = 30e-6
-"""Layout, notify and kernel start of a DeepEP normal-mode operation."""
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One dispatch or combine of one rank.
+
+    Attributes:
+        direction: dispatch or combine.
+        tokens: of this rank.
+        row_bytes: one token on the wire, scales included.
+        topk, experts: routing.
+        sms: SMs the kernel is given (normal mode).
+        nodes_limit: most domains a token may visit (group-limited routing), or none.
+    """
+
+    direction: str
+    tokens: float
+    row_bytes: float
+    topk: int
+    experts: int
+    sms: int = DEFAULT_SMS
+    nodes_limit: int | None = None
 
 
 def _log_choose(n: float, k: float) -> float:
@@ -28,41 +55,42 @@ def _log_choose(n: float, k: float) -> float:
 
 @lru_cache(maxsize=4096)
 def groups_visited(groups: int, topk: int, experts: int) -> float:
-    """Expected distinct groups (ranks, nodes) out of `groups` that the k experts of a token live on."""
-    from math import exp
-
+    """Expected distinct groups out of `groups` that the k experts of a token live on."""
     away = experts - experts / groups
-    if away < topk:
-        return float(groups)
+    if groups <= 1 or away < topk:
+        return float(min(groups, topk))
     return groups * (1.0 - exp(_log_choose(away, topk) - _log_choose(experts, topk)))
 
 
-def price(
-    model: CollectiveModel, direction: str, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement,
-    dtype_bytes: float, dispatcher: str, nodes_limit: int | None,
-) -> Price:
-    """The price of one dispatch or combine of `tokens` tokens of each rank.
+def _visits(x: Exchange, g: Geometry) -> tuple[float, float]:
+    """Copies of a token over the links (its own rank left out) and over the NIC (its own domain left out)."""
+    ranks = groups_visited(g.size, x.topk, x.experts)
+    domains = groups_visited(g.domains, x.topk, x.experts)
+    if x.nodes_limit is not None and x.nodes_limit < domains:
+        ranks = min(ranks, g.size * x.nodes_limit / g.domains)
+        domains = float(x.nodes_limit)
+    return ranks * (g.size - 1) / g.size, domains * (g.domains - 1) / g.domains
 
-    Raises:
-        InputError: unknown dispatcher.
-    """
-    if dispatcher not in DISPATCHERS:
-        raise unknown("expert dispatcher", dispatcher, list(DISPATCHERS))
-    n = placement.size
-    if n <= 1 or tokens <= 0:
-        return ZERO
-    row = hidden * dtype_bytes
-    if dispatcher == "alltoall":
-        return model.time("all_to_all", tokens * topk * row, placement)
-    g = model.geometry(placement)
-    ranks = groups_visited(n, topk, experts)
-    domains = groups_visited(g.domains, topk, experts) if g.domains > 1 else 1.0
-    if nodes_limit:
-        domains = min(domains, float(nodes_limit))
-    near = tokens * row * ranks * (n - 1) / n / (0.4 * g.link_bytes_per_s)
-    far = tokens * row * domains * (g.domains - 1) / g.domains / (0.9 * g.rank_out_bytes_per_s) if g.domains > 1 else 0.0
-    seconds = LAUNCH_S + (50e-6 if g.domains > 1 else 0.0) + max(near, far)
-    low, high = model.interval("expert", tokens * row)
-    terms = ((f"expert_{direction}/deepep/launch", seconds - max(near, far)),
-             (f"expert_{direction}/deepep/transfer", max(near, far)))
-    return Price(seconds, seconds * low, seconds * high, model._provenance_of(), terms)
+
+def normal_s(x: Exchange, g: Geometry, k: ExpertConstants) -> tuple[float, float]:
+    """Latency and transfer of a normal-mode exchange, seconds."""
+    dispatch = x.direction == "dispatch"
+    near, far = (copies * x.tokens * x.row_bytes for copies in _visits(x, g))
+    per_sm = k.dispatch_sm_bytes_per_s if dispatch else k.combine_sm_bytes_per_s
+    rate = min(x.sms * per_sm * (k.far_sm_share if g.domains > 1 else 1.0), k.link_efficiency * g.link_bytes_per_s)
+    transfer = near / rate
+    if g.domains > 1:
+        transfer = max(transfer, far / (k.nic_efficiency * g.rank_out_bytes_per_s))
+    base = k.dispatch_base_s if dispatch else k.combine_base_s
+    return base + (k.node_s + g.extra_latency_s) * log2(g.domains), transfer
+
+
+def low_latency_s(x: Exchange, g: Geometry, k: ExpertConstants) -> tuple[float, float]:
+    """Latency and transfer of a low-latency exchange, seconds: every (token, expert) pair travels."""
+    pairs = x.tokens * x.topk * x.row_bytes
+    remote = (g.size - g.fewest_per_domain) / g.size
+    transfer = pairs * (g.per_domain - 1) / g.size / (k.ll_link_efficiency * g.link_bytes_per_s)
+    if g.domains > 1:
+        transfer = max(transfer, pairs * remote / (k.ll_nic_efficiency * g.rank_out_bytes_per_s))
+    base = k.ll_dispatch_base_s if x.direction == "dispatch" else k.ll_combine_base_s
+    return base + (k.ll_node_s + g.extra_latency_s) * log2(g.domains), transfer

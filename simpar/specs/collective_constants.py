@@ -143,9 +143,50 @@ class NetworkConstants(Spec):
     fit: CollectiveFit = CollectiveFit()
 
 
+class ExpertConstants(Spec):
+    """DeepEP-style dispatch and combine: kernels that send a token once to each rank (and node) it visits."""
+
+    dispatch_base_s: NonNegative
+    combine_base_s: NonNegative
+    node_s: NonNegative
+    """Per doubling of the domains: counts and tails over the network."""
+    dispatch_sm_bytes_per_s: Positive
+    """What one SM moves over the links."""
+    combine_sm_bytes_per_s: Positive
+    far_sm_share: Fraction
+    """An SM's rate where it also serves the network."""
+    link_efficiency: Fraction
+    nic_efficiency: Fraction
+    ll_dispatch_base_s: NonNegative
+    ll_combine_base_s: NonNegative
+    ll_node_s: NonNegative
+    ll_link_efficiency: Fraction
+    ll_nic_efficiency: Fraction
+    fit: CollectiveFit = CollectiveFit()
+
+
+class CustomConstants(Spec):
+    """One-shot and two-shot all-reduce kernels inside a domain (inference libraries)."""
+
+    base_s: dict[str, NonNegative]
+    """Kernel family -> launch and barrier."""
+    rank_s: NonNegative
+    """Each further rank of the barrier."""
+    one_shot_efficiency: Fraction
+    two_shot_base_s: NonNegative
+    two_shot_efficiency: Fraction
+    eager_s: NonNegative
+    """Least time of a call outside a graph."""
+    copy_efficiency: Fraction
+    """Of the memory bandwidth: the copy into the registered buffer that a call outside a graph makes."""
+    fit: CollectiveFit = CollectiveFit()
+
+
 class CollectiveConstants(Spec):
     """Constants of the collective price models; empty ones are those of the nearest fitted machine, scaled by its links."""
 
     scale_up: ScaleUpConstants | None = None
     network: NetworkConstants | None = None
+    expert: ExpertConstants | None = None
+    custom: CustomConstants | None = None
     bands: tuple[TimeBand, ...] = ()
