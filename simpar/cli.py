@@ -175,17 +175,26 @@ def validate_runs(
     raise typer.Exit(run(data, as_json, html, where or []))
 
 
-def main() -> None:
-    """Entry point: user errors become one message on stderr and exit code 2."""
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: user errors become one message on stderr and exit code 2, a bug exit code 3 with its traceback."""
     from simpar.errors import SimparError
 
     try:
-        app()
+        app(arguments)
     except SimparError as error:
         print(f"simpar: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(0)
+    except KeyboardInterrupt:
+        print("simpar: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        print("simpar: this is a bug in simpar; please report the lines above", file=sys.stderr)
+        sys.exit(3)
 
 
 if __name__ == "__main__":
