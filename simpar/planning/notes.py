@@ -17,6 +17,14 @@ class Assumption:
     source: str
 
 
+def kind_of(source: str) -> str:
+    """How a number of the plan file is known, by the first word of its source; "given" without one."""
+    first = source.split(":")[0].strip().lower()
+    if first in ("assumed", "recalled"):
+        return "assumed"
+    return "derived" if first == "derived" else "published" if source else "given"
+
+
 @dataclass(slots=True)
 class Notes:
     """Collected on the way; `feasible` turns False with the first impossibility."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from simpar.planning.checkpoints import CheckpointTimes, checkpoint_times, choose_interval
 from simpar.planning.closed_forms import DAY_S, goodput_exact
 from simpar.planning.economics import Economics
-from simpar.planning.notes import Assumption, Notes
+from simpar.planning.notes import Assumption, Notes, kind_of
 from simpar.planning.plan_rules import check_plan
 from simpar.planning.prices import resolve_economics
 from simpar.planning.run_model import Growth, Recovery, RunModel, SlowNodeModel, Source, Stage, Window
@@ -126,7 +126,7 @@ def _sources(plan: PlanFile, per_node: int, notes: Notes) -> tuple[Source, ...]:
             f"failures of {failure.component}",
             f"{rate:.4g} per node-day",
             failure.source or "the plan file",
-            "assumed" if failure.source.startswith("assumed") else "published" if failure.source else "given",
+            kind_of(failure.source),
         )
         result.append(
             Source(
@@ -142,7 +142,7 @@ def _sources(plan: PlanFile, per_node: int, notes: Notes) -> tuple[Source, ...]:
             f"failures of {group.name}",
             f"{group.rate_per_group_day:.4g} per day for every {group.nodes_per_group} nodes",
             group.source or "the plan file",
-            "published" if group.source else "given",
+            kind_of(group.source),
         )
         rate = group.rate_per_group_day / group.nodes_per_group
         result.append(Source(group.name, rate / DAY_S, group.nodes_per_group, spec.detection, group.repair))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import InputError, Violation
-from simpar.planning.notes import Notes
+from simpar.planning.notes import Notes, kind_of
 from simpar.planning.run_model import Piece
 from simpar.planning.steps import StepModel
 from simpar.specs.base import data_dir, read_toml
@@ -126,9 +126,9 @@ class Speeds:
         phase = self.plan.phases[index]
         speed = given_tokens_per_s(phase, self.gpus) * (ramp.relative_throughput if ramp else 1.0)
         if ramp is None:
-            kind = "published" if phase.source else "given"
             value = f"{speed:.6g} tokens/s on {self.gpus} GPUs"
-            self.notes.assume(phase_name(self.plan, index), value, phase.source or "the plan file", kind)
+            source = phase.source or "the plan file"
+            self.notes.assume(phase_name(self.plan, index), value, source, kind_of(phase.source))
         utilisation = self.plan.power.utilisation
         low, high = _spread(phase.relative_uncertainty or 0.0)
         step = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simpar.planning.answer import Answer, Simulation, answer
-from simpar.planning.steps import StepModel
+from simpar.planning.steps import StepEstimate, StepModel
 from simpar.specs.planfile import make_plan
 
 
@@ -27,14 +27,25 @@ class Point:
     note: str = ""
 
     @property
+    def step(self) -> StepEstimate | None:
+        """The simulated step that most tokens take; None where the speed is given or nothing runs."""
+        run, plan = self.answer.resolved.run, self.answer.resolved.plan
+        if run is None:
+            return None
+        # Steps are written down in the order of the pieces that were simulated, the first stage's first.
+        simulated = [piece.tokens for piece in run.stages[0].pieces if plan.phases[piece.phase].scenario is not None]
+        pairs = zip(simulated, self.answer.steps, strict=False)
+        return max(((tokens, estimate) for tokens, (_, estimate) in pairs), key=lambda p: p[0], default=(0, None))[1]
+
+    @property
     def mfu(self) -> float | None:
-        """Of the first simulated step, None where the speed is given."""
-        return next((estimate.mfu for _, estimate in self.answer.steps if estimate.fits), None)
+        """Of `step`."""
+        return self.step.mfu if self.step else None
 
     @property
     def layout(self) -> str:
-        """Of the first simulated step."""
-        return next((estimate.layout for _, estimate in self.answer.steps if estimate.fits), "")
+        """Of `step`."""
+        return self.step.layout if self.step else ""
 
 
 @dataclass(frozen=True, slots=True)
