@@ -12,9 +12,9 @@ from test_runs_rows import row
 
 from simpar.errors import InputError
 from simpar.specs.scenario import Scenario
-from simpar.validation.predicted import Prediction
+from simpar.validation.predicted import Prediction, predict, predict_whole, shorter_counts
 from simpar.validation.report_runs import print_report, write_html
-from simpar.validation.run_rows import read_runs
+from simpar.validation.run_rows import read_runs, run_of
 from simpar.validation.runs import Report, matches, validate_runs
 
 GIB = 2.0**30
@@ -26,7 +26,7 @@ def ten_percent_slow(scenario: Scenario) -> Prediction:
         raise InputError("cannot run nine layers")
     return Prediction(
         5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.95, 1.05, 0.2,
-        scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
+        5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
     )  # fmt: skip
 
 
@@ -154,3 +154,37 @@ def test_nearly_all_measured_runs_can_be_expressed() -> None:
     runs = [run for run in read_runs(shared_runs()) if not run.excluded]
     assert sum(not run.skipped for run in runs) / len(runs) > 0.97
     assert all(run.skipped or run.scenario for run in runs)
+
+
+WHOLE = [
+    {},
+    {"vpp": 1},
+    {"pp": 1, "vpp": 1, "dp": 32, "global_batch": 512},
+    {"vpp": 1, "pp_schedule": "ZB-1p"},
+    {"tp": 1, "sp": False, "pp": 2, "vpp": 1, "dp": 32, "zero_stage": 3, "fsdp": "fsdp2", "framework": "torchtitan"},
+    {"recompute": "full", "pp": 8, "vpp": 2, "dp": 4, "micro_batch": 1},
+]
+
+
+@pytest.mark.parametrize("changes", WHOLE, ids=str)
+@pytest.mark.parametrize("rounds", [13, 13.5])
+def test_a_long_step_extended_from_two_short_ones_is_the_whole_step(changes: dict[str, Any], rounds: float) -> None:
+    table = row(**{**changes, "layers": 16})
+    interleaved = table["vpp"] > 1
+    count = int((13 if interleaved else rounds) * table["pp"]) + (0 if table["pp"] > 1 else 20)
+    table["global_batch"] = count * table["dp"] * table["micro_batch"]
+    scenario = run_of(table).scenario
+    assert scenario is not None
+    assert shorter_counts(scenario) is not None
+    short, whole = predict(scenario), predict_whole(scenario)
+    assert short.step_time_s == pytest.approx(whole.step_time_s, rel=1e-4)
+    assert short.bubble_fraction == pytest.approx(whole.bubble_fraction, abs=1e-4)
+    assert short.allocated_bytes == pytest.approx(whole.allocated_bytes, rel=1e-6)
+    assert short.step_low_s == pytest.approx(whole.step_low_s, rel=5e-3)
+    assert sum(short.waterfall.values()) == pytest.approx(sum(whole.waterfall.values()), rel=1e-3)
+
+
+def test_a_short_step_is_simulated_whole() -> None:
+    scenario = run_of(row()).scenario
+    assert scenario is not None
+    assert shorter_counts(scenario) is None

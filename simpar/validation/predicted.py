@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+import numpy as np
+
+from simpar.program.program import OpKind
 from simpar.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -23,7 +26,8 @@ class Prediction:
         device_bytes: what the process holds on the device in total: reserved, context, communication buffers.
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
         memory_low, memory_high: 80 % interval of the peak as factors of it.
-        bubble_fraction: idle share of the compute streams.
+        bubble_fraction: idle share of the pipeline phase.
+        pipeline_s: length of the pipeline phase, first forward to last backward.
         fits: whether the peak stays under the capacity.
         waterfall: name -> seconds, from ideal to predicted.
     """
@@ -40,6 +44,7 @@ class Prediction:
     memory_low: float
     memory_high: float
     bubble_fraction: float
+    pipeline_s: float
     fits: bool
     waterfall: Mapping[str, float] = field(default_factory=dict)
 
@@ -51,13 +56,35 @@ class Predictor(Protocol):
         """The prediction of `scenario`."""
 
 
+WARM_ROUNDS: Final = 3
+"""Rounds of micro-batches (one per pipeline rank) after which a schedule repeats itself."""
+WORTHWHILE: Final = 1.5
+"""Least ratio of all micro-batches to those simulated twice."""
 STATES: Final = ("parameters", "gradients", "optimizer")
 MEMORY_INTERVAL: Final = (0.94, 1.08)
 """80 % interval of a predicted peak as factors (assumed; the allocator and workspaces differ between versions)."""
 
 
 def predict(scenario: Scenario) -> Prediction:
-    """`scenario` as simpar simulates it.
+    """`scenario` as simpar simulates it, long steps from two shorter ones.
+
+    A pipeline repeats itself: past its warm-up every further round of micro-batches adds the same time. A step of many
+    rounds is therefore simulated twice with few, and extended along the straight line through the two (`extended`); its
+    memory is that of the longer one. The tests compare with the whole step.
+
+    Raises:
+        InputError: the plan cannot be run at all.
+    """
+    counts = shorter_counts(scenario)
+    if counts is None:
+        return predict_whole(scenario)
+    few, more, all_of_them = counts
+    first, second = (predict_whole(with_microbatches(scenario, count)) for count in (few, more))
+    return extended(first, second, (all_of_them - few) / (more - few))
+
+
+def predict_whole(scenario: Scenario) -> Prediction:
+    """`scenario` with every micro-batch simulated.
 
     Raises:
         InputError: the plan cannot be run at all.
@@ -65,6 +92,46 @@ def predict(scenario: Scenario) -> Prediction:
     from simpar.simulate import simulate  # late: only here does validation need the whole engine
 
     return prediction_of(simulate(scenario))
+
+
+def shorter_counts(scenario: Scenario) -> tuple[int, int, int] | None:
+    """(few, more, all) micro-batches per rank, few and more enough for the steady state; None where all is not many."""
+    plan, training = scenario.plan, scenario.training
+    dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
+    total = training.global_batch_size // (training.micro_batch_size * dp)
+    group = plan.microbatch_group_size or plan.pp
+    few = WARM_ROUNDS * group + total % group
+    more = few + group
+    return (few, more, total) if total >= WORTHWHILE * (few + more) else None
+
+
+def with_microbatches(scenario: Scenario, count: int) -> Scenario:
+    """`scenario` with `count` micro-batches per data-parallel rank."""
+    plan, training = scenario.plan, scenario.training
+    dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
+    batch = count * training.micro_batch_size * dp
+    return scenario.model_copy(update={"training": training.model_copy(update={"global_batch_size": batch})})
+
+
+def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
+    """The prediction `times` as far along as `second` is from `first`: every time grows along a straight line."""
+
+    def along(a: float, b: float) -> float:
+        return a + (b - a) * times
+
+    step = along(first.step_time_s, second.step_time_s)
+    window = along(first.pipeline_s, second.pipeline_s)
+    busy = along(*((1.0 - p.bubble_fraction) * p.pipeline_s for p in (first, second)))
+    names = dict.fromkeys([*first.waterfall, *second.waterfall])
+    return replace(
+        second,
+        step_time_s=step,
+        step_low_s=along(first.step_low_s, second.step_low_s),
+        step_high_s=along(first.step_high_s, second.step_high_s),
+        bubble_fraction=1.0 - busy / window if window else 0.0,
+        pipeline_s=window,
+        waterfall={name: along(first.waterfall.get(name, 0.0), second.waterfall.get(name, 0.0)) for name in names},
+    )
 
 
 def prediction_of(result: Result) -> Prediction:
@@ -83,6 +150,16 @@ def prediction_of(result: Result) -> Prediction:
         memory_low=low,
         memory_high=high,
         bubble_fraction=result.bubble_fraction,
+        pipeline_s=_pipeline_seconds(result),
         fits=result.fits,
         waterfall=dict(result.waterfall()),
     )
+
+
+def _pipeline_seconds(result: Result) -> float:
+    """From the first forward to the last backward, over all ranks."""
+    kinds = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED)
+    phase = np.isin(result.program.kind, [int(kind) for kind in kinds])
+    if not phase.any():
+        return 0.0
+    return float(result.timeline.finish[phase].max() - result.timeline.start[phase].min())
