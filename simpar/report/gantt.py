@@ -91,18 +91,24 @@ def lanes_of(program: Program, roles: tuple[ShownRole, ...]) -> list[_Lane]:
     return found
 
 
-def rectangles(result: Result, lanes: list[_Lane], *, merge: bool) -> Rectangles:
-    """Rectangles of all lanes; with `merge`, consecutive ops of one action (same kind, stage, micro-batch) are one."""
+def rectangles(result: Result, lanes: list[_Lane], whole: int | None = None) -> Rectangles:
+    """Rectangles of all lanes, one per op; consecutive ops of one action (kind, stage, micro-batch) are one where merged.
+
+    Args:
+        whole: merge except in the first and last `whole` micro-batches; None: merge nowhere.
+    """
     program, start, finish = result.program, result.timeline.start, result.timeline.finish
+    microbatch = program.microbatch
+    merged = np.zeros(program.num_ops, dtype=bool)
+    if whole is not None:
+        merged = (microbatch >= whole) & (microbatch <= int(microbatch.max(initial=-1)) - whole)
     found = []
     for index, lane in enumerate(lanes):
         ops = program.stream_ops[program.stream_ptr[lane.stream] : program.stream_ptr[lane.stream + 1]]
         if not len(ops):
             continue
-        opens = np.ones(len(ops), dtype=bool)
-        if merge:
-            key = np.stack([program.kind[ops], program.stage[ops], program.microbatch[ops]])
-            opens[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0) | (program.microbatch[ops[1:]] < 0)
+        key = np.stack([program.kind[ops], program.stage[ops], microbatch[ops]])
+        opens = np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0)) | ~merged[ops]
         at = np.flatnonzero(opens)
         last = np.append(at[1:], len(ops)) - 1
         busy = np.add.reduceat(finish[ops] - start[ops], at)
@@ -114,28 +120,44 @@ def rectangles(result: Result, lanes: list[_Lane], *, merge: bool) -> Rectangles
     return Rectangles(lane_, first, count, begin, end, busy_, members)
 
 
-def thinned(result: Result, lanes: list[_Lane], limit: int = MAX_RECTANGLES) -> tuple[Rectangles, str]:
-    """At most about `limit` rectangles, and a note on what was left out (empty: nothing).
+def _affordable(counts: IntArray, budget: int) -> int:
+    """The most micro-batches from either end whose `counts` [micro-batches] add up to no more than `budget`."""
+    pairs = (counts + counts[::-1])[: len(counts) // 2]
+    return int(np.searchsorted(np.cumsum(pairs), budget, side="right"))
 
-    First the ops of one action are merged; if that is not enough, only the first and last micro-batches are kept.
-    """
-    drawn = rectangles(result, lanes, merge=False)
-    total = len(drawn.lane)
-    if total <= limit:
-        return drawn, ""
-    drawn = rectangles(result, lanes, merge=True)
-    note = f"{total:,} ops are drawn as {len(drawn.lane):,} rectangles: the ops of one action are merged."
-    if len(drawn.lane) <= limit:
-        return drawn, note
+
+def _per_microbatch(result: Result, drawn: Rectangles, microbatches: int) -> IntArray:
+    """How many rectangles each micro-batch has."""
     microbatch = result.program.microbatch[drawn.first]
-    counts = np.bincount(microbatch[microbatch >= 0])
-    half = max(int(np.searchsorted(np.cumsum(counts + counts[::-1]), limit - (microbatch < 0).sum(), side="right")), 1)
-    drawn = drawn.select((microbatch < half) | (microbatch >= len(counts) - half))
-    note = (
+    return np.bincount(microbatch[microbatch >= 0], minlength=microbatches)
+
+
+def thinned(result: Result, lanes: list[_Lane], limit: int = MAX_RECTANGLES) -> tuple[Rectangles, str]:
+    """At most about `limit` rectangles, and a note on what was merged or left out (empty: nothing).
+
+    First the ops of one action are merged, but for as many first and last micro-batches as may stay whole; if that is not
+    enough, only the first and last micro-batches are kept, merged.
+    """
+    every = rectangles(result, lanes)
+    total = len(every.lane)
+    if total <= limit:
+        return every, ""
+    microbatches = int(result.program.microbatch.max(initial=-1)) + 1
+    drawn = rectangles(result, lanes, whole=0)
+    counts = _per_microbatch(result, drawn, microbatches)
+    spare = limit - len(drawn.lane)
+    if spare >= 0:
+        whole = _affordable(_per_microbatch(result, every, microbatches) - counts, spare)
+        drawn = rectangles(result, lanes, whole=whole)
+        but = f", but for the first and last {whole} of {microbatches} micro-batches" if whole else ""
+        return drawn, f"{total:,} ops are drawn as {len(drawn.lane):,} rectangles: the ops of one action are merged{but}."
+    kept = max(_affordable(counts, limit - (len(drawn.lane) - int(counts.sum()))), 1)
+    microbatch = result.program.microbatch[drawn.first]
+    drawn = drawn.select((microbatch < kept) | (microbatch >= microbatches - kept))
+    return drawn, (
         f"{total:,} ops are drawn as {len(drawn.lane):,} rectangles: the ops of one action are merged, and only the first "
-        f"and last {half} of {len(counts)} micro-batches are drawn; the gaps between them are not idle time."
+        f"and last {kept} of {microbatches} micro-batches are drawn; what lies between is not idle time."
     )
-    return drawn, note
 
 
 def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:

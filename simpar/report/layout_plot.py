@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,20 @@ _DIMENSIONS = {
 
 
 def shown_gpus(result: Result) -> tuple[IntArray, str]:
-    """Global ranks drawn, and what of the job they are."""
-    mesh = result.layout.mesh
+    """Global ranks drawn, ascending, and what of the job they are: all, or the nodes that hold one pipeline replica."""
+    mesh, per_node = result.layout.mesh, result.layout.hardware.gpus_per_node
     if mesh.world_size <= MAX_RANKS:
         return np.arange(mesh.world_size), f"All {mesh.world_size:,} GPUs."
     contexts = mesh.cp if mesh.tp * mesh.cp * mesh.pp <= MAX_RANKS else 1
-    ranks = [
-        mesh.rank(tp=t, cp=c, pp=p) for p in range(mesh.pp) for c in range(contexts) for t in range(mesh.tp)
-    ][:MAX_RANKS]  # fmt: skip
-    part = "one pipeline replica (dp 0)" if contexts == mesh.cp else "one pipeline replica (dp 0), context rank 0 only"
-    return np.sort(np.array(ranks)), f"{len(ranks):,} of {mesh.world_size:,} GPUs: {part}."
+    wanted = ((t, c, p) for p in range(mesh.pp) for c in range(contexts) for t in range(mesh.tp))
+    replica = np.unique([mesh.rank(tp=t, cp=c, pp=p) for t, c, p in islice(wanted, MAX_RANKS)])
+    part = "one pipeline replica (dp 0" + (")" if contexts == mesh.cp else ", cp 0)")
+    nodes = np.unique(replica // per_node)
+    whole = (nodes[:, None] * per_node + np.arange(per_node)).ravel()
+    whole = whole[whole < mesh.world_size]
+    if len(replica) < len(whole) <= MAX_RANKS:
+        replica, part = whole, f"the nodes of {part}"
+    return replica, f"{len(replica):,} of {mesh.world_size:,} GPUs: {part}."
 
 
 def layout_figure(result: Result) -> dict[str, Any]:
@@ -62,9 +67,11 @@ def _view(dimension: str, ranks: IntArray, column: IntArray, nodes: IntArray, at
         row = rank % per_node % height
         value[row][node] = where[dimension]
         label[row][node] = str(where[dimension])
+    most = max(where[dimension] for where in at)
+    bar = {"title": {"text": dimension}, "thickness": 12, "tick0": 0, "dtick": max(most // 8, 1)}
     trace: dict[str, Any] = {
         "type": "heatmap", "z": value, "customdata": hover.tolist(), "hovertemplate": "%{customdata}<extra></extra>", "xgap": 1,
-        "ygap": 1, "colorscale": "Cividis", "hoverongaps": False, "colorbar": {"title": {"text": dimension}, "thickness": 12},
+        "ygap": 1, "colorscale": "Cividis", "hoverongaps": False, "colorbar": bar,
     }  # fmt: skip
     if len(nodes) <= 40:
         trace |= {"text": label, "texttemplate": "%{text}"}

@@ -16,6 +16,8 @@ MAX_POINTS = 1200
 """Per rank over time; more events are drawn as highest and lowest of each of a third as many spans."""
 MAX_RANKS = 16
 """Whose memory over time is in the page."""
+_LEGEND = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}
+_HEIGHT = 430
 COLORS = {
     "parameters": "#0072b2", "gradients": "#56b4e9", "optimizer": "#009e73", "fsdp_buffers": "#5cc4a3",
     "activations": "#e69f00", "recompute": "#f5c767", "gradients_in_flight": "#d55e00", "logits": "#cc79a7",
@@ -47,7 +49,7 @@ def envelope(times: FloatArray, total: FloatArray, limit: int = MAX_POINTS) -> I
 def over_time(result: Result) -> dict[str, Any]:
     """Allocated bytes by category, stacked, with capacity and peak; one variant per pipeline rank."""
     variants = [_rank_over_time(result, memory) for memory in shown_ranks(result.memory)]
-    return {"id": "memory-time", "variants": variants, "choose": "pipeline rank", "height": 380}
+    return {"id": "memory-time", "variants": variants, "choose": "pipeline rank", "height": _HEIGHT, "zoom": True}
 
 
 def _rank_over_time(result: Result, memory: RankMemory) -> dict[str, Any]:
@@ -70,18 +72,20 @@ def _rank_over_time(result: Result, memory: RankMemory) -> dict[str, Any]:
     shapes = [_line(device, "#404040", "dash")] + ([_line(capacity, "#c00000", "solid")] if in_view else [])
     text = f"device {capacity:.1f} GiB" + ("" if in_view else " (far above this plot)")
     notes = [
-        _note(0.0, capacity if in_view else top * 1.08, text, "#c00000"),
-        _note(1.0, device, f"peak use of the device {device:.2f} GiB (reserved + context + NCCL)", "#404040", "right"),
+        _note(capacity if in_view else top * 1.08, text, "#c00000", below=in_view and capacity < device),
+        _note(device, f"peak use of the device {device:.2f} GiB (reserved + context + NCCL)", "#404040", below=device <= capacity),
     ]
-    peak = memory.allocated_bytes / GIB
+    peak, share = memory.allocated_bytes / GIB, memory.peak_time_s / result.step_time_s if result.step_time_s else 0.0
+    side = "left" if share < 0.3 else "right" if share > 0.7 else "center"
     notes.append({
         "x": memory.peak_time_s * factor, "y": peak, "text": f"peak {peak:.2f} GiB at {memory.peak_time_s * factor:.4g} {unit}",
-        "showarrow": True, "arrowhead": 2, "ax": 0, "ay": 34, "bgcolor": "rgba(255,255,255,.85)", "bordercolor": "#404040",
+        "xanchor": side, "showarrow": True, "arrowhead": 2, "ax": 0, "ay": 34,
+        "bgcolor": "rgba(255,255,255,.85)", "bordercolor": "#404040",
     })  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": f"time in the step ({unit})"}, "range": [0, result.step_time_s * factor]},
         "yaxis": {"title": {"text": "allocated (GiB)"}, "range": [0, top * 1.14]},
-        "hovermode": "x unified", "shapes": shapes, "annotations": notes, "legend": {"traceorder": "reversed"},
+        "hovermode": "x unified", "shapes": shapes, "annotations": notes, "legend": _LEGEND,
     }  # fmt: skip
     return {"label": f"{memory.rank}", "data": traces, "layout": layout}
 
@@ -105,10 +109,10 @@ def _line(y: float, color: str, dash: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _note(x: float, y: float, text: str, color: str, anchor: str = "left") -> dict[str, Any]:
+def _note(y: float, text: str, color: str, *, below: bool = False) -> dict[str, Any]:
     return {
-        "xref": "paper", "x": x, "y": y, "text": text, "showarrow": False, "xanchor": anchor, "yanchor": "bottom",
-        "font": {"color": color, "size": 12}, "bgcolor": "rgba(255,255,255,.7)",
+        "xref": "paper", "x": 0.0, "y": y, "text": text, "showarrow": False, "xanchor": "left",
+        "yanchor": "top" if below else "bottom", "font": {"color": color, "size": 12}, "bgcolor": "rgba(255,255,255,.7)",
     }  # fmt: skip
 
 
@@ -136,10 +140,10 @@ def by_rank(result: Result) -> dict[str, Any]:
     top = max(capacity, used) if in_view else used
     text = f"device {capacity:.1f} GiB" + ("" if in_view else " (far above this plot)")
     layout = {
-        "barmode": "stack", "hovermode": "x unified", "bargap": 0.15, "legend": {"traceorder": "reversed"},
+        "barmode": "stack", "hovermode": "x unified", "bargap": 0.15, "legend": _LEGEND,
         "xaxis": {"title": {"text": "pipeline rank"}, "dtick": max(len(ranks) // 16, 1)},
         "yaxis": {"title": {"text": "at the rank's peak (GiB)"}, "range": [0, top * 1.14]},
         "shapes": [_line(capacity, "#c00000", "solid")] if in_view else [],
-        "annotations": [_note(0.0, capacity if in_view else top * 1.04, text, "#c00000")],
+        "annotations": [_note(max(capacity, used) if in_view else top * 1.04, text, "#c00000")],
     }  # fmt: skip
-    return {"id": "memory-ranks", "variants": [{"label": "", "data": traces, "layout": layout}], "height": 380}
+    return {"id": "memory-ranks", "variants": [{"label": "", "data": traces, "layout": layout}], "height": _HEIGHT}

@@ -18,17 +18,18 @@ body { margin: 0; background: var(--desk); color: var(--ink); font: 15px/1.45 sy
 main { max-width: 1840px; margin: 0 auto; padding: 18px 22px 40px; }
 h1 { font-size: 24px; margin: 4px 0 2px; } h2 { font-size: 16px; margin: 0 0 4px; }
 p { margin: 3px 0; } .soft { color: var(--soft); font-size: 13px; } .warn { color: #a03c00; font-size: 13px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 10px; margin: 14px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(185px, 1fr)); gap: 10px; margin: 14px 0; }
 .tile { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 9px 13px; }
 .tile b { display: block; font-size: 21px; line-height: 1.25; margin: 1px 0; overflow-wrap: anywhere; }
 .tile span { color: var(--soft); font-size: 13px; } .bad b { color: #b00020; } .good b { color: #00684c; }
-.cards { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 12px; align-items: start; }
+.cards { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 12px; align-items: stretch; }
 .card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; grid-column: span 12; }
 @media (min-width: 1100px) { .half { grid-column: span 6; } }
 @media (min-width: 1500px) { .third { grid-column: span 4; } .twothirds { grid-column: span 8; } }
 .plot { width: 100%; } .scroll { overflow-x: auto; }
 label { font-size: 13px; color: var(--soft); } select { font: inherit; font-size: 13px; }
 table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 16px 3px 0; text-align: left; vertical-align: top; }
+td { overflow-wrap: anywhere; min-width: 60px; } td:first-child { overflow-wrap: normal; }
 th { color: var(--soft); font-weight: 600; border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
 td.n { font-variant-numeric: tabular-nums; white-space: nowrap; } tbody tr + tr td { border-top: 1px solid #eef0f2; }
 #tip { position: fixed; z-index: 9; pointer-events: none; display: none; background: #1c1f23; color: #fff; font-size: 13px;
@@ -39,17 +40,17 @@ ul { margin: 4px 0; padding-left: 20px; }
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: heads, rows of texts, and how many leading columns are words (the rest are numbers, to the right)."""
+    """A table: heads, rows of texts, and which columns are numbers, set to the right."""
 
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    words: int = 1
+    numbers: tuple[int, ...] = ()
 
     def html(self) -> str:
         """As HTML, escaped."""
 
         def row(tag: str, cells: tuple[str, ...]) -> str:
-            marks = ["" if i < self.words else " class=n" for i in range(len(cells))]
+            marks = [" class=n" if i in self.numbers else "" for i in range(len(cells))]
             return "<tr>" + "".join(f"<{tag}{m}>{escape(c)}</{tag}>" for m, c in zip(marks, cells, strict=True)) + "</tr>"
 
         body = "".join(row("td", cells) for cells in self.rows)

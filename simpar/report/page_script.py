@@ -7,7 +7,7 @@ window.addEventListener("error", e => {
 });
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const FONT = {family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 13, color: "#1c1f23"};
-const CONFIG = {responsive: true, displaylogo: false};
+const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
 const ARRAYS = {f8: Float64Array, f4: Float32Array, i4: Int32Array, i2: Int16Array, i1: Int8Array};
 
 function unpack(packed) {
@@ -18,7 +18,8 @@ function unpack(packed) {
 
 function styled(layout) {
   const axis = {gridcolor: "#e8eaed", zerolinecolor: "#b8bec6", automargin: true};
-  const page = {font: FONT, margin: {l: 64, r: 24, t: 26, b: 48}, paper_bgcolor: "#fff", plot_bgcolor: "#fff"};
+  const page = {font: FONT, margin: {l: 64, r: 40, t: 14, b: 48}, paper_bgcolor: "#fff", plot_bgcolor: "#fff",
+                modebar: {orientation: "v"}};
   const out = Object.assign(page, layout);
   out.xaxis = Object.assign({}, axis, layout.xaxis);
   out.yaxis = Object.assign({}, axis, layout.yaxis);
@@ -30,7 +31,8 @@ function drawn(promise) {
 }
 
 function drawFigure(figure) {
-  const show = i => Plotly.react(figure.id, figure.variants[i].data, styled(figure.variants[i].layout), CONFIG);
+  const config = Object.assign({}, CONFIG, {displayModeBar: figure.zoom ? "hover" : false});
+  const show = i => Plotly.react(figure.id, figure.variants[i].data, styled(figure.variants[i].layout), config);
   const choice = document.querySelector('select[data-for="' + figure.id + '"]');
   if (choice) choice.addEventListener("change", () => show(Number(choice.value)));
   return drawn(show(0));
@@ -76,7 +78,7 @@ function drawGantt(g) {
     xaxis: {title: {text: "time in the step (" + g.unit + ")"}, range: [0, g.step], showgrid: false, zeroline: false},
     yaxis: {tickvals: at, ticktext: names, range: [n, 0], showgrid: false, zeroline: false},
     legend: {orientation: "h", y: 1.01, yanchor: "bottom", x: 0}, dragmode: "zoom", hovermode: false,
-    margin: {l: 80, r: 16, t: 10, b: 44},
+    margin: {l: 80, r: 40, t: 10, b: 44},
   });
   const div = document.getElementById("gantt");
   return drawn(Plotly.newPlot(div, traces, layout, Object.assign({scrollZoom: true}, CONFIG))).then(() => watch(div, g, r));
@@ -91,7 +93,11 @@ function laneEnds(lanes, lane) {
 
 function watch(div, g, r) {
   const tip = document.getElementById("tip"), ends = laneEnds(g.lanes.length, r.lane);
-  const digits = v => Number(v.toPrecision(5)).toString();
+  const units = [["s", 1], ["ms", 1e3], ["us", 1e6]], per = g.unit === "s" ? 1 : g.unit === "ms" ? 1e3 : 1e6;
+  function time(value) {
+    const seconds = value / per, unit = units.find(u => Math.abs(seconds) * u[1] >= 1) || units[2];
+    return Number((seconds * unit[1]).toPrecision(5)) + " " + unit[0];
+  }
   function find(lane, t, reach) {
     let low = ends[lane], high = ends[lane + 1];
     while (low < high) { const mid = (low + high) >> 1; if (r.start[mid] <= t) low = mid + 1; else high = mid; }
@@ -103,11 +109,16 @@ function watch(div, g, r) {
     const lane = g.lanes.findIndex(l => y >= l[0] && y <= l[1]);
     if (lane < 0 || x < 0 || x > g.step) return null;
     const i = find(lane, x, reach);
-    if (i < 0) return g.lanes[lane][2] + "\nwaiting at " + digits(x) + " " + g.unit;
+    if (i < 0) return g.lanes[lane][2] + "\nwaiting at " + time(x);
     const lines = [g.label[i] + "   " + g.kinds[r.kind[i]][0], g.lanes[lane][2],
-      "start " + digits(r.start[i]) + " " + g.unit + ", lasts " + digits(r.length[i]) + " " + g.unit];
-    if (r.length[i] - r.busy[i] > 1e-4 * r.length[i]) lines.push("of which busy " + digits(r.busy[i]) + " " + g.unit);
-    for (const term of g.tables[r.terms[i]]) lines.push("  " + term[0].replace(/_/g, " ") + " " + digits(term[1]) + " " + g.unit);
+      "start " + time(r.start[i]) + ", lasts " + time(r.length[i])];
+    if (r.length[i] - r.busy[i] > 1e-4 * r.length[i]) lines.push("of which busy " + time(r.busy[i]));
+    let priced = 0;
+    for (const term of g.tables[r.terms[i]]) {
+      priced += term[1];
+      lines.push("  " + term[0].replace(/_/g, " ") + " " + time(term[1]));
+    }
+    if (priced > 0 && r.busy[i] - priced > 1e-4 * priced) lines.push("  slowed by others " + time(r.busy[i] - priced));
     return lines.join("\n");
   }
   div.addEventListener("mousemove", e => {

@@ -23,17 +23,23 @@ def waterfall(result: Result) -> dict[str, Any]:
     names = [name for name, _ in steps] + ["predicted step"]
     values = [value for _, value in steps] + [total]
     share = [value / total if total else 0.0 for value in values]
+    texts = [f"{value:.4g} {unit} ({part:.1%})" for value, part in zip(values, share, strict=True)]
     trace = {
-        "type": "waterfall", "orientation": "h", "y": names, "x": values,
+        "type": "waterfall", "orientation": "h", "y": names, "x": values, "customdata": texts,
         "measure": ["absolute", *["relative"] * (len(steps) - 1), "total"],
-        "text": [f"{value:.4g} {unit} ({part:.1%})" for value, part in zip(values, share, strict=True)],
-        "textposition": "outside", "cliponaxis": False, "hovertemplate": "%{y}: %{text}<extra></extra>",
+        "hovertemplate": "%{y}: %{customdata}<extra></extra>",
         "totals": {"marker": {"color": GREY}}, "increasing": {"marker": {"color": ORANGE}},
         "decreasing": {"marker": {"color": GREEN}}, "connector": {"line": {"color": "#b0b0b0", "width": 1}},
     }  # fmt: skip
+    # The numbers stand in a column beside the plot: at the bars they would run into each other and over the edge.
+    column = [
+        {"xref": "paper", "x": 1.0, "xanchor": "left", "y": name, "text": text, "showarrow": False}
+        for name, text in zip(names, texts, strict=True)
+    ]
     layout = {
-        "xaxis": {"title": {"text": f"seconds per step, mean over pipeline ranks ({unit})"}, "range": [0, total * 1.28]},
-        "yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False,
+        "xaxis": {"title": {"text": f"mean over pipeline ranks ({unit})"}, "range": [0, total * 1.02]},
+        "yaxis": {"autorange": "reversed", "automargin": True}, "showlegend": False, "annotations": column,
+        "margin": {"l": 64, "r": 160, "t": 14, "b": 48},
     }  # fmt: skip
     return figure("waterfall", [trace], layout, 110 + 30 * len(names))
 

@@ -15,7 +15,8 @@ from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.model import TransformerSpec
 from simpar.units import format_bytes, format_seconds
 
-_ROW, _SMALLEST, _LARGEST = 42, 260, 1150
+_ROW, _FEW_ROWS, _LARGEST = (42, 96), 560, 1150
+"""Pixels of the Gantt: a row at least and at most, all rows where they are few, everything."""
 
 
 def write_html(result: Result, path: Path) -> None:
@@ -36,7 +37,8 @@ def step_page(result: Result) -> str:
         figures.append(figure)
         return plot(figure)
 
-    height = min(max(_SMALLEST, 130 + _ROW * len(chart["roles"])), _LARGEST)
+    ranks = max(len(chart["roles"]), 1)
+    height = min(130 + ranks * min(max(_ROW[0], _FEW_ROWS // ranks), _ROW[1]), _LARGEST)
     parts = [_head(result), "<div class=cards>"]
     parts.append(card("Pipeline: what every rank does, and when", plot({"id": "gantt", "height": height, "notes": chart["notes"]}),
                       note="Drag to zoom, double-click to see the whole step, point at an op for its terms. Shades of a colour "
@@ -89,7 +91,7 @@ def _head(result: Result) -> str:
 
 def _placements(result: Result) -> str:
     rows = layout_plot.placements(result)
-    return Table(("groups", "ranks", "nodes touched", "widest layer crossed"), rows).html() if rows else ""
+    return Table(("groups", "ranks", "nodes touched", "widest layer crossed"), rows, (1, 2)).html() if rows else ""
 
 
 def _peak(result: Result) -> str:
@@ -100,7 +102,7 @@ def _peak(result: Result) -> str:
     rows = [(name.replace("_", " "), format_bytes(v), f"{v / total:.1%}" if total else "") for name, v in parts]
     rows.append(("device", format_bytes(total), f"{total / result.device_memory_bytes:.1%} of the device"))
     title = f"Peak of pipeline rank {worst.rank}, the fullest, at {format_seconds(worst.peak_time_s)}"
-    return card(title, Table(("", "bytes", "share"), rows).html(), "third half")
+    return card(title, Table(("", "bytes", "share"), rows, (1, 2)).html(), "third half")
 
 
 def _provenance(result: Result) -> str:
@@ -108,13 +110,14 @@ def _provenance(result: Result) -> str:
     step = result.step_time_s
     widths = dict(result.step_interval.dominated_by)
     rows = []
-    for name in sorted(result.breakdown.keys() | result.provenance.keys(), key=lambda n: -result.breakdown.get(n, 0.0)):
+    used = {name for name, seconds in result.breakdown.items() if seconds} | result.provenance.keys()
+    for name in sorted(used, key=lambda n: (-result.breakdown.get(n, 0.0), n)):
         seconds = result.breakdown.get(name, 0.0)
         half = f"± {format_seconds(widths[name])}" if name in widths else ""
-        rows.append((name.replace("_", " "), result.provenance.get(name, "follows from the schedule"), format_seconds(seconds),
+        rows.append((name.replace("_", " "), result.provenance.get(name, "from the timeline"), format_seconds(seconds),
                      f"{seconds / step:.1%}" if step else "", half))  # fmt: skip
     heads = ("category", "price is", "mean per step", "share", "80 % half-width")
-    return card("Categories and how their prices are known", Table(heads, rows, words=2).html(), "third half")
+    return card("Categories and how their prices are known", Table(heads, rows, (2, 3, 4)).html(), "third half")
 
 
 def _published(result: Result) -> str:
@@ -130,9 +133,9 @@ def _published(result: Result) -> str:
         if isinstance(value, int | float) and not isinstance(value, bool):
             text = f"{value:,.6g}"
             change = f"{value / fact.value - 1:+.1%}" if fact.value else ""
-        rows.append((fact.metric, fact.source, f"{fact.value:,.6g}", text, change))
-    heads = ("metric", "source", "published", "predicted", "difference")
-    return card("What is published about it", Table(heads, rows, words=2).html(), "third half")
+        rows.append((fact.metric, f"{fact.value:,.6g}", text, change, fact.source))
+    heads = ("metric", "published", "predicted", "difference", "source")
+    return card("What is published about it", Table(heads, rows, (1, 2, 3)).html(), "half")
 
 
 def _notes(result: Result) -> str:
@@ -140,4 +143,4 @@ def _notes(result: Result) -> str:
     weak = [k for k, v in result.provenance.items() if v == "assumed"]
     if weak:
         texts.append(f"Assumed, without a source: {', '.join(weak)}.")
-    return card("Notes", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>", "third half")
+    return card("Notes", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>", "half")
