@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_engine_equal import counted
 
+from simpar.engine import pressure
 from simpar.engine.contention import Contention, LinkSchedule, TableNetwork, flapping_link, slow_link
 from simpar.engine.discrete_event import run
 from simpar.engine.longest_path import longest_path
@@ -111,9 +112,7 @@ def test_a_price_faster_than_the_wire_holds_alone():
 def test_one_nic_for_two_gpus():
     """GPUs 0 and 1 behind NIC link 0, GPUs 2 and 3 with NICs of their own (links 1, 2)."""
     net = network([5.0, 5.0, 5.0], r04={0: 1}, r15={0: 1}, r26={1: 1}, r37={2: 1})
-    found = finishes(
-        [send(0, 4, size=5.0), send(1, 5, size=5.0), send(2, 6, size=5.0), send(3, 7, size=5.0)], net, [1.0] * 4
-    )
+    found = finishes([send(0, 4, size=5.0), send(1, 5, size=5.0), send(2, 6, size=5.0), send(3, 7, size=5.0)], net, [1.0] * 4)
     assert found.tolist() == [2.0, 2.0, 1.0, 1.0]
 
 
@@ -214,6 +213,30 @@ def test_scaling_every_link_and_price_scales_time(case, factor):
     base = run(program, price_table, contention=contention)
     scaled = run(program, table(price_table.seconds * factor), contention=Contention(slower))
     assert scaled.finish == pytest.approx(factor * base.finish, rel=1e-9, abs=1e-9)
+
+
+@given(contended())
+def test_wider_links_in_series_change_nothing(case):
+    program, price_table, contention = case
+    capacity, routes = contention.network.capacity_bytes_per_s, contention.network.routes
+    count = len(capacity)
+    twice = {group: {**links, **{count + k: v for k, v in links.items()}} for group, links in routes.items()}
+    longer = TableNetwork(np.concatenate([capacity, 1.5 * capacity]), twice)
+    base = run(program, price_table, contention=contention)
+    found = run(program, price_table, contention=Contention(longer, contention.latency_s))
+    assert found.finish == pytest.approx(base.finish, rel=1e-9, abs=1e-9)
+
+
+@given(contended())
+def test_leaving_links_out_is_exact(case):
+    """The same run with every link kept, whether or not it can decide anything."""
+    program, price_table, contention = case
+    base = run(program, price_table, contention=contention)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pressure, "_contested", lambda program, loads, seconds, nominal: nominal > 0.0)
+        patch.setattr(pressure, "_narrowest_of_alike", lambda loads, contested, nominal, varying: nominal > 0.0)
+        found = run(program, price_table, contention=contention)
+    assert found.finish == pytest.approx(base.finish, rel=1e-9, abs=1e-9)
 
 
 @given(st.lists(st.floats(0.5, 20.0), min_size=1, max_size=8))

@@ -11,35 +11,13 @@ never.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.engine.contention import Contention, LinkLoads
+from simpar.engine.contention import Contention
 from simpar.engine.max_min import max_min_rates
-from simpar.errors import InternalError
+from simpar.engine.pressure import SLACK, pressures
 from simpar.program.program import FloatArray, IntArray, Program
-
-_SLACK = 1.0 + 1e-9
-"""A link is hot when wanted beyond its capacity by more than rounding."""
-
-_NEGLIGIBLE_S = 1e-12
-"""A transfer shorter than this is over before it could share anything."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pressure:
-    """Loads of a transfer on the links that can become hot.
-
-    Attributes:
-        loads: on those links only.
-        unit_bytes: bytes of one group over its narrowest link, whether or not that one can become hot.
-        unit_capacity: nominal capacity of that link, bytes/s.
-    """
-
-    loads: LinkLoads
-    unit_bytes: float
-    unit_capacity: float
 
 
 class _Session:
@@ -79,10 +57,7 @@ class Sharing:
         self._network = contention.network
         self._nominal = np.asarray(contention.network.capacity_bytes_per_s, dtype=np.float64)
         self._capacity = self._nominal.copy()
-        self._transfer_s, self._latency_s = _split(contention, program, seconds)
-        loads = self._all_loads(contention, program)
-        contested = self._contested(program, loads)
-        self._pressure = {op: p for op, p in self._restricted(loads, contested) if len(p.loads.links)}
+        self._pressure = pressures(contention, program, seconds)
         self.ops = frozenset(self._pressure)
         self._wanted = np.zeros(len(self._nominal))
         self._hot = np.zeros(len(self._nominal), dtype=bool)
@@ -97,7 +72,7 @@ class Sharing:
             self._members.setdefault(link, {})[op] = None
         links = session.links
         self._wanted[links] += session.demand
-        hot = self._wanted[links] > self._capacity[links] * _SLACK
+        hot = self._wanted[links] > self._capacity[links] * SLACK
         if not hot.any():
             return False
         self._hot[links] = hot
@@ -121,7 +96,7 @@ class Sharing:
         """A link's capacity becomes `factor` of its nominal one; True when rates have to be set anew."""
         self._capacity[link] = self._nominal[link] * factor
         was = bool(self._hot[link])
-        self._hot[link] = bool(self._wanted[link] > self._capacity[link] * _SLACK) and bool(self._members.get(link))
+        self._hot[link] = bool(self._wanted[link] > self._capacity[link] * SLACK) and bool(self._members.get(link))
         if was or self._hot[link]:
             self._dirty.update(self._members.get(link, {}))
         return bool(self._dirty)
@@ -141,11 +116,10 @@ class Sharing:
         return ", ".join(self._network.describe(link) for link in down[:3])
 
     def _session(self, op: int) -> _Session:
-        pressure, transfer_s, latency_s = self._pressure[op], self._transfer_s[op], self._latency_s[op]
-        demand = _demand(pressure.loads, transfer_s, self._nominal)
-        peak = min(pressure.unit_bytes / transfer_s, pressure.unit_capacity)
-        total = transfer_s + latency_s
-        return _Session(pressure.loads.links, demand, peak, (latency_s / total, transfer_s / total))
+        pressure = self._pressure[op]
+        total = pressure.transfer_s + pressure.latency_s
+        stretch = (pressure.latency_s / total, pressure.transfer_s / total)
+        return _Session(pressure.loads.links, pressure.demand(self._nominal), pressure.peak, stretch)
 
     def _cool(self, links: list[int]) -> bool:
         """After a departure from hot links: everyone left on them gets a new rate."""
@@ -154,7 +128,7 @@ class Sharing:
             self._dirty.update(members)
             if not members:
                 self._wanted[link] = 0.0
-            self._hot[link] = bool(self._wanted[link] > self._capacity[link] * _SLACK)
+            self._hot[link] = bool(self._wanted[link] > self._capacity[link] * SLACK)
         return bool(self._dirty)
 
     def _component(self, op: int) -> list[int]:
@@ -182,83 +156,3 @@ class Sharing:
         peak = np.array([s.peak for s in sessions])
         rates = max_min_rates(peak, flow, link, weight, self._capacity[used])
         return [(op, s.speed(rate)) for op, s, rate in zip(ops, sessions, rates.tolist(), strict=True)]
-
-    def _all_loads(self, contention: Contention, program: Program) -> dict[int, LinkLoads]:
-        """Loads of every transfer; those of equal transfers computed once."""
-        known: dict[tuple[str, float, int], LinkLoads] = {}
-        loads = {}
-        for op, transfer in program.transfers.items():
-            key = (transfer.collective, transfer.bytes, id(transfer.groups))
-            if key not in known:
-                known[key] = contention.network.loads(transfer)
-            if self._transfer_s[op] > _NEGLIGIBLE_S:
-                loads[op] = known[key]
-        return loads
-
-    def _contested(self, program: Program, loads: dict[int, LinkLoads]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Links that could ever become hot: bool array [links].
-
-        Ops of one stream never overlap, so a link is never wanted for more than the sum over streams of the most that
-        any op of the stream wants.
-        """
-        ptr, streams = program.op_streams
-        fastest: dict[tuple[int, int], tuple[float, LinkLoads]] = {}
-        for op, load in loads.items():
-            key = (int(streams[ptr[op]]) if ptr[op] < ptr[op + 1] else -1 - op, id(load))
-            if key not in fastest or self._transfer_s[op] < fastest[key][0]:
-                fastest[key] = (self._transfer_s[op], load)
-        contested = np.zeros(len(self._nominal), dtype=bool)
-        if fastest:
-            owners = np.unique([stream for stream, _ in fastest], return_inverse=True)[1]
-            parts = list(fastest.values())
-            link = np.concatenate([load.links for _, load in parts])
-            owner = np.repeat(owners, [len(load.links) for _, load in parts])
-            demand = np.concatenate([_demand(load, seconds, self._nominal) for seconds, load in parts])
-            order = np.lexsort((link, owner))
-            code = owner[order] * len(self._nominal) + link[order]
-            first = np.flatnonzero(np.diff(code, prepend=-1))
-            most = np.maximum.reduceat(demand[order], first)
-            together = np.bincount(link[order][first], weights=most, minlength=len(contested))
-            contested |= together > self._nominal * _SLACK
-        contested[[s.link for s in self.schedules]] = True
-        return contested
-
-    def _restricted(
-        self, loads: dict[int, LinkLoads], contested: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    ) -> Iterator[tuple[int, _Pressure]]:
-        """Each transfer's loads on the contested links, and the measure of its rate; equal ones share an object."""
-        known: dict[int, _Pressure] = {}
-        for op, load in loads.items():
-            if id(load) not in known:
-                keep = contested[load.links] & (load.bytes > 0.0)
-                kept = LinkLoads(load.links[keep], load.bytes[keep], load.groups[keep])
-                known[id(load)] = _Pressure(kept, *self._measure(load))
-            yield op, known[id(load)]
-
-    def _measure(self, load: LinkLoads) -> tuple[float, float]:
-        """Bytes of one group over its narrowest link (the busiest of equals), and that link's capacity."""
-        used = load.bytes > 0.0
-        if not used.any():
-            return 0.0, 0.0
-        unit, nominal = (load.bytes / load.groups)[used], self._nominal[load.links[used]]
-        narrowest = float(nominal.min())
-        return float(unit[nominal <= narrowest].max()), narrowest
-
-
-def _demand(loads: LinkLoads, transfer_s: float, nominal: FloatArray) -> FloatArray:
-    """Bytes per second on each link at the rate that the price implies.
-
-    One group alone never wants more than a link nominally carries: where price and link disagree, the price holds.
-    """
-    return np.minimum(loads.bytes / transfer_s, loads.groups * nominal[loads.links])
-
-
-def _split(contention: Contention, program: Program, seconds: FloatArray) -> tuple[list[float], list[float]]:
-    """Transfer and latency part of every op's seconds."""
-    if contention.latency_s is None:
-        return seconds.tolist(), [0.0] * program.num_ops
-    latency = np.asarray(contention.latency_s, dtype=np.float64)
-    if latency.shape != (len(program.price_keys),):
-        raise InternalError(f"{program.name} has {len(program.price_keys)} prices, latency_s {latency.shape}")
-    by_op = np.minimum(latency[program.price], seconds)
-    return (seconds - by_op).tolist(), by_op.tolist()
