@@ -41,6 +41,7 @@ class Cell:
     harness: str
     key: Key
     series: tuple[str, int, str]
+    nic_latency_s: float
     bytes_: Array
     measured_s: Array
     weights: Array
@@ -77,9 +78,10 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
         up = row.hardware.scale_up
         key = (*key_of(row.hardware), *([row.variant] if row.variant else []))
         options = (row.nvls and up.in_network_reduction, row.sharp, row.harness)
-        groups[row.series, row.collective, g, options, key].append(row)
+        latency = row.hardware.nic.latency.value
+        groups[row.series, row.collective, g, (*options, latency), key].append(row)
     return [
-        Cell(collective, g, options[0], options[1], options[2], key, series,
+        Cell(collective, g, options[0], options[1], options[2], key, series, options[3],
              np.array([r.bytes_ for r in found]), np.array([r.measured_s for r in found]),
              np.array([weights[r.row_id] for r in found]))
         for (series, collective, g, options, key), found in groups.items()

@@ -71,7 +71,7 @@ def fit_all(cells: Sequence[Cell]) -> Fitted:
             if {c.collective for c in mine} - {c.collective for c in plain[key]}:
                 result.ups[key] = fit_scale_up(key, mine, result.harnesses)
     for key, mine in _keyed((c for c in far if c.key[:2] in result.ups), None).items():
-        result.nets[key] = fit_network(mine, NO_NETWORK, result.ups, result.harnesses)
+        result.nets[key] = fit_network(mine, result.ups, result.harnesses)
     return result
 
 
@@ -120,7 +120,7 @@ def held_out_network(key: Key, cells: Sequence[Cell], result: Fitted) -> float:
     """Leave-one-node-count-out error of one network."""
 
     def refit(rest: list[Cell]) -> Callable[[Cell], Array]:
-        net = fit_network(rest, NO_NETWORK, result.ups, result.harnesses)
+        net = fit_network(rest, result.ups, result.harnesses)
         return lambda cell: predict(cell, result.ups[cell.key[:2]], net, result.harnesses)
 
     return held_out([c for c in cells if c.key == key and c.geometry.domains > 1], lambda c: c.series[1], refit)

@@ -7,6 +7,7 @@ of NVLSTree 20.9 us. Efficiencies: bandwidth that NCCL's graph search grants ove
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from simpar.costs.price import Provenance
@@ -24,6 +25,7 @@ from simpar.specs.hardware import HardwareProfile
 
 ALIKE = {"nvrack": "nvswitch", "nvlink-mesh": "nvswitch", "none": "pcie", "shared-memory": "pcie", "ici": "nvswitch"}
 """Kinds of scale-up fabric that borrow each other's constants when their own have none."""
+PCIE = ("pcie", "none")
 GENERATIONS = {
     "fermi": "ada", "volta": "ampere", "ada": "ampere", "ampere": "hopper", "hopper": "blackwell", "blackwell": "hopper",
 }
@@ -69,43 +71,68 @@ def key_of(hardware: HardwareProfile) -> tuple[str, str, str]:
 
 
 @lru_cache(maxsize=1)
-def shipped() -> dict[tuple[str, str, str], CollectiveConstants]:
-    """Fitted constants by (generation, scale-up kind, NIC kind), from the names of the files."""
+def shipped() -> dict[tuple[str, ...], CollectiveConstants]:
+    """Fitted constants by (generation, scale-up kind, NIC kind), from the names of the files.
+
+    A fourth part names a fabric that its NIC kind does not tell apart.
+    """
     found = {}
     for path in sorted((data_dir("hardware_profiles") / "fitted").glob("*.collectives.toml")):
         parts = tuple(path.name.removesuffix(".collectives.toml").split("_"))
-        if len(parts) == 3:
-            found[parts] = validate(CollectiveConstants, read_toml(path), file=str(path))
+        found[parts] = validate(CollectiveConstants, read_toml(path), file=str(path))
     return found
 
 
-def _nearest(key: tuple[str, str, str]) -> tuple[ScaleUpConstants | None, NetworkConstants | None]:
-    """The scale-up constants of the same fabric kind, the generation nearest; the network constants of the NIC kind."""
+def _alike_scale_up(key: tuple[str, str, str]) -> CollectiveConstants | None:
+    """Fitted constants of the same kind of fabric: of this generation, else of the nearest."""
+    # PCIe boxes differ by their host, not by the GPU: a sound one stands for those that were not measured themselves.
+    generations = ("blackwell",) if key[1] in PCIE else (key[0], GENERATIONS.get(key[0], "hopper"))
+    order = [(a, k) for k in (key[1], ALIKE.get(key[1], key[1])) for a in generations]
     fits = shipped()
-    generations, kinds = [key[0], GENERATIONS.get(key[0], "hopper")], [key[1], ALIKE.get(key[1], key[1])]
-    up = next((c.scale_up for k in kinds for a in generations for name, c in fits.items()
-               if c.scale_up is not None and name[:2] == (a, k)), None)
-    nics = [key[2], NETWORKS.get(key[2], key[2])]
-    net = next((c.network for nic in nics for a in (*generations, *GENERATIONS) for name, c in fits.items()
-                if c.network is not None and (name[0], name[2]) == (a, nic)), None)
-    return up, net
+    return next((c for pair in order for name, c in fits.items() if name[:2] == pair and c.scale_up is not None), None)
 
 
-def constants_of(
-    hardware: HardwareProfile,
-) -> tuple[ScaleUpConstants, NetworkConstants, tuple[TimeBand, ...], Provenance]:
-    """Scale-up and network constants of `hardware`, its intervals, and how well they are known."""
-    own = hardware.collectives
-    if own.scale_up is not None and own.network is not None:
-        return own.scale_up, own.network, own.bands, Provenance.MODEL
-    same = shipped().get(key_of(hardware))
-    if own.scale_up is None and same is not None and same.scale_up is not None and same.network is not None:
-        return same.scale_up, same.network, same.bands, Provenance.MODEL
-    up, net = _nearest(key_of(hardware))
-    up, net = own.scale_up or up, own.network or net
-    provenance = Provenance.SCALED if up is not None and net is not None else Provenance.PUBLISHED
+def _alike_network(key: tuple[str, str, str]) -> NetworkConstants | None:
+    """Fitted constants of the same kind of NIC (else the nearest kind): of this generation, else of any."""
+    generations = dict.fromkeys((key[0], GENERATIONS.get(key[0], "hopper"), *GENERATIONS))
+    order = [(a, nic) for nic in (key[2], NETWORKS.get(key[2], key[2])) for a in generations]
+    fits = {name: c.network for name, c in shipped().items() if len(name) == 3 and c.network is not None}
+    return next((net for pair in order for name, net in fits.items() if (name[0], name[2]) == pair), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Constants that hold for a machine, their intervals, and how well those inside and between domains are known."""
+
+    scale_up: ScaleUpConstants
+    network: NetworkConstants
+    bands: tuple[TimeBand, ...]
+    within: Provenance
+    between: Provenance
+
+
+def constants_of(hardware: HardwareProfile) -> Known:
+    """What is known of `hardware`: its profile's own constants, those fitted on its kind, the nearest kind's, NCCL's tables."""
+    key = key_of(hardware)
+    exact = hardware.collectives if hardware.collectives.scale_up or hardware.collectives.network else shipped().get(key)
+    exact = exact or CollectiveConstants()
+    up, within = exact.scale_up, Provenance.MODEL
+    bands = exact.bands
+    if up is None:
+        alike = _alike_scale_up(key)
+        same_links = alike is not None and alike.scale_up is not None and alike.scale_up.machine == " ".join(key[:2])
+        up, within = (alike.scale_up, Provenance.SCALED) if alike is not None else (None, Provenance.PUBLISHED)
+        if alike is not None and same_links:
+            bands, within = tuple(b for b in alike.bands if b.scope == "domain"), Provenance.MODEL
+    net, between = exact.network, within
+    if net is None:
+        net = _alike_network(key)
+        between = Provenance.SCALED if net is not None else Provenance.PUBLISHED
+        bands = tuple(b for b in bands if b.scope != "network")
+    scopes = {b.scope for b in bands}
+    bands = (*bands, *(b for b in WIDE if b.scope not in scopes))
     up = up or published_scale_up(hardware.scale_up.kind in ("pcie", "none", "shared-memory"))
-    return up, net or published_network(hardware.nic.latency.value), own.bands or WIDE, provenance
+    return Known(up, net or published_network(hardware.nic.latency.value), bands, within, between)
 
 
 def kernels_of(hardware: HardwareProfile) -> CollectiveConstants:

@@ -15,6 +15,7 @@ from typing import Any
 from simpar.costs.collective_geometry import packed
 from simpar.costs.collectives import ALIASES, COLLECTIVES
 from simpar.specs.base import data_dir, read_toml
+from simpar.specs.collective_constants import CollectiveConstants
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.topology.placement import GroupPlacement
 
@@ -150,6 +151,8 @@ def machine(hardware: str, fabric: str) -> tuple[HardwareProfile | None, str]:
         nic["kind"] = kind
     if nic:
         parts["nic"] = profile.nic.model_copy(update=nic)
+    if parts:  # another machine than the profile's: the constants of its own kind are looked up
+        parts["collectives"] = CollectiveConstants()
     return (profile.model_copy(update=parts) if parts else profile), rule.variant
 
 

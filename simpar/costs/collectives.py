@@ -52,7 +52,9 @@ class CollectiveModel:
         protocol: str | None = None,
     ) -> None:
         self.hardware = hardware
-        self._scale_up, self._network, self._bands, self._provenance = constants_of(hardware)
+        known = constants_of(hardware)
+        self._scale_up, self._network, self._bands = known.scale_up, known.network, known.bands
+        self._provenance = {False: known.within, True: known.between}
         self._own = kernels_of(hardware)
         self._nvls = nvls and hardware.scale_up.in_network_reduction
         self._sharp = sharp and hardware.fabric.in_network_reduction
@@ -134,12 +136,12 @@ class CollectiveModel:
         terms = ((f"{prefix}/latency", latency), (f"{prefix}/transfer", transfer), (f"{prefix}/fill", fill))
         seconds = latency + transfer + fill
         low, high = self.interval("network" if placement.num_domains > 1 else "domain", bytes_)
-        return Price(seconds, seconds * low, seconds * high, self._provenance_of(), terms)
+        return Price(seconds, seconds * low, seconds * high, self._provenance_of(placement), terms)
 
-    def _provenance_of(self) -> Provenance:
+    def _provenance_of(self, placement: GroupPlacement) -> Provenance:
         if self.hardware.gpu.vendor == "cpu" or self.hardware.scale_up.kind == "ici":
             return Provenance.PUBLISHED
-        return self._provenance
+        return self._provenance[placement.num_domains > 1]
 
     def interval(self, scope: Scope, bytes_: float) -> tuple[float, float]:
         """Ends of the 80 % interval of measured / predicted."""

@@ -86,3 +86,32 @@ def custom_row(raw: Mapping[str, str], row_id: str) -> KernelRow:
     placement = packed(hardware, gpus, -(-gpus // hardware.gpus_per_node))
     return KernelRow(row_id, group, seconds, hardware, placement, bytes_=float(raw["bytes"]), kernel=kernel,
                      graph="eager" not in name)  # fmt: skip
+
+
+PUBLISHED_MODES = {"normal": 4096, "low_latency": 128}
+"""Tokens of one rank in DeepEP's published tables (7168 values, top-8 of 256 experts, 4 groups at most)."""
+
+
+def published_rows(raw: Mapping[str, str], row_id: str) -> Iterator[KernelRow]:
+    """Dispatch and combine of a row of published figures; only DeepEP's times are comparable."""
+    mode, ranks, library = str(raw["mode"]), int(raw["ep"]), str(raw["library"])
+    hardware, _ = machine(str(raw["hardware"]), "")
+    for direction in ("dispatch", "combine"):
+        one, text = f"{row_id}:{direction}", str(raw[f"{direction}_us"] or "")
+        group = {"hardware": raw["hardware"], "library": library, "mode": mode, "gpus": ranks, "nodes": -(-ranks // 8),
+                 "collective": f"expert_{direction}"}  # fmt: skip
+        reason = ""
+        if not text:
+            reason = "a bandwidth of the library's own definition, no time"
+        elif not library.startswith("DeepEP") or "pure RDMA" in library:
+            reason = "another library than DeepEP with NVLink"
+        elif hardware is None:
+            reason = f"no profile is near {raw['hardware']!r}"
+        if reason or hardware is None:
+            yield KernelRow(one, group, float(text or 0) * 1e-6, skipped=reason)
+            continue
+        placement = packed(hardware, ranks, -(-ranks // hardware.gpus_per_node))
+        yield KernelRow(
+            one, group, float(text) * 1e-6, hardware, placement, direction, mode, PUBLISHED_MODES[mode], 7168,
+            FP8_BYTES if direction == "dispatch" else 2.0, 8, 256, int(raw["sms"] or DEFAULT_SMS),
+        )  # fmt: skip

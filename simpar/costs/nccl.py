@@ -41,7 +41,7 @@ def _ring(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConsta
     rounds = 2 if collective == "all_reduce" else 1
     between = rounds * (g.domains - 1)
     within = rounds * (n - 1) - between
-    wire = traffic(collective, n)
+    wire, extra = traffic(collective, n), net.base_s if between else 0.0
     out = wire / (net.ring_efficiency * g.domain_out_bytes_per_s)
     hops = (("LL", ring.ll_base_s, ring.ll_hop_s, net.ll_hop_s, ring.ll_efficiency),
             ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency))
@@ -51,8 +51,9 @@ def _ring(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConsta
         limit = ring.low_latency_bytes_per_rank * n if g.domains == 1 else inf
         if g.domains > 1 and collective == "all_reduce":
             limit = net.low_latency_bytes
-        yield Law("Ring", protocol, base + within * hop + between * (far + g.extra_latency_s), beta, max_bytes=limit)
-    alpha = ring.simple_base_s + within * ring.simple_hop_s + between * (net.simple_hop_s + g.extra_latency_s)
+        alpha = base + extra + within * hop + between * (far + g.extra_latency_s)
+        yield Law("Ring", protocol, alpha, beta, max_bytes=limit)
+    alpha = ring.simple_base_s + extra + within * ring.simple_hop_s + between * (net.simple_hop_s + g.extra_latency_s)
     inner = wire * _link_beta(collective, g, up, n if g.domains == 1 else max(2, g.per_domain))
     gamma = fill(ring.fill_s, inner) + (fill(net.fill_s, out) if between else 0.0)
     full = net.full_bytes if between else inf
@@ -73,10 +74,10 @@ def _tree(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[
         ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency),
     ):
         beta = max(wire / (efficiency * g.link_bytes_per_s), out / PAYLOAD[protocol])
-        alpha = base + chain * hop + 2 * depth * (far + g.extra_latency_s)
+        alpha = base + net.base_s + chain * hop + 2 * depth * (far + g.extra_latency_s)
         yield Law("Tree", protocol, alpha, beta, max_bytes=net.low_latency_bytes)
     inner = wire * _link_beta("all_reduce", g, up, max(2, g.per_domain))
-    alpha = ring.simple_base_s + net.tree_base_s + chain * ring.simple_hop_s
+    alpha = ring.simple_base_s + net.base_s + net.tree_base_s + chain * ring.simple_hop_s
     alpha += 2 * depth * (net.tree_hop_s + g.extra_latency_s)
     gamma = fill(ring.fill_s, inner) + fill(net.fill_s, out, depth ** (2 * net.fill_exponent))
     yield Law("Tree", "Simple", alpha, max(inner, out), gamma, full_bytes=net.full_bytes)
@@ -89,13 +90,14 @@ def _nvls(g: Geometry, nvls: NvlsConstants, net: NetworkConstants, sharp: bool) 
     if g.domains == 1:
         yield Law("NVLS", "Simple", alpha, inner, gamma)
         return
+    alpha += net.base_s + net.tree_base_s
     if sharp:
         out = 1.0 / (net.tree_efficiency * g.domain_out_bytes_per_s)
-        rise = net.tree_base_s + net.tree_hop_s + g.extra_latency_s
+        rise = net.tree_hop_s + g.extra_latency_s
         yield Law("NVLS", "Simple", alpha + rise, max(inner, out), gamma + fill(net.fill_s, out))
     depth = log2(g.domains)
     out = (1.0 if g.domains == 2 else 2.0) / (net.tree_efficiency * g.domain_out_bytes_per_s)
-    alpha += net.tree_base_s + 2 * depth * (net.tree_hop_s + g.extra_latency_s)
+    alpha += 2 * depth * (net.tree_hop_s + g.extra_latency_s)
     gamma += fill(net.fill_s, out, depth ** (2 * net.fill_exponent))
     yield Law("NVLSTree", "Simple", alpha, max(inner, out), gamma, full_bytes=net.full_bytes)
 
@@ -105,7 +107,7 @@ def _collnet(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterat
     inner = 2.0 * _link_beta("all_reduce", g, up, max(2, g.per_domain))
     out = 1.0 / (net.tree_efficiency * g.domain_out_bytes_per_s)
     alpha = up.ring.simple_base_s + 2 * up.ring.simple_hop_s * min(1, g.per_domain - 1)
-    alpha += net.tree_base_s + net.tree_hop_s + g.extra_latency_s
+    alpha += net.base_s + net.tree_base_s + net.tree_hop_s + g.extra_latency_s
     gamma = fill(up.ring.fill_s, inner) + fill(net.fill_s, out)
     yield Law("CollNetDirect", "Simple", alpha, max(inner, out), gamma)
 
@@ -113,7 +115,7 @@ def _collnet(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterat
 def _pat(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> Iterator[Law]:
     """PAT: logarithmic all-gather / reduce-scatter for one rank per domain; three quarters of the ring's bandwidth."""
     out = traffic(collective, g.size) / (0.75 * net.ring_efficiency * g.domain_out_bytes_per_s)
-    alpha = up.ring.simple_base_s + log2(g.size) * (net.simple_hop_s / 3.5 + g.extra_latency_s) + 2.8e-6 * log2(g.size)
+    alpha = up.ring.simple_base_s + net.base_s + log2(g.size) * (net.simple_hop_s / 3.5 + g.extra_latency_s) + 2.8e-6 * log2(g.size)
     yield Law("PAT", "Simple", alpha, out, fill(net.fill_s, out))
 
 

@@ -26,8 +26,15 @@ def _all_to_all(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> lis
     near = (g.per_domain - 1 + peer.local_copy) / n / (peer.efficiency * _shared(g, up) * g.link_bytes_per_s)
     gamma = fill(peer.fill_s, near)
     if g.domains == 1:
+        base = peer.base_s + late
         slow = (n - 1) / n / (peer.ll_efficiency * _shared(g, up) * g.link_bytes_per_s)
-        return [Law("P2P", "Simple", peer.base_s + late, near, gamma, min(32, 4 * n)), Law("P2P", "LL", peer.base_s + late, slow)]
+        found = [Law("P2P", "LL", base, slow), Law("P2P", "Simple", base, near, gamma, min(32, 4 * n))]
+        rounds = 1 << (n - 1).bit_length()
+        if n > BATCH and rounds != n:
+            # The rounds are laid out for the next power of two: ranks idle in some, until enough is in flight.
+            idle = Law("P2P", "Simple", base, near * rounds / n, gamma * (rounds / n) ** 0.5, 32)
+            found[1:] = [idle, Law("P2P", "Simple", base + peer.uneven_s, near, gamma, 32)]
+        return found
     out = (n - g.fewest_per_domain) / n / (net.peer_efficiency * g.rank_out_bytes_per_s)
     remote = n - g.fewest_per_domain
     alpha = peer.base_s + net.peer_base_s + net.peer_s * remote + g.extra_latency_s
@@ -40,7 +47,7 @@ def _pair(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]
         few, beta = (1.0 / (e * g.link_bytes_per_s) for e in (peer.pair_few_efficiency, peer.pair_efficiency))
         opened = Law("P2P", "Simple", peer.pair_base_s, beta, channels=32, floor_s=peer.pair_floor_s)
         return [Law("P2P", "Simple", peer.pair_base_s, few, channels=4), opened]
-    beta = 1.0 / (net.peer_efficiency * g.pair_out_bytes_per_s)
+    beta = 1.0 / (net.ring_efficiency * g.pair_out_bytes_per_s)
     alpha = peer.pair_base_s + net.peer_base_s + g.extra_latency_s
     return [Law("P2P", "Simple", alpha, beta, fill(net.peer_fill_s, beta), 4)]
 

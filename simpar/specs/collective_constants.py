@@ -94,6 +94,8 @@ class PeerConstants(Spec):
     local_copy: NonNegative
     fill_s: NonNegative
     ll_efficiency: Fraction = 0.1
+    uneven_s: NonNegative = 0.0
+    """Most that idle rounds cost where the ranks are more than one batch and no power of two."""
     pair_base_s: NonNegative
     pair_efficiency: Fraction
     """One pair, all channels open."""
@@ -119,6 +121,8 @@ class NetworkConstants(Spec):
 
     machine: str
     kind: Evidence
+    base_s: NonNegative = 0.0
+    """Set-up of any ring or tree that leaves the domain (proxy threads), beyond its hops."""
     ll_hop_s: NonNegative
     ll128_hop_s: NonNegative
     simple_hop_s: NonNegative
