@@ -400,3 +400,62 @@ def test_tried_layouts_all_divide_and_one_that_fits_is_found() -> None:
     assert estimate.fits
     tiny = phase_scenario(make_plan(raw), make_plan(raw).phases[0])
     assert not SimulatedSteps().best_layout(tiny).fits
+
+
+def test_comparisons_search_the_layout_again_unless_told_to_keep_it(tmp_path: Path) -> None:
+    path = tmp_path / "simulated.toml"
+    scenario = 'scenario = "llama3.1-405b_h100x16384_tp8pp16.toml"'
+    path.write_text(f'[[phases]]\ntokens = "2T"\n{scenario}\n[cluster]\nnum_nodes = 2048\nspares = 64\n', encoding="utf-8")
+
+    class Counting(Linear):
+        searched = 0
+
+        def best_layout(self, scenario: Scenario) -> StepEstimate:
+            self.searched += 1
+            return self.estimate(scenario)
+
+    for keep, expected in ((False, 2), (True, 0)):
+        steps = Counting()
+        options = PlanOptions(repetitions=2, sweep=("cluster.fabric.oversubscription=1,2",), keep_layout=keep)
+        report = ask(path, options, steps)
+        assert steps.searched == expected
+        assert len(report.studies[0].points) == 2
+
+
+def test_a_hopeless_plan_is_not_simulated_to_the_last_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = answer_module.simulate_run
+
+    def counted(model: Any, seed: int, repetition: int, **options: Any) -> Any:
+        calls.append(repetition)
+        return real(model, seed, repetition, **options)
+
+    monkeypatch.setattr(answer_module, "simulate_run", counted)
+    raw = table(cluster={"num_nodes": 2048, "spares": 0}, reliability={"repair": "5 d"})
+    found = answer(make_plan(raw), Linear(), Simulation(50))
+    assert not found.feasible
+    assert len(calls) < 10
+
+
+def test_what_if_scales_reach_the_hardware() -> None:
+    raw = table()
+    before = phase_scenario(make_plan(raw), make_plan(raw).phases[0]).hardware
+    cluster = {"num_nodes": 2048, "memory_scale": 1.25, "nic_bandwidth_scale": 2.0, "scale_up_bandwidth_scale": 0.5}
+    plan = make_plan(table(cluster=cluster | {"fabric": {"nics_per_node": 9}}))
+    after = phase_scenario(plan, plan.phases[0]).hardware
+    assert after.gpu.memory.value == 1.25 * before.gpu.memory.value
+    assert after.nic.bandwidth.value == 2.0 * before.nic.bandwidth.value
+    assert after.scale_up.bandwidth.value == 0.5 * before.scale_up.bandwidth.value
+    assert after.nic.count == 9
+    assert after.gpu.memory.kind == "assumed"
+
+
+def test_the_plan_of_the_guide_runs() -> None:
+    import tomllib
+
+    text = (Path(__file__).resolve().parent.parent / "docs" / "planning.md").read_text(encoding="utf-8")
+    raw = tomllib.loads(text.split("```toml\n")[1].split("```")[0])
+    found = answer(make_plan({**raw, "file": "docs/planning.md"}), Linear(per_gpu=2000.0), Simulation(3))
+    assert found.days is not None
+    assert found.resolved.run is not None
+    assert [stage.nodes for stage in found.resolved.run.stages] == [64, 128]

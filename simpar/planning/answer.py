@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from simpar.specs.planfile import PlanFile
 
 DEFAULT_REPETITIONS = 200
 _COMMIT_EVERY = 20
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def answer_resolved(resolved: Resolved, simulation: Simulation = Simulation(), *
     plan, run = resolved.plan, resolved.run
     if run is None or not resolved.feasible:
         return Answer(plan.name, resolved, False, resolved.binding, simulation, closed_forms=closed_forms(resolved) if run else {})
-    outcomes = repetitions(run, simulation)
+    outcomes = _unless_hopeless(run, simulation) or repetitions(run, simulation)
     stuck = [outcome for outcome in outcomes if not outcome.finished]
     if stuck:
         reason = _stuck_reason(stuck, len(outcomes))
@@ -131,6 +132,15 @@ def answer_resolved(resolved: Resolved, simulation: Simulation = Simulation(), *
             closed_forms=closed_forms(resolved),
         )
     return _summary(resolved, run, outcomes, simulation, record=record)
+
+
+def _unless_hopeless(run: RunModel, simulation: Simulation) -> list[Outcome] | None:
+    """The first few repetitions when none of them comes to an end: the others would not either, and take long."""
+    few = replace(simulation, repetitions=min(_FEW, simulation.repetitions))
+    outcomes = repetitions(run, few)
+    if any(outcome.finished for outcome in outcomes):
+        return outcomes if few == simulation else None
+    return outcomes
 
 
 def _summary(resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], simulation: Simulation, *, record: bool) -> Answer:

@@ -13,6 +13,9 @@ from simpar.planning.study import Point, Study
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.planfile import PlanFile, make_plan
 
+MOST_TRIES = 4
+"""Cluster sizes tried for one that has a layout."""
+
 
 def sweep(solver: Solver, text: str) -> Study:
     """Every value of one field ("cluster.num_nodes=128..2048x2"), all else the same.
@@ -94,7 +97,7 @@ def marginal(solver: Solver) -> Study:
     """What one more, or a little more, of each resource is worth against the plan as it is."""
     plan = make_plan(solver.table)
     improved = (solver.point(more.label, more.values) for more in _improvements(plan, solver))
-    tried = (solver.point("as planned", {}), *improved)
+    tried = (solver.point("as planned", {}), *_more_nodes(plan, solver), *improved)
     return Study("marginal", "the value of a little more", tried, _marginal_text(tried), None)
 
 
@@ -107,10 +110,19 @@ def _marginal_text(points: tuple[Point, ...]) -> str:
     return f"most days are saved by {label}: {saved:.3g} of {base.p50:.4g}"
 
 
+def _more_nodes(plan: PlanFile, solver: Solver) -> list[Point]:
+    """The next larger cluster that runs; where none does, the first one tried."""
+    nodes = plan.cluster.num_nodes
+    larger = [count for count in node_counts(plan) if count >= nodes * 1.05][:MOST_TRIES]
+    points: list[Point] = []
+    for count in larger:
+        points.append(solver.point(f"{count - nodes} more nodes", {"cluster.num_nodes": count}))
+        if points[-1].answer.days is not None:
+            return points[-1:]
+    return points[:1]
+
+
 def _improvements(plan: PlanFile, solver: Solver) -> Iterator[_More]:
-    larger = next((n for n in node_counts(plan) if n >= plan.cluster.num_nodes * 1.05), None)
-    if larger:
-        yield _More(f"{larger - plan.cluster.num_nodes} more nodes", {"cluster.num_nodes": larger})
     yield _More("one more spare", {"cluster.spares": plan.cluster.spares + 1})
     scenarios = [phase for phase in plan.phases if phase.scenario is not None]
     if scenarios:

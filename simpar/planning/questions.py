@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class PlanOptions:
         deadline: replaces the plan's ("60d").
         compare: hardware profiles, separated by commas.
         sweep: "field=128..2048x2" or "field=1,2,4,7", each one.
+        keep_layout: comparisons, sweeps and marginal values keep the layouts of simulated phases; otherwise every point
+            has its layouts searched again, which is what a planner would do with other machines.
         overrides: --set, such as "cluster.num_nodes=256".
         json, html: what comes out; without them a table.
         store, resume: keep finished repetitions in SQLite, and take them from there.
@@ -38,6 +41,7 @@ class PlanOptions:
     sweep: tuple[str, ...] = ()
     sensitivity: bool = False
     marginal: bool = False
+    keep_layout: bool = False
     overrides: tuple[str, ...] = ()
     json: bool = False
     html: Path | None = None
@@ -101,10 +105,21 @@ def ask(plan_path: str | Path, options: PlanOptions, steps: StepModel) -> PlanRe
     return PlanReport(found, compare_published(found), studies, tornado)
 
 
+def with_searched_layouts(table: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the raw plan `table` in which the layout of every simulated phase is searched."""
+    changed = copy.deepcopy(table)
+    for phase in changed.get("phases", []):
+        if phase.get("scenario"):
+            phase["layout"] = "search"
+    return changed
+
+
 def _studies(table: dict[str, Any], options: PlanOptions, solver: Solver) -> tuple[Study, ...]:
     studies: list[Study] = []
     if options.solve is not None:
         studies.append(SOLVERS[options.solve](solver))
+    if not options.keep_layout:
+        solver = replace(solver, table=with_searched_layouts(table))
     if options.compare is not None:
         names = [name.strip() for name in options.compare.split(",") if name.strip()]
         if not names:
