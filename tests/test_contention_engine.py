@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_programs import prices, programs, send, table, transfer_program
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine_equal import counted
 
@@ -178,6 +178,7 @@ def contended(draw, latency: bool = True):
     return program, price_table, Contention(TableNetwork(np.array(capacity), routes), part)
 
 
+@settings(max_examples=50)
 @given(contended())
 def test_no_transfer_is_faster_than_its_price(case):
     program, price_table, contention = case
@@ -188,6 +189,7 @@ def test_no_transfer_is_faster_than_its_price(case):
     assert timeline.seconds[fixed] == pytest.approx(price_table.seconds[program.price][fixed], abs=tolerance)
 
 
+@settings(max_examples=50)
 @given(contended())
 def test_contention_never_speeds_a_program_up(case):
     program, price_table, contention = case
@@ -196,6 +198,7 @@ def test_contention_never_speeds_a_program_up(case):
     assert (timeline.finish >= longest_path(program, price_table).finish - tolerance).all()
 
 
+@settings(max_examples=50)
 @given(contended())
 def test_ample_links_change_nothing_at_all(case):
     program, price_table, contention = case
@@ -205,6 +208,7 @@ def test_ample_links_change_nothing_at_all(case):
         assert found.finish.tobytes() == longest_path(program, price_table).finish.tobytes()
 
 
+@settings(max_examples=50)
 @given(contended(latency=False), st.sampled_from([0.5, 4.0]))
 def test_scaling_every_link_and_price_scales_time(case, factor):
     """A network and prices k times slower: everything happens k times later."""
@@ -215,6 +219,7 @@ def test_scaling_every_link_and_price_scales_time(case, factor):
     assert scaled.finish == pytest.approx(factor * base.finish, rel=1e-9, abs=1e-9)
 
 
+@settings(max_examples=50)
 @given(contended())
 def test_wider_links_in_series_change_nothing(case):
     program, price_table, contention = case
@@ -227,6 +232,7 @@ def test_wider_links_in_series_change_nothing(case):
     assert found.finish == pytest.approx(base.finish, rel=1e-9, abs=1e-9)
 
 
+@settings(max_examples=50)
 @given(contended())
 def test_leaving_links_out_is_exact(case):
     """The same run with every link kept, whether or not it can decide anything."""
@@ -252,6 +258,7 @@ def test_work_is_conserved_on_a_saturated_link(sizes):
     assert np.sort(found) == pytest.approx(shares, rel=1e-9)
 
 
+@settings(max_examples=50)
 @given(contended(), st.booleans())
 def test_events_per_op_stay_bounded(case, interference):
     """At most three per op on average: its own, a settling, a second look, each at most once per start and end."""
