@@ -13,6 +13,8 @@ from simpar.result.result import Result
 MAX_RANKS = 1024
 """More GPUs than this are shown as one pipeline replica."""
 MAX_NODES = 160
+FEW_RANKS = 64
+"""A replica of fewer GPUs says little: the first GPUs of the job are shown."""
 _DIMENSIONS = {
     "pp": "pipeline rank", "tp": "tensor rank", "cp": "context rank", "dp": "data rank", "ep": "expert rank",
 }  # fmt: skip
@@ -32,6 +34,8 @@ def shown_gpus(result: Result) -> tuple[IntArray, str]:
     whole = whole[whole < mesh.world_size]
     if len(replica) < len(whole) <= MAX_RANKS:
         replica, part = whole, f"the nodes of {part}"
+    if len(replica) < FEW_RANKS:
+        return np.arange(4 * FEW_RANKS), f"The first {4 * FEW_RANKS} of {mesh.world_size:,} GPUs."
     return replica, f"{len(replica):,} of {mesh.world_size:,} GPUs: {part}."
 
 
@@ -68,7 +72,7 @@ def _view(dimension: str, ranks: IntArray, column: IntArray, nodes: IntArray, at
         value[row][node] = where[dimension]
         label[row][node] = str(where[dimension])
     most = max(where[dimension] for where in at)
-    bar = {"title": {"text": dimension}, "thickness": 12, "tick0": 0, "dtick": max(most // 8, 1)}
+    bar = {"title": {"text": dimension}, "thickness": 12, "tick0": 0, "dtick": -(-(most + 1) // 8)}
     trace: dict[str, Any] = {
         "type": "heatmap", "z": value, "customdata": hover.tolist(), "hovertemplate": "%{customdata}<extra></extra>", "xgap": 1,
         "ygap": 1, "colorscale": "Cividis", "hoverongaps": False, "colorbar": bar,

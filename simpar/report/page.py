@@ -25,7 +25,6 @@ p { margin: 3px 0; } .soft { color: var(--soft); font-size: 13px; } .warn { colo
 .cards { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 12px; align-items: stretch; }
 .card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; grid-column: span 12; }
 @media (min-width: 1100px) { .half { grid-column: span 6; } }
-@media (min-width: 1500px) { .third { grid-column: span 4; } .twothirds { grid-column: span 8; } }
 .plot { width: 100%; } .scroll { overflow-x: auto; }
 label { font-size: 13px; color: var(--soft); } select { font: inherit; font-size: 13px; }
 table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 16px 3px 0; text-align: left; vertical-align: top; }
@@ -58,7 +57,7 @@ class Table:
 
 
 def card(title: str, body: str, width: str = "", note: str = "") -> str:
-    """A section; `width` is "", half, third or twothirds of a wide screen."""
+    """A section; `width` is "" or "half" of a wide screen."""
     text = f"<p class=soft>{escape(note)}</p>" if note else ""
     return f'<section class="card {width}"><h2>{escape(title)}</h2>{text}{body}</section>'
 

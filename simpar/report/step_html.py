@@ -102,7 +102,7 @@ def _peak(result: Result) -> str:
     rows = [(name.replace("_", " "), format_bytes(v), f"{v / total:.1%}" if total else "") for name, v in parts]
     rows.append(("device", format_bytes(total), f"{total / result.device_memory_bytes:.1%} of the device"))
     title = f"Peak of pipeline rank {worst.rank}, the fullest, at {format_seconds(worst.peak_time_s)}"
-    return card(title, Table(("", "bytes", "share"), rows, (1, 2)).html(), "third half")
+    return card(title, Table(("", "bytes", "share"), rows, (1, 2)).html(), "half")
 
 
 def _provenance(result: Result) -> str:
@@ -117,7 +117,7 @@ def _provenance(result: Result) -> str:
         rows.append((name.replace("_", " "), result.provenance.get(name, "from the timeline"), format_seconds(seconds),
                      f"{seconds / step:.1%}" if step else "", half))  # fmt: skip
     heads = ("category", "price is", "mean per step", "share", "80 % half-width")
-    return card("Categories and how their prices are known", Table(heads, rows, (2, 3, 4)).html(), "third half")
+    return card("Categories and how their prices are known", Table(heads, rows, (2, 3, 4)).html(), "half")
 
 
 def _published(result: Result) -> str:
