@@ -122,6 +122,16 @@ class AttentionConstants(Spec):
     fit: FitRecord = FitRecord()
 
 
+class BackwardConstants(Spec):
+    """Backward over forward time of an attention kernel: ratio (1 + short_sequence / s)."""
+
+    kernel: Literal["fa1", "fa2", "fa3", "cudnn", "trtllm-gen", "fa4", "unfused"]
+    head_dim: Annotated[int, Field(gt=0)]
+    ratio: Positive
+    short_sequence: NonNegative = 0.0
+    source: str = ""
+
+
 class MoeConstants(Spec):
     """One fused expert operator (routing, permute, two grouped GEMMs, activation, unpermute) on one GPU."""
 
@@ -211,6 +221,7 @@ class KernelConstants(Spec):
     gemm: tuple[GemmConstants, ...] = ()
     """The first of a dtype and mode is the default."""
     attention: tuple[AttentionConstants, ...] = ()
+    backward: tuple[BackwardConstants, ...] = ()
     moe: tuple[MoeConstants, ...] = ()
     directions: DirectionConstants | None = None
     grouped: GroupedConstants | None = None

@@ -1,0 +1,41 @@
+"""Shares of the peak bandwidth from `membound.csv`, by class and implementation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from simpar.costs.memory_bound import BEST_SHARE, DEFAULT_CLASSES, class_share
+from simpar.costs.memory_tables import MemoryRow, memory_rows
+from simpar.specs.kernel_constants import MemoryClass
+
+TIERS = ("tuned", "framework", "eager")
+
+
+def fit_classes(path: Path, gpu: str, architecture: str) -> tuple[dict[str, MemoryClass], float]:
+    """(classes with rows on this GPU or, failing that, its architecture; best achieved share)."""
+    rows = [row for row in memory_rows(path) if row.share is not None]
+    best = BEST_SHARE.get(architecture, 0.8)
+    copies = [row.share for row in rows if row.gpu == gpu and row.kernel in ("copy", "cast") and row.tier == "tuned" and row.share]
+    if copies:
+        best = float(np.max(copies)) if gpu != "a100" else float(np.median(copies))
+    seen: dict[tuple[str, str], list[MemoryRow]] = defaultdict(list)
+    for row in rows:
+        if row.gpu == gpu:
+            seen[row.kernel, row.tier].append(row)
+    found = {}
+    for kernel in sorted({kernel for kernel, _ in seen}):
+        if kernel not in DEFAULT_CLASSES:
+            continue
+        values: dict[str, float] = {}
+        used: list[MemoryRow] = []
+        for tier in TIERS:
+            own = seen.get((kernel, tier), [])
+            used += own
+            values[tier] = round(
+                float(np.median([row.share for row in own if row.share])) if own else class_share(kernel, tier, {}, best), 4
+            )
+        found[kernel] = MemoryClass(**values, rows=len(used), source=f"{path.name} lines {', '.join(str(r.line) for r in used)}")
+    return found, round(best, 4)

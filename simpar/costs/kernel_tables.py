@@ -1,0 +1,134 @@
+"""Tables of measured kernels (CSV) as arrays, and what their names say: GPU, library, power mode, dtype.
+
+File names: `gemm_{gpu}_{dtype}.csv`, `attention_[full_]{gpu}_{kernel}.csv`, `moe_{gpu}_{dtype}_{library}.csv`,
+`simumax_ops.csv`, `flash_attention_charts.csv`, `membound.csv`. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import InputError, Violation
+from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
+
+Array = NDArray[np.float64]
+PROFILES: Final = {
+    "a100": "dgx-a100-80gb", "a100_pcie": "a100-pcie", "a800": "hgx-a800", "h100": "dgx-h100", "h100_pcie": "h100-pcie",
+    "h200": "dgx-h200", "h200_nvl": "h200-nvl", "gh200": "gh200", "h20": "hgx-h20", "h800": "hgx-h800",
+    "b200": "dgx-b200", "gb200": "gb200-nvl72", "b300": "dgx-b300", "gb300": "gb300-nvl72", "l40s": "l40s",
+    "rtx4090": "rtx-4090", "mi300x": "mi300x",
+}  # fmt: skip
+"""GPU as a table names it -> shipped profile."""
+ALPHAS: Final = {"balanced": 0.0}
+KERNELS: Final = {"fa1": "fa1", "fa2": "fa2", "fa3": "fa3", "fa4": "fa4", "trtllmgen": "trtllm-gen", "cudnn": "cudnn"}
+MICRO: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the name of a time column says."""
+
+    gpu: str
+    dtype: str
+    library: str
+    mode: str
+    quantized: bool
+
+
+def gpu_key(name: str) -> str:
+    """The GPU of a table by its short name ("h100_sxm" -> "h100")."""
+    return name.lower().replace("-", "_").removesuffix("_sxm")
+
+
+def profile_of(gpu: str) -> HardwareProfile | None:
+    """The shipped profile of a GPU as tables name it, or None."""
+    key = gpu_key(gpu)
+    name = PROFILES.get(key) or PROFILES.get(key.split("_")[0])
+    return load_hardware(name) if name in profile_names() else None
+
+
+def column_source(gpu: str, dtype: str, column: str) -> Source:
+    """What column `us_...` of table `gemm_{gpu}_{dtype}` holds."""
+    library = column.removeprefix("us_")
+    mode = "sustained" if "sustained" in library else "burst"
+    block = dtype.startswith("fp8") and ("block" in library or "deepgemm" in library)
+    quantized = dtype.startswith("fp8") and "prequant" not in library
+    return Source(gpu, "fp8_block" if block else dtype, library, mode, quantized)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file.
+
+    Raises:
+        InputError: the file cannot be read or has no rows.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as handle:
+            rows = list(csv.DictReader(handle))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if not rows:
+        raise InputError([Violation("rows", 0, "the table is empty", "a header and at least one row", str(path))])
+    return rows
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text) if text else float("nan")
+    except ValueError:
+        return float("nan")
+
+
+def columns(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Array]:
+    """Every numeric column of a CSV file (NaN where empty), [rows].
+
+    Raises:
+        InputError: unreadable, or a column of `needed` is missing (all of them are named).
+    """
+    rows = read_rows(path)
+    missing = [name for name in needed if name not in rows[0]]
+    if missing:
+        raise InputError([Violation(name, None, "column is missing", f"has {', '.join(rows[0])}", str(path)) for name in missing])
+    return {name: np.array([_number(row.get(name)) for row in rows]) for name in rows[0] if name}
+
+
+def gemm_name(path: Path) -> tuple[str, str]:
+    """(gpu, dtype) of `gemm_{gpu}_{dtype}.csv`."""
+    parts = path.stem.removeprefix("gemm_").split("_")
+    return "_".join(parts[:-1]) or parts[0], parts[-1]
+
+
+def attention_name(path: Path) -> tuple[str, str, str]:
+    """(gpu, kernel, library) of `attention_[full_]{gpu}_{kernel}_{library}.csv`."""
+    parts = path.stem.removeprefix("attention_").removeprefix("full_").split("_")
+    at = next((i for i, part in enumerate(parts) if part in KERNELS), 1)
+    kernel = KERNELS.get(parts[at], "fa2") if at < len(parts) else "fa2"
+    return "_".join(parts[:at]), kernel, "_".join(parts[at + 1 :])
+
+
+def moe_name(path: Path) -> tuple[str, str, str]:
+    """(gpu, dtype, library) of `moe_{gpu}_{dtype}_{library}.csv`."""
+    parts = path.stem.removeprefix("moe_").split("_")
+    at = next((i for i, part in enumerate(parts) if part.startswith(("bf16", "fp8", "fp16", "nvfp4", "int"))), 1)
+    return "_".join(parts[:at]), parts[at] if at < len(parts) else "bf16", "_".join(parts[at + 1 :])
+
+
+def alpha_of(distribution: str) -> float:
+    """Exponent of "power_law_1.2"; 0 for "balanced"."""
+    if distribution in ALPHAS:
+        return ALPHAS[distribution]
+    return _number(distribution.rsplit("_", 1)[-1])
+
+
+def usable(table: dict[str, Array], names: tuple[str, ...], time: str) -> NDArray[np.bool_]:
+    """Rows whose sizes and time are all positive numbers."""
+    ok = np.isfinite(table[time]) & (table[time] > 0)
+    for name in names:
+        ok &= np.isfinite(table[name]) & (table[name] > 0)
+    return np.asarray(ok)

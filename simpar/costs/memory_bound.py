@@ -1,0 +1,61 @@
+"""Memory-bound kernels: t = launches t0 + bytes / (share of the peak bandwidth), by class and implementation.
+
+Classes: copy, norm, norm_backward, activation, activation_backward, softmax, residual, rope, cross_entropy, embedding, adam,
+cast, amax, permute, zero. Implementations: tuned (hand-written: Transformer Engine, Liger, QuACK), framework (JIT-fused or
+compiled by the framework), eager (a chain of elementary operations). Shares: docs/formulas_kernels.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from simpar.registry import unknown
+from simpar.specs.kernel_constants import MemoryClass
+
+KERNEL_LATENCY_S: Final = 2e-6
+"""Start and drain of one kernel on the device (1.5-2.6 us fits of casts and serving kernels)."""
+BEST_SHARE: Final = {"fermi": 0.8, "volta": 0.87, "ampere": 0.86, "ada": 0.88, "hopper": 0.89, "blackwell": 0.76, "cdna3": 0.8, "tpu": 0.85, "cpu": 0.8}
+"""Achieved copy over the peak bandwidth (clone, triad, cast) by architecture."""
+_HOPPER_BEST: Final = 0.89
+
+DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
+    "copy": MemoryClass(tuned=0.89, framework=0.87, eager=0.87),
+    "zero": MemoryClass(tuned=0.89, framework=0.87, eager=0.87),
+    "residual": MemoryClass(tuned=0.88, framework=0.87, eager=0.86),
+    "norm": MemoryClass(tuned=0.85, framework=0.56, eager=0.36),
+    "norm_backward": MemoryClass(tuned=0.5, framework=0.26, eager=0.19),
+    "activation": MemoryClass(tuned=0.88, framework=0.56, eager=0.32),
+    "activation_backward": MemoryClass(tuned=0.8, framework=0.4, eager=0.25),
+    "softmax": MemoryClass(tuned=0.89, framework=0.56, eager=0.5),
+    "rope": MemoryClass(tuned=0.7, framework=0.47, eager=0.25),
+    "cross_entropy": MemoryClass(tuned=0.78, framework=0.6, eager=0.5),
+    "embedding": MemoryClass(tuned=0.82, framework=0.25, eager=0.18),
+    "adam": MemoryClass(tuned=0.87, framework=0.69, eager=0.35),
+    "cast": MemoryClass(tuned=0.87, framework=0.65, eager=0.45),
+    "amax": MemoryClass(tuned=0.6, framework=0.38, eager=0.38),
+    "permute": MemoryClass(tuned=0.48, framework=0.37, eager=0.27),
+}
+"""Shares of the peak measured or published on H100 (membound rows); the fit overrides classes it has rows for."""
+CLASS_SPREAD: Final = {"copy": 0.06, "zero": 0.08, "residual": 0.12, "cast": 0.15, "adam": 0.15, "permute": 0.4}
+"""Half width of the 80 % interval over the value; other classes 0.25."""
+OPTIMIZER_TIERS: Final = {"fused": "tuned", "foreach": "framework", "loop": "eager"}
+
+
+def class_share(kernel: str, implementation: str, fitted: Mapping[str, MemoryClass], best: float) -> float:
+    """Share of the peak bandwidth.
+
+    Raises:
+        UnknownNameError: no such kernel class.
+    """
+    if kernel in fitted:
+        return float(getattr(fitted[kernel], implementation))
+    if kernel not in DEFAULT_CLASSES:
+        raise unknown("memory-bound kernel", kernel, sorted(DEFAULT_CLASSES))
+    share = float(getattr(DEFAULT_CLASSES[kernel], implementation))
+    return min(share * best / _HOPPER_BEST, 1.0)
+
+
+def memory_seconds(bytes_moved: float, bandwidth_bytes_per_s: float, share: float, launches: int) -> float:
+    """Seconds of `launches` kernels that move `bytes_moved` together."""
+    return launches * KERNEL_LATENCY_S + bytes_moved / (bandwidth_bytes_per_s * share)

@@ -1,0 +1,100 @@
+"""Rows of `membound.csv`: achieved bandwidth of memory-bound kernels, as class, implementation and share of the peak."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from simpar.costs.kernel_tables import profile_of, read_rows
+
+_CLASSES: Final = (
+    ("clone", "copy"), ("add/mul", "copy"), ("unary", "copy"), ("residual", "residual"), ("softmax", "softmax"),
+    ("cross-entropy", "cross_entropy"), ("amax", "amax"), ("cast", "cast"), ("quant", "cast"), ("rope", "rope"),
+    ("embedding", "embedding"), ("adam", "adam"), ("permute", "permute"),
+)  # fmt: skip
+_TUNED: Final = ("quack", "liger", "trtllm", "vllm 0", "torchao", "after", "llm.c", "te ", "any tuned")
+_FRAMEWORK: Final = ("compile", "megatron", "jit", "vllm(2023)", "before")
+_GPU_OF: Final = (("gb200", "gb200"), ("b200", "b200"), ("h200", "h200"), ("2400", "h100_500w"), ("h100", "h100"),
+                  ("a100-80g-pcie", "a100_pcie"), ("a100-40g", "a100_40gb"), ("a100", "a100"))  # fmt: skip
+_PEAKS: Final = {"h100_500w": 2400.0, "a100_40gb": 1555.0}
+"""GB/s of GPUs that share a short name with another."""
+NOMINAL_BYTES: Final = 1e9
+"""Rows are fits of a rate: they are compared at this traffic."""
+_PLAIN: Final = ("copy", "residual", "softmax")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """One measured rate.
+
+    Attributes:
+        line: in the file; gpu: short name; kernel: class; tier: tuned, framework, eager.
+        latency_s: fitted start-up time, 0 where not given.
+        bytes_per_s: achieved, None where the row states none; share: of the peak, None likewise or not told as one number.
+        skipped: why it has no rate.
+    """
+
+    line: int
+    gpu: str
+    name: str
+    kernel: str
+    implementation: str
+    tier: str
+    latency_s: float
+    bytes_per_s: float | None
+    share: float | None
+    skipped: str = ""
+
+
+def kernel_class(name: str) -> str:
+    """Class of a kernel by its name in the table."""
+    low = name.lower()
+    for text, kernel in _CLASSES:
+        if text in low:
+            return kernel
+    backward = "bwd" in low
+    if "norm" in low:
+        return "norm_backward" if backward else "norm"
+    return "activation_backward" if backward else "activation"
+
+
+def tier_of(kernel: str, implementation: str) -> str:
+    """Implementation class: plain torch counts as tuned where one kernel is all there is to do."""
+    low = implementation.lower()
+    if any(text in low for text in _FRAMEWORK):
+        return "framework"
+    if any(text in low for text in _TUNED):
+        return "tuned"
+    return "tuned" if kernel in _PLAIN and "eager" not in low else "eager"
+
+
+def _gpu(name: str) -> str:
+    low = name.lower()
+    return next((gpu for text, gpu in _GPU_OF if text in low), low)
+
+
+def _peak(gpu: str) -> float | None:
+    if gpu in _PEAKS:
+        return _PEAKS[gpu] * 1e9
+    profile = profile_of(gpu)
+    return profile.gpu.memory_bandwidth.value if profile else None
+
+
+def memory_rows(path: Path) -> list[MemoryRow]:
+    """The table's rows."""
+    found = []
+    for line, row in enumerate(read_rows(path), 2):
+        gpu, kernel = _gpu(row["gpu"]), kernel_class(row["kernel"])
+        tier = tier_of(kernel, row["impl"])
+        numbers = [float(v) for v in re.findall(r"\d+(?:\.\d+)?", (row["GBps"] or "").split("(")[0])]
+        rate = sum(numbers) / len(numbers) * 1e9 if numbers else None
+        peak = _peak(gpu)
+        share = rate / peak if rate and peak else None
+        latency = float(row["t0_us"]) * 1e-6 if row["t0_us"] else 0.0
+        skipped = "" if rate else "the row gives no bandwidth"
+        if rate and not peak:
+            skipped = f"no peak bandwidth known for {row['gpu']}"
+        found.append(MemoryRow(line, gpu, row["kernel"], kernel, row["impl"], tier, latency, rate, share, skipped))
+    return found
