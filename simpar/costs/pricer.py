@@ -80,6 +80,7 @@ class LayoutPricer:
         self._ops: dict[object, Price] = {}
         self._blocks: dict[tuple[int, str], BlockPrice] = {}
         self._keys: dict[Key, KeyPrice] = {}
+        self._gaps: dict[tuple[int, str], tuple[float, tuple[float, ...]]] = {}
 
     def price(self, key: Key) -> KeyPrice:
         """The price of one key."""
@@ -188,7 +189,27 @@ class LayoutPricer:
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
-        return self._sum([(self.block(b, key.phase), key.phase) for b in blocks])
+        gap = sum(self._gap(key.stage, block, key.phase) for block in range(key.first, key.last))
+        return self._sum([self.block(b, key.phase) for b in blocks], gap)
+
+    def _gap(self, stage: int, block: int, phase: str) -> float:
+        """A block's share of the time by which the host is slower than the device over its stage's pass.
+
+        The host runs ahead of the device within a pass, so only the totals count; the share is by host time.
+        """
+        gap, host = self._stage_host(stage, phase)
+        return gap * host[block] if gap else 0.0
+
+    def _stage_host(self, stage: int, phase: str) -> tuple[float, tuple[float, ...]]:
+        """(seconds by which the host is slower over a stage's pass, each block's share of the host's time)."""
+        found = self._gaps.get((stage, phase))
+        if found is None:
+            prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
+            host = [self._launch_seconds(p.kernels, phase) for p in prices]
+            total = sum(host)
+            gap = max(total - sum(p.seconds for p in prices), 0.0)
+            found = self._gaps[stage, phase] = (gap, tuple(h / total for h in host) if total else ())
+        return found
 
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""
@@ -201,29 +222,25 @@ class LayoutPricer:
 
     def _launch_gap(self, key: LaunchGap) -> KeyPrice:
         block = self.block(self.layout.stage_blocks[key.stage][key.block], key.phase)
-        gap = max(self._launch_seconds(block.kernels, key.phase) - block.seconds, 0.0)
+        gap = self._gap(key.stage, key.block, key.phase)
         return KeyPrice(gap, ((LAUNCH, gap),), ((LAUNCH, 0.3 * gap, 0.3 * gap),), 0.0, (), block.provenance)
 
     def _overlapped(self, key: Overlapped) -> KeyPrice:
         forward = self.layout.stage_blocks[key.forward_stage]
         backward = self.layout.stage_blocks[key.backward_stage][::-1]
         common = min(len(forward), len(backward))
-        pairs = [
-            (price_pair(f.forward, b.backward, self.op_price), "F") for f, b in zip(forward, backward, strict=False)
-        ]
-        rest = [(self.block(b, "F"), "F") for b in forward[common:]]
-        rest += [(self.block(b, "B"), "B") for b in backward[common:]]
-        return self._sum([*pairs, *rest])
+        found = [price_pair(f.forward, b.backward, self.op_price) for f, b in zip(forward, backward, strict=False)]
+        found += [self.block(b, "F") for b in forward[common:]]
+        found += [self.block(b, "B") for b in backward[common:]]
+        gap = self._stage_host(key.forward_stage, "F")[0] + self._stage_host(key.backward_stage, "B")[0]
+        return self._sum(found, gap)
 
-    def _sum(self, prices: Sequence[tuple[BlockPrice, str]]) -> KeyPrice:
+    def _sum(self, prices: Sequence[BlockPrice], gap: float) -> KeyPrice:
         terms: dict[str, float] = {}
         up: dict[str, float] = {}
         down: dict[str, float] = {}
         busy: dict[str, float] = {}
-        total, device, host = 0.0, 0.0, 0.0
-        for price, phase in prices:
-            device += price.seconds
-            host += self._launch_seconds(price.kernels, phase)
+        for price in prices:
             for name, seconds in price.terms:
                 terms[name] = terms.get(name, 0.0) + seconds
             for name, more, less in price.spread:
@@ -231,14 +248,12 @@ class LayoutPricer:
                 down[name] = down.get(name, 0.0) + less
             for name, seconds in price.communication_s:
                 busy[name] = busy.get(name, 0.0) + seconds
-        # The host runs ahead of the device within a stage's pass; whoever is slower over it sets the time.
-        total = max(device, host)
-        if total > device:
-            terms[LAUNCH] = total - device
-            up[LAUNCH], down[LAUNCH] = 0.3 * terms[LAUNCH], 0.3 * terms[LAUNCH]
+        if gap:
+            terms[LAUNCH], up[LAUNCH], down[LAUNCH] = gap, 0.3 * gap, 0.3 * gap
         return KeyPrice(
-            total, tuple(terms.items()), tuple((n, up.get(n, 0.0), down.get(n, 0.0)) for n in terms), 0.0,
-            tuple(busy.items()), worst([p.provenance for p, _ in prices]),
+            sum(p.seconds for p in prices) + gap, tuple(terms.items()),
+            tuple((n, up.get(n, 0.0), down.get(n, 0.0)) for n in terms), 0.0, tuple(busy.items()),
+            worst([p.provenance for p in prices]),
         )  # fmt: skip
 
     # -- communication ---------------------------------------------------------------------------------------------

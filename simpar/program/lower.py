@@ -13,6 +13,7 @@ collectives hold the streams of every rank that takes part.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Literal
 
 from simpar.parallel.keys import (
@@ -87,7 +88,19 @@ class _Lowering:
         return self.schedule.stage_to_rank[stage]
 
     def model_stage(self, stage: int) -> int:
-        return self.schedule.model_stage(stage)
+        return self._model_stages[stage]
+
+    @cached_property
+    def _model_stages(self) -> tuple[int, ...]:
+        return tuple(self.schedule.model_stage(s) for s in range(self.schedule.num_stages))
+
+    @cached_property
+    def _chains(self) -> tuple[range, ...]:
+        return tuple(self.schedule.chain_of(s).stages for s in range(self.schedule.num_stages))
+
+    @cached_property
+    def _stream_cache(self) -> dict[tuple[int, int, str], tuple[Stream, ...]]:
+        return {}
 
     def blocks(self, stage: int) -> int:
         return len(self.layout.stage_blocks[self.model_stage(stage)])
@@ -108,7 +121,7 @@ class _Lowering:
         forward = leaf.phase is Phase.F
         if count == 0:
             return [(0, 0)]
-        if self.detail != "stage" or self.gather_always:
+        if self.detail != "stage" or self.gather_always or self.offloads:
             pieces = [(i, i + 1) for i in range(count)]
         elif self._cut(stage, leaf):
             pieces = sorted(self.buckets(stage))
@@ -134,7 +147,11 @@ class _Lowering:
 
     def streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
         """Streams of `kind` of all ranks that the current copy of pipeline rank `rank` joins."""
-        return tuple(Stream(r, kind) for r in self.units.ranks(self.copy, rank))
+        key = (self.copy, rank, kind)
+        found = self._stream_cache.get(key)
+        if found is None:
+            found = self._stream_cache[key] = tuple(Stream(r, kind) for r in self.units.ranks(self.copy, rank))
+        return found
 
     def all_streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
         """The same over all copies: for data-parallel collectives."""
@@ -348,7 +365,7 @@ class _Lowering:
             return
         forward = leaf.phase is Phase.F
         target = leaf.stage + (1 if forward else -1)
-        chain = self.schedule.chain_of(leaf.stage).stages
+        chain = self._chains[leaf.stage]
         if target not in chain or self.rank_of(target) == rank:
             return
         letter = "F" if forward else "B"

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
 from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.split import LocalBlock
-from simpar.program.program import FloatArray, OpKind, Program
+from simpar.program.program import FloatArray, IntArray, Program
 
+BoolArray = NDArray[np.bool_]
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "activations", "recompute", "gradients_in_flight", "logits",
     "fsdp_buffers", "communication_buffers",
@@ -132,62 +134,94 @@ def _block_bytes(block: LocalBlock) -> tuple[float, float, float, float]:
     return kept, logits, max(block.working, 0.0), block.transient
 
 
-def _events(layout: Layout, program: Program) -> dict[str, list[object]]:
-    """Allocation events as parallel lists: op, at finish, category index, bytes."""
-    index = {name: i for i, name in enumerate(CATEGORIES)}
-    ops: list[int] = []
-    ends: list[bool] = []
-    kinds: list[int] = []
-    amounts: list[float] = []
+_Event = tuple[bool, str, float]
+"""(at the op's finish, category, bytes)."""
 
-    def put(op: int, at_finish: bool, name: str, amount: float) -> None:
-        if amount:
-            ops.append(op)
-            ends.append(at_finish)
-            kinds.append(index[name])
-            amounts.append(amount)
 
-    sums = [[_block_bytes(b) for b in blocks] for blocks in layout.stage_blocks]
-    split = {int(s) for s, k in zip(program.stage, program.kind, strict=True) if k == OpKind.WEIGHT_GRADIENT}
-    for op in range(program.num_ops):
-        key = program.price_keys[program.price[op]]
-        opens = closes = True
-        parts: list[tuple[str, int, int, int | None]]
-        if isinstance(key, Offload):
-            away = layout.plan.offload.activations * sum(
-                b[0] + b[1] for b in sums[key.stage][key.first : key.last]
-            )
-            put(op, key.to_host, "activations", -away if key.to_host else away)
+def _backward_events(blocks: list[tuple[float, float, float, float]], *, frees: bool) -> list[_Event]:
+    """Events of a backward over blocks, given in forward order.
+
+    The peak inside the op comes at one block, when those after it have been freed already: its working set is what the op
+    adds, and their activations go at the op's start. An op of one block and one of several thus agree on the peak.
+    """
+    freed, best, at, before_best = 0.0, -1.0, len(blocks) - 1, (0.0, 0.0)
+    kept_after, logits_after = 0.0, 0.0
+    for index in range(len(blocks) - 1, -1, -1):
+        kept, logits, working, transient = blocks[index]
+        extra = working + transient - freed
+        if extra > best:
+            best, at, before_best = extra, index, (kept_after, logits_after)
+        if frees:
+            freed += kept + logits
+            kept_after, logits_after = kept_after + kept, logits_after + logits
+    _, _, working, transient = blocks[at]
+    events: list[_Event] = [
+        (False, "recompute", working), (True, "recompute", -working),
+        (False, "gradients_in_flight", transient), (True, "gradients_in_flight", -transient),
+    ]  # fmt: skip
+    if frees:
+        early_kept, early_logits = before_best
+        kept, logits = sum(b[0] for b in blocks), sum(b[1] for b in blocks)
+        events += [
+            (False, "activations", -early_kept), (True, "activations", early_kept - kept),
+            (False, "logits", -early_logits), (True, "logits", early_logits - logits),
+        ]  # fmt: skip
+    return events
+
+
+def _key_events(
+    key: object, sums: list[list[tuple[float, float, float, float]]], split: set[int], offloaded: float
+) -> list[_Event]:
+    """What an op with this price does to memory."""
+    opens = closes = True
+    parts: list[tuple[str, int, int, int | None]]
+    if isinstance(key, Offload):
+        away = offloaded * sum(b[0] + b[1] for b in sums[key.stage][key.first : key.last])
+        return [(key.to_host, "activations", -away if key.to_host else away)]
+    if isinstance(key, Overlapped):
+        parts = [("F", key.forward_stage, 0, None), ("B", key.backward_stage, 0, None)]
+    elif isinstance(key, Compute):
+        parts = [(key.phase, key.stage, key.first, key.last)]
+    elif isinstance(key, BlockOp) and key.index == 0:
+        # At op detail a block's memory comes with its first op and goes with the op that ends it.
+        parts, closes = [(key.phase, key.stage, key.block, key.block + 1)], False
+    elif isinstance(key, LaunchGap):
+        parts, opens = [(key.phase, key.stage, key.block, key.block + 1)], False
+    else:
+        return []
+    events: list[_Event] = []
+    for phase, stage, first, last in parts:
+        blocks = sums[stage][first:last]
+        if not blocks:
             continue
-        if isinstance(key, Overlapped):
-            parts = [("F", key.forward_stage, 0, None), ("B", key.backward_stage, 0, None)]
-        elif isinstance(key, Compute):
-            parts = [(key.phase, key.stage, key.first, key.last)]
-        elif isinstance(key, BlockOp) and key.index == 0:
-            # At op detail a block's memory comes with its first op and goes with the op that ends it.
-            parts, opens, closes = [(key.phase, key.stage, key.block, key.block + 1)], True, False
-        elif isinstance(key, LaunchGap):
-            parts, opens, closes = [(key.phase, key.stage, key.block, key.block + 1)], False, True
+        if phase == "F":
+            found: list[_Event] = [(False, "activations", sum(b[0] for b in blocks)), (False, "logits", sum(b[1] for b in blocks))]
+        elif phase == "W":
+            found = [(True, "activations", -sum(b[0] for b in blocks)), (True, "logits", -sum(b[1] for b in blocks))]
         else:
-            continue
-        for phase, stage, first, last in parts:
-            blocks = sums[stage][first:last]
-            kept, logits = sum(b[0] for b in blocks), sum(b[1] for b in blocks)
-            working = max((b[2] for b in blocks), default=0.0)
-            transient = max((b[3] for b in blocks), default=0.0)
-            if phase == "F" and opens:
-                put(op, False, "activations", kept)
-                put(op, False, "logits", logits)
-            if phase in ("B", "I") and opens:
-                put(op, False, "recompute", working)
-                put(op, False, "gradients_in_flight", transient)
-            if phase in ("B", "I") and closes:
-                put(op, True, "recompute", -working)
-                put(op, True, "gradients_in_flight", -transient)
-            if closes and (phase == "W" or phase == "B" or (phase == "I" and int(program.stage[op]) not in split)):
-                put(op, True, "activations", -kept)
-                put(op, True, "logits", -logits)
-    return {"op": ops, "end": ends, "kind": kinds, "bytes": amounts}  # type: ignore[dict-item]
+            found = _backward_events(blocks, frees=phase == "B" or stage not in split)
+        events += [e for e in found if (closes if e[0] else opens)]
+    return [e for e in events if e[2]]
+
+
+def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntArray, FloatArray]:
+    """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
+    index = {name: i for i, name in enumerate(CATEGORIES)}
+    sums = [[_block_bytes(b) for b in blocks] for blocks in layout.stage_blocks]
+    split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
+    away = layout.plan.offload.activations
+    per_key = [_key_events(key, sums, split, away) for key in program.price_keys]
+    counts = np.array([len(events) for events in per_key], dtype=np.int64)
+    begins = np.concatenate([[0], np.cumsum(counts)])
+    flat = [e for events in per_key for e in events]
+    ends = np.array([e[0] for e in flat], dtype=bool)
+    kinds = np.array([index[e[1]] for e in flat], dtype=np.int64)
+    amounts = np.array([e[2] for e in flat], dtype=np.float64)
+    each = counts[program.price]
+    ops = np.repeat(np.arange(program.num_ops), each)
+    offset = np.arange(len(ops)) - np.repeat(np.cumsum(each) - each, each)
+    row = begins[program.price[ops]] + offset
+    return ops, ends[row], kinds[row], amounts[row]
 
 
 def memory_over_time(
@@ -199,11 +233,7 @@ def memory_over_time(
         held: pipeline rank -> model stages.
         roles: pipeline rank -> the role that stands for it.
     """
-    raw = _events(layout, program)
-    op = np.array(raw["op"], dtype=np.int64)
-    end = np.array(raw["end"], dtype=bool)
-    kind = np.array(raw["kind"], dtype=np.int64)
-    amount = np.array(raw["bytes"], dtype=np.float64)
+    op, end, kind, amount = _events(layout, program)
     time = np.where(end, timeline.finish[op], timeline.start[op]) if len(op) else np.zeros(0)
     role = program.role[op] if len(op) else np.zeros(0, dtype=np.int64)
     spec = layout.framework

@@ -27,6 +27,7 @@ class Prediction:
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
         memory_low, memory_high: 80 % interval of the peak as factors of it.
         bubble_fraction: idle share of the pipeline phase.
+        busiest_bubble_fraction: idle share of the busiest rank, as the papers count that take one stage's times for all.
         pipeline_s: length of the pipeline phase, first forward to last backward.
         fits: whether the peak stays under the capacity.
         waterfall: name -> seconds, from ideal to predicted.
@@ -44,6 +45,7 @@ class Prediction:
     memory_low: float
     memory_high: float
     bubble_fraction: float
+    busiest_bubble_fraction: float
     pipeline_s: float
     fits: bool
     waterfall: Mapping[str, float] = field(default_factory=dict)
@@ -91,7 +93,7 @@ def predict_whole(scenario: Scenario) -> Prediction:
     """
     from simpar.simulate import simulate  # late: only here does validation need the whole engine
 
-    return prediction_of(simulate(scenario))
+    return prediction_of(simulate(scenario, detail="stage"))
 
 
 def shorter_counts(scenario: Scenario) -> tuple[int, int, int] | None:
@@ -121,14 +123,18 @@ def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
 
     step = along(first.step_time_s, second.step_time_s)
     window = along(first.pipeline_s, second.pipeline_s)
-    busy = along(*((1.0 - p.bubble_fraction) * p.pipeline_s for p in (first, second)))
+
+    def idle_share(a: float, b: float) -> float:
+        return 1.0 - along((1.0 - a) * first.pipeline_s, (1.0 - b) * second.pipeline_s) / window if window else 0.0
+
     names = dict.fromkeys([*first.waterfall, *second.waterfall])
     return replace(
         second,
         step_time_s=step,
         step_low_s=along(first.step_low_s, second.step_low_s),
         step_high_s=along(first.step_high_s, second.step_high_s),
-        bubble_fraction=1.0 - busy / window if window else 0.0,
+        bubble_fraction=idle_share(first.bubble_fraction, second.bubble_fraction),
+        busiest_bubble_fraction=idle_share(first.busiest_bubble_fraction, second.busiest_bubble_fraction),
         pipeline_s=window,
         waterfall={name: along(first.waterfall.get(name, 0.0), second.waterfall.get(name, 0.0)) for name in names},
     )
@@ -137,6 +143,7 @@ def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
 def prediction_of(result: Result) -> Prediction:
     """What validation compares of a simulated step."""
     low, high = MEMORY_INTERVAL
+    window, busiest = _pipeline_phase(result)
     return Prediction(
         step_time_s=result.step_time_s,
         step_low_s=result.step_interval.low,
@@ -150,16 +157,19 @@ def prediction_of(result: Result) -> Prediction:
         memory_low=low,
         memory_high=high,
         bubble_fraction=result.bubble_fraction,
-        pipeline_s=_pipeline_seconds(result),
+        busiest_bubble_fraction=1.0 - busiest / window if window else 0.0,
+        pipeline_s=window,
         fits=result.fits,
         waterfall=dict(result.waterfall()),
     )
 
 
-def _pipeline_seconds(result: Result) -> float:
-    """From the first forward to the last backward, over all ranks."""
+def _pipeline_phase(result: Result) -> tuple[float, float]:
+    """Seconds from the first forward to the last backward over all ranks, and the busy seconds of the busiest rank in it."""
     kinds = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED)
     phase = np.isin(result.program.kind, [int(kind) for kind in kinds])
     if not phase.any():
-        return 0.0
-    return float(result.timeline.finish[phase].max() - result.timeline.start[phase].min())
+        return 0.0, 0.0
+    start, finish = result.timeline.start[phase], result.timeline.finish[phase]
+    busy = np.bincount(result.program.role[phase], weights=finish - start)
+    return float(finish.max() - start.min()), float(busy.max())
