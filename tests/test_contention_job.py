@@ -11,12 +11,15 @@ import pytest
 from test_contention_cluster import profile
 from test_engine_equal import counted
 
+from simpar import simulate
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
 from simpar.engine.discrete_event import run
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream, Transfer
+from simpar.simulate import engine_effects, prepare
+from simpar.specs.scenario import read_scenario
 from simpar.topology.cluster import Cluster
 
 NOISE = Noise(0.02, 0.02, 0.01)
@@ -107,9 +110,7 @@ def forward_job(folded: bool):
     return program, PriceTable(seconds, np.zeros(len(seconds)))
 
 
-@pytest.mark.parametrize(
-    "fabric", [{}, {"nic_count": 4}, {"nic_count": 4, "kind": "fat-tree", "oversubscription": 2.0}]
-)
+@pytest.mark.parametrize("fabric", [{}, {"nic_count": 4}, {"nic_count": 4, "kind": "fat-tree", "oversubscription": 2.0}])
 def test_folded_job_equals_the_expanded_one(fabric):
     """Symmetric ranks: one role per pipeline rank gives every rank's times, contention between dimensions included."""
     contention = Contention(ClusterNetwork(Cluster(profile(**fabric), 8)))
@@ -126,3 +127,16 @@ def test_folded_job_equals_the_expanded_one(fabric):
             assert theirs == pytest.approx(np.broadcast_to(mine[:, None], theirs.shape), rel=1e-9)
     alone = longest_path(program, prices).makespan
     assert folded_timeline.makespan > 1.01 * alone
+
+
+@pytest.mark.parametrize("effects", [[], ["effects.contention=true"], ["effects.dead_rails=[2]"]])
+def test_folded_scenario_equals_the_expanded_one(effects):
+    """The shipped 64-GPU scenario through the main path."""
+    path = Path(__file__).parent.parent / "scenarios" / "llama3.1-70b_h100x64_tp4cp2pp4.toml"
+    spans = []
+    for expand in ("false", "true"):
+        scenario = read_scenario(path, [*effects, f"effects.expand={expand}"])
+        wanted = scenario.effects
+        priced = prepare(scenario, detail="stage", expand=wanted.expand, transfers=wanted.needs_network)
+        spans.append(simulate.run(priced, **engine_effects(priced)).makespan)
+    assert spans[1] == pytest.approx(spans[0], rel=1e-9)
