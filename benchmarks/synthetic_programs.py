@@ -92,8 +92,7 @@ class _JobBuilder:
         self.job = job
         self.builder = ProgramBuilder(f"{job.ranks} ranks, tp {job.tp} dp {job.dp} pp {job.pp}")
         self.streams = {
-            kind: [Stream(rank, kind) for rank in range(job.ranks)]
-            for kind in ("compute", "tp", "dp", "pp_forward", "pp_backward")
+            kind: [Stream(rank, kind) for rank in range(job.ranks)] for kind in ("compute", "tp", "dp", "pp_forward", "pp_backward")
         }
         self.schedule = build_schedule("1f1b", job.pp, job.microbatches)
 
@@ -152,9 +151,7 @@ class _JobBuilder:
         if not 0 <= target < job.pp:
             return
         for rank in ranks:
-            done = (
-                ("tp", phase, microbatch, ranks[0], last) if job.rendezvous else ("do", phase, microbatch, rank, last)
-            )
+            done = ("tp", phase, microbatch, ranks[0], last) if job.rendezvous else ("do", phase, microbatch, rank, last)
             index = self.builder.add(
                 ("send", phase, microbatch, rank),
                 kind=OpKind.SEND_FORWARD if phase is Phase.F else OpKind.SEND_BACKWARD,

@@ -31,9 +31,7 @@ def chain(name: str, ops: Sequence[tuple[object, Sequence[tuple[int, str]], Sequ
     return builder
 
 
-def transfer_program(
-    transfers: Sequence[tuple[object, Transfer, Sequence[object]]], name: str = "transfers"
-) -> Program:
+def transfer_program(transfers: Sequence[tuple[object, Transfer, Sequence[object]]], name: str = "transfers") -> Program:
     """Ops (key, transfer, dependencies), each on a stream of its own."""
     builder = chain(name, [(key, [(i, "net")], deps) for i, (key, _, deps) in enumerate(transfers)])
     for key, transfer, _ in transfers:

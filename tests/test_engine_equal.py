@@ -68,9 +68,7 @@ def longest_by_networkx(program: Program, seconds: np.ndarray) -> float:
 def test_networkx_agrees(data):
     program = data.draw(programs(acyclic=True))
     table_ = data.draw(prices(program))
-    assert longest_path(program, table_).makespan == pytest.approx(
-        longest_by_networkx(program, table_.seconds), rel=1e-12
-    )
+    assert longest_path(program, table_).makespan == pytest.approx(longest_by_networkx(program, table_.seconds), rel=1e-12)
 
 
 @given(st.data())
