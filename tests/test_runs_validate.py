@@ -25,7 +25,7 @@ def ten_percent_slow(scenario: Scenario) -> Prediction:
     if getattr(scenario.model, "num_hidden_layers", 0) == 9:
         raise InputError("cannot run nine layers")
     return Prediction(
-        5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.95, 1.05, 0.2,
+        5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.95, 1.05, 0.2, 0.1,
         5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
     )  # fmt: skip
 
@@ -188,3 +188,13 @@ def test_a_short_step_is_simulated_whole() -> None:
     scenario = run_of(row()).scenario
     assert scenario is not None
     assert shorter_counts(scenario) is None
+
+
+def test_a_bubble_of_one_stage_is_compared_with_the_busiest_rank(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    kinds = {"profiled": "computed by the paper from profiled T_F,T_B,T_W", "traced": "measured bubble seconds / step seconds"}
+    rows = [row(id=name, bubble_fraction=0.2, bubble_kind=kind) for name, kind in kinds.items()]
+    path.write_text("\n".join(json.dumps(r) for r in rows))
+    report = validate_runs(path, workers=1, predictor=ten_percent_slow)
+    assert found(report, "profiled", "bubble_fraction").predicted == 0.1
+    assert found(report, "traced", "bubble_fraction").predicted == 0.2

@@ -41,6 +41,8 @@ class MeasuredSpec(Spec):
     state_memory: Bytes | None = None
     """Parameters, gradients and optimizer state at rest, per GPU."""
     bubble_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    bubble_of: Literal["all", "busiest"] = "all"
+    """Whose idling: the mean over ranks, or the busiest rank's where a source takes one stage's times for all."""
     fits: bool | None = None
     """False where the source reports running out of memory."""
 
@@ -195,11 +197,12 @@ def compare_case(case: Case, p: Prediction) -> list[Comparison]:
     if m.memory_rank == "first":
         peaks |= {"allocated": p.allocated_per_rank[0], "reserved": p.reserved_per_rank[0]}
     peak = peaks[m.memory_kind]
+    bubble = p.bubble_fraction if m.bubble_of == "all" else p.busiest_bubble_fraction
     found: list[tuple[str, float | bool | None, float | bool, float | None, float | None]] = [
         ("step_time_s", m.step_time, p.step_time_s, p.step_low_s, p.step_high_s),
         ("peak_memory_bytes", m.peak_memory, peak, peak * p.memory_low, peak * p.memory_high),
         ("state_memory_bytes", m.state_memory, p.state_bytes, None, None),
-        ("bubble_fraction", m.bubble_fraction, p.bubble_fraction, None, None),
+        ("bubble_fraction", m.bubble_fraction, bubble, None, None),
         ("oom", None if m.fits is None else not m.fits, not p.fits, None, None),
     ]
     return [

@@ -53,6 +53,7 @@ class Measured:
         peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
         memory_first_rank: the figure is the first pipeline rank's, not the worst's.
         bubble_fraction: idle share of the pipeline.
+        bubble_of_one_stage: it was computed from one stage's times (cost - m(F+B+W)) / cost, not from every rank's idling.
         out_of_memory: whether the run is labelled as out of memory (None: not labelled).
     """
 
@@ -62,6 +63,7 @@ class Measured:
     memory_kind: MemoryKind = "band"
     memory_first_rank: bool = False
     bubble_fraction: float | None = None
+    bubble_of_one_stage: bool = False
     out_of_memory: bool | None = None
 
     @property
@@ -204,6 +206,7 @@ def measured_of(row: Row) -> Measured:
         next((k for pattern, k in _MEMORY_KINDS if re.search(pattern, kind, re.IGNORECASE)), "band"),
         memory is not None and re.search(_FIRST_RANK, kind, re.IGNORECASE) is not None,
         float(bubble) if bubble is not None else None,
+        bubble is not None and "profiled" in str(row.get("bubble_kind") or ""),
         bool(oom) if oom is not None else None,
     )
 

@@ -131,7 +131,10 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "") -> list[
     if measured.peak_memory_bytes is not None:
         add("peak_memory_bytes", measured.peak_memory_bytes, **({} if p is None else _memory(run, p)))
     if measured.bubble_fraction is not None:
-        add("bubble_fraction", measured.bubble_fraction, **({} if p is None else {"predicted": p.bubble_fraction}))
+        fields = {} if p is None else {"predicted": p.bubble_fraction}
+        if p is not None and measured.bubble_of_one_stage:
+            fields = {"predicted": p.busiest_bubble_fraction}
+        add("bubble_fraction", measured.bubble_fraction, **fields)
     if measured.out_of_memory is not None:
         add("oom", measured.out_of_memory, **({} if p is None else {"predicted": not p.fits}))
     return rows
