@@ -161,7 +161,8 @@ def contention_of(priced: Priced) -> Contention:
     wanted, nodes = layout.scenario.effects, layout.scenario.cluster.num_nodes
     cluster = Cluster(layout.hardware, nodes, dead_slots=frozenset(wanted.dead_rails))
     faults = [link_fault(cluster, fault.link, fault.factor, fault.period, fault.down) for fault in wanted.link_faults]
-    return Contention(ClusterNetwork(cluster), schedules=faults)
+    latency = np.array([price.latency_s for price in priced.prices])
+    return Contention(ClusterNetwork(cluster), latency_s=latency, schedules=faults)
 
 
 def routing_law(scenario: Scenario) -> Routing | None:

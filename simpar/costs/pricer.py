@@ -56,6 +56,7 @@ class KeyPrice:
         interference: how much compute of the same rank slows while this runs (communication only).
         communication_s: busy seconds by dimension inside compute ops.
         provenance: worst among its parts.
+        latency_s: part of `seconds` that no bandwidth changes (communication only).
     """
 
     seconds: float
@@ -64,6 +65,7 @@ class KeyPrice:
     interference: float
     communication_s: tuple[tuple[str, float], ...]
     provenance: Provenance
+    latency_s: float = 0.0
 
 
 def ops_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
@@ -288,7 +290,8 @@ class LayoutPricer:
         spread = ((dimension, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)),)
         interference = max(self._interference(c.name, c.bytes, self._placement(c)) for c in calls)
         kind = worst([p.provenance for p in prices])
-        return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), kind)
+        latency = sum(self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
+        return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), kind, min(latency, seconds))
 
     def _placement(self, work: Collective) -> GroupPlacement:
         return self._hop(work.dimension) if work.name == "send_recv" else self.layout.placement(work.dimension)
