@@ -49,7 +49,6 @@ class Priced:
     prices: tuple[KeyPrice, ...]
     table: PriceTable
     held: dict[int, list[int]]
-    collectives: CollectiveModel
     expanded: bool = False
 
 
@@ -113,7 +112,7 @@ def prepare(
     pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
     table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
-    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, collectives, expand)
+    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
 
 
 def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
