@@ -66,9 +66,9 @@ def _errors(c: AttentionConstants, table: dict[str, Array], sm_count: float) -> 
     return np.asarray(np.log(attention_seconds(c, sm_count, AttentionShapes.of(table))) - np.log(table["seconds"]))
 
 
-def core_rows(table: dict[str, Array]) -> dict[str, Array]:
-    """Rows of the fitted region, with `seconds`."""
-    ok = usable(table, _SIZES, "us") & (table["s"] >= CORE)
+def core_rows(table: dict[str, Array], *, inside: bool = True) -> dict[str, Array]:
+    """Rows inside (or outside) the fitted region, with `seconds`."""
+    ok = usable(table, _SIZES, "us") & ((table["s"] >= CORE) == inside)
     return {**{name: table[name][ok] for name in _SIZES}, "seconds": table["us"][ok] * MICRO}
 
 
@@ -92,4 +92,7 @@ def fit_table(table: dict[str, Array], kernel: str, library: str, hardware: Hard
         held[half] = _errors(_fit(base, seen, sm_count, hardware, x)[0], unseen, sm_count)
     flops = attention_flops(AttentionShapes.of(rows), causal=causal)
     fit = record(name, _errors(fitted, rows, sm_count), held)
-    return fitted.model_copy(update={"bands": bands(flops, held), "fit": fit})
+    small = core_rows(table, inside=False)
+    small_flops = attention_flops(AttentionShapes.of(small), causal=causal)
+    below = bands(small_flops, _errors(fitted, small, sm_count)) if len(small_flops) else ()
+    return fitted.model_copy(update={"bands": bands(flops, held), "bands_small": below, "fit": fit})

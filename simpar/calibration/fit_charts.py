@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.calibration.soft_l1 import soft_l1
-from simpar.costs.attention_charts import LENGTHS, ChartRow, chart_rows, chart_seconds, chart_shapes
 from simpar.costs.attention import attention_seconds
-from simpar.specs.kernel_constants import AttentionConstants, Band, BackwardConstants, FitRecord, HeadConstants
+from simpar.costs.attention_charts import LENGTHS, ChartRow, chart_rows, chart_seconds, chart_shapes
+from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band, FitRecord, HeadConstants
 
 Array = NDArray[np.float64]
 LATENCY_S = 6e-6

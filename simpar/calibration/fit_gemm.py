@@ -162,7 +162,12 @@ def fit_column(table: dict[str, Array], column: str, source: Source, hardware: H
     held_m = _held_out(base, parameters, rows, by_m, sm_count)
     flops = 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
     log = errors(fitted, rows, sm_count)
-    return fitted.model_copy(update={"bands": bands(flops, held), "fit": record(f"{name}:{column}", log, held, held_m)})
+    small = measured(table, column, source, schedule, sm_count, lambda m, n, k: (m < CORE) | (n < CORE) | (k < CORE))
+    below = errors(fitted, small, sm_count)
+    return fitted.model_copy(update={
+        "bands": bands(flops, held), "bands_small": bands(2.0 * small.shapes.m * small.shapes.n * small.shapes.k, below),
+        "fit": record(f"{name}:{column}", log, held, held_m),
+    })  # fmt: skip
 
 
 def _held_out(base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float) -> Array:

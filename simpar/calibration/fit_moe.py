@@ -12,7 +12,7 @@ from simpar.calibration.soft_l1 import soft_l1
 from simpar.costs.kernel_tables import MICRO, alpha_of, columns, moe_name, read_rows, usable
 from simpar.costs.moe import MoeShapes, moe_flops, moe_seconds, moe_shapes
 from simpar.specs.hardware import HardwareProfile
-from simpar.specs.kernel_constants import MoeConstants
+from simpar.specs.kernel_constants import Band, MoeConstants
 
 Array = NDArray[np.float64]
 CORE = 512
@@ -82,4 +82,11 @@ def fit_table(path: Path, hardware: HardwareProfile) -> MoeConstants:
         other, _ = _fit(base, _subset(shapes, ~half), table["seconds"][~half], hardware, x)
         held[half] = errors(other, half)
     fit = record(path.name, errors(fitted, everything), held)
-    return fitted.model_copy(update={"bands": bands(moe_flops(shapes), held), "fit": fit})
+    every, every_alpha = read_table(path, 1.0)
+    few = every["tokens"] < CORE
+    below: tuple[Band, ...] = ()
+    if few.any():
+        small = _subset(moe_shapes(every, every_alpha, local_routing=local), few)
+        logs = np.log(moe_seconds(fitted, sm_count, small)) - np.log(every["seconds"][few])
+        below = bands(moe_flops(small), logs)
+    return fitted.model_copy(update={"bands": bands(moe_flops(shapes), held), "bands_small": below, "fit": fit})

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from simpar.specs.kernel_constants import Band, FitRecord
 
 Array = NDArray[np.float64]
-EDGES = (0.0, 1e10, 1e11, 1e12, 1e13)
+EDGES = (0.0, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13)
 """FLOPs at which the interval changes."""
 FEWEST = 60
 """Rows that an interval of its own needs."""

@@ -1,30 +1,45 @@
 """Seconds of every kernel of a training step on one GPU: the facade that lowering asks.
 
-First version: published form and constants (tile-wave GEMM, length-limited attention, bytes over bandwidth).
+Each price carries an 80 % interval and its provenance. Kernel times are the device's; the host time to launch them is
+separate (`launch`), because a host that runs ahead hides it. Forms and sources: docs/formulas_kernels.md.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Final, Literal, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.costs import kernel_attention
+from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds
+from simpar.costs.kernel_choice import DERIVED_SPREAD, Resolved, band_at, dtype_key, pick_gemm, resolve
+from simpar.costs.memory_bound import BEST_SHARE, CLASS_SPREAD, KERNEL_LATENCY_S, OPTIMIZER_TIERS, class_share, memory_seconds
 from simpar.costs.price import ZERO, Price, Provenance
+from simpar.registry import unknown
 from simpar.specs.hardware import HardwareProfile
+from simpar.specs.kernel_constants import Band, DirectionConstants, GemmConstants, GroupedConstants, MeasuredPoint
 
 Direction = Literal["forward", "dgrad", "wgrad"]
 Implementation = Literal["tuned", "framework", "eager"]
+Array = NDArray[np.float64]
+LAUNCH_S: Final = 5e-6
+"""Host time of one eager launch (4-6 us raw on current hosts)."""
+DIRECTION_SPREAD: Final = 0.03
+SMALL_GEMM: Final = 512
+"""Smallest m, n and k inside the fitted region."""
+CACHE: Final = 65536
+_DEFAULT_DIRECTIONS: Final = DirectionConstants()
+_DEFAULT_GROUPED: Final = GroupedConstants()
+_WIDTHS: Final = {"fp4": 0.5, "fp8": 1.0, "fp8_block": 1.0, "fp32": 4.0, "tf32": 4.0}
 
-_TILES = ((256, 128, 0), (128, 256, 0), (192, 128, 1), (128, 192, 1), (128, 128, 2), (64, 256, 3), (256, 64, 3),
-          (64, 128, 4), (128, 64, 4))
-# rate over peak, k0, t0, achieved bandwidth over peak, beta, p, split cost, tile efficiencies
-_GEMM = {
-    "ampere": (260 / 312, 121, 3.0e-6, 0.86, 0.55, 2.2, 1.19, (1.0, 0.83, 0.83, 0.74, 0.74)),
-    "hopper": (715 / 989, 127, 2.4e-6, 0.89, 0.13, 4.0, 0.74, (1.0, 0.9, 0.9, 0.9, 1.0)),
-    "blackwell": (1440 / 2250, 98, 1.7e-6, 0.76, 0.20, 5.0, 1.66, (1.0, 0.9, 0.9, 0.9, 0.98)),
-}
-_FLASH = {"ampere": (206 / 312, 213.0), "hopper": (640 / 989, 600.0), "blackwell": (1300 / 2250, 920.0)}
-_MEMORY = {"tuned": 1.0, "framework": 0.6, "eager": 0.35}
+
+def _memoised(method: Callable[..., Price]) -> Callable[..., Price]:
+    return lru_cache(maxsize=CACHE)(method)
 
 
 class KernelModel:
@@ -33,117 +48,241 @@ class KernelModel:
     Args:
         hardware: whose GPU, with its fitted constants.
         sustained: clocks at the power cap (training) or a short burst.
-        library: prefer the constants of this kernel library; None takes the best for training.
+        library: prefer the constants of this kernel library; None takes the default of the power mode.
         launch_overhead_s: host time to issue one kernel; None takes 5 us eager, 0 in graphs.
         graphs: the step is replayed as CUDA graphs.
+        scale: every GEMM and attention time times this (`one_point`).
     """
 
     def __init__(self, hardware: HardwareProfile, *, sustained: bool = True, library: str | None = None,
-                 launch_overhead_s: float | None = None, graphs: bool = False) -> None:
-        self.hardware = hardware
-        self.sustained = sustained
-        self.library = library
-        self._launch = launch_overhead_s if launch_overhead_s is not None else (0.0 if graphs else 5e-6)
-        self._gemm_constants = _GEMM.get(hardware.gpu.architecture, _GEMM["hopper"])
-        self._flash = _FLASH.get(hardware.gpu.architecture, _FLASH["hopper"])
-        self._bandwidth = hardware.gpu.memory_bandwidth.value * self._gemm_constants[3]
-        self.gemm = lru_cache(maxsize=65536)(self._gemm)  # type: ignore[method-assign]
-        self.grouped_gemm = lru_cache(maxsize=65536)(self._grouped_gemm)  # type: ignore[method-assign]
-        self.attention = lru_cache(maxsize=65536)(self._attention)  # type: ignore[method-assign]
-        self.memory_bound = lru_cache(maxsize=65536)(self._memory_bound)  # type: ignore[method-assign]
+                 launch_overhead_s: float | None = None, graphs: bool = False, scale: float = 1.0) -> None:  # fmt: skip
+        self.hardware, self.sustained, self.library, self.graphs, self.scale = hardware, sustained, library, graphs, scale
+        self.sm_count = float(hardware.gpu.sm_count.value)
+        self.resolved: Resolved = resolve(hardware)
+        self._launch = launch_overhead_s if launch_overhead_s is not None else (0.0 if graphs else LAUNCH_S)
+        c = self.resolved.constants
+        self.library = library or c.default_library or None
+        self.best_share = c.memory_bandwidth_share or BEST_SHARE.get(hardware.gpu.architecture, 0.8)
+        self._directions, self._grouped = c.directions or _DEFAULT_DIRECTIONS, c.grouped or _DEFAULT_GROUPED
+        self._points = {(p.op, p.shape, p.dtype, p.direction, p.causal): p for p in c.points}
+        self._sets: dict[str, tuple[GemmConstants, Provenance]] = {}
+        self._cached_gemm = _memoised(self._gemm)
+        self._cached_grouped = _memoised(self._grouped_gemm)
+        self._cached_attention = _memoised(self._attention)
+        self._cached_memory = _memoised(self._memory_bound)
 
     def launch(self) -> float:
-        """Seconds the host needs to issue one kernel."""
+        """Host seconds to issue one kernel: a floor on the step where the host cannot run ahead, not part of any price."""
         return self._launch
 
-    def _price(self, seconds: float, spread: float) -> Price:
-        return Price(seconds, seconds * (1 - spread), seconds * (1 + spread), Provenance.PUBLISHED)
+    # -- GEMM ------------------------------------------------------------------------------------------------------
+
+    def gemm_set(self, dtype: str) -> tuple[GemmConstants, Provenance]:
+        """The constants that price `dtype` and their provenance; other dtypes are scaled from bf16 by their peaks."""
+        if dtype not in self._sets:
+            self._sets[dtype] = self._gemm_set(dtype)
+        return self._sets[dtype]
+
+    def _gemm_set(self, dtype: str) -> tuple[GemmConstants, Provenance]:
+        key = dtype_key(dtype)
+        constants = self.resolved.constants
+        found = pick_gemm(constants, key, library=self.library, sustained=self.sustained)
+        if found is not None:
+            return found, self.resolved.provenance
+        base = pick_gemm(constants, "bf16", library=self.library, sustained=self.sustained)
+        peak_key = key.removesuffix("_block")
+        if base is None or peak_key not in ("bf16", "fp8", "fp4", "fp32", "tf32"):
+            raise unknown("GEMM dtype", dtype, ["bf16", "fp16", "fp8", "fp8_block", "mxfp8", "fp4", "fp32", "tf32"])
+        ratio = self.hardware.peak_flops_per_s(peak_key) / self.hardware.peak_flops_per_s("bf16")
+        size = _WIDTHS.get(key, 2.0)
+        update = {"dtype": key, "rate_flops_per_s": base.rate_flops_per_s * ratio, "input_bytes": size, "derived": "bf16 by peaks",
+                  "output_bytes": size if size > 2 else 2.0}  # fmt: skip
+        return base.model_copy(update=update), Provenance.SCALED
 
     def gemm(self, m: int, n: int, k: int, *, dtype: str = "bf16", direction: Direction = "forward",
-             accumulate_fp32: bool = False, batch: int = 1, quantize: bool = False) -> Price:
-        """`batch` products of (m, k) by (k, n); m, n, k are the forward's whatever the `direction`."""
-        raise NotImplementedError
+             accumulate_fp32: bool = False, batch: int = 1, quantize: bool = False) -> Price:  # fmt: skip
+        """`batch` products y[m, n] = x[m, k] W[k, n], or one of the gradients.
 
-    def _gemm(self, m: int, n: int, k: int, *, dtype: str = "bf16", direction: Direction = "forward",
-              accumulate_fp32: bool = False, batch: int = 1, quantize: bool = False) -> Price:
-        return self._price(self._gemm_seconds(m, n, k, dtype, direction, accumulate_fp32, batch, quantize), 0.1)
+        Args:
+            m, n, k: the forward's sizes, whatever the `direction`.
+            dtype: of the operands: bf16, fp16, fp8 (per tensor or row), fp8_block, mxfp8, fp4, tf32, fp32.
+            direction: forward, dgrad (of x) or wgrad (of W).
+            accumulate_fp32: wgrad adds into an fp32 buffer (8 bytes per weight).
+            quantize: include the dynamic cast of the left operand.
 
-    def _gemm_seconds(self, m: int, n: int, k: int, dtype: str, direction: str, accumulate_fp32: bool, batch: int,
-                      quantize: bool) -> float:
-        if min(m, n, k, batch) <= 0:
-            return 0.0
+        Raises:
+            UnknownNameError: no constants and no peak for `dtype`.
+        """
+        return self._cached_gemm(m, n, k, dtype, direction, accumulate_fp32, batch, quantize)
+
+    def _shapes(self, m: Any, n: Any, k: Any, direction: str, accumulate: bool, batch: Any, quantize: bool) -> tuple[GemmShapes, float]:
+        """The product as the library sees it, and the direction's factor."""
+        d = self._directions
         if direction == "dgrad":
-            n, k = k, n
-        elif direction == "wgrad":
-            m, n, k = n, k, m
-        fraction, k0, t0, _, beta, p, split_cost, tile = self._gemm_constants
-        rate = fraction * self.hardware.peak_flops_per_s(dtype.removesuffix("_block"))
-        sm = self.hardware.gpu.sm_count.value
-        size = 1.0 if dtype.startswith("fp8") else 2.0
-        out = 8.0 if direction == "wgrad" and accumulate_fp32 else 2.0
-        best = math.inf
-        for a, b, kind in _TILES:
-            for s in (1, 2, 4, 8):
-                if s > 1 and k / s < 256:
-                    break
-                x = batch * math.ceil(m / a) * math.ceil(n / b) * s / sm
-                waves = max(1.0, x) + (beta * (math.ceil(x) - x) if x > 1 else 0.0)
-                t = waves * 2 * a * b * (k / s + k0) * sm / (rate * tile[kind])
-                if s > 1:
-                    t += split_cost * 8 * s * m * n * batch / self._bandwidth
-                best = min(best, t)
-        memory = batch * (size * (m * k + n * k) + out * m * n) / self._bandwidth
-        factor = 1.05 if direction == "wgrad" and accumulate_fp32 else 1.0
-        cast = 5.0 * m * k / self._bandwidth if quantize else 0.0
-        return t0 + factor * (best**p + memory**p) ** (1 / p) + cast
+            return GemmShapes(m, k, n, batch, None, quantize), d.dgrad
+        if direction == "wgrad":
+            out = 8.0 if accumulate else None
+            return GemmShapes(n, k, m, batch, out, quantize), d.wgrad_accumulate if accumulate else d.wgrad
+        return GemmShapes(m, n, k, batch, None, quantize), 1.0
 
-    def grouped_gemm(self, groups: int, tokens: float, n: int, k: int, *, dtype: str = "bf16",
-                     direction: Direction = "forward", accumulate_fp32: bool = False, imbalance: float = 1.0) -> Price:
-        """`groups` products with `tokens` rows in total over the local experts; `imbalance` scales the rows."""
-        raise NotImplementedError
-
-    def _grouped_gemm(self, groups: int, tokens: float, n: int, k: int, *, dtype: str = "bf16",
-                      direction: Direction = "forward", accumulate_fp32: bool = False, imbalance: float = 1.0) -> Price:
-        if groups <= 0 or tokens <= 0:
+    def _gemm(self, m: int, n: int, k: int, dtype: str, direction: str, accumulate: bool, batch: int, quantize: bool) -> Price:
+        if min(m, n, k, batch) <= 0:
             return ZERO
-        rows = max(1, math.ceil(tokens * imbalance / groups))
-        return self._price(self._gemm_seconds(rows, n, k, dtype, direction, accumulate_fp32, groups, False) / 0.85, 0.3)
+        if batch == 1 and not quantize and self._points:
+            point = self._points.get(("gemm", (m, n, k), dtype, direction, True))
+            if point is not None:
+                return _measured(point)
+        c, provenance = self.gemm_set(dtype)
+        one = [np.array([float(v)]) for v in (m, n, k)]
+        shapes, factor = self._shapes(*one, direction, accumulate, float(batch), quantize and bool(c.cast_bytes_per_s))
+        total = float(gemm_seconds(c, self.sm_count, shapes)[0])
+        cast_s = float(cast_seconds(c, shapes.m * batch, shapes.k)[0]) if shapes.quantize else 0.0
+        if quantize and not shapes.quantize:
+            cast_s = self._plain_cast(float(shapes.m[0] * shapes.k[0]) * batch)
+            total += cast_s
+        kernel = (total - cast_s) * factor * self.scale
+        spread = math.hypot(self._spread(c), DIRECTION_SPREAD if direction != "forward" else 0.0)
+        terms = (("gemm", kernel), ("cast", cast_s)) if cast_s else (("gemm", kernel),)
+        bands = c.bands if min(m, n, k) >= SMALL_GEMM else c.bands_small or c.bands
+        return _banded(kernel + cast_s, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, terms)
+
+    def _spread(self, c: GemmConstants) -> float:
+        return math.hypot(self.resolved.spread, DERIVED_SPREAD if c.derived else 0.0)
+
+    def _plain_cast(self, elements: float) -> float:
+        """amax (2 bytes per element) and cast (3) with the memory-bound classes."""
+        amax = self._memory_bound("amax", 2.0 * elements, "tuned", 1).seconds
+        return amax + self._memory_bound("cast", 3.0 * elements, "tuned", 1).seconds
+
+    def gemm_array(self, m: Array, n: Array, k: Array, *, dtype: str = "bf16", direction: Direction = "forward",
+                   accumulate_fp32: bool = False, batch: Array | float = 1.0, quantize: bool = False) -> tuple[Array, Array, Array]:  # fmt: skip
+        """(seconds, low, high) [shapes] of many products at once, by the same law as `gemm`."""
+        c, _ = self.gemm_set(dtype)
+        m, n, k = (np.asarray(v, dtype=float) for v in (m, n, k))
+        shapes, factor = self._shapes(m, n, k, direction, accumulate_fp32, batch, quantize and bool(c.cast_bytes_per_s))
+        seconds = gemm_seconds(c, self.sm_count, shapes)
+        cast_s = cast_seconds(c, shapes.m * np.asarray(batch), shapes.k) if shapes.quantize else np.zeros_like(seconds)
+        seconds = (seconds - cast_s) * factor * self.scale + cast_s
+        inside = np.minimum(np.minimum(m, n), k) >= SMALL_GEMM
+        low, high = band_arrays(c.bands, c.bands_small, inside, 2.0 * m * n * k * np.asarray(batch), self._spread(c))
+        return seconds, seconds * low, seconds * high
+
+    def grouped_gemm(self, groups: int, tokens: float, n: int, k: int, *, dtype: str = "bf16", direction: Direction = "forward",
+                     accumulate_fp32: bool = False, imbalance: float = 1.0) -> Price:  # fmt: skip
+        """`groups` products k -> n of the local experts with `tokens` rows in total.
+
+        Args:
+            imbalance: rows of this rank over the mean rank's; scales `tokens`.
+        """
+        return self._cached_grouped(groups, tokens, n, k, dtype, direction, accumulate_fp32, imbalance)
+
+    def _grouped_gemm(self, groups: int, tokens: float, n: int, k: int, dtype: str, direction: str, accumulate: bool,
+                      imbalance: float) -> Price:  # fmt: skip
+        if groups <= 0 or tokens <= 0 or min(n, k) <= 0:
+            return ZERO
+        c, provenance = self.gemm_set(dtype)
+        rows = max(1.0, math.ceil(tokens * imbalance / groups))
+        shapes, factor = self._shapes(np.array([rows]), np.array([float(n)]), np.array([float(k)]), direction, accumulate, float(groups), False)
+        g = self._grouped
+        share = {"forward": g.forward, "dgrad": g.dgrad, "wgrad": g.wgrad_accumulate}[direction] if groups > 1 else 1.0
+        seconds = float(gemm_seconds(c, self.sm_count, shapes)[0]) * factor * share * self.scale + g.group_latency_s * groups
+        spread = math.hypot(self._spread(c), 0.05)
+        low, high = band_at(c.bands, 2.0 * rows * groups * n * k, spread)
+        if groups > 1:
+            low, high = min(low, g.low), max(high, g.high)
+        return _banded(seconds, (low, high), provenance, (("grouped_gemm", seconds),))
+
+    # -- attention -------------------------------------------------------------------------------------------------
 
     def attention(self, batch: int, sequence_q: int, sequence_kv: int, heads: int, kv_heads: int, head_dim: int, *,
                   v_head_dim: int | None = None, causal: bool = True, direction: str = "forward", kernel: str = "auto",
-                  window: int | None = None, dtype: str = "bf16") -> Price:
-        """Scaled dot-product attention of one rank; causal counts the triangle."""
-        raise NotImplementedError
+                  window: int | None = None, dtype: str = "bf16") -> Price:  # fmt: skip
+        """Scaled dot-product attention of one rank.
 
-    def _attention(self, batch: int, sequence_q: int, sequence_kv: int, heads: int, kv_heads: int, head_dim: int, *,
-                   v_head_dim: int | None = None, causal: bool = True, direction: str = "forward", kernel: str = "auto",
-                   window: int | None = None, dtype: str = "bf16") -> Price:
-        if min(batch, sequence_q, sequence_kv, heads) <= 0:
+        Args:
+            batch, sequence_q, sequence_kv, heads, kv_heads, head_dim: sizes; a causal mask is aligned at the end.
+            v_head_dim: width of the values where it differs (latent attention: 192 and 128).
+            direction: forward or backward (all three gradients).
+            kernel: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, trtllm-gen, unfused.
+            window: causal sliding window, in keys.
+
+        Raises:
+            UnknownNameError: no such kernel.
+        """
+        return self._cached_attention(batch, sequence_q, sequence_kv, heads, kv_heads, head_dim, v_head_dim or head_dim, causal,
+                                      direction, kernel, window, dtype)  # fmt: skip
+
+    def _attention(self, *arguments: Any) -> Price:
+        batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype = arguments
+        if min(batch, queries, keys, heads) <= 0:
             return ZERO
-        keys = sequence_kv if window is None else min(sequence_kv, window)
-        fraction, s0 = self._flash
-        rate = fraction * self.hardware.peak_flops_per_s("bf16")
-        pairs = sequence_q * (keys / 2 if causal and window is None else keys)
-        flops = 2.0 * batch * heads * (head_dim + (v_head_dim or head_dim)) * pairs
-        seconds = 7e-6 + flops * (1 + (s0 if causal else s0 / 3) / sequence_kv) / rate
-        if direction == "backward":
-            seconds *= 3.3 if v_head_dim not in (None, head_dim) else (2.65 if head_dim <= 64 else 2.9)
-        return self._price(seconds, 0.15)
+        point = self._points.get(("attention", (batch, queries, keys, heads, kv_heads, head_dim), dtype, direction, causal))
+        if point is not None:
+            return _measured(point)
+        call = kernel_attention.Call(batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype)
+        return kernel_attention.price(self, call)
 
-    def memory_bound(self, kernel: str, bytes_moved: float, *, implementation: Implementation = "tuned",
-                     launches: int = 1) -> Price:
-        """A memory-bound kernel of class `kernel` that moves `bytes_moved` through the memory."""
-        raise NotImplementedError
+    # -- memory-bound ----------------------------------------------------------------------------------------------
 
-    def _memory_bound(self, kernel: str, bytes_moved: float, *, implementation: Implementation = "tuned",
-                      launches: int = 1) -> Price:
+    def memory_bound(self, kernel: str, bytes_moved: float, *, implementation: Implementation = "tuned", launches: int = 1) -> Price:
+        """`launches` kernels of class `kernel` that together move `bytes_moved` through the device memory.
+
+        Raises:
+            UnknownNameError: no such class.
+        """
+        return self._cached_memory(kernel, bytes_moved, implementation, launches)
+
+    def _memory_bound(self, kernel: str, bytes_moved: float, implementation: str, launches: int) -> Price:
+        share = class_share(kernel, implementation, self.resolved.constants.memory, self.best_share)
         if bytes_moved <= 0:
             return ZERO
-        return self._price(launches * 2e-6 + bytes_moved / (self._bandwidth * _MEMORY[implementation]), 0.2)
+        seconds = memory_seconds(bytes_moved, self.hardware.gpu.memory_bandwidth.value, share, launches)
+        spread = math.hypot(CLASS_SPREAD.get(kernel, 0.25), self.resolved.spread / 2)
+        provenance = self.resolved.provenance if kernel in self.resolved.constants.memory else Provenance.SCALED
+        latency = launches * KERNEL_LATENCY_S
+        return _banded(seconds, (math.exp(-spread), math.exp(spread)), provenance,
+                       (("latency", latency), ("traffic", seconds - latency)))  # fmt: skip
 
     def adam(self, parameters: float, *, bytes_per_parameter: float, implementation: str = "fused") -> Price:
-        """One optimizer update over `parameters` local elements."""
-        if parameters <= 0:
-            return ZERO
-        share = 0.95 if implementation == "fused" else 0.4
-        return self._price(5e-6 + parameters * bytes_per_parameter / (self._bandwidth * share), 0.15)
+        """One optimizer update over `parameters` local elements.
+
+        Args:
+            bytes_per_parameter: traffic of the state layout (docs/formulas_kernels.md, Adam).
+            implementation: fused (one multi-tensor kernel), foreach, loop.
+
+        Raises:
+            UnknownNameError: no such implementation.
+        """
+        if implementation not in OPTIMIZER_TIERS:
+            raise unknown("optimizer implementation", implementation, sorted(OPTIMIZER_TIERS))
+        tier = cast(Implementation, OPTIMIZER_TIERS[implementation])
+        return self.memory_bound("adam", parameters * bytes_per_parameter, implementation=tier)
+
+    # -- calibration -----------------------------------------------------------------------------------------------
+
+    def one_point(self, m: int, n: int, k: int, seconds: float, *, dtype: str = "bf16") -> KernelModel:
+        """A model whose compute times are rescaled so that this forward GEMM takes `seconds`."""
+        predicted = self.gemm(m, n, k, dtype=dtype).seconds
+        narrowed = KernelModel(self.hardware, sustained=self.sustained, library=self.library, launch_overhead_s=self._launch,
+                               graphs=self.graphs, scale=self.scale * seconds / predicted)  # fmt: skip
+        narrowed.resolved = replace(self.resolved, spread=self.resolved.spread / 2)
+        return narrowed
+
+
+def _banded(seconds: float, band: tuple[float, float], provenance: Provenance, terms: tuple[tuple[str, float], ...]) -> Price:
+    return Price(seconds, seconds * min(band[0], 1.0), seconds * max(band[1], 1.0), provenance, terms)
+
+
+def _measured(point: MeasuredPoint) -> Price:
+    s = point.seconds
+    return Price(s, s * (1 - point.spread), s * (1 + point.spread), Provenance.MEASURED, (("measured", s),))
+
+
+def band_arrays(bands: Sequence[Band], small: Sequence[Band], inside: NDArray[np.bool_], sizes: Array, spread: float) -> tuple[Array, Array]:
+    """(low, high) [shapes] of measured / predicted, by size and by being inside the fitted region."""
+    low, high = np.empty(sizes.shape), np.empty(sizes.shape)
+    for own, region in ((bands, inside), (small or bands, ~inside)):
+        for i, edge in enumerate([b.from_size for b in own] or [0.0]):
+            here = region & (sizes >= edge) if i else region
+            low[here], high[here] = band_at(own, edge, spread)
+    return low, high

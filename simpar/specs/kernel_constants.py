@@ -85,6 +85,9 @@ class GemmConstants(Spec):
     input_bytes: Positive = 2.0
     output_bytes: Positive = 2.0
     bands: tuple[Band, ...] = ()
+    """Inside the fitted region."""
+    bands_small: tuple[Band, ...] = ()
+    """Outside it: some size below the smallest one fitted."""
     fit: FitRecord = FitRecord()
 
 
@@ -119,6 +122,9 @@ class AttentionConstants(Spec):
     io_bytes_per_s: NonNegative = 0.0
     ridge: tuple[float, ...] = (0.0,) * 13
     bands: tuple[Band, ...] = ()
+    """Inside the fitted region."""
+    bands_small: tuple[Band, ...] = ()
+    """Outside it: some size below the smallest one fitted."""
     fit: FitRecord = FitRecord()
 
 
@@ -152,6 +158,9 @@ class MoeConstants(Spec):
     element_bytes: Positive
     ridge: tuple[float, ...] = (0.0,) * 8
     bands: tuple[Band, ...] = ()
+    """Inside the fitted region."""
+    bands_small: tuple[Band, ...] = ()
+    """Outside it: some size below the smallest one fitted."""
     fit: FitRecord = FitRecord()
 
 

@@ -1,0 +1,153 @@
+"""Attention of one rank from the fitted sets: choice of kernel, sliding windows, backward passes, unfused attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from simpar.costs.attention import AttentionShapes, attention_seconds
+from simpar.costs.kernel_choice import band_at, pick_attention
+from simpar.costs.price import Price, Provenance
+from simpar.registry import unknown
+from simpar.specs.kernel_constants import AttentionConstants
+
+if TYPE_CHECKING:
+    from simpar.costs.kernels import KernelModel
+
+KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "cudnn", "trtllm-gen", "unfused")
+AUTO: Final = {"hopper": "fa3", "blackwell": "trtllm-gen"}
+"""By architecture; others FlashAttention-2."""
+FALLBACKS: Final = {
+    "fa1": ("fa2", "fa3", "cudnn", "trtllm-gen", "fa4"), "fa2": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
+    "fa3": ("fa3", "cudnn", "trtllm-gen", "fa4", "fa2"), "fa4": ("fa4", "trtllm-gen", "cudnn", "fa3", "fa2"),
+    "cudnn": ("cudnn", "fa3", "trtllm-gen", "fa4", "fa2"), "trtllm-gen": ("trtllm-gen", "fa4", "cudnn", "fa3", "fa2"),
+}  # fmt: skip
+FA1_OVER_FA2: Final = 1.8
+"""FlashAttention-2 paper: about twice as fast as its predecessor, 1.7-2.1 by case."""
+FP8_SPEEDUP: Final = 1.5
+"""FlashAttention-3 chart: forward at 8k-16k, head size 128."""
+RATIO: Final = {"small": 2.65, "usual": 2.9, "latent": 3.3}
+"""Backward over forward time: head sizes up to 64, above, and 192 / 128."""
+BACKWARD_SPREAD: Final = 0.08
+_LATENT: Final = "cudnn"
+SMALL_SEQUENCE: Final = 1024
+"""Smallest length inside the fitted region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of `KernelModel.attention`."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    causal: bool
+    direction: str
+    kernel: str
+    window: int | None
+    dtype: str
+
+
+def _shapes(call: Call) -> AttentionShapes:
+    values = (call.batch, call.queries, call.keys, call.heads, max(call.kv_heads, 1), call.head_dim, call.v_head_dim)
+    return AttentionShapes(*(np.array([float(v)]) for v in values))
+
+
+def _pairs(call: Call) -> float:
+    """Query-key pairs inside the mask, per head."""
+    q, k = float(call.queries), float(call.keys)
+    if not call.causal:
+        return q * k
+    full = q * max(k - q / 2.0, k / 2.0)
+    if call.window is None or call.window >= k:
+        return full
+    w = float(call.window)
+    return min(full, q * w - (w * w / 2.0 if q >= k else 0.0))
+
+
+def _ratio(model: KernelModel, call: Call, kernel: str) -> float:
+    """Backward over forward time."""
+    if call.v_head_dim != call.head_dim:
+        return RATIO["latent"]
+    found = [b for b in model.resolved.constants.backward if b.kernel == kernel]
+    if found:
+        best = min(found, key=lambda b: abs(math.log2(b.head_dim / call.head_dim)))
+        return best.ratio * (1.0 + best.short_sequence / call.keys)
+    return RATIO["small"] if call.head_dim <= 64 else RATIO["usual"]
+
+
+def price(model: KernelModel, call: Call) -> Price:
+    """Price of one attention.
+
+    Raises:
+        UnknownNameError: no such kernel.
+    """
+    if call.kernel not in KERNELS:
+        raise unknown("attention kernel", call.kernel, list(KERNELS))
+    kernel = AUTO.get(model.hardware.gpu.architecture, "fa2") if call.kernel == "auto" else call.kernel
+    if kernel == "unfused":
+        return _unfused(model, call)
+    latent = call.v_head_dim != call.head_dim
+    order = FALLBACKS[kernel]
+    sets = model.resolved.constants.attention
+    if latent and any(a.kernel == _LATENT and _measures(a, call.head_dim) for a in sets):
+        order = (_LATENT, *order)
+    own = _pick(model, sets, order, call, "backward") if call.direction == "backward" else None
+    factor = 1.0
+    if own is None or own.kernel != order[0]:
+        own = _pick(model, sets, order, call, "forward")
+        if own is not None and call.direction == "backward":
+            factor = _ratio(model, call, own.kernel)
+    if own is None:
+        return _unfused(model, call)
+    seconds = float(attention_seconds(own, model.sm_count, _shapes(call))[0]) * model.scale
+    if call.causal and call.window is not None:
+        whole = float(call.queries) * max(call.keys - call.queries / 2.0, call.keys / 2.0)
+        seconds = own.latency_s + (seconds - own.latency_s) * _pairs(call) / whole
+    seconds *= factor * (FA1_OVER_FA2 if kernel == "fa1" else 1.0)
+    if call.dtype.startswith("fp8") and call.direction == "forward":
+        seconds /= FP8_SPEEDUP
+    return _banded(model, call, own, kernel, seconds, factor)
+
+
+def _measures(a: AttentionConstants, head_dim: int) -> bool:
+    return any(h.head_dim == head_dim for h in a.heads)
+
+
+def _pick(model: KernelModel, sets: tuple[AttentionConstants, ...], order: tuple[str, ...], call: Call, direction: str) -> AttentionConstants | None:
+    return pick_attention(sets, order, causal=call.causal, head_dim=call.head_dim, direction=direction, sustained=model.sustained,
+                          library=model.library)  # fmt: skip
+
+
+def _banded(model: KernelModel, call: Call, own: AttentionConstants, kernel: str, seconds: float, factor: float) -> Price:
+    flops = 2.0 * call.batch * call.heads * _pairs(call) * (call.head_dim + call.v_head_dim)
+    spread = math.hypot(model.resolved.spread, BACKWARD_SPREAD if factor != 1.0 else 0.0)
+    exact = own.kernel == kernel
+    bands = own.bands if call.keys >= SMALL_SEQUENCE else own.bands_small or own.bands
+    low, high = band_at(bands, flops, math.hypot(spread, 0.0 if exact else 0.1))
+    provenance = model.resolved.provenance if exact else Provenance.SCALED
+    return Price(seconds, seconds * min(low, 1.0), seconds * max(high, 1.0), provenance, (("attention", seconds),))
+
+
+def _unfused(model: KernelModel, call: Call) -> Price:
+    """Two batched products and the passes over the scores that the masked, scaled softmax and dropout make."""
+    rows, columns, count = call.queries, call.keys, call.batch * call.heads
+    scores = float(count) * rows * columns
+    products = [
+        model.gemm(rows, columns, call.head_dim, batch=count, dtype="bf16"),
+        model.gemm(rows, call.v_head_dim, columns, batch=count, dtype="bf16"),
+    ]
+    if call.direction == "backward":
+        products = [p for p in products for _ in range(2)]
+    passes = model.memory_bound("softmax", scores * (8.0 if call.direction == "forward" else 12.0), implementation="framework",
+                                launches=2 if call.direction == "forward" else 3)  # fmt: skip
+    parts = [*products, passes]
+    total = sum(p.seconds for p in parts)
+    return Price(total, 0.85 * total, 1.2 * total, passes.provenance, (("products", total - passes.seconds), ("softmax", passes.seconds)))

@@ -1,0 +1,188 @@
+"""Which fitted constants price an op on a GPU, and how far they can be trusted.
+
+A profile's `[kernels]` holds its own sets, or names a base with scales; a profile with neither is scaled from the nearest
+fitted GPU of its generation by peak FLOP rate and bandwidth, and its prices say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from simpar.costs.price import Provenance
+from simpar.errors import InputError
+from simpar.specs.base import data_dir, read_toml, validate
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants
+
+NEAREST: Final = {
+    "fermi": "a100", "volta": "a100", "ampere": "a100", "ada": "a100", "hopper": "h100", "blackwell": "b200", "cdna3": "h100",
+    "tpu": "h100", "cpu": "a100",
+}  # fmt: skip
+FITTED_ON: Final = {"a100": "dgx-a100-80gb", "h100": "dgx-h100", "h200": "dgx-h200", "b200": "dgx-b200", "gb200": "gb200-nvl72"}
+"""Fitted file -> the profile whose GPU it was fitted on."""
+SCALED_SPREAD: Final = 0.2
+"""Extra log half width of peak-scaled constants (H100 constants scaled to A100, B200, GB200: 5-12 % median, 23 % p90)."""
+BASED_SPREAD: Final = 0.08
+"""The same for constants of a related GPU with stated scales."""
+DERIVED_SPREAD: Final = 0.05
+"""The same for a power mode derived from another."""
+_ALIASES: Final = {"fp16": "bf16", "mxfp8": "fp8_block", "fp8_tensor": "fp8", "fp8_row": "fp8"}
+UNREAL: Final = ("uninit", "constW")
+"""Libraries measured on operands that draw little power."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The constants that apply to a GPU.
+
+    Attributes:
+        constants: sets at this GPU's scale.
+        provenance: MODEL where they were fitted on this GPU type, SCALED where they come from another by peaks.
+        spread: extra log half width of the 80 % interval.
+    """
+
+    constants: KernelConstants
+    provenance: Provenance
+    spread: float
+
+
+@lru_cache(maxsize=16)
+def fitted(name: str) -> KernelConstants:
+    """The shipped constants fitted/{name}.kernels.toml.
+
+    Raises:
+        InputError: no such file, or one that breaks a rule.
+    """
+    path = data_dir("hardware_profiles") / "fitted" / f"{name}.kernels.toml"
+    return validate(KernelConstants, read_toml(path), file=str(path))
+
+
+def _attention_scaled(a: AttentionConstants, compute: float, bandwidth: float) -> AttentionConstants:
+    heads = tuple(h.model_copy(update={"rate_flops_per_s": h.rate_flops_per_s * compute}) for h in a.heads)
+    return a.model_copy(update={
+        "heads": heads, "cache_bytes_per_s": a.cache_bytes_per_s * bandwidth, "io_bytes_per_s": a.io_bytes_per_s * bandwidth,
+    })  # fmt: skip
+
+
+def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConstants:
+    """`c` with rates times `compute` and bandwidths times `bandwidth`."""
+    if compute == 1.0 and bandwidth == 1.0:
+        return c
+    gemm = tuple(
+        g.model_copy(update={"rate_flops_per_s": g.rate_flops_per_s * compute,
+                             "bandwidth_bytes_per_s": g.bandwidth_bytes_per_s * bandwidth,
+                             "cast_bytes_per_s": g.cast_bytes_per_s * bandwidth})
+        for g in c.gemm
+    )  # fmt: skip
+    moe = tuple(
+        m.model_copy(update={"rate_flops_per_s": m.rate_flops_per_s * compute,
+                             "bandwidth_bytes_per_s": m.bandwidth_bytes_per_s * bandwidth,
+                             "permute_bytes_per_s": m.permute_bytes_per_s * bandwidth})
+        for m in c.moe
+    )  # fmt: skip
+    attention = tuple(_attention_scaled(a, compute, bandwidth) for a in c.attention)
+    return c.model_copy(update={"gemm": gemm, "moe": moe, "attention": attention})
+
+
+def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
+    """`own` first, then what only `base` has."""
+    return base.model_copy(update={
+        "gpu": own.gpu or base.gpu, "default_library": own.default_library or base.default_library,
+        "gemm": own.gemm + base.gemm, "attention": own.attention + base.attention, "moe": own.moe + base.moe,
+        "backward": own.backward + base.backward, "directions": own.directions or base.directions,
+        "grouped": own.grouped or base.grouped, "memory": {**base.memory, **own.memory},
+        "memory_bandwidth_share": own.memory_bandwidth_share or base.memory_bandwidth_share, "points": own.points,
+    })  # fmt: skip
+
+
+def peak_scales(hardware: HardwareProfile, base: str) -> tuple[float, float]:
+    """(bf16 peak, memory bandwidth) of `hardware` over those of the GPU that `base` was fitted on."""
+    reference = load_hardware(FITTED_ON[base])
+    compute = hardware.peak_flops_per_s("bf16") / reference.peak_flops_per_s("bf16")
+    return compute, hardware.gpu.memory_bandwidth.value / reference.gpu.memory_bandwidth.value
+
+
+def resolve(hardware: HardwareProfile) -> Resolved:
+    """The constants of a GPU: its own, those of its base, or the nearest generation's scaled by peaks."""
+    own = hardware.kernels
+    if own.base:
+        if own.base not in FITTED_ON:
+            raise InputError(f"hardware {hardware.name!r}: kernels.base = {own.base!r}: no such fitted file; known: {', '.join(FITTED_ON)}")
+        base = scaled(fitted(own.base), own.compute_scale, own.bandwidth_scale)
+        return Resolved(_merge(own, base), Provenance.SCALED, BASED_SPREAD)
+    if own.gemm:
+        return Resolved(own, Provenance.MODEL, 0.0)
+    name = NEAREST[hardware.gpu.architecture]
+    base = scaled(fitted(name), *peak_scales(hardware, name))
+    return Resolved(_merge(own, base), Provenance.SCALED, SCALED_SPREAD)
+
+
+def dtype_key(dtype: str) -> str:
+    """The dtype whose constants serve `dtype`."""
+    return _ALIASES.get(dtype, dtype)
+
+
+def pick_gemm(c: KernelConstants, dtype: str, *, library: str | None, sustained: bool) -> GemmConstants | None:
+    """The set of a dtype: the named library's, else the first of the power mode, else the first."""
+    sets = [g for g in c.gemm if g.dtype == dtype]
+    if library is not None:
+        named = [g for g in sets if g.library == library]
+        if named:
+            exact = [g for g in named if (g.mode == "sustained") == sustained]
+            return (exact or named)[0]
+        sets = [g for g in sets if library.split("_")[0] in g.library] or sets
+    real = [g for g in sets if not any(word in g.library for word in UNREAL)] or sets
+    mode = [g for g in real if (g.mode == "sustained") == sustained]
+    return next(iter(mode or real), None)
+
+
+def _distance(a: AttentionConstants, head_dim: int) -> float:
+    return min(abs(math.log2(h.head_dim / head_dim)) for h in a.heads)
+
+
+def pick_attention(sets: Iterable[AttentionConstants], kernels: Sequence[str], *, causal: bool, head_dim: int, direction: str,
+                   sustained: bool, library: str | None = None) -> AttentionConstants | None:  # fmt: skip
+    """The best set for one of `kernels`, in that order; with the other mask, converted, where there is no better."""
+    own = [a for a in sets if a.direction == direction and a.kernel in kernels]
+    if not own:
+        return None
+
+    def rank(a: AttentionConstants) -> tuple[int, int, int, float, int]:
+        return (int(library is not None and a.library != library), kernels.index(a.kernel), int(a.causal != causal),
+                round(_distance(a, head_dim), 1), int((a.mode == "sustained") != sustained))  # fmt: skip
+
+    best = min(own, key=rank)
+    return best if best.causal == causal else other_mask(best, causal=causal)
+
+
+def other_mask(a: AttentionConstants, *, causal: bool) -> AttentionConstants:
+    """Constants fitted under one mask for the other: the diagonal costs about three times the overhead of a full row."""
+    factor = 3.0 if causal else 1.0 / 3.0
+    heads = tuple(
+        HeadConstants(head_dim=h.head_dim, rate_flops_per_s=h.rate_flops_per_s, sequence_overhead=h.sequence_overhead * factor)
+        for h in a.heads
+    )
+    bands = tuple(widened(b, BASED_SPREAD) for b in a.bands)
+    return a.model_copy(update={"causal": causal, "heads": heads, "bands": bands, "wave_beta": 0.5})
+
+
+def widened(band: Band, spread: float) -> Band:
+    """`band` with `spread` added in quadrature to both logarithmic half widths."""
+    low = math.exp(-math.hypot(math.log(band.low), spread) if band.low < 1 else -spread)
+    high = math.exp(math.hypot(math.log(band.high), spread) if band.high > 1 else spread)
+    return Band(from_size=band.from_size, low=low, high=high)
+
+
+def band_at(bands: Sequence[Band], size: float, spread: float) -> tuple[float, float]:
+    """(low, high) of measured / predicted for an op of `size`, widened by `spread`."""
+    found = Band(from_size=0.0, low=0.9, high=1.12)
+    for band in bands:
+        if band.from_size <= size:
+            found = band
+    if spread > 0:
+        found = widened(found, spread)
+    return found.low, found.high
