@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from report_results import EVERY, SMALL_70B, expanded, scenario, step
@@ -26,7 +26,7 @@ from simpar.report.gantt import gantt, lanes_of, rectangles, thinned
 from simpar.report.shown import shown_roles
 from simpar.report.step_html import step_page, write_html
 from simpar.result.result import Result
-from simpar.simulate import interpret, prepare, run
+from simpar.simulate import interpret, prepare, run, simulate
 
 CHROMIUM = next((p for p in ("/usr/bin/chromium", shutil.which("chromium")) if p and Path(p).exists()), None)
 CASES = pytest.mark.parametrize(("stem", "detail", "overrides"), EVERY, ids=[f"{s}-{d}" for s, d, _ in EVERY])
@@ -223,6 +223,14 @@ def test_what_does_not_fit_is_said() -> None:
     assert "does not fit: largest are" in page
 
 
+def test_random_effects_show_their_spread() -> None:
+    effects = ("effects.repetitions=5", "effects.compute_sigma=0.05")
+    result = simulate(scenario("mlp-4096x24_a100x8_pp8", *effects), detail="stage")
+    assert result.repetitions is not None
+    assert "step over 5 draws, p50" in step_page(result)
+    assert "draws" not in step_page(step("mlp-4096x24_a100x8_pp8", "stage")).split("<script")[0]
+
+
 def test_names_cannot_break_out_of_the_page() -> None:
     wanted = scenario("mlp-4096x24_a100x8_tp8").model_copy(
         update={"name": "</script><script>alert(1)</script>", "description": "<b>&"}
@@ -234,6 +242,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
 
 
 @given(st.text(max_size=30))
+@example("</script><!--")
 def test_script_json_round_trips(text: str) -> None:
     encoded = script_json({"text": text})
     assert "<" not in encoded

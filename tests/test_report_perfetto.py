@@ -18,9 +18,10 @@ from report_results import EVERY, SMALL_70B, expanded, scenario, step
 from simpar.errors import InputError
 from simpar.program.program import OpKind
 from simpar.report.ledger import price_terms
-from simpar.report.perfetto import trace, write_trace
+from simpar.report.perfetto import memory_changes, trace, write_trace
 from simpar.report.shown import is_expanded, shown_roles
 from simpar.report.streams import ordered_streams
+from simpar.result.memory import CATEGORIES, RankMemory
 from simpar.result.result import Result
 from simpar.simulate import interpret, prepare, run
 
@@ -144,6 +145,21 @@ def test_terms_add_up_to_what_an_op_takes(stem: str, detail: str, overrides: tup
     np.testing.assert_allclose(sums[result.program.price][kept], result.timeline.seconds[kept], rtol=1e-6, atol=1e-9)
     slowed = step(stem, detail, overrides=overrides).timeline.seconds
     assert (slowed[kept] >= sums[result.program.price][kept] * (1 - 1e-6) - 1e-9).all()
+
+
+def test_counters_add_what_rests_to_what_moves_and_take_the_last_of_a_moment() -> None:
+    names = len(CATEGORIES)
+    dynamic = np.zeros((4, names))
+    dynamic[1:, CATEGORIES.index("activations")] = [5.0, 9.0, 1.0]
+    dynamic[2, CATEGORIES.index("parameters")] = 7.0
+    times = np.array([0.0, 1e-6, 1e-6, 3e-6])
+    static = (("parameters", 10.0), ("optimizer", 20.0), ("parameters", 1.0))
+    memory = RankMemory(0, static, times, dynamic, (), 1.0)
+    assert list(memory_changes(memory)) == [
+        (0, {"parameters": 11, "optimizer": 20, "activations": 0}),
+        (1000, {"parameters": 18, "optimizer": 20, "activations": 9}),
+        (3000, {"parameters": 11, "optimizer": 20, "activations": 1}),
+    ]
 
 
 def test_names_of_processes_and_threads() -> None:

@@ -206,13 +206,13 @@ def _counters(result: Result, roles: tuple[ShownRole, ...], times: list[int], li
         # An expanded run's memory is that of the first pipeline.
         if mine is None or shown.pipeline:
             continue
-        for at, values in _memory_changes(mine):
+        for at, values in memory_changes(mine):
             times.append(at)
             amounts = json.dumps(values, separators=(",", ":"))
             lines.append(f'{{"ph":"C","pid":{_pid(shown)},"ts":{_us(at)},"name":"memory (bytes)","args":{amounts}}}')
 
 
-def _memory_changes(memory: RankMemory) -> Iterator[tuple[int, dict[str, int]]]:
+def memory_changes(memory: RankMemory) -> Iterator[tuple[int, dict[str, int]]]:
     """(ns, bytes by category) after each moment at which something changes."""
     at = np.rint(memory.times * 1e9).astype(np.int64)
     last = np.flatnonzero(np.append(np.diff(at) != 0, True))

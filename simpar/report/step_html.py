@@ -79,6 +79,10 @@ def _head(result: Result) -> str:
         ("peak memory " + ("(fits)" if result.fits else "(DOES NOT FIT)"), format_bytes(worst.device_bytes),
          f"of {format_bytes(result.device_memory_bytes)}, rank {worst.rank}", "good" if result.fits else "bad"),
     ]  # fmt: skip
+    if result.repetitions is not None:
+        draws = result.repetitions
+        text = f"p90 {format_seconds(draws.p90)}, p99 {format_seconds(draws.p99)}"
+        tiles.insert(1, (f"step over {len(draws.makespans_s)} draws, p50", format_seconds(draws.p50), text, ""))
     boxes = "".join(
         f'<div class="tile {style}"><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(more)}</span></div>'
         for name, value, more, style in tiles
