@@ -1,0 +1,199 @@
+"""The axes of the space: their names, default values, and what frameworks can run of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simpar.errors import InputError, Violation
+from simpar.registry import unknown
+from simpar.search.choice import parse_split, recompute_spec
+from simpar.specs.framework_rows import ALIASES
+from simpar.specs.plan import RecomputeSpec
+
+INTEGER_AXES: Final = ("tp", "cp", "pp", "dp", "ep", "etp", "virtual_stages", "micro_batch_size", "zero_stage")
+FLAG_AXES: Final = (
+    "sequence_parallel", "overlap_tp", "overlap_ep", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather",
+    "reshard_after_forward", "offload_optimizer",
+)  # fmt: skip
+WORD_AXES: Final = ("schedule", "cp_style", "ep_dispatcher", "precision", "placement", "recompute", "split")
+AXES: Final = (*INTEGER_AXES, "shard_size", *FLAG_AXES, "offload_activations", *WORD_AXES)
+
+SCHEDULES: Final = (
+    "1f1b", "gpipe", "interleaved", "interleaved_bfs", "interleaved_zb", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+    "dualpipe", "dualpipe-v",
+)  # fmt: skip
+"""naive is left out: it never wins."""
+
+V_SHAPED: Final = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v"})
+"""Two stages per rank, down and back up."""
+
+LARGEST: Final = {"micro_batch_size": 32, "virtual_stages": 16, "tokens": 256}
+"""Default ranges end here: sequences per micro-batch, chunks per rank, least tokens per context-parallel rank."""
+
+PLACEMENTS: Final = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
+"""Pipeline outermost (Megatron-LM) and data parallel outermost; the orders that frameworks run."""
+
+SPLITS: Final = ("even", "0-1", "1-0", "1-1", "alone")
+
+DENSE_MODULES: Final = ("core_attn", "layernorm", "mlp")
+MOE_MODULES: Final = ("core_attn", "layernorm", "moe_act", "moe", "shared_experts")
+MLA_MODULES: Final = ("mla_up_proj",)
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What a framework can run: axis -> values; an axis left out is not restricted.
+
+    `source` says where that stands.
+    """
+
+    values: dict[str, tuple[Any, ...]]
+    source: str
+
+
+ABILITIES: Final[dict[str, Ability]] = {
+    "megatron-core": Ability(
+        {
+            "schedule": ("1f1b", "interleaved"), "zero_stage": (0, 1), "reshard_after_forward": (True,),
+            "placement": PLACEMENTS, "offload_activations": (0.0,),
+            "recompute": ("none", "full", "full:*", "core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj",
+                          "shared_experts"),
+        },
+        "Megatron-LM arguments.py: 1F1B and interleaved schedules, distributed optimizer with num_distributed_optimizer_instances, "
+        "recompute granularity and modules, optimizer_cpu_offload",
+    ),
+    "torchtitan": Ability(
+        {
+            "schedule": ("1f1b", "gpipe", "interleaved", "interleaved_zb", "zb-v", "dualpipe-v"), "zero_stage": (3,),
+            "sequence_parallel": (True,), "cp_style": ("ring", "all_gather"), "overlap_ep": (False,),
+            "recompute": ("none", "full", "op"), "offload_activations": (0.0,), "offload_optimizer": (False,),
+            "overlap_grad_reduce": (True,), "overlap_param_gather": (True,), "overlap_p2p": (False,),
+            "split": ("even", "0-1", "1-0", "1-1"), "placement": ("tp-cp-ep-dp-pp",),
+        },
+        "torchtitan v0.2 job_config.py and pipeline_parallel.py: FSDP2 only, torch schedules, stages less by layers per end",
+    ),
+    "deepspeed": Ability(
+        {
+            "schedule": ("1f1b",), "cp_style": ("ulysses",), "recompute": ("none", "full"), "split": ("even",),
+            "overlap_tp": (False,), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
+            "sequence_parallel": (False,), "placement": ("tp-cp-ep-dp-pp",), "offload_activations": (0.0,),
+        },
+        "DeepSpeed docs: ZeRO 0-3 with hpZ / MiCS sharding, Ulysses, PipelineModule with ZeRO up to 1",
+    ),
+    "nanotron": Ability(
+        {
+            "schedule": ("1f1b", "gpipe"), "zero_stage": (0, 1), "cp": (1,), "recompute": ("none", "full"), "etp": (1,),
+            "split": ("even",), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
+            "overlap_param_gather": (False,), "placement": ("tp-cp-ep-pp-dp",), "shard_size": (None,),
+            "overlap_tp": (False,), "offload_activations": (0.0,), "offload_optimizer": (False,),
+        },
+        "nanotron config ParallelismArgs: dp, pp, tp, expert_parallel_size, pp_engine afab or 1f1b, tp_mode, zero_stage 0 or 1",
+    ),
+    "plain": Ability({}, "no restriction"),
+}  # fmt: skip
+"""Framework -> what it can run."""
+
+
+def ability(framework: str) -> Ability:
+    """What `framework` can run.
+
+    Raises:
+        UnknownNameError: no such row.
+    """
+    name = ALIASES.get(framework, framework)
+    if name not in ABILITIES:
+        raise unknown("framework", framework, sorted(ABILITIES))
+    return ABILITIES[name]
+
+
+def parse_values(axis: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """The values written for `axis`.
+
+    Raises:
+        InputError: no such axis, or a value of the wrong kind.
+    """
+    if axis not in AXES:
+        raise unknown("axis of the space", axis, list(AXES))
+    return tuple(_value(axis, text.strip()) for text in texts)
+
+
+def _value(axis: str, text: str) -> Any:
+    try:
+        if axis in INTEGER_AXES:
+            number = int(text)
+            if number < (0 if axis == "zero_stage" else 1):
+                raise ValueError
+            return number
+        if axis == "shard_size":
+            return None if text in ("none", "all") else int(text)
+        if axis in FLAG_AXES:
+            return {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}[text.lower()]
+        if axis == "offload_activations":
+            return float(text)
+        if axis == "split":
+            parse_split(text)
+        if axis == "recompute" and not text.startswith("full:"):
+            recompute_spec(text)
+    except (ValueError, KeyError):
+        right = {"shard_size": "a number or none", "offload_activations": "a fraction from 0 to 1", "split": ", ".join(SPLITS)}
+        kind = "true or false" if axis in FLAG_AXES else right.get(axis, "a whole number of at least 1")
+        raise InputError([Violation(f"--allow {axis}", text, "is not a value of this axis", kind)]) from None
+    return text
+
+
+def parse_restrictions(fix: Sequence[str], allow: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """`--fix pp=1` and `--allow schedule=1f1b,interleaved` as axis -> values.
+
+    Raises:
+        InputError: everything wrong, together.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    wrong: list[Violation] = []
+    for option, texts in (("--fix", fix), ("--allow", allow)):
+        for text in texts:
+            # Several assignments may share one option: --fix tp=8,pp=16.
+            for axis, values in _assignments(text):
+                try:
+                    if not axis or not values or (option == "--fix" and len(values) > 1):
+                        right = "write it as axis=value" + (",value" if option == "--allow" else "")
+                        raise InputError([Violation(option, text, "cannot be read", right)])
+                    parsed = parse_values(axis, values)
+                    found[axis] = tuple(v for v in found.get(axis, parsed) if v in parsed)
+                except InputError as error:
+                    wrong += error.violations or [Violation(option, text, str(error))]
+    if wrong:
+        raise InputError(wrong)
+    return found
+
+
+def _assignments(text: str) -> list[tuple[str, list[str]]]:
+    """"tp=4,8,pp=2" -> [("tp", ["4", "8"]), ("pp", ["2"])]."""
+    found: list[tuple[str, list[str]]] = []
+    for part in text.split(","):
+        axis, equals, value = part.partition("=")
+        if equals:
+            found.append((axis.strip(), [value] if value.strip() else []))
+        elif found:
+            found[-1][1].append(part)
+        else:
+            found.append(("", []))
+    return found
+
+
+def matches(axis: str, value: Any, allowed: Sequence[Any]) -> bool:
+    """Whether `value` is among `allowed`; recompute patterns ("full:*", a module alone) match what they stand for."""
+    if axis != "recompute":
+        return value in allowed
+    if value in allowed:
+        return True
+    text = str(value)
+    if text.startswith("full:"):
+        return "full:*" in allowed
+    if text.startswith("selective:"):
+        return all(m in allowed for m in text.removeprefix("selective:").split("+")) or "selective" in allowed
+    return False
+
+
+__all__ = ["ABILITIES", "AXES", "Ability", "RecomputeSpec", "ability", "matches", "parse_restrictions", "parse_values"]

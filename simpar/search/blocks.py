@@ -1,0 +1,235 @@
+"""Prices and bytes of the distinct blocks of a model under one choice, and how stages are made of them.
+
+Everything is asked of the same layout and pricer that `simulate` uses; only the summing over a stage's blocks happens here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from simpar.costs.price import Price
+from simpar.costs.pricer import LayoutPricer, ops_of
+from simpar.parallel.layout import Layout
+from simpar.parallel.pipeline import StageLayers
+from simpar.parallel.recompute import Recompute
+from simpar.parallel.split import LocalBlock
+from simpar.parallel.work import LocalOp
+from simpar.program.program import FloatArray, IntArray
+from simpar.workload.network import Network
+
+PHASES = "FBIW"
+F, B, I, W = range(4)  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The distinct blocks of a network, numbered.
+
+    Kinds 0 .. n-1 are layers with the plan's recomputation, n .. 2n-1 the same without, then what is not a layer.
+
+    Attributes:
+        layer: kind of each layer (with recomputation).
+        layers: distinct layer blocks n.
+        embedding, mtp, mtp_head, head: kinds, -1 where there is none.
+        mtp_count: multi-token-prediction modules.
+    """
+
+    layer: tuple[int, ...]
+    layers: int
+    embedding: int
+    mtp: int
+    mtp_head: int
+    head: int
+    mtp_count: int
+
+    @property
+    def count(self) -> int:
+        """Number of kinds."""
+        return max(2 * self.layers - 1, self.embedding, self.mtp, self.mtp_head, self.head) + 1
+
+    @classmethod
+    def of(cls, network: Network) -> Kinds:
+        """The kinds of a network (the same numbers for every micro-batch size of a model)."""
+        index: dict[int, int] = {}
+        layer = tuple(index.setdefault(id(block), len(index)) for block in network.layers)
+        numbers, following = [], 2 * len(index)
+        for present in (network.embedding, network.mtp, network.mtp_head, network.head):
+            numbers.append(following if present else -1)
+            following += bool(present)
+        return cls(layer, len(index), *numbers, mtp_count=len(network.mtp))
+
+    def sequence(self, stage: StageLayers, limit: int | None) -> list[int]:
+        """Kinds of a stage's blocks in order; only its first `limit` layers recompute."""
+        found = [self.embedding] if stage.embedding and self.embedding >= 0 else []
+        for offset in range(stage.count):
+            kind = self.layer[stage.first + offset]
+            found.append(kind if limit is None or offset < limit else kind + self.layers)
+        if stage.head:
+            for _ in range(self.mtp_count):
+                found += [self.mtp, *([self.mtp_head] if self.mtp_head >= 0 else [])]
+            if self.head >= 0:
+                found.append(self.head)
+        return found
+
+
+def local_blocks(layout: Layout, kinds: Kinds) -> list[LocalBlock]:
+    """One block of each kind on one rank."""
+    network = layout.network
+    plain = replace(layout.options, recompute=Recompute())
+    found: dict[int, LocalBlock] = {}
+    for index, kind in enumerate(kinds.layer):
+        if kind not in found:
+            found[kind] = layout._split(network.layers[index], layout.options)
+            found[kind + kinds.layers] = layout._split(network.layers[index], plain)
+    if network.embedding is not None:
+        found[kinds.embedding] = layout._split(network.embedding, plain)
+    if network.mtp:
+        found[kinds.mtp] = layout._split(network.mtp[0], layout.options)
+    if network.mtp_head is not None:
+        found[kinds.mtp_head] = replace(layout._split(network.mtp_head, plain), dense_parameters=0.0)
+    if network.head is not None:
+        found[kinds.head] = layout._split(network.head, plain)
+    return [found[k] for k in range(kinds.count)]
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Numbers per kind of block.
+
+    Attributes:
+        seconds: float array [4 phases, kinds], on the device, exposed communication included.
+        host: float array [4 phases, kinds], to launch.
+        compute: float array [4 phases, kinds]: compute kernels alone, a bound for passes that overlap.
+        kept: float array [kinds], bytes from forward to backward, logits included.
+        working, transient: float arrays [kinds], bytes alive in the backward only.
+        dense, expert: float arrays [kinds], weights.
+    """
+
+    seconds: FloatArray
+    host: FloatArray
+    compute: FloatArray
+    kept: FloatArray
+    working: FloatArray
+    transient: FloatArray
+    dense: FloatArray
+    expert: FloatArray
+
+    @cached_property
+    def bump(self) -> FloatArray:
+        """Bytes alive in a block's backward beyond what was kept."""
+        return np.maximum(self.working, 0.0) + self.transient
+
+
+def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bool) -> BlockTable:
+    """Price every kind; `split` adds input and weight gradients apart (else their columns repeat the backward)."""
+    blocks = local_blocks(layout, kinds)
+    seconds, host, compute = (np.zeros((4, len(blocks))) for _ in range(3))
+    for phase in (F, B, I, W) if split else (F, B):
+        for kind, block in enumerate(blocks):
+            price = pricer.block(block, PHASES[phase])
+            seconds[phase, kind] = price.seconds
+            host[phase, kind] = pricer._launch_seconds(price.kernels, PHASES[phase])
+            communicated = ("tp", "cp", "ep", "dp", "pp", "etp")
+            compute[phase, kind] = sum(s for n, s in price.terms if n not in communicated)
+    return BlockTable(
+        seconds, host, compute,
+        np.array([b.saved_bytes for b in blocks]), np.array([b.working for b in blocks]),
+        np.array([b.transient for b in blocks]), np.array([b.dense_parameters for b in blocks]),
+        np.array([b.expert_parameters for b in blocks]),
+    )  # fmt: skip
+
+
+def serial_seconds(ops: Sequence[LocalOp], price_of: object) -> tuple[float, float]:
+    """A lower bound on a block's time as (dense part, expert part), additive over its parts.
+
+    Compute ops run one after the other on one stream, and a collective that starts after one compute op and that the next one
+    waits for lies between them whatever else runs: the sum of both is never above the block's makespan.
+    """
+    parts = [0.0, 0.0]
+    finish: list[float] = []  # of each op, counted from the end of the compute op before it
+    last = -1
+    for op in ops:
+        price: Price = price_of(op)  # type: ignore[operator]
+        ready = max((finish[d] for d in op.deps if d > last), default=0.0)
+        expert = op.name.startswith("moe")
+        if op.stream == "compute":
+            waited_for = max((d for d in op.deps if d > last), key=lambda d: finish[d], default=-1)
+            if waited_for >= 0:
+                parts[ops[waited_for].name.startswith("moe")] += ready
+            parts[expert] += price.seconds
+            finish.append(0.0)
+            last = len(finish) - 1
+        else:
+            finish.append(ready + price.seconds)
+    trailing = [i for i in range(last + 1, len(ops))]
+    if trailing:
+        worst = max(trailing, key=lambda i: finish[i])
+        parts[ops[worst].name.startswith("moe")] += finish[worst]
+    return parts[0], parts[1]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Stages as numbers of blocks of each kind.
+
+    Attributes:
+        counts: int array [stages, kinds].
+        orders: kinds of each stage in order.
+    """
+
+    counts: IntArray
+    orders: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, kinds: Kinds, stages: Sequence[StageLayers], limit: int | None) -> Composition:
+        """The composition of `stages` whose first `limit` layers recompute (None: all)."""
+        orders = tuple(tuple(kinds.sequence(stage, limit)) for stage in stages)
+        counts = np.array([np.bincount(order, minlength=kinds.count) if order else [0] * kinds.count for order in orders])
+        return cls(counts.astype(np.int64), orders)
+
+    def seconds(self, table: BlockTable) -> FloatArray:
+        """Durations [4 phases, stages]: the device or the host, whichever takes longer over the stage."""
+        return np.maximum(table.seconds @ self.counts.T, table.host @ self.counts.T)
+
+    def compute(self, table: BlockTable) -> FloatArray:
+        """Compute kernels alone, [4 phases, stages]."""
+        return table.compute @ self.counts.T
+
+    def kept(self, table: BlockTable) -> FloatArray:
+        """Bytes that a micro-batch keeps on each stage."""
+        return self.counts @ table.kept
+
+    def parameters(self, table: BlockTable) -> tuple[FloatArray, FloatArray]:
+        """(dense, expert) weights of each stage."""
+        return self.counts @ table.dense, self.counts @ table.expert
+
+    def backward_bump(self, table: BlockTable) -> FloatArray:
+        """Most bytes beyond what is kept while the backward goes through a stage block by block, freeing as it goes."""
+        bump, kept, known = table.bump, table.kept, {}
+        for order in set(self.orders):
+            freed, worst = 0.0, 0.0
+            for kind in reversed(order):
+                worst = max(worst, float(bump[kind]) - freed)
+                freed += float(kept[kind])
+            known[order] = worst
+        return np.array([known[order] for order in self.orders])
+
+    def largest_bump(self, table: BlockTable) -> FloatArray:
+        """Most bytes beyond what is kept while nothing is freed (an input gradient whose weights come later)."""
+        known = {order: float(table.bump[list(order)].max(initial=0.0)) for order in set(self.orders)}
+        return np.array([known[order] for order in self.orders])
+
+    def pair_bump(self, table: BlockTable) -> FloatArray:
+        """The same for a pass taken as one op: the largest of each kind of byte together."""
+        known = {
+            order: float(np.maximum(table.working[list(order)], 0.0).max(initial=0.0) + table.transient[list(order)].max(initial=0.0))
+            for order in set(self.orders)
+        }
+        return np.array([known[order] for order in self.orders])
+
+
+__all__ = ["PHASES", "BlockTable", "Composition", "Kinds", "block_table", "local_blocks", "ops_of", "serial_seconds"]

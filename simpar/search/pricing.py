@@ -1,0 +1,326 @@
+"""Prices and bytes of the space's layouts, each computed once: the memo between the space and the models of costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simpar.costs.collectives import CollectiveModel
+from simpar.costs.kernels import KernelModel
+from simpar.costs.pricer import HOST_ADAM_BYTES_PER_S, LayoutPricer
+from simpar.parallel.data import state_memory
+from simpar.parallel.keys import Send
+from simpar.parallel.layout import Layout
+from simpar.parallel.pipeline import split_layers
+from simpar.parallel.work import HostCopy
+from simpar.program.program import FloatArray
+from simpar.search.blocks import BlockTable, Composition, Kinds, block_table, local_blocks, serial_seconds
+from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
+from simpar.search.residency import RankResidency, residencies
+from simpar.search.shapes import shape_of
+from simpar.search.space import Space
+from simpar.simulate import cost_models, schedule_of
+from simpar.topology.placement import GroupPlacement
+
+ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
+NOTHING = Offload(0.0, False)
+
+
+@dataclass(frozen=True)
+class StatePrices:
+    """Seconds and bytes per weight of one spread of the states.
+
+    Attributes:
+        gather, reduce: float arrays [kinds], seconds for one block's weights.
+        dense_bytes, expert_bytes: resting bytes per weight (parameters + gradients, optimizer).
+    """
+
+    gather: FloatArray
+    reduce: FloatArray
+    dense_bytes: tuple[float, float]
+    expert_bytes: tuple[float, float]
+
+
+class Pricing:
+    """All memos of one search in one process."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.template = space.template
+        self.kernels: KernelModel
+        self.collectives: CollectiveModel
+        self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
+        self._tables: dict[object, BlockTable] = {}
+        self._floors: dict[object, FloatArray] = {}
+        self._compositions: dict[object, Composition] = {}
+        self._residencies: dict[tuple[str, int, int, int], tuple[RankResidency, ...]] = {}
+        self._states: dict[object, StatePrices] = {}
+        self._sites: dict[Group, tuple[object, ...]] = {}
+        self._pricers: dict[object, LayoutPricer] = {}
+        self._sends: dict[object, float] = {}
+        self._amounts: dict[object, float] = {}
+
+    # -- layouts ---------------------------------------------------------------------------------------------------
+
+    def layout(self, choice: Choice) -> Layout:
+        """The layout of a choice, as `simulate` would make it."""
+        shape = shape_of(choice.group.pp, choice.pipeline.virtual_stages, choice.pipeline.schedule)
+        return Layout.of(choice.scenario(self.template), shape.stages, shape.replicas)
+
+    def _probe(self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None) -> Layout:
+        """A layout for what does not depend on the pipeline: one stage, whatever pp is."""
+        state = state or State(0, None, True, True, True)
+        choice = Choice(group, batch, variant, ONE_STAGE, recompute, state, NOTHING)
+        return Layout.of(choice.scenario(self.template), 1)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Distinct blocks; the same for all layouts of a model."""
+        group = self.space.groups[0]
+        variant = self.space.variants(group)[0]
+        return Kinds.of(self._probe(group, 1, variant).network)
+
+    def site(self, group: Group) -> tuple[object, ...]:
+        """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on."""
+        if group not in self._sites:
+            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
+            places: list[object] = [mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "ep", "etp")]
+            if group.cp > 1:
+                places.append(mesh.hops("cp", hardware, nodes)[0][0])
+            self._sites[group] = (group.tp, group.cp, group.ep, group.etp, *places)
+        return self._sites[group]
+
+    # -- blocks ----------------------------------------------------------------------------------------------------
+
+    def table(self, group: Group, batch: int, variant: Variant, recompute: str, *, split: bool) -> BlockTable:
+        """Numbers of every kind of block."""
+        recompute = "full" if recompute.startswith("full") else recompute
+        key = (self.site(group), batch, variant, recompute, split)
+        if key not in self._tables:
+            layout = self._probe(group, batch, variant, recompute)
+            pricer = LayoutPricer(layout, self.kernels, self.collectives)
+            self._tables[key] = block_table(layout, pricer, self.kinds, split=split)
+        return self._tables[key]
+
+    def floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
+        """Lower bounds on seconds [forward, backward, backward and forward without communication; kinds].
+
+        The dense part of a block does not depend on expert parallelism, nor the expert part on the context-parallel style: each
+        is priced once per combination that it does depend on, and both are added (see `serial_seconds`).
+        """
+        dense = Variant(variant.sequence_parallel, variant.cp_style, variant.overlap_tp, False, "alltoall", variant.precision)
+        total = self._floor_part(group, batch, dense, expert=False)
+        if self.has_experts:
+            experts = Variant(
+                variant.sequence_parallel, "ring", False, variant.overlap_ep, variant.ep_dispatcher, variant.precision
+            )
+            total = total + self._floor_part(group, batch, experts, expert=True)
+        return total
+
+    def compute_floor(self, group: Group, batch: int) -> FloatArray:
+        """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch.
+
+        Kernels of the dense part depend on tp, cp and the micro-batch; those of the experts on the tokens of a rank, ep, etp.
+        """
+        precision = self.space.variants(group)[0].precision
+        variants = self.space.variants(group)
+        if len({v.precision for v in variants}) > 1:
+            return np.minimum.reduce([self.floor(group, batch, v) for v in variants])[[3, 2]]
+        dense_key = (group.tp, group.cp, batch, "dense")
+        if dense_key not in self._floors:
+            styles = dict.fromkeys(v.cp_style for v in variants)
+            flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
+            found = [
+                self._measure_floor(flat, batch, Variant(group.tp > 1, s, False, False, "alltoall", precision), expert=False)
+                for s in styles
+            ]
+            self._floors[dense_key] = np.minimum.reduce(found)[[3, 2]]
+        total = self._floors[dense_key]
+        if not self.has_experts:
+            return total
+        expert_key = (batch / (group.cp * group.tp), group.ep, group.etp, "experts")
+        if expert_key not in self._floors:
+            variant = Variant(group.tp > 1, "ring", False, False, "alltoall", precision)
+            self._floors[expert_key] = self._measure_floor(group, batch, variant, expert=True)[[3, 2]]
+        return total + self._floors[expert_key]
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has expert layers."""
+        return getattr(self.template.model, "moe", None) is not None
+
+    def _floor_part(self, group: Group, batch: int, variant: Variant, *, expert: bool) -> FloatArray:
+        site = self.site(group)
+        key = (site if expert else (site[0], site[1], site[4], site[5], site[8:]), batch, variant, expert)
+        if key not in self._floors:
+            self._floors[key] = self._measure_floor(group, batch, variant, expert)
+        return self._floors[key]
+
+    def _measure_floor(self, group: Group, batch: int, variant: Variant, expert: bool) -> FloatArray:
+        layout = self._probe(group, batch, variant)
+        pricer = LayoutPricer(layout, self.kernels, self.collectives)
+        found = np.zeros((4, self.kinds.count))
+        for kind, block in enumerate(local_blocks(layout, self.kinds)):
+            if kind < self.kinds.layers:
+                continue  # without recomputation is enough; filled in below
+            for row, ops in enumerate((block.forward, block.backward)):
+                found[row, kind] = serial_seconds(ops, pricer.op_price)[expert]
+            for row, ops in ((2, block.backward), (3, block.forward)):
+                found[row, kind] = sum(
+                    pricer.op_price(op).seconds for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert
+                )
+        n = self.kinds.layers
+        found[:, :n] = found[:, n : 2 * n]
+        return found
+
+    # -- pipeline --------------------------------------------------------------------------------------------------
+
+    def composition(self, pipeline: Pipeline, pp: int, limit: int | None) -> Composition:
+        """Blocks of every stage."""
+        stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages
+        key = (stages, pipeline.split, limit)
+        if key not in self._compositions:
+            first, last, alone = pipeline.split
+            plan = self.template.plan.model_copy(
+                update={"first_stage_less_layers": first, "last_stage_less_layers": last, "embedding_alone": alone,
+                        "layers_per_stage": None}
+            )  # fmt: skip
+            layers = split_layers(len(self.kinds.layer), stages, plan)
+            self._compositions[key] = Composition.of(self.kinds, layers, limit)
+        return self._compositions[key]
+
+    def residency(self, pipeline: Pipeline, pp: int, m: int) -> tuple[RankResidency, ...]:
+        """What each rank holds at its worst moments."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._residencies:
+            plan = self.template.plan.model_copy(
+                update={"pp": pp, "schedule": pipeline.schedule, "virtual_stages": pipeline.virtual_stages}
+            )
+            schedule = schedule_of(self.template.model_copy(update={"plan": plan}), m)
+            self._residencies[key] = residencies(schedule)
+        return self._residencies[key]
+
+    def send(self, group: Group, batch: int, variant: Variant) -> float:
+        """Seconds of a boundary tensor; 0 where boundaries differ (then only a bound)."""
+        if group.pp == 1:
+            return 0.0
+        key = (group, batch, variant.sequence_parallel)
+        if key not in self._sends:
+            layout = self._probe(group, batch, variant)
+            same = len(set(layout.network.boundary_bytes)) == 1
+            pricer = LayoutPricer(layout, self.kernels, self.collectives)
+            self._sends[key] = pricer.price(Send(0, 0, backward=False)).seconds if same else 0.0
+        return self._sends[key]
+
+    def blocking(self, pipeline: Pipeline, pp: int) -> bool:
+        """Whether sends hold the compute stream; the rule of `program.lower.p2p_blocks`."""
+        if pipeline.overlap_p2p is not None:
+            return not pipeline.overlap_p2p
+        shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.framework
+        if shape.style != "full" or shape.replicas > 1:
+            return not spec.overlap_p2p_zero_bubble
+        return not spec.overlap_p2p_interleaved if shape.stages > pp else spec.p2p_blocking
+
+    @cached_property
+    def framework(self):  # type: ignore[no-untyped-def]
+        """Semantics of the framework."""
+        group = self.space.groups[0]
+        return self._probe(group, 1, self.space.variants(group)[0]).framework
+
+    # -- states ----------------------------------------------------------------------------------------------------
+
+    def state_layout(self, group: Group, variant: Variant, state: State) -> LayoutPricer:
+        """A pricer whose layout spreads the states this way (pipeline and micro-batch do not matter to it)."""
+        key = (group, variant.precision, state)
+        if key not in self._pricers:
+            layout = self._probe(group, 1, variant, state=state)
+            self._pricers[key] = LayoutPricer(layout, self.kernels, self.collectives)
+        return self._pricers[key]
+
+    def states(self, group: Group, variant: Variant, state: State) -> StatePrices:
+        """Seconds per block and bytes per weight of a spread."""
+        key = (group, variant.precision, state)
+        if key not in self._states:
+            layout = self.state_layout(group, variant, state).layout
+            table = self.table(group, 1, variant, "none", split=False)
+            data = layout.data_ranks > 1 and layout.training.optimizer != "none"
+            gather, reduce = (
+                np.array([self.data_seconds(group, variant, state, name, d, e) if data else 0.0
+                          for d, e in zip(table.dense, table.expert, strict=True)])
+                for name in ("gather", "reduce")
+            )  # fmt: skip
+            pairs = self.state_bytes(group, variant, state)
+            self._states[key] = StatePrices(gather, reduce, *pairs)
+        return self._states[key]
+
+    def state_bytes(self, group: Group, variant: Variant, state: State) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Resting bytes per dense and per expert weight: (parameters and gradients, optimizer) each."""
+        key = ("bytes", variant.precision, state.zero_stage)
+        if key not in self._pricers:
+            self._pricers[key] = self.state_layout(group, variant, state)
+        bytes_ = self._pricers[key].layout.state_bytes
+        ranks = group.dp * group.cp
+        shards = state.shard_size or ranks
+        edp = group.tp * group.cp * group.dp // (group.etp * group.ep)
+        a = state_memory(1.0, bytes_, state.zero_stage, shards)
+        b = state_memory(1.0, bytes_, state.zero_stage, max(edp // (ranks // shards), 1))
+        if self.template.training.optimizer == "none":
+            return (a.parameters, 0.0), (b.parameters, 0.0)
+        return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
+
+    def data_seconds(self, group: Group, variant: Variant, state: State, what: str, dense: float, expert: float) -> float:
+        """Seconds to gather (or reduce) these weights over the data-parallel ranks, as the pricer counts them."""
+        key = (group, variant.precision, state.zero_stage, state.shard_size, what, dense, expert)
+        if key not in self._amounts:
+            layout = self.state_layout(group, variant, state).layout
+            parts = ((dense, "", "dp"), (expert, "expert_", "edp"))
+            self._amounts[key] = sum(self._part_seconds(layout, what, n, prefix, whole) for n, prefix, whole in parts if n > 0)
+        return self._amounts[key]
+
+    def _part_seconds(self, layout: Layout, what: str, parameters: float, prefix: str, whole: str) -> float:
+        hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
+        placement = layout.placement(f"{prefix}shard" if hybrid else whole)
+        if what == "gather":
+            return self._timed("all_gather", parameters * layout.state_bytes.gather, placement)
+        amount = parameters * layout.state_bytes.reduce
+        if layout.plan.zero_stage == 0:
+            return self._timed("all_reduce", amount, placement)
+        seconds = self._timed("reduce_scatter", amount, placement)
+        if hybrid:
+            seconds += self._timed("all_reduce", amount / max(placement.size, 1), layout.placement(f"{prefix}replica"))
+        return seconds
+
+    def _timed(self, name: str, amount: float, placement: GroupPlacement) -> float:
+        return 0.0 if placement.size == 1 else self.collectives.time(name, amount, placement).seconds
+
+    def optimizer_seconds(self, group: Group, variant: Variant, state: State, dense: float, expert: float, offloaded: bool) -> float:
+        """Seconds of a rank's update."""
+        key = (group, variant.precision, state.zero_stage, state.shard_size, "step", dense, expert, offloaded)
+        if key not in self._amounts:
+            pricer = self.state_layout(group, variant, state)
+            layout, spec = pricer.layout, pricer.layout.framework
+            sharded = state.zero_stage >= 1
+            own = dense / (layout.shard_ranks if sharded else 1) + expert / (layout.expert_shard_ranks if sharded else 1)
+            seconds = self._timed("all_reduce", 4.0, layout.placement("world")) + spec.optimizer_cpu_s
+            if offloaded:
+                state_bytes = layout.state_bytes
+                seconds += pricer._work(HostCopy(own * (state_bytes.gradient + 2.0))).seconds
+                seconds += own * (state_bytes.gradient + 2.0 * state_bytes.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
+            else:
+                seconds += self.kernels.adam(
+                    own, bytes_per_parameter=spec.optimizer_traffic_bytes, implementation=spec.optimizer_kernel
+                ).seconds
+            self._amounts[key] = seconds
+        return self._amounts[key]
+
+    @cached_property
+    def host_seconds_per_byte(self) -> float:
+        """A byte over one GPU's host link."""
+        group = self.space.groups[0]
+        layout = self._probe(group, 1, self.space.variants(group)[0])
+        return LayoutPricer(layout, self.kernels, self.collectives)._work(HostCopy(1e9)).seconds / 1e9
+
+
+__all__ = ["NOTHING", "ONE_STAGE", "Pricing", "StatePrices"]
