@@ -84,6 +84,8 @@ def test_peaks_stay_below_the_stated_ones(name: str, p: int, m: int, v: int) -> 
         "interleaved_zb": lambda r: p + (v - 1) * group,
         "zb-h1": lambda r: p,
         "zb-h2": lambda r: 2 * p - 1,
+        "zb-1p": lambda r: p,
+        "zb-2p": lambda r: 2 * p,
         "zb-v": lambda r: 2 * p,
         "v-half": lambda r: 2 * ((p + 2) // 2),
         "v-min": lambda r: 2 * ((p + 4) // 3),

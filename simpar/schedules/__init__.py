@@ -10,6 +10,7 @@ from typing import Final
 
 from simpar.registry import Registry
 from simpar.schedules.action import COMPUTE_PHASES, NO_INDEX, Action, Phase, overlapped, parse_action
+from simpar.schedules.automatic import ZB_1P, ZB_2P
 from simpar.schedules.dualpipe import DUALPIPE
 from simpar.schedules.dualpipe_v import DUALPIPE_V
 from simpar.schedules.family import ScheduleFamily
@@ -39,6 +40,8 @@ SCHEDULES: Final[Registry[ScheduleFamily]] = Registry(
         "interleaved_zb": INTERLEAVED_ZB,
         "zb-h1": ZB_H1,
         "zb-h2": ZB_H2,
+        "zb-1p": ZB_1P,
+        "zb-2p": ZB_2P,
         "zb-v": ZB_V,
         "v-half": V_HALF,
         "v-min": V_MIN,

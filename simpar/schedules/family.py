@@ -35,6 +35,7 @@ class ScheduleFamily:
         replicas: copies of the model that the pipeline holds.
         options: names of the keyword options that `order` takes.
         torch_class: the torch.distributed.pipelining class with the same order; "" if there is none.
+        wants_times: the order depends on stage times: options `f`, `i`, `w` (one value per rank), `send`, `kept`, `flush`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ScheduleFamily:
     replicas: int = 1
     options: tuple[str, ...] = ()
     torch_class: str = ""
+    wants_times: bool = False
 
     def requirements(
         self, num_ranks: int, num_microbatches: int, virtual_stages: int | None = None, **options: object

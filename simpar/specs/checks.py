@@ -21,7 +21,7 @@ RECOMPUTE_MODULES: Final = (
     "core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts", "attention", "op",
 )  # fmt: skip
 
-ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "dualpipe")
+ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "dualpipe")
 """Schedules with one model chunk per pipeline rank (DualPipe: one per direction)."""
 
 TWO_CHUNK_SCHEDULES: Final = ("zb-v", "dualpipe-v")

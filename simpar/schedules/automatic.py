@@ -1,0 +1,121 @@
+"""Automatic zero-bubble schedules: an order sought for given stage times, send time and memory limit.
+
+ZB-1p and ZB-2p are the same search under once and twice 1F1B's memory. Times only choose the order: what comes out is an
+ordinary `Schedule`. Without times it assumes F = I = W, free sends and that a weight gradient needs the whole activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import product
+from math import inf, isfinite
+
+from simpar.errors import Violation
+from simpar.schedules.action import Action, Phase
+from simpar.schedules.automatic_wave import Board, Choices, StageTimes, Wave, play
+from simpar.schedules.family import ScheduleFamily
+from simpar.schedules.schedule import Schedule, loop_placement
+
+Amount = float | Sequence[float]
+"""One value for every rank, or one per rank."""
+
+_SHORTEST = 1e-300
+"""Any positive duration."""
+
+_OPTIONS = ("f", "i", "w", "send", "memory_limit", "kept", "flush")
+
+
+def _each(value: Amount, num_ranks: int) -> tuple[float, ...]:
+    return (float(value),) * num_ranks if isinstance(value, int | float) else tuple(float(v) for v in value)
+
+
+def _stage_times(num_ranks: int, limit: float, **options: object) -> StageTimes:
+    def each(name: str, default: float) -> tuple[float, ...]:
+        return _each(options.get(name, default), num_ranks)  # type: ignore[arg-type]
+
+    send = float(options.get("send", 0.0))  # type: ignore[arg-type]
+    return StageTimes(each("f", 1.0), each("i", 1.0), each("w", 1.0), send, each("memory_limit", limit), each("kept", 1.0))
+
+
+def _handcrafted(num_ranks: int, num_microbatches: int) -> Iterator[list[list[str]]]:
+    """ZB-H1, ZB-H2 and 1F1B with each weight gradient right after its input gradient, as phases per rank."""
+    for ahead, delay in ((1, 1), (2, 2), (1, 0)):
+        rows = []
+        for rank in range(num_ranks):
+            warmup = min(ahead * (num_ranks - rank - 1), num_microbatches)
+            row = ["F"] * warmup
+            for position in range(num_microbatches):
+                row += ["F"] * (position + warmup < num_microbatches) + ["I"] + ["W"] * (position >= delay * rank)
+            rows.append(row + ["W"] * min(delay * rank, num_microbatches))
+        yield rows
+
+
+@lru_cache(maxsize=128)
+def _best(times: StageTimes, num_microbatches: int, flush: bool) -> tuple[tuple[str, ...], ...]:
+    """Phases per rank of the best order found; of equal ones the first."""
+    boards: list[Board] = [Wave(times, num_microbatches, Choices(*answers)).run() for answers in product((False, True), repeat=3)]
+    for rows in _handcrafted(times.ranks, num_microbatches):
+        board = play(times, num_microbatches, rows)
+        if all(peak <= limit + 1e-9 for peak, limit in zip(board.peak, times.limit, strict=True)):
+            boards.append(board)
+    # Rounding keeps the choice the same where times differ by noise only.
+    scale = sum(times.f) + sum(times.i) + sum(times.w)
+
+    def score(board: Board) -> tuple[float, float]:
+        span, makespan = round(board.span / scale, 9), round(board.makespan / scale, 9)
+        return (makespan, span) if flush else (span, makespan)
+
+    return tuple(map(tuple, min(boards, key=score).rows))
+
+
+def _order(num_ranks: int, num_microbatches: int, virtual_stages: int, *, name: str, times: float, **options: object) -> Schedule:
+    stage_times = _stage_times(num_ranks, times * num_ranks, **options)
+    rows = []
+    for rank, phases in enumerate(_best(stage_times, num_microbatches, bool(options.get("flush", False)))):
+        count = dict.fromkeys("FIW", -1)
+        row = []
+        for phase in phases:
+            count[phase] += 1
+            row.append(Action(rank, Phase(phase), count[phase]))
+        rows.append(tuple(row))
+    return Schedule(name, num_ranks, num_microbatches, loop_placement(num_ranks, 1), tuple(rows))
+
+
+def _rules(num_ranks: int, num_microbatches: int, virtual_stages: int, **options: object) -> Iterator[Violation]:
+    for name, least, most, rule in (
+        ("f", _SHORTEST, inf, "durations are positive"),
+        ("i", _SHORTEST, inf, "durations are positive"),
+        ("w", _SHORTEST, inf, "durations are positive"),
+        ("memory_limit", 1.0, inf, "a rank holds at least one activation"),
+        ("kept", 0.0, 1.0, "a fraction of the activation, from 0 to 1"),
+    ):
+        value = options.get(name)
+        if value is None:
+            continue
+        values = _each(value, num_ranks)  # type: ignore[arg-type]
+        if len(values) != num_ranks:
+            yield Violation(name, value, "one value, or one per rank", f"{num_ranks} values")
+        if not all(isfinite(v) and least <= v <= most for v in values):
+            yield Violation(name, value, rule)
+    send = options.get("send", 0.0)
+    if not (isinstance(send, int | float) and isfinite(send) and send >= 0):
+        yield Violation("send", send, "a send takes no negative time", "0 or more")
+
+
+def _family(name: str, times: float, memory: str) -> ScheduleFamily:
+    return ScheduleFamily(
+        name=name,
+        summary=f"split backwards in an order sought for the stage times, within {memory} 1F1B's activation memory",
+        source="Qi et al. 2023, arXiv 2401.10241, section 3 (automatic scheduling); sail-sg/zero-bubble-pipeline-parallelism",
+        order=partial(_order, name=name, times=times),
+        rules=_rules,
+        virtual_stages=1,
+        splits_backward=True,
+        options=_OPTIONS,
+        wants_times=True,
+    )
+
+
+ZB_1P = _family("zb-1p", 1.0, "once")
+ZB_2P = _family("zb-2p", 2.0, "twice")
