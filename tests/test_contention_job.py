@@ -15,10 +15,11 @@ from simpar import simulate
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
 from simpar.engine.discrete_event import run
+from simpar.engine.effects import engine_effects
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream, Transfer
-from simpar.simulate import engine_effects, prepare
+from simpar.simulate import prepare
 from simpar.specs.scenario import read_scenario
 from simpar.topology.cluster import Cluster
 
@@ -138,5 +139,6 @@ def test_folded_scenario_equals_the_expanded_one(effects):
         scenario = read_scenario(path, [*effects, f"effects.expand={expand}"])
         wanted = scenario.effects
         priced = prepare(scenario, detail="stage", expand=wanted.expand, transfers=wanted.needs_network)
-        spans.append(simulate.run(priced, **engine_effects(priced)).makespan)
+        latency = np.array([price.latency_s for price in priced.prices])
+        spans.append(simulate.run(priced, **engine_effects(scenario, latency)).makespan)
     assert spans[1] == pytest.approx(spans[0], rel=1e-9)

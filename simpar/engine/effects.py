@@ -1,0 +1,59 @@
+"""A scenario's effects (specs/effects.py) as what the engines take: shared links, faults, noise, uneven experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.engine.cluster_network import ClusterNetwork
+from simpar.engine.contention import Contention
+from simpar.engine.faults import link_fault
+from simpar.engine.imbalance import Imbalance, Routing
+from simpar.engine.jitter import Noise
+from simpar.program.program import FloatArray, PriceTable
+from simpar.specs.model import TransformerSpec
+from simpar.specs.scenario import Scenario
+from simpar.topology.cluster import Cluster
+
+
+def engine_effects(scenario: Scenario, latency_s: FloatArray) -> dict[str, Any]:
+    """Keyword arguments of `discrete_event.run`; `latency_s` [prices] is the part of each price that no bandwidth changes."""
+    wanted = scenario.effects
+    found: dict[str, Any] = {"interference": wanted.interference, "slow_factors": wanted.slow_ranks or None}
+    if wanted.needs_network:
+        found["contention"] = contention_of(scenario, latency_s)
+    if wanted.is_random:
+        found["noise"] = Noise(wanted.compute_sigma, wanted.communication_sigma, wanted.rank_sigma)
+    return found
+
+
+def contention_of(scenario: Scenario, latency_s: FloatArray) -> Contention:
+    """The cluster's links as the network that a program's transfers share, faults included."""
+    wanted = scenario.effects
+    cluster = Cluster(scenario.hardware, scenario.cluster.num_nodes, dead_slots=frozenset(wanted.dead_rails))
+    faults = [link_fault(cluster, fault.link, fault.factor, fault.period, fault.down) for fault in wanted.link_faults]
+    return Contention(ClusterNetwork(cluster), latency_s=latency_s, schedules=faults)
+
+
+def routing_law(scenario: Scenario) -> Routing | None:
+    """How tokens choose experts, where the scenario says that they do not spread evenly."""
+    model, routing = scenario.model, scenario.training.routing
+    if not isinstance(model, TransformerSpec) or model.moe is None or routing.kind == "balanced":
+        return None
+    return Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
+                   routing.capacity_factor)  # fmt: skip
+
+
+def _routed_tokens(scenario: Scenario) -> int:
+    return scenario.training.micro_batch_size * scenario.training.sequence_length * scenario.plan.ep
+
+
+def expected_load_factor(scenario: Scenario) -> float:
+    """Mean over draws of the fullest expert rank's tokens over the mean, as the scenario's routing implies."""
+    law = routing_law(scenario)
+    return 1.0 if law is None else float(law.load_factors(_routed_tokens(scenario), scenario.plan.ep, 16, 8, (0,)).mean())
+
+
+def imbalance_of(scenario: Scenario, loaded: PriceTable) -> Imbalance | None:
+    """Expert load drawn per layer and micro-batch; `loaded` holds the prices at load factor 2."""
+    law = routing_law(scenario)
+    return None if law is None else Imbalance(law, _routed_tokens(scenario), scenario.plan.ep, loaded)
