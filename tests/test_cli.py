@@ -104,7 +104,7 @@ def test_broken_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 def test_a_quantity_without_unit_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     profile = (ROOT / "hardware_profiles" / "dgx-h100.toml").read_text().replace('"3.35 TB/s"', "3.35", 1)
     assert "= 3.35" in profile
-    (tmp_path / "mine.toml").write_text(profile)
+    (tmp_path / "mine.toml").write_text(profile.replace('"fitted/', f'"{ROOT}/hardware_profiles/fitted/'))
     code, _, err = run(capsys, "simulate", SMALL, "--set", f"cluster.hardware={tmp_path / 'mine.toml'}")
     assert code == 2
     assert "memory_bandwidth" in err
