@@ -26,7 +26,7 @@ def ten_percent_slow(scenario: Scenario) -> Prediction:
         raise InputError("cannot run nine layers")
     return Prediction(
         5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.95, 1.05, 0.2, 0.1,
-        5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
+        5.0, 5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
     )  # fmt: skip
 
 
@@ -179,6 +179,7 @@ def test_a_long_step_extended_from_two_short_ones_is_the_whole_step(changes: dic
     short, whole = predict(scenario), predict_whole(scenario)
     assert short.step_time_s == pytest.approx(whole.step_time_s, rel=1e-4)
     assert short.bubble_fraction == pytest.approx(whole.bubble_fraction, abs=1e-4)
+    assert short.busiest_bubble_fraction == pytest.approx(whole.busiest_bubble_fraction, abs=1e-4)
     assert short.allocated_bytes == pytest.approx(whole.allocated_bytes, rel=1e-6)
     assert short.step_low_s == pytest.approx(whole.step_low_s, rel=5e-3)
     assert sum(short.waterfall.values()) == pytest.approx(sum(whole.waterfall.values()), rel=1e-3)

@@ -27,8 +27,10 @@ class Prediction:
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
         memory_low, memory_high: 80 % interval of the peak as factors of it.
         bubble_fraction: idle share of the pipeline phase.
-        busiest_bubble_fraction: idle share of the busiest rank, as the papers count that take one stage's times for all.
+        busiest_bubble_fraction: busiest rank's busy time against the longest span of a rank, as the papers count that take
+            one stage's times for all.
         pipeline_s: length of the pipeline phase, first forward to last backward.
+        longest_span_s: of one rank, from its own first op of that phase to its own last.
         fits: whether the peak stays under the capacity.
         waterfall: name -> seconds, from ideal to predicted.
     """
@@ -47,6 +49,7 @@ class Prediction:
     bubble_fraction: float
     busiest_bubble_fraction: float
     pipeline_s: float
+    longest_span_s: float
     fits: bool
     waterfall: Mapping[str, float] = field(default_factory=dict)
 
@@ -123,19 +126,23 @@ def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
 
     step = along(first.step_time_s, second.step_time_s)
     window = along(first.pipeline_s, second.pipeline_s)
+    span = along(first.longest_span_s, second.longest_span_s)
 
-    def idle_share(a: float, b: float) -> float:
-        return 1.0 - along((1.0 - a) * first.pipeline_s, (1.0 - b) * second.pipeline_s) / window if window else 0.0
-
+    busy = along((1.0 - first.bubble_fraction) * first.pipeline_s, (1.0 - second.bubble_fraction) * second.pipeline_s)
+    busiest = along(
+        (1.0 - first.busiest_bubble_fraction) * first.longest_span_s,
+        (1.0 - second.busiest_bubble_fraction) * second.longest_span_s,
+    )
     names = dict.fromkeys([*first.waterfall, *second.waterfall])
     return replace(
         second,
         step_time_s=step,
         step_low_s=along(first.step_low_s, second.step_low_s),
         step_high_s=along(first.step_high_s, second.step_high_s),
-        bubble_fraction=idle_share(first.bubble_fraction, second.bubble_fraction),
-        busiest_bubble_fraction=idle_share(first.busiest_bubble_fraction, second.busiest_bubble_fraction),
+        bubble_fraction=1.0 - busy / window if window else 0.0,
+        busiest_bubble_fraction=1.0 - busiest / span if span else 0.0,
         pipeline_s=window,
+        longest_span_s=span,
         waterfall={name: along(first.waterfall.get(name, 0.0), second.waterfall.get(name, 0.0)) for name in names},
     )
 
@@ -143,7 +150,7 @@ def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
 def prediction_of(result: Result) -> Prediction:
     """What validation compares of a simulated step."""
     low, high = MEMORY_INTERVAL
-    window, busiest = _pipeline_phase(result)
+    window, span, busiest = _pipeline_phase(result)
     return Prediction(
         step_time_s=result.step_time_s,
         step_low_s=result.step_interval.low,
@@ -157,19 +164,27 @@ def prediction_of(result: Result) -> Prediction:
         memory_low=low,
         memory_high=high,
         bubble_fraction=result.bubble_fraction,
-        busiest_bubble_fraction=1.0 - busiest / window if window else 0.0,
+        busiest_bubble_fraction=1.0 - busiest / span if span else 0.0,
+        longest_span_s=span,
         pipeline_s=window,
         fits=result.fits,
         waterfall=dict(result.waterfall()),
     )
 
 
-def _pipeline_phase(result: Result) -> tuple[float, float]:
-    """Seconds from the first forward to the last backward over all ranks, and the busy seconds of the busiest rank in it."""
+def _pipeline_phase(result: Result) -> tuple[float, float, float]:
+    """Length of the pipeline phase, the longest span of one rank in it, and the busy seconds of the busiest rank.
+
+    The span of a rank runs from its own first op to its own last, so that a schedule whose ranks start and end in steps
+    (ZB-H2) has spans shorter than the phase: this is the "cost" of Qi et al. 2023 (arXiv 2401.10241), section 5.
+    """
     kinds = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED)
     phase = np.isin(result.program.kind, [int(kind) for kind in kinds])
     if not phase.any():
-        return 0.0, 0.0
-    start, finish = result.timeline.start[phase], result.timeline.finish[phase]
-    busy = np.bincount(result.program.role[phase], weights=finish - start)
-    return float(finish.max() - start.min()), float(busy.max())
+        return 0.0, 0.0, 0.0
+    start, finish, role = result.timeline.start[phase], result.timeline.finish[phase], result.program.role[phase]
+    busy = np.bincount(role, weights=finish - start)
+    first, last = np.full(busy.size, np.inf), np.zeros(busy.size)
+    np.minimum.at(first, role, start)
+    np.maximum.at(last, role, finish)
+    return float(finish.max() - start.min()), float((last - first).max()), float(busy.max())
