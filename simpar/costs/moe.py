@@ -80,8 +80,9 @@ def moe_shapes(table: dict[str, Array], alphas: Array, *, local_routing: bool = 
         ep = int(table["ep"][i])
         loads = np.array(rank_loads(int(table["experts"][i]), ep, int(table["topk"][i]), float(table["tokens"][i]),
                                     float(alphas[i])))  # fmt: skip
-        if local_routing and alphas[i] == 0:
-            loads = loads * ep
+        if local_routing:
+            all_rows = float(table["tokens"][i] * table["topk"][i])
+            loads = loads * min(float(table["topk"][i]), all_rows / loads.sum())
         rows[i], active[i] = loads.sum(), np.minimum(loads, 1.0).sum()
         tiles[i] = [np.ceil(np.maximum(loads, _SMALLEST) / height).sum() for height in TILE_ROWS]
     width = np.ceil(table["inter"] / table["tp"])

@@ -145,7 +145,7 @@ class MoeConstants(Spec):
     mode: Mode
     dtype: str
     local_routing: bool = False
-    """The measured ranks route all their tokens to their own experts, whatever the expert-parallel size."""
+    """The measured rank holds topk times its share of the tokens, each with all its choices local (at most all tokens)."""
     rate_flops_per_s: Positive
     k_overhead: NonNegative
     bandwidth_bytes_per_s: Positive
