@@ -24,6 +24,8 @@ from simpar.workload.network import Network, padded_vocabulary, simple_network, 
 from simpar.workload.ops import Block
 from simpar.workload.style import BlockStyle
 
+_KERNEL_DTYPE = {"fp8-block": "fp8_block", "nvfp4": "fp4"}
+"""Precisions whose matmuls the kernel tables call otherwise."""
 _FP8 = frozenset({"fp8", "fp8-block", "mxfp8", "nvfp4"})
 
 
@@ -146,7 +148,7 @@ class Layout:
         load = capacity if capacity is not None else self.load_factor
         implementation: Implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
         return SplitOptions(
-            degrees=self.degrees, style=self.style, recompute=recompute, dtype=training.precision,
+            degrees=self.degrees, style=self.style, recompute=recompute, dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
             attention_kernel=self.attention_kernel, memory_implementation=implementation,
             accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,

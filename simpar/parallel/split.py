@@ -147,7 +147,7 @@ class _Splitter:
             groups = max(round(self._axis("e", self.degrees.weight_divisor("e", "expert"))), 1)
             return GroupedGemm(groups, m, round(n), round(k), self.options.dtype, direction, fp32)
         # The logits and the router stay in 16 bits under fp8 training.
-        wide = op.name in ("head/logits", "moe/router") and self.options.dtype.startswith(("fp8", "mxfp8", "nvfp4"))
+        wide = op.name in ("head/logits", "moe/router") and self.options.dtype.startswith(("fp8", "fp4", "mxfp8"))
         dtype = "bf16" if wide else self.options.dtype
         return Gemm(max(round(m), 1), max(round(n), 1), max(round(k), 1), dtype, direction, fp32)
 
