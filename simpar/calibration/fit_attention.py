@@ -39,18 +39,31 @@ def _priors(heads: Array, *, causal: bool, hardware: HardwareProfile) -> tuple[A
 def _unpack(base: AttentionConstants, heads: Array, x: Array) -> AttentionConstants:
     latency, cache, token, io, power, critical = (float(v) for v in np.exp(x[:6]))
     own = tuple(
-        HeadConstants(head_dim=int(head), rate_flops_per_s=float(np.exp(x[-2 * len(heads) + 2 * i])),
-                      sequence_overhead=float(np.exp(x[-2 * len(heads) + 2 * i + 1])))
+        HeadConstants(
+            head_dim=int(head),
+            rate_flops_per_s=float(np.exp(x[-2 * len(heads) + 2 * i])),
+            sequence_overhead=float(np.exp(x[-2 * len(heads) + 2 * i + 1])),
+        )
         for i, head in enumerate(heads)
-    )  # fmt: skip
-    return base.model_copy(update={
-        "latency_s": latency, "cache_bytes_per_s": cache, "token_s": token, "io_bytes_per_s": io,
-        "overlap_power": float(np.clip(power, 0.5, 20.0)), "critical_share": critical, "wave_beta": float(x[6]),
-        "ridge": tuple(float(v) for v in x[_FIXED : _FIXED + len(_RIDGE)]), "heads": own,
-    })  # fmt: skip
+    )
+    return base.model_copy(
+        update={
+            "latency_s": latency,
+            "cache_bytes_per_s": cache,
+            "token_s": token,
+            "io_bytes_per_s": io,
+            "overlap_power": float(np.clip(power, 0.5, 20.0)),
+            "critical_share": critical,
+            "wave_beta": float(x[6]),
+            "ridge": tuple(float(v) for v in x[_FIXED : _FIXED + len(_RIDGE)]),
+            "heads": own,
+        }
+    )
 
 
-def _fit(base: AttentionConstants, table: dict[str, Array], sm_count: float, hardware: HardwareProfile, first: Array | None = None) -> tuple[AttentionConstants, Array]:
+def _fit(
+    base: AttentionConstants, table: dict[str, Array], sm_count: float, hardware: HardwareProfile, first: Array | None = None
+) -> tuple[AttentionConstants, Array]:
     heads = np.array([h.head_dim for h in base.heads], dtype=float)
     mean, sigma = _priors(heads, causal=base.causal, hardware=hardware)
     shapes = AttentionShapes.of(table)
@@ -80,9 +93,12 @@ def fit_table(table: dict[str, Array], kernel: str, library: str, hardware: Hard
     heads = np.unique(rows["d"])
     unset = tuple(HeadConstants(head_dim=int(d), rate_flops_per_s=1e12, sequence_overhead=0.0) for d in heads)
     base = AttentionConstants(
-        kernel=kernel, library=library, mode="sustained" if "sustained" in library else "burst",  # type: ignore[arg-type]
-        causal=causal, heads=unset,
-    )  # fmt: skip
+        kernel=kernel,
+        library=library,
+        mode="sustained" if "sustained" in library else "burst",
+        causal=causal,
+        heads=unset,
+    )
     fitted, x = _fit(base, rows, sm_count, hardware)
     held = np.empty(len(rows["seconds"]))
     mask = halves(rows["h"], rows["kv"], rows["d"])

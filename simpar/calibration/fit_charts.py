@@ -25,9 +25,16 @@ FORWARD_SHARE = {64: 2.65, 128: 2.9, 256: 2.9}
 
 def _constants(kernel: str, causal: bool, heads: Sequence[HeadConstants]) -> AttentionConstants:
     return AttentionConstants(
-        kernel=kernel, library="charts", mode="burst", causal=causal, heads=tuple(heads), latency_s=LATENCY_S, wave_beta=0.0,  # type: ignore[arg-type]
-        critical_share=0.0, bands=(Band(from_size=0.0, low=READ_OFF[0], high=READ_OFF[1]),),
-    )  # fmt: skip
+        kernel=kernel,
+        library="charts",
+        mode="burst",
+        causal=causal,
+        heads=tuple(heads),
+        latency_s=LATENCY_S,
+        wave_beta=0.0,
+        critical_share=0.0,
+        bands=(Band(from_size=0.0, low=READ_OFF[0], high=READ_OFF[1]),),
+    )
 
 
 def _fit_head(row: ChartRow, forward: Array, sm_count: float) -> tuple[HeadConstants, Array]:
@@ -65,8 +72,13 @@ def forward_constants(path: Path, gpu: str, sm_count: float) -> tuple[AttentionC
             continue
         logs = np.concatenate([log for _, log in heads.values()])
         size = np.abs(np.expm1(logs))
-        fit = FitRecord(source=path.name, rows=len(logs), median=round(float(np.median(size)), 5),
-                        p90=round(float(np.quantile(size, 0.9)), 5), bias=round(float(np.expm1(logs).mean()), 5))  # fmt: skip
+        fit = FitRecord(
+            source=path.name,
+            rows=len(logs),
+            median=round(float(np.median(size)), 5),
+            p90=round(float(np.quantile(size, 0.9)), 5),
+            bias=round(float(np.expm1(logs).mean()), 5),
+        )
         own = _constants(kernel, causal, [heads[d][0] for d in sorted(heads)])
         found.append(own.model_copy(update={"fit": fit}))
     return tuple(found)
@@ -92,6 +104,13 @@ def backward_constants(path: Path, gpu: str) -> tuple[BackwardConstants, ...]:
 
         mean = np.array([np.log(ratio[-1]), np.log(100.0)])
         x, _ = soft_l1(predict, np.log(ratio), mean, mean, np.array([0.2, 1.0]))
-        found.append(BackwardConstants(kernel=row.kernel, head_dim=row.head_dim, ratio=float(np.exp(x[0])),  # type: ignore[arg-type]
-                                       short_sequence=float(np.exp(x[1])), source=path.name))  # fmt: skip
+        found.append(
+            BackwardConstants(
+                kernel=row.kernel,
+                head_dim=row.head_dim,
+                ratio=float(np.exp(x[0])),
+                short_sequence=float(np.exp(x[1])),
+                source=path.name,
+            )
+        )
     return tuple(found)

@@ -63,12 +63,16 @@ def entries(source: Source, hardware: HardwareProfile, schedule: str) -> list[En
     peak = hardware.peak_flops_per_s("fp8" if source.dtype.startswith("fp8") else "bf16")
     bandwidth = hardware.gpu.memory_bandwidth.value * _REACHED.get(architecture, 0.8)
     found = [
-        Entry("rate_flops_per_s", 0.75 * peak, 0.3), Entry("bandwidth_bytes_per_s", bandwidth, 0.15),
-        Entry("latency_s", 2.4e-6, 0.3), Entry("k_overhead", 100.0, 0.5),
+        Entry("rate_flops_per_s", 0.75 * peak, 0.3),
+        Entry("bandwidth_bytes_per_s", bandwidth, 0.15),
+        Entry("latency_s", 2.4e-6, 0.3),
+        Entry("k_overhead", 100.0, 0.5),
         Entry("wave_beta", 0.7 if architecture == "ampere" else 0.15, 0.3, log=False),
-        Entry("wave_first", 0.0, 0.3, log=False), Entry("overlap_power", 3.0, 0.5),
-        Entry("size_exponent", 0.0, 0.05, log=False), Entry("unaligned", 0.0, 0.05, log=False),
-    ]  # fmt: skip
+        Entry("wave_first", 0.0, 0.3, log=False),
+        Entry("overlap_power", 3.0, 0.5),
+        Entry("size_exponent", 0.0, 0.05, log=False),
+        Entry("unaligned", 0.0, 0.05, log=False),
+    ]
     found += [Entry("ridge", 0.0, 0.05 if i < 3 else 0.02, log=False, index=i) for i in range(9)]
     if schedule == "heuristic":
         found.append(Entry("split_k_cost", 0.8, 0.7))
@@ -86,10 +90,15 @@ def start_constants(source: Source, schedule: str) -> GemmConstants:
     narrow = source.dtype.startswith("fp8")
     empty = {"rate_flops_per_s": 1e12, "bandwidth_bytes_per_s": 1e12, "latency_s": 0.0}
     return GemmConstants(
-        library=source.library, mode="sustained" if source.mode == "sustained" else "burst", dtype=source.dtype,
-        schedule=schedule, includes_quantization=source.quantized, input_bytes=1.0 if narrow else 2.0,
-        tile_efficiency=_CLASSES.get(schedule, _CLASSES["min_waves_sm90"]), **empty,
-    )  # type: ignore[arg-type]  # fmt: skip
+        library=source.library,
+        mode="sustained" if source.mode == "sustained" else "burst",
+        dtype=source.dtype,
+        schedule=schedule,
+        includes_quantization=source.quantized,
+        input_bytes=1.0 if narrow else 2.0,
+        tile_efficiency=_CLASSES.get(schedule, _CLASSES["min_waves_sm90"]),
+        **empty,
+    )
 
 
 def _unpack(base: GemmConstants, table: list[Entry], x: Array) -> GemmConstants:
@@ -106,8 +115,14 @@ def _unpack(base: GemmConstants, table: list[Entry], x: Array) -> GemmConstants:
     return base.model_copy(update={k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
-def measured(table: dict[str, Array], column: str, source: Source, schedule: str, sm_count: float,
-             keep: Callable[[Array, Array, Array], NDArray[np.bool_]]) -> Rows:  # fmt: skip
+def measured(
+    table: dict[str, Array],
+    column: str,
+    source: Source,
+    schedule: str,
+    sm_count: float,
+    keep: Callable[[Array, Array, Array], NDArray[np.bool_]],
+) -> Rows:
     """The rows of `column` for which `keep(m, n, k)`."""
     ok = usable(table, ("m", "n", "k"), column)
     ok &= keep(table["m"], table["n"], table["k"])
@@ -128,7 +143,9 @@ def subset(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
     return Rows(replace(s, m=s.m[mask], n=s.n[mask], k=s.k[mask]), Geometry(**parts), rows.seconds[mask])
 
 
-def fit_rows(base: GemmConstants, table: list[Entry], rows: Rows, sm_count: float, *, first: Array | None = None) -> tuple[GemmConstants, Array]:
+def fit_rows(
+    base: GemmConstants, table: list[Entry], rows: Rows, sm_count: float, *, first: Array | None = None
+) -> tuple[GemmConstants, Array]:
     """Constants fitted on `rows`, and their parameters."""
     mean = np.array([np.log(e.mean) if e.log else e.mean for e in table])
     sigma = np.array([e.sigma for e in table])
@@ -149,8 +166,7 @@ def fit_column(table: dict[str, Array], column: str, source: Source, hardware: H
     """Constants of one time column, or None where too few rows are measured."""
     sm_count = float(hardware.gpu.sm_count.value)
     schedule = schedule_of(source, hardware.gpu.architecture)
-    rows = measured(table, column, source, schedule, sm_count,
-                    lambda m, n, k: (m >= CORE) & (n >= CORE) & (k >= CORE))  # fmt: skip
+    rows = measured(table, column, source, schedule, sm_count, lambda m, n, k: (m >= CORE) & (n >= CORE) & (k >= CORE))
     if len(rows.seconds) < FEWEST_ROWS:
         return None
     base, parameters = start_constants(source, schedule), entries(source, hardware, schedule)
@@ -164,10 +180,13 @@ def fit_column(table: dict[str, Array], column: str, source: Source, hardware: H
     log = errors(fitted, rows, sm_count)
     small = measured(table, column, source, schedule, sm_count, lambda m, n, k: (m < CORE) | (n < CORE) | (k < CORE))
     below = errors(fitted, small, sm_count)
-    return fitted.model_copy(update={
-        "bands": bands(flops, held), "bands_small": bands(2.0 * small.shapes.m * small.shapes.n * small.shapes.k, below),
-        "fit": record(f"{name}:{column}", log, held, held_m),
-    })  # fmt: skip
+    return fitted.model_copy(
+        update={
+            "bands": bands(flops, held),
+            "bands_small": bands(2.0 * small.shapes.m * small.shapes.n * small.shapes.k, below),
+            "fit": record(f"{name}:{column}", log, held, held_m),
+        }
+    )
 
 
 def _held_out(base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float) -> Array:

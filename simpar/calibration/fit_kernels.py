@@ -20,16 +20,26 @@ from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.errors import InputError
 from simpar.specs.hardware import HardwareProfile
-from simpar.specs.kernel_constants import AttentionConstants, GemmConstants, KernelConstants, MoeConstants
+from simpar.specs.kernel_constants import (
+    AttentionConstants,
+    BackwardConstants,
+    FitRecord,
+    GemmConstants,
+    KernelConstants,
+    MoeConstants,
+)
 
 TRAINING_MACHINES = {"a100_pcie": "a100", "b200": "b200"}
 """Machine of `simumax_ops.csv` -> GPU whose constants its rows refine."""
 SAME_DIE = {"h100": "h200"}
 """GPU without a sustained table -> GPU of the same die and power cap that has one."""
 DEFAULTS = {
-    "a100": ("sglang0510", "trtllm100"), "h100": ("trtllm130rc10",), "h200": ("vllm0220_sustained", "trtllm130rc10"),
-    "b200": ("vllm0220_sustained", "trtllm130rc20"), "gb200": ("trtllm130rc17_sustained", "trtllm130rc10"),
-}  # fmt: skip
+    "a100": ("sglang0510", "trtllm100"),
+    "h100": ("trtllm130rc10",),
+    "h200": ("vllm0220_sustained", "trtllm130rc10"),
+    "b200": ("vllm0220_sustained", "trtllm130rc20"),
+    "gb200": ("trtllm130rc17_sustained", "trtllm130rc10"),
+}
 """Libraries first in order: the defaults of their dtype and mode."""
 LARGE = GemmShapes(np.array([8192.0, 4096.0, 16384.0]), np.array([8192.0, 8192.0, 8192.0]), np.array([8192.0, 8192.0, 4096.0]))
 """Typical big GEMMs, for ratios between power modes."""
@@ -50,6 +60,10 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+def _told(fit: FitRecord) -> str:
+    return f"{fit.median:.2%} / {fit.p90:.2%}, held out {fit.held_out_median:.2%} / {fit.held_out_p90:.2%}"
+
+
 def _tables(data: Path, pattern: str, skip: str) -> list[Path]:
     return [path for path in sorted(data.glob(pattern)) if skip not in path.stem]
 
@@ -68,21 +82,23 @@ def fit_tables(data: Path) -> dict[str, Found]:
             c = fit_gemm.fit_column(table, column, column_source(gpu, dtype, column), hardware, path.name)
             if c is not None:
                 found[gpu].gemm.append(c)
-                _say(f"{path.name} {column}: {c.fit.median:.2%} / {c.fit.p90:.2%}, held out {c.fit.held_out_median:.2%} / {c.fit.held_out_p90:.2%}")
+                _say(f"{path.name} {column}: {_told(c.fit)}")
     for path in _tables(data, "attention_*.csv", "model"):
         gpu, kernel, library = attention_name(path)
         hardware = profile_of(gpu)
         if hardware is not None:
-            a = fit_attention.fit_table(columns(path, ("b", "s", "h", "kv", "d", "causal", "us")), kernel, library, hardware, path.name)
+            a = fit_attention.fit_table(
+                columns(path, ("b", "s", "h", "kv", "d", "causal", "us")), kernel, library, hardware, path.name
+            )
             found[gpu].attention.append(a)
-            _say(f"{path.name}: {a.fit.median:.2%} / {a.fit.p90:.2%}, held out {a.fit.held_out_median:.2%} / {a.fit.held_out_p90:.2%}")
+            _say(f"{path.name}: {_told(a.fit)}")
     for path in _tables(data, "moe_*.csv", "model"):
         gpu, _, _ = moe_name(path)
         hardware = profile_of(gpu)
         if hardware is not None:
             e = fit_moe.fit_table(path, hardware)
             found[gpu].moe.append(e)
-            _say(f"{path.name}: {e.fit.median:.2%} / {e.fit.p90:.2%}, held out {e.fit.held_out_median:.2%} / {e.fit.held_out_p90:.2%}")
+            _say(f"{path.name}: {_told(e.fit)}")
     return found
 
 
@@ -111,24 +127,40 @@ def derive_sustained(found: dict[str, Found]) -> None:
             ratio = _sustained_ratio(found[twin].gemm, sm_count)
         bf16 = [c for c in own.gemm if c.dtype == "bf16"]
         if bf16 and not any(c.mode == "sustained" for c in bf16):
-            donor = next((c for c in found[twin].gemm if c.dtype == "bf16" and c.mode == "sustained"), None) if twin in found else None
+            donor = (
+                next((c for c in found[twin].gemm if c.dtype == "bf16" and c.mode == "sustained"), None) if twin in found else None
+            )
             if donor is not None and twin is not None:
-                own.gemm.append(donor.model_copy(update={
-                    "bandwidth_bytes_per_s": bf16[0].bandwidth_bytes_per_s,
-                    "derived": f"{twin} {donor.library} (same die and power cap) with the memory bandwidth of {gpu}",
-                }))  # fmt: skip
+                own.gemm.append(
+                    donor.model_copy(
+                        update={
+                            "bandwidth_bytes_per_s": bf16[0].bandwidth_bytes_per_s,
+                            "derived": f"{twin} {donor.library} (same die and power cap) with the memory bandwidth of {gpu}",
+                        }
+                    )
+                )
             else:
-                own.gemm.append(bf16[0].model_copy(update={
-                    "mode": "sustained", "derived": f"{bf16[0].library}: no sustained table; random cold operands at 400 W",
-                }))  # fmt: skip
+                own.gemm.append(
+                    bf16[0].model_copy(
+                        update={
+                            "mode": "sustained",
+                            "derived": f"{bf16[0].library}: no sustained table; random cold operands at 400 W",
+                        }
+                    )
+                )
         for dtype in ("fp8", "fp8_block"):
             sets = [c for c in own.gemm if c.dtype == dtype]
             if sets and not any(c.mode == "sustained" for c in sets):
                 share = ratio or SUSTAINED_PRIOR
-                own.gemm.append(sets[0].model_copy(update={
-                    "mode": "sustained", "rate_flops_per_s": sets[0].rate_flops_per_s * share,
-                    "derived": f"{sets[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16",
-                }))  # fmt: skip
+                own.gemm.append(
+                    sets[0].model_copy(
+                        update={
+                            "mode": "sustained",
+                            "rate_flops_per_s": sets[0].rate_flops_per_s * share,
+                            "derived": f"{sets[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16",
+                        }
+                    )
+                )
 
 
 def _ordered(gpu: str, sets: list[GemmConstants]) -> list[GemmConstants]:
@@ -157,15 +189,22 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
                 grouped = fit_training_ops.fit_grouped(training, machine, pair[0], pair[1], sm_count)
                 attention += fit_training_ops.fit_sdp(training, machine, sm_count)
                 _say(f"{training.name} {machine}: {pair[0].fit.median:.2%} / {pair[0].fit.p90:.2%}, scalar {directions.scale:.3f}")
-    backward: tuple[fit_charts.BackwardConstants, ...] = ()
+    backward: tuple[BackwardConstants, ...] = ()
     if charts.is_file():
         attention += fit_charts.forward_constants(charts, gpu, sm_count)
         backward = fit_charts.backward_constants(charts, gpu)
     memory, best = fit_memory.fit_classes(membound, gpu, hardware.gpu.architecture) if membound.is_file() else ({}, None)
     return KernelConstants(
-        gpu=hardware.gpu.name, gemm=tuple(gemm), attention=tuple(attention), backward=backward, moe=tuple(own.moe),
-        directions=directions, grouped=grouped, memory=memory, memory_bandwidth_share=best,
-    )  # fmt: skip
+        gpu=hardware.gpu.name,
+        gemm=tuple(gemm),
+        attention=tuple(attention),
+        backward=backward,
+        moe=tuple(own.moe),
+        directions=directions,
+        grouped=grouped,
+        memory=memory,
+        memory_bandwidth_share=best,
+    )
 
 
 def _inherit(all_of: dict[str, KernelConstants]) -> None:
@@ -202,5 +241,7 @@ def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:
     for gpu, constants in all_of.items():
         name = re.sub(r"[^a-z0-9_]", "_", gpu)
         (out / f"{name}.kernels.toml").write_text(dump(constants), encoding="utf-8")
-        say(f"{out / name}.kernels.toml: {len(constants.gemm)} GEMM, {len(constants.attention)} attention, {len(constants.moe)} expert sets")
+        say(
+            f"{out / name}.kernels.toml: {len(constants.gemm)} GEMM, {len(constants.attention)} attention, {len(constants.moe)} expert sets"
+        )
     return 0

@@ -37,18 +37,41 @@ def _subset(a: MoeShapes, mask: NDArray[np.bool_]) -> MoeShapes:
 
 def _unpack(base: MoeConstants, x: Array) -> MoeConstants:
     rate, depth, bandwidth, permute, latency, token, power = (float(v) for v in np.exp(x[:7]))
-    return base.model_copy(update={
-        "rate_flops_per_s": rate, "k_overhead": depth, "bandwidth_bytes_per_s": bandwidth, "permute_bytes_per_s": permute,
-        "latency_s": latency, "token_s": token, "overlap_power": float(np.clip(power, 0.5, 20.0)), "wave_beta": float(x[7]),
-        "tile_exponent": float(x[8]), "ridge": tuple(float(v) for v in x[9:]),
-    })  # fmt: skip
+    return base.model_copy(
+        update={
+            "rate_flops_per_s": rate,
+            "k_overhead": depth,
+            "bandwidth_bytes_per_s": bandwidth,
+            "permute_bytes_per_s": permute,
+            "latency_s": latency,
+            "token_s": token,
+            "overlap_power": float(np.clip(power, 0.5, 20.0)),
+            "wave_beta": float(x[7]),
+            "tile_exponent": float(x[8]),
+            "ridge": tuple(float(v) for v in x[9:]),
+        }
+    )
 
 
-def _fit(base: MoeConstants, shapes: MoeShapes, seconds: Array, hardware: HardwareProfile, first: Array | None = None) -> tuple[MoeConstants, Array]:
+def _fit(
+    base: MoeConstants, shapes: MoeShapes, seconds: Array, hardware: HardwareProfile, first: Array | None = None
+) -> tuple[MoeConstants, Array]:
     peak = hardware.peak_flops_per_s("fp8" if base.element_bytes == 1.0 else "bf16")
     bandwidth = 0.88 * hardware.gpu.memory_bandwidth.value
-    mean = np.array([np.log(0.7 * peak), np.log(150.0), np.log(bandwidth), np.log(0.6 * bandwidth), np.log(25e-6),
-                     np.log(1e-9), np.log(3.0), 0.2, 0.1, *([0.0] * len(_RIDGE))])  # fmt: skip
+    mean = np.array(
+        [
+            np.log(0.7 * peak),
+            np.log(150.0),
+            np.log(bandwidth),
+            np.log(0.6 * bandwidth),
+            np.log(25e-6),
+            np.log(1e-9),
+            np.log(3.0),
+            0.2,
+            0.1,
+            *([0.0] * len(_RIDGE)),
+        ]
+    )
     sigma = np.array([0.4, 0.5, 0.2, 0.4, 0.5, 1.0, 0.5, 0.3, 0.15, *_RIDGE])
 
     def predict(x: Array) -> Array:
@@ -65,10 +88,21 @@ def fit_table(path: Path, hardware: HardwareProfile) -> MoeConstants:
     local = library in LOCAL_ROUTING
     shapes = moe_shapes(table, alphas, local_routing=local)
     base = MoeConstants(
-        library=library, mode="burst", dtype=dtype, local_routing=local, rate_flops_per_s=1e12, k_overhead=0.0,
-        bandwidth_bytes_per_s=1e12, permute_bytes_per_s=1e12, latency_s=0.0, token_s=0.0, wave_beta=0.0, tile_exponent=0.0,
-        overlap_power=3.0, element_bytes=1.0 if dtype.startswith("fp8") else 2.0,
-    )  # fmt: skip
+        library=library,
+        mode="burst",
+        dtype=dtype,
+        local_routing=local,
+        rate_flops_per_s=1e12,
+        k_overhead=0.0,
+        bandwidth_bytes_per_s=1e12,
+        permute_bytes_per_s=1e12,
+        latency_s=0.0,
+        token_s=0.0,
+        wave_beta=0.0,
+        tile_exponent=0.0,
+        overlap_power=3.0,
+        element_bytes=1.0 if dtype.startswith("fp8") else 2.0,
+    )
     sm_count = float(hardware.gpu.sm_count.value)
 
     def errors(c: MoeConstants, at: NDArray[np.bool_]) -> Array:

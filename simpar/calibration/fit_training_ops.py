@@ -30,9 +30,16 @@ from simpar.specs.kernel_constants import (
 Array = NDArray[np.float64]
 LIBRARY = "transformer_engine"
 _SIGMA = {
-    "rate_flops_per_s": 0.3, "size_exponent": 0.05, "wave_beta": 0.2, "wave_first": 0.2, "k_overhead": 0.4, "latency_s": 0.4,
-    "overlap_power": 0.4, "bandwidth_bytes_per_s": 0.1, "unaligned": 0.03,
-}  # fmt: skip
+    "rate_flops_per_s": 0.3,
+    "size_exponent": 0.05,
+    "wave_beta": 0.2,
+    "wave_first": 0.2,
+    "k_overhead": 0.4,
+    "latency_s": 0.4,
+    "overlap_power": 0.4,
+    "bandwidth_bytes_per_s": 0.1,
+    "unaligned": 0.03,
+}
 
 
 def _entries(parent: GemmConstants) -> list[Entry]:
@@ -51,7 +58,9 @@ def _rows(measured: list[TrainingRow], sm_count: float) -> Rows:
     return Rows(shapes, geometry("heuristic", sm_count, m, n, k), np.array([r.seconds for r in measured]))
 
 
-def fit_machine(path: Path, machine: str, parent: GemmConstants, sm_count: float) -> tuple[GemmConstants, DirectionConstants] | None:
+def fit_machine(
+    path: Path, machine: str, parent: GemmConstants, sm_count: float
+) -> tuple[GemmConstants, DirectionConstants] | None:
     """(constants, direction factors) of one machine of the table, or None where it has no rows."""
     by = {d: gemm_rows(path, machine, d) for d in ("forward", "dgrad", "wgrad", "wgrad_accumulate")}
     if not by["forward"]:
@@ -66,9 +75,13 @@ def fit_machine(path: Path, machine: str, parent: GemmConstants, sm_count: float
         held[half] = errors(fit_rows(base, table, subset(rows, ~half), sm_count)[0], subset(rows, half), sm_count)
     flops = 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
     name = f"{path.name}:{machine}"
-    fitted = fitted.model_copy(update={
-        "bands": bands(flops, held), "fit": record(name, errors(fitted, rows, sm_count), held), "derived": f"{parent.library} refined",
-    })  # fmt: skip
+    fitted = fitted.model_copy(
+        update={
+            "bands": bands(flops, held),
+            "fit": record(name, errors(fitted, rows, sm_count), held),
+            "derived": f"{parent.library} refined",
+        }
+    )
     factors: dict[str, float] = {}
     logs: list[Array] = []
     for direction, measured in by.items():
@@ -79,10 +92,13 @@ def fit_machine(path: Path, machine: str, parent: GemmConstants, sm_count: float
             logs.append(log - np.median(log))
     scalar = float(np.exp(-np.median(errors(parent, rows, sm_count))))
     directions = DirectionConstants(
-        dgrad=factors.get("dgrad", 1.0) / factors["forward"], wgrad=factors.get("wgrad", 1.02 * factors["forward"]) / factors["forward"],
+        dgrad=factors.get("dgrad", 1.0) / factors["forward"],
+        wgrad=factors.get("wgrad", 1.02 * factors["forward"]) / factors["forward"],
         wgrad_accumulate=factors.get("wgrad_accumulate", 1.03 * factors["forward"]) / factors["forward"],
-        scale=scalar, machine=machine, fit=record(name, np.concatenate(logs), held),
-    )  # fmt: skip
+        scale=scalar,
+        machine=machine,
+        fit=record(name, np.concatenate(logs), held),
+    )
     return fitted, directions
 
 
@@ -128,13 +144,22 @@ def fit_sdp(path: Path, machine: str, sm_count: float) -> tuple[AttentionConstan
 
         def constants(x: Array, direction: str = direction, heads: list[int] = heads) -> AttentionConstants:
             own = tuple(
-                HeadConstants(head_dim=d, rate_flops_per_s=float(np.exp(x[3 + i])), sequence_overhead=float(np.exp(x[3 + len(heads) + i])))
+                HeadConstants(
+                    head_dim=d, rate_flops_per_s=float(np.exp(x[3 + i])), sequence_overhead=float(np.exp(x[3 + len(heads) + i]))
+                )
                 for i, d in enumerate(heads)
             )
             return AttentionConstants(
-                kernel="cudnn", library=LIBRARY, mode="sustained", causal=True, direction=direction, heads=own,  # type: ignore[arg-type]
-                latency_s=float(np.exp(x[0])), critical_share=float(np.exp(x[1])), overlap_power=float(np.clip(np.exp(x[2]), 0.5, 20.0)),
-            )  # fmt: skip
+                kernel="cudnn",
+                library=LIBRARY,
+                mode="sustained",
+                causal=True,
+                direction=direction,
+                heads=own,
+                latency_s=float(np.exp(x[0])),
+                critical_share=float(np.exp(x[1])),
+                overlap_power=float(np.clip(np.exp(x[2]), 0.5, 20.0)),
+            )
 
         mean = np.array([np.log(8e-6), np.log(0.6), np.log(2.0), *np.log(rates), *([np.log(300.0)] * len(heads))])
         sigma = np.array([0.5, 0.4, 0.5, *([0.3] * len(heads)), *([0.6] * len(heads))])
@@ -145,7 +170,12 @@ def fit_sdp(path: Path, machine: str, sm_count: float) -> tuple[AttentionConstan
         x, _ = soft_l1(predict, np.log(seconds), mean, mean, sigma)
         logs = predict(x) - np.log(seconds)
         ends = np.exp(np.quantile(-logs, [0.1, 0.9]))
-        found.append(constants(x).model_copy(update={
-            "fit": record(f"{path.name}:{machine}", logs, logs), "bands": (Band(from_size=0.0, low=float(ends[0]), high=float(ends[1])),),
-        }))  # fmt: skip
+        found.append(
+            constants(x).model_copy(
+                update={
+                    "fit": record(f"{path.name}:{machine}", logs, logs),
+                    "bands": (Band(from_size=0.0, low=float(ends[0]), high=float(ends[1])),),
+                }
+            )
+        )
     return tuple(found)

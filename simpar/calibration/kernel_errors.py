@@ -38,9 +38,16 @@ def record(source: str, fitted: Array, held: Array, held_m: Array | None = None)
     held_median, held_p90 = of(held)
     m_median, m_p90 = of(held_m) if held_m is not None else (0.0, 0.0)
     return FitRecord(
-        source=source, rows=len(fitted), median=median, p90=p90, bias=round(float(np.expm1(fitted).mean()), 5),
-        held_out_median=held_median, held_out_p90=held_p90, held_out_m_median=m_median, held_out_m_p90=m_p90,
-    )  # fmt: skip
+        source=source,
+        rows=len(fitted),
+        median=median,
+        p90=p90,
+        bias=round(float(np.expm1(fitted).mean()), 5),
+        held_out_median=held_median,
+        held_out_p90=held_p90,
+        held_out_m_median=m_median,
+        held_out_m_p90=m_p90,
+    )
 
 
 def bands(flops: Array, held: Array) -> tuple[Band, ...]:

@@ -36,9 +36,8 @@ def dump(constants: KernelConstants) -> str:
     lines += [f"{k} = {_scalar(v)}" for k, v in table.items() if not isinstance(v, dict | tuple | list)]
     for key, value in table.items():
         if isinstance(value, dict):
-            nested = any(isinstance(v, dict) for v in value.values()) and key == "memory"
             lines.append(f"\n[{key}]")
-            lines += [f"{k} = {_scalar(v)}" for k, v in value.items()] if not nested else [f"{k} = {_scalar(v)}" for k, v in value.items()]
+            lines += [f"{k} = {_scalar(v)}" for k, v in value.items()]
     for key, value in table.items():
         if isinstance(value, tuple | list):
             for item in value:

@@ -16,8 +16,16 @@ Array = NDArray[np.float64]
 
 
 def soft_l1(
-    predict: Callable[[Array], Array], target: Array, start: Array, mean: Array, sigma: Array, *,
-    weights: Array | None = None, scale: float = 0.04, prior: float = 2e-3, steps: int = 25,
+    predict: Callable[[Array], Array],
+    target: Array,
+    start: Array,
+    mean: Array,
+    sigma: Array,
+    *,
+    weights: Array | None = None,
+    scale: float = 0.04,
+    prior: float = 2e-3,
+    steps: int = 25,
 ) -> tuple[Array, float]:
     """(parameters, loss) that minimise the soft-L1 of predict(parameters) - target, plus the priors.
 

@@ -65,8 +65,21 @@ def _smooth(c: AttentionConstants, a: AttentionShapes, work: Array) -> Array | f
     length = np.clip(np.log2(a.keys / 4096.0), -3.0, 4.0)
     single = (a.heads == a.kv_heads).astype(float)
     caches = np.log2(a.kv_heads)
-    parts = (ratio, ratio**2, single, parallel, parallel**2, length, length**2, np.log1p(work / 1e-3), parallel * length,
-             caches, np.log2(a.batch), single * length, single * caches)  # fmt: skip
+    parts = (
+        ratio,
+        ratio**2,
+        single,
+        parallel,
+        parallel**2,
+        length,
+        length**2,
+        np.log1p(work / 1e-3),
+        parallel * length,
+        caches,
+        np.log2(a.batch),
+        single * length,
+        single * caches,
+    )
     return np.asarray(sum(w * p for w, p in zip(c.ridge, parts, strict=True)), dtype=float)
 
 

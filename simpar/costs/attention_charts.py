@@ -52,10 +52,18 @@ def chart_rows(path: Path) -> list[ChartRow]:
         if row.get("pass") not in PASS_FLOPS or not (row.get("head_dim") or "").isdigit():
             continue
         rates = np.array([float(row[f"s{s}"]) if row.get(f"s{s}") else np.nan for s in LENGTHS])
-        found.append(ChartRow(
-            _GPUS.get(row["gpu"].lower(), row["gpu"].lower().split("-")[0]), row["impl"], _kernel(row["impl"]), row["pass"],
-            int(row["head_dim"]), row["causal"] == "1", "fp8" in row["impl"].lower(), rates,
-        ))  # fmt: skip
+        found.append(
+            ChartRow(
+                _GPUS.get(row["gpu"].lower(), row["gpu"].lower().split("-")[0]),
+                row["impl"],
+                _kernel(row["impl"]),
+                row["pass"],
+                int(row["head_dim"]),
+                row["causal"] == "1",
+                "fp8" in row["impl"].lower(),
+                rates,
+            )
+        )
     return found
 
 

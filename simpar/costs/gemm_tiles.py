@@ -18,9 +18,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _CLASSES: Final = (
-    (0, ((256, 128), (128, 256))), (1, ((192, 128), (128, 192))), (2, ((128, 128),)), (3, ((64, 256), (256, 64))),
-    (4, ((64, 128), (128, 64))), (5, ((64, 64),)),
-)  # fmt: skip
+    (0, ((256, 128), (128, 256))),
+    (1, ((192, 128), (128, 192))),
+    (2, ((128, 128),)),
+    (3, ((64, 256), (256, 64))),
+    (4, ((64, 128), (128, 64))),
+    (5, ((64, 64),)),
+)
 _SPLITS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _CLUSTER: Final = ((256, 128, 2, 0), (128, 128, 2, 1), (128, 64, 2, 2))
 MIN_SPLIT_DEPTH: Final = 256
@@ -124,6 +128,15 @@ def _fewest_waves(tiles: TileSet, sm_count: float, m: Array, n: Array, k: Array,
     waves = blocks[pick, best] / sm_count
     shape = (len(m), 1)
     return Geometry(
-        m, n, k, waves.reshape(shape), (a * b).reshape(shape), k.reshape(shape), np.ones((1, 1)),
-        np.zeros((1, 1), dtype=np.int64), np.ones(shape, dtype=bool), odd.reshape(shape), single.reshape(shape),
-    )  # fmt: skip
+        m,
+        n,
+        k,
+        waves.reshape(shape),
+        (a * b).reshape(shape),
+        k.reshape(shape),
+        np.ones((1, 1)),
+        np.zeros((1, 1), dtype=np.int64),
+        np.ones(shape, dtype=bool),
+        odd.reshape(shape),
+        single.reshape(shape),
+    )

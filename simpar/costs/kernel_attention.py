@@ -21,10 +21,13 @@ KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "cudnn", "trtllm-gen", "un
 AUTO: Final = {"hopper": "fa3", "blackwell": "trtllm-gen"}
 """By architecture; others FlashAttention-2."""
 FALLBACKS: Final = {
-    "fa1": ("fa2", "fa3", "cudnn", "trtllm-gen", "fa4"), "fa2": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
-    "fa3": ("fa3", "cudnn", "trtllm-gen", "fa4", "fa2"), "fa4": ("fa4", "trtllm-gen", "cudnn", "fa3", "fa2"),
-    "cudnn": ("cudnn", "fa3", "trtllm-gen", "fa4", "fa2"), "trtllm-gen": ("trtllm-gen", "fa4", "cudnn", "fa3", "fa2"),
-}  # fmt: skip
+    "fa1": ("fa2", "fa3", "cudnn", "trtllm-gen", "fa4"),
+    "fa2": ("fa2", "cudnn", "fa3", "trtllm-gen", "fa4"),
+    "fa3": ("fa3", "cudnn", "trtllm-gen", "fa4", "fa2"),
+    "fa4": ("fa4", "trtllm-gen", "cudnn", "fa3", "fa2"),
+    "cudnn": ("cudnn", "fa3", "trtllm-gen", "fa4", "fa2"),
+    "trtllm-gen": ("trtllm-gen", "fa4", "cudnn", "fa3", "fa2"),
+}
 FA1_OVER_FA2: Final = 1.8
 """FlashAttention-2 paper: about twice as fast as its predecessor, 1.7-2.1 by case."""
 FP8_SPEEDUP: Final = 1.5
@@ -57,7 +60,8 @@ class Call:
 
 def _shapes(call: Call) -> AttentionShapes:
     values = (call.batch, call.queries, call.keys, call.heads, max(call.kv_heads, 1), call.head_dim, call.v_head_dim)
-    return AttentionShapes(*(np.array([float(v)]) for v in values))
+    b, q, k, h, kv, d, v = (np.array([float(value)]) for value in values)
+    return AttentionShapes(b, q, k, h, kv, d, v)
 
 
 def _pairs(call: Call) -> float:
@@ -95,7 +99,7 @@ def price(model: KernelModel, call: Call) -> Price:
     if kernel == "unfused":
         return _unfused(model, call)
     latent = call.v_head_dim != call.head_dim
-    order = FALLBACKS[kernel]
+    order: tuple[str, ...] = FALLBACKS[kernel]
     sets = model.resolved.constants.attention
     if latent and any(a.kernel == _LATENT and _measures(a, call.head_dim) for a in sets):
         order = (_LATENT, *order)
@@ -121,9 +125,18 @@ def _measures(a: AttentionConstants, head_dim: int) -> bool:
     return any(h.head_dim == head_dim for h in a.heads)
 
 
-def _pick(model: KernelModel, sets: tuple[AttentionConstants, ...], order: tuple[str, ...], call: Call, direction: str) -> AttentionConstants | None:
-    return pick_attention(sets, order, causal=call.causal, head_dim=call.head_dim, direction=direction, sustained=model.sustained,
-                          library=model.library)  # fmt: skip
+def _pick(
+    model: KernelModel, sets: tuple[AttentionConstants, ...], order: tuple[str, ...], call: Call, direction: str
+) -> AttentionConstants | None:
+    return pick_attention(
+        sets,
+        order,
+        causal=call.causal,
+        head_dim=call.head_dim,
+        direction=direction,
+        sustained=model.sustained,
+        library=model.library,
+    )
 
 
 def _banded(model: KernelModel, call: Call, own: AttentionConstants, kernel: str, seconds: float, factor: float) -> Price:
@@ -146,8 +159,14 @@ def _unfused(model: KernelModel, call: Call) -> Price:
     ]
     if call.direction == "backward":
         products = [p for p in products for _ in range(2)]
-    passes = model.memory_bound("softmax", scores * (8.0 if call.direction == "forward" else 12.0), implementation="framework",
-                                launches=2 if call.direction == "forward" else 3)  # fmt: skip
+    passes = model.memory_bound(
+        "softmax",
+        scores * (8.0 if call.direction == "forward" else 12.0),
+        implementation="framework",
+        launches=2 if call.direction == "forward" else 3,
+    )
     parts = [*products, passes]
     total = sum(p.seconds for p in parts)
-    return Price(total, 0.85 * total, 1.2 * total, passes.provenance, (("products", total - passes.seconds), ("softmax", passes.seconds)))
+    return Price(
+        total, 0.85 * total, 1.2 * total, passes.provenance, (("products", total - passes.seconds), ("softmax", passes.seconds))
+    )

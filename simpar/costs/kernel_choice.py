@@ -19,9 +19,16 @@ from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstants, HeadConstants, KernelConstants
 
 NEAREST: Final = {
-    "fermi": "a100", "volta": "a100", "ampere": "a100", "ada": "a100", "hopper": "h100", "blackwell": "b200", "cdna3": "h100",
-    "tpu": "h100", "cpu": "a100",
-}  # fmt: skip
+    "fermi": "a100",
+    "volta": "a100",
+    "ampere": "a100",
+    "ada": "a100",
+    "hopper": "h100",
+    "blackwell": "b200",
+    "cdna3": "h100",
+    "tpu": "h100",
+    "cpu": "a100",
+}
 FITTED_ON: Final = {"a100": "dgx-a100-80gb", "h100": "dgx-h100", "h200": "dgx-h200", "b200": "dgx-b200", "gb200": "gb200-nvl72"}
 """Fitted file -> the profile whose GPU it was fitted on."""
 SCALED_SPREAD: Final = 0.2
@@ -63,9 +70,13 @@ def fitted(name: str) -> KernelConstants:
 
 def _attention_scaled(a: AttentionConstants, compute: float, bandwidth: float) -> AttentionConstants:
     heads = tuple(h.model_copy(update={"rate_flops_per_s": h.rate_flops_per_s * compute}) for h in a.heads)
-    return a.model_copy(update={
-        "heads": heads, "cache_bytes_per_s": a.cache_bytes_per_s * bandwidth, "io_bytes_per_s": a.io_bytes_per_s * bandwidth,
-    })  # fmt: skip
+    return a.model_copy(
+        update={
+            "heads": heads,
+            "cache_bytes_per_s": a.cache_bytes_per_s * bandwidth,
+            "io_bytes_per_s": a.io_bytes_per_s * bandwidth,
+        }
+    )
 
 
 def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConstants:
@@ -73,30 +84,46 @@ def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConsta
     if compute == 1.0 and bandwidth == 1.0:
         return c
     gemm = tuple(
-        g.model_copy(update={"rate_flops_per_s": g.rate_flops_per_s * compute,
-                             "bandwidth_bytes_per_s": g.bandwidth_bytes_per_s * bandwidth,
-                             "cast_bytes_per_s": g.cast_bytes_per_s * bandwidth})
+        g.model_copy(
+            update={
+                "rate_flops_per_s": g.rate_flops_per_s * compute,
+                "bandwidth_bytes_per_s": g.bandwidth_bytes_per_s * bandwidth,
+                "cast_bytes_per_s": g.cast_bytes_per_s * bandwidth,
+            }
+        )
         for g in c.gemm
-    )  # fmt: skip
+    )
     moe = tuple(
-        m.model_copy(update={"rate_flops_per_s": m.rate_flops_per_s * compute,
-                             "bandwidth_bytes_per_s": m.bandwidth_bytes_per_s * bandwidth,
-                             "permute_bytes_per_s": m.permute_bytes_per_s * bandwidth})
+        m.model_copy(
+            update={
+                "rate_flops_per_s": m.rate_flops_per_s * compute,
+                "bandwidth_bytes_per_s": m.bandwidth_bytes_per_s * bandwidth,
+                "permute_bytes_per_s": m.permute_bytes_per_s * bandwidth,
+            }
+        )
         for m in c.moe
-    )  # fmt: skip
+    )
     attention = tuple(_attention_scaled(a, compute, bandwidth) for a in c.attention)
     return c.model_copy(update={"gemm": gemm, "moe": moe, "attention": attention})
 
 
 def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
     """`own` first, then what only `base` has."""
-    return base.model_copy(update={
-        "gpu": own.gpu or base.gpu, "default_library": own.default_library or base.default_library,
-        "gemm": own.gemm + base.gemm, "attention": own.attention + base.attention, "moe": own.moe + base.moe,
-        "backward": own.backward + base.backward, "directions": own.directions or base.directions,
-        "grouped": own.grouped or base.grouped, "memory": {**base.memory, **own.memory},
-        "memory_bandwidth_share": own.memory_bandwidth_share or base.memory_bandwidth_share, "points": own.points,
-    })  # fmt: skip
+    return base.model_copy(
+        update={
+            "gpu": own.gpu or base.gpu,
+            "default_library": own.default_library or base.default_library,
+            "gemm": own.gemm + base.gemm,
+            "attention": own.attention + base.attention,
+            "moe": own.moe + base.moe,
+            "backward": own.backward + base.backward,
+            "directions": own.directions or base.directions,
+            "grouped": own.grouped or base.grouped,
+            "memory": {**base.memory, **own.memory},
+            "memory_bandwidth_share": own.memory_bandwidth_share or base.memory_bandwidth_share,
+            "points": own.points,
+        }
+    )
 
 
 def peak_scales(hardware: HardwareProfile, base: str) -> tuple[float, float]:
@@ -111,7 +138,9 @@ def resolve(hardware: HardwareProfile) -> Resolved:
     own = hardware.kernels
     if own.base:
         if own.base not in FITTED_ON:
-            raise InputError(f"hardware {hardware.name!r}: kernels.base = {own.base!r}: no such fitted file; known: {', '.join(FITTED_ON)}")
+            raise InputError(
+                f"hardware {hardware.name!r}: kernels.base = {own.base!r}: no such fitted file; known: {', '.join(FITTED_ON)}"
+            )
         base = scaled(fitted(own.base), own.compute_scale, own.bandwidth_scale)
         return Resolved(_merge(own, base), Provenance.SCALED, BASED_SPREAD)
     if own.gemm:
@@ -144,16 +173,29 @@ def _distance(a: AttentionConstants, head_dim: int) -> float:
     return min(abs(math.log2(h.head_dim / head_dim)) for h in a.heads)
 
 
-def pick_attention(sets: Iterable[AttentionConstants], kernels: Sequence[str], *, causal: bool, head_dim: int, direction: str,
-                   sustained: bool, library: str | None = None) -> AttentionConstants | None:  # fmt: skip
+def pick_attention(
+    sets: Iterable[AttentionConstants],
+    kernels: Sequence[str],
+    *,
+    causal: bool,
+    head_dim: int,
+    direction: str,
+    sustained: bool,
+    library: str | None = None,
+) -> AttentionConstants | None:
     """The best set for one of `kernels`, in that order; with the other mask, converted, where there is no better."""
     own = [a for a in sets if a.direction == direction and a.kernel in kernels]
     if not own:
         return None
 
     def rank(a: AttentionConstants) -> tuple[int, int, int, float, int]:
-        return (int(library is not None and a.library != library), kernels.index(a.kernel), int(a.causal != causal),
-                round(_distance(a, head_dim), 1), int((a.mode == "sustained") != sustained))  # fmt: skip
+        return (
+            int(library is not None and a.library != library),
+            kernels.index(a.kernel),
+            int(a.causal != causal),
+            round(_distance(a, head_dim), 1),
+            int((a.mode == "sustained") != sustained),
+        )
 
     best = min(own, key=rank)
     return best if best.causal == causal else other_mask(best, causal=causal)

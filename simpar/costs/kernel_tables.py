@@ -19,11 +19,24 @@ from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
 
 Array = NDArray[np.float64]
 PROFILES: Final = {
-    "a100": "dgx-a100-80gb", "a100_pcie": "a100-pcie", "a800": "hgx-a800", "h100": "dgx-h100", "h100_pcie": "h100-pcie",
-    "h200": "dgx-h200", "h200_nvl": "h200-nvl", "gh200": "gh200", "h20": "hgx-h20", "h800": "hgx-h800",
-    "b200": "dgx-b200", "gb200": "gb200-nvl72", "b300": "dgx-b300", "gb300": "gb300-nvl72", "l40s": "l40s",
-    "rtx4090": "rtx-4090", "mi300x": "mi300x",
-}  # fmt: skip
+    "a100": "dgx-a100-80gb",
+    "a100_pcie": "a100-pcie",
+    "a800": "hgx-a800",
+    "h100": "dgx-h100",
+    "h100_pcie": "h100-pcie",
+    "h200": "dgx-h200",
+    "h200_nvl": "h200-nvl",
+    "gh200": "gh200",
+    "h20": "hgx-h20",
+    "h800": "hgx-h800",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
+    "b300": "dgx-b300",
+    "gb300": "gb300-nvl72",
+    "l40s": "l40s",
+    "rtx4090": "rtx-4090",
+    "mi300x": "mi300x",
+}
 """GPU as a table names it -> shipped profile."""
 ALPHAS: Final = {"balanced": 0.0}
 KERNELS: Final = {"fa1": "fa1", "fa2": "fa2", "fa3": "fa3", "fa4": "fa4", "trtllmgen": "trtllm-gen", "cudnn": "cudnn"}

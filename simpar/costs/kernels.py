@@ -54,8 +54,16 @@ class KernelModel:
         scale: every GEMM and attention time times this (`one_point`).
     """
 
-    def __init__(self, hardware: HardwareProfile, *, sustained: bool = True, library: str | None = None,
-                 launch_overhead_s: float | None = None, graphs: bool = False, scale: float = 1.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        hardware: HardwareProfile,
+        *,
+        sustained: bool = True,
+        library: str | None = None,
+        launch_overhead_s: float | None = None,
+        graphs: bool = False,
+        scale: float = 1.0,
+    ) -> None:
         self.hardware, self.sustained, self.library, self.graphs, self.scale = hardware, sustained, library, graphs, scale
         self.sm_count = float(hardware.gpu.sm_count.value)
         self.resolved: Resolved = resolve(hardware)
@@ -64,7 +72,9 @@ class KernelModel:
         self.library = library or c.default_library or None
         self.best_share = c.memory_bandwidth_share or BEST_SHARE.get(hardware.gpu.architecture, 0.8)
         self._directions, self._grouped = c.directions or _DEFAULT_DIRECTIONS, c.grouped or _DEFAULT_GROUPED
-        self._points = {(p.op, p.shape, p.dtype, p.direction, p.causal): p for p in c.points}
+        self._points: dict[tuple[str, tuple[int, ...], str, str, bool], MeasuredPoint] = {
+            (p.op, p.shape, p.dtype, p.direction, p.causal): p for p in c.points
+        }
         self._sets: dict[str, tuple[GemmConstants, Provenance]] = {}
         self._cached_gemm = _memoised(self._gemm)
         self._cached_grouped = _memoised(self._grouped_gemm)
@@ -95,12 +105,27 @@ class KernelModel:
             raise unknown("GEMM dtype", dtype, ["bf16", "fp16", "fp8", "fp8_block", "mxfp8", "fp4", "fp32", "tf32"])
         ratio = self.hardware.peak_flops_per_s(peak_key) / self.hardware.peak_flops_per_s("bf16")
         size = _WIDTHS.get(key, 2.0)
-        update = {"dtype": key, "rate_flops_per_s": base.rate_flops_per_s * ratio, "input_bytes": size, "derived": "bf16 by peaks",
-                  "output_bytes": size if size > 2 else 2.0}  # fmt: skip
+        update = {
+            "dtype": key,
+            "rate_flops_per_s": base.rate_flops_per_s * ratio,
+            "input_bytes": size,
+            "derived": "bf16 by peaks",
+            "output_bytes": size if size > 2 else 2.0,
+        }
         return base.model_copy(update=update), Provenance.SCALED
 
-    def gemm(self, m: int, n: int, k: int, *, dtype: str = "bf16", direction: Direction = "forward",
-             accumulate_fp32: bool = False, batch: int = 1, quantize: bool = False) -> Price:  # fmt: skip
+    def gemm(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: str = "bf16",
+        direction: Direction = "forward",
+        accumulate_fp32: bool = False,
+        batch: int = 1,
+        quantize: bool = False,
+    ) -> Price:
         """`batch` products y[m, n] = x[m, k] W[k, n], or one of the gradients.
 
         Args:
@@ -115,7 +140,9 @@ class KernelModel:
         """
         return self._cached_gemm(m, n, k, dtype, direction, accumulate_fp32, batch, quantize)
 
-    def _shapes(self, m: Any, n: Any, k: Any, direction: str, accumulate: bool, batch: Any, quantize: bool) -> tuple[GemmShapes, float]:
+    def _shapes(
+        self, m: Any, n: Any, k: Any, direction: str, accumulate: bool, batch: Any, quantize: bool
+    ) -> tuple[GemmShapes, float]:
         """The product as the library sees it, and the direction's factor."""
         d = self._directions
         if direction == "dgrad":
@@ -133,8 +160,10 @@ class KernelModel:
             if point is not None:
                 return _measured(point)
         c, provenance = self.gemm_set(dtype)
-        one = [np.array([float(v)]) for v in (m, n, k)]
-        shapes, factor = self._shapes(*one, direction, accumulate, float(batch), quantize and bool(c.cast_bytes_per_s))
+        rows, columns, depth = (np.array([float(v)]) for v in (m, n, k))
+        shapes, factor = self._shapes(
+            rows, columns, depth, direction, accumulate, float(batch), quantize and bool(c.cast_bytes_per_s)
+        )
         total = float(gemm_seconds(c, self.sm_count, shapes)[0])
         cast_s = float(cast_seconds(c, shapes.m * batch, shapes.k)[0]) if shapes.quantize else 0.0
         if quantize and not shapes.quantize:
@@ -154,8 +183,18 @@ class KernelModel:
         amax = self._memory_bound("amax", 2.0 * elements, "tuned", 1).seconds
         return amax + self._memory_bound("cast", 3.0 * elements, "tuned", 1).seconds
 
-    def gemm_array(self, m: Array, n: Array, k: Array, *, dtype: str = "bf16", direction: Direction = "forward",
-                   accumulate_fp32: bool = False, batch: Array | float = 1.0, quantize: bool = False) -> tuple[Array, Array, Array]:  # fmt: skip
+    def gemm_array(
+        self,
+        m: Array,
+        n: Array,
+        k: Array,
+        *,
+        dtype: str = "bf16",
+        direction: Direction = "forward",
+        accumulate_fp32: bool = False,
+        batch: Array | float = 1.0,
+        quantize: bool = False,
+    ) -> tuple[Array, Array, Array]:
         """(seconds, low, high) [shapes] of many products at once, by the same law as `gemm`."""
         c, _ = self.gemm_set(dtype)
         m, n, k = (np.asarray(v, dtype=float) for v in (m, n, k))
@@ -167,8 +206,18 @@ class KernelModel:
         low, high = band_arrays(c.bands, c.bands_small, inside, 2.0 * m * n * k * np.asarray(batch), self._spread(c))
         return seconds, seconds * low, seconds * high
 
-    def grouped_gemm(self, groups: int, tokens: float, n: int, k: int, *, dtype: str = "bf16", direction: Direction = "forward",
-                     accumulate_fp32: bool = False, imbalance: float = 1.0) -> Price:  # fmt: skip
+    def grouped_gemm(
+        self,
+        groups: int,
+        tokens: float,
+        n: int,
+        k: int,
+        *,
+        dtype: str = "bf16",
+        direction: Direction = "forward",
+        accumulate_fp32: bool = False,
+        imbalance: float = 1.0,
+    ) -> Price:
         """`groups` products k -> n of the local experts with `tokens` rows in total.
 
         Args:
@@ -176,13 +225,16 @@ class KernelModel:
         """
         return self._cached_grouped(groups, tokens, n, k, dtype, direction, accumulate_fp32, imbalance)
 
-    def _grouped_gemm(self, groups: int, tokens: float, n: int, k: int, dtype: str, direction: str, accumulate: bool,
-                      imbalance: float) -> Price:  # fmt: skip
+    def _grouped_gemm(
+        self, groups: int, tokens: float, n: int, k: int, dtype: str, direction: str, accumulate: bool, imbalance: float
+    ) -> Price:
         if groups <= 0 or tokens <= 0 or min(n, k) <= 0:
             return ZERO
         c, provenance = self.gemm_set(dtype)
         rows = max(1.0, math.ceil(tokens * imbalance / groups))
-        shapes, factor = self._shapes(np.array([rows]), np.array([float(n)]), np.array([float(k)]), direction, accumulate, float(groups), False)
+        shapes, factor = self._shapes(
+            np.array([rows]), np.array([float(n)]), np.array([float(k)]), direction, accumulate, float(groups), False
+        )
         g = self._grouped
         share = {"forward": g.forward, "dgrad": g.dgrad, "wgrad": g.wgrad_accumulate}[direction] if groups > 1 else 1.0
         seconds = float(gemm_seconds(c, self.sm_count, shapes)[0]) * factor * share * self.scale + g.group_latency_s * groups
@@ -194,9 +246,22 @@ class KernelModel:
 
     # -- attention -------------------------------------------------------------------------------------------------
 
-    def attention(self, batch: int, sequence_q: int, sequence_kv: int, heads: int, kv_heads: int, head_dim: int, *,
-                  v_head_dim: int | None = None, causal: bool = True, direction: str = "forward", kernel: str = "auto",
-                  window: int | None = None, dtype: str = "bf16") -> Price:  # fmt: skip
+    def attention(
+        self,
+        batch: int,
+        sequence_q: int,
+        sequence_kv: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        v_head_dim: int | None = None,
+        causal: bool = True,
+        direction: str = "forward",
+        kernel: str = "auto",
+        window: int | None = None,
+        dtype: str = "bf16",
+    ) -> Price:
         """Scaled dot-product attention of one rank.
 
         Args:
@@ -209,8 +274,20 @@ class KernelModel:
         Raises:
             UnknownNameError: no such kernel.
         """
-        return self._cached_attention(batch, sequence_q, sequence_kv, heads, kv_heads, head_dim, v_head_dim or head_dim, causal,
-                                      direction, kernel, window, dtype)  # fmt: skip
+        return self._cached_attention(
+            batch,
+            sequence_q,
+            sequence_kv,
+            heads,
+            kv_heads,
+            head_dim,
+            v_head_dim or head_dim,
+            causal,
+            direction,
+            kernel,
+            window,
+            dtype,
+        )
 
     def _attention(self, *arguments: Any) -> Price:
         batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype = arguments
@@ -219,12 +296,16 @@ class KernelModel:
         point = self._points.get(("attention", (batch, queries, keys, heads, kv_heads, head_dim), dtype, direction, causal))
         if point is not None:
             return _measured(point)
-        call = kernel_attention.Call(batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype)
+        call = kernel_attention.Call(
+            batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype
+        )
         return kernel_attention.price(self, call)
 
     # -- memory-bound ----------------------------------------------------------------------------------------------
 
-    def memory_bound(self, kernel: str, bytes_moved: float, *, implementation: Implementation = "tuned", launches: int = 1) -> Price:
+    def memory_bound(
+        self, kernel: str, bytes_moved: float, *, implementation: Implementation = "tuned", launches: int = 1
+    ) -> Price:
         """`launches` kernels of class `kernel` that together move `bytes_moved` through the device memory.
 
         Raises:
@@ -240,8 +321,9 @@ class KernelModel:
         spread = math.hypot(CLASS_SPREAD.get(kernel, 0.25), self.resolved.spread / 2)
         provenance = self.resolved.provenance if kernel in self.resolved.constants.memory else Provenance.SCALED
         latency = launches * KERNEL_LATENCY_S
-        return _banded(seconds, (math.exp(-spread), math.exp(spread)), provenance,
-                       (("latency", latency), ("traffic", seconds - latency)))  # fmt: skip
+        return _banded(
+            seconds, (math.exp(-spread), math.exp(spread)), provenance, (("latency", latency), ("traffic", seconds - latency))
+        )
 
     def adam(self, parameters: float, *, bytes_per_parameter: float, implementation: str = "fused") -> Price:
         """One optimizer update over `parameters` local elements.
@@ -263,8 +345,14 @@ class KernelModel:
     def one_point(self, m: int, n: int, k: int, seconds: float, *, dtype: str = "bf16") -> KernelModel:
         """A model whose compute times are rescaled so that this forward GEMM takes `seconds`."""
         predicted = self.gemm(m, n, k, dtype=dtype).seconds
-        narrowed = KernelModel(self.hardware, sustained=self.sustained, library=self.library, launch_overhead_s=self._launch,
-                               graphs=self.graphs, scale=self.scale * seconds / predicted)  # fmt: skip
+        narrowed = KernelModel(
+            self.hardware,
+            sustained=self.sustained,
+            library=self.library,
+            launch_overhead_s=self._launch,
+            graphs=self.graphs,
+            scale=self.scale * seconds / predicted,
+        )
         narrowed.resolved = replace(self.resolved, spread=self.resolved.spread / 2)
         return narrowed
 
@@ -278,7 +366,9 @@ def _measured(point: MeasuredPoint) -> Price:
     return Price(s, s * (1 - point.spread), s * (1 + point.spread), Provenance.MEASURED, (("measured", s),))
 
 
-def band_arrays(bands: Sequence[Band], small: Sequence[Band], inside: NDArray[np.bool_], sizes: Array, spread: float) -> tuple[Array, Array]:
+def band_arrays(
+    bands: Sequence[Band], small: Sequence[Band], inside: NDArray[np.bool_], sizes: Array, spread: float
+) -> tuple[Array, Array]:
     """(low, high) [shapes] of measured / predicted, by size and by being inside the fitted region."""
     low, high = np.empty(sizes.shape), np.empty(sizes.shape)
     for own, region in ((bands, inside), (small or bands, ~inside)):

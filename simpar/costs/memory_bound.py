@@ -15,7 +15,17 @@ from simpar.specs.kernel_constants import MemoryClass
 
 KERNEL_LATENCY_S: Final = 2e-6
 """Start and drain of one kernel on the device (1.5-2.6 us fits of casts and serving kernels)."""
-BEST_SHARE: Final = {"fermi": 0.8, "volta": 0.87, "ampere": 0.86, "ada": 0.88, "hopper": 0.89, "blackwell": 0.76, "cdna3": 0.8, "tpu": 0.85, "cpu": 0.8}
+BEST_SHARE: Final = {
+    "fermi": 0.8,
+    "volta": 0.87,
+    "ampere": 0.86,
+    "ada": 0.88,
+    "hopper": 0.89,
+    "blackwell": 0.76,
+    "cdna3": 0.8,
+    "tpu": 0.85,
+    "cpu": 0.8,
+}
 """Achieved copy over the peak bandwidth (clone, triad, cast) by architecture."""
 _HOPPER_BEST: Final = 0.89
 

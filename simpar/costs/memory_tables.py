@@ -10,14 +10,32 @@ from typing import Final
 from simpar.costs.kernel_tables import profile_of, read_rows
 
 _CLASSES: Final = (
-    ("clone", "copy"), ("add/mul", "copy"), ("unary", "copy"), ("residual", "residual"), ("softmax", "softmax"),
-    ("cross-entropy", "cross_entropy"), ("amax", "amax"), ("cast", "cast"), ("quant", "cast"), ("rope", "rope"),
-    ("embedding", "embedding"), ("adam", "adam"), ("permute", "permute"),
-)  # fmt: skip
+    ("clone", "copy"),
+    ("add/mul", "copy"),
+    ("unary", "copy"),
+    ("residual", "residual"),
+    ("softmax", "softmax"),
+    ("cross-entropy", "cross_entropy"),
+    ("amax", "amax"),
+    ("cast", "cast"),
+    ("quant", "cast"),
+    ("rope", "rope"),
+    ("embedding", "embedding"),
+    ("adam", "adam"),
+    ("permute", "permute"),
+)
 _TUNED: Final = ("quack", "liger", "trtllm", "vllm 0", "torchao", "after", "llm.c", "te ", "any tuned")
 _FRAMEWORK: Final = ("compile", "megatron", "jit", "vllm(2023)", "before")
-_GPU_OF: Final = (("gb200", "gb200"), ("b200", "b200"), ("h200", "h200"), ("2400", "h100_500w"), ("h100", "h100"),
-                  ("a100-80g-pcie", "a100_pcie"), ("a100-40g", "a100_40gb"), ("a100", "a100"))  # fmt: skip
+_GPU_OF: Final = (
+    ("gb200", "gb200"),
+    ("b200", "b200"),
+    ("h200", "h200"),
+    ("2400", "h100_500w"),
+    ("h100", "h100"),
+    ("a100-80g-pcie", "a100_pcie"),
+    ("a100-40g", "a100_40gb"),
+    ("a100", "a100"),
+)
 _PEAKS: Final = {"h100_500w": 2400.0, "a100_40gb": 1555.0}
 """GB/s of GPUs that share a short name with another."""
 NOMINAL_BYTES: Final = 1e9

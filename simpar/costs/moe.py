@@ -78,8 +78,9 @@ def moe_shapes(table: dict[str, Array], alphas: Array, *, local_routing: bool = 
     rows, active, tiles = np.empty(count), np.empty(count), np.empty((count, len(TILE_ROWS)))
     for i in range(count):
         ep = int(table["ep"][i])
-        loads = np.array(rank_loads(int(table["experts"][i]), ep, int(table["topk"][i]), float(table["tokens"][i]),
-                                    float(alphas[i])))  # fmt: skip
+        loads = np.array(
+            rank_loads(int(table["experts"][i]), ep, int(table["topk"][i]), float(table["tokens"][i]), float(alphas[i]))
+        )
         if local_routing:
             all_rows = float(table["tokens"][i] * table["topk"][i])
             loads = loads * min(float(table["topk"][i]), all_rows / loads.sum())

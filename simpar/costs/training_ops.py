@@ -61,9 +61,13 @@ def gemm_rows(path: Path, machine: str, direction: str) -> list[TrainingRow]:
     return [
         TrainingRow(line, 1, int(r["m"]), int(r["n"]), int(r["k"]), float(r["us"]) * MICRO, traffic)
         for line, r in enumerate(_table(path), 2)
-        if r["gpu"] == machine and r["op"] == "matmul" and r["layout_or_stage"] == layout and r["accumulate"] == accumulate
-        and r["us"] and (dtype is None or r["out_dtype"] == dtype)
-    ]  # fmt: skip
+        if r["gpu"] == machine
+        and r["op"] == "matmul"
+        and r["layout_or_stage"] == layout
+        and r["accumulate"] == accumulate
+        and r["us"]
+        and (dtype is None or r["out_dtype"] == dtype)
+    ]
 
 
 def grouped_rows(path: Path, machine: str, direction: str) -> list[TrainingRow]:
@@ -91,5 +95,7 @@ def sdp_rows(path: Path, machine: str, direction: str) -> list[TrainingRow]:
         s, heads, batch = int(r["m"]), int(r["k"]), int(r["b"])
         square = FULL_SQUARE * batch * heads * float(s) * s * (query + value) / 2.0 * (1.0 if direction == "forward" else 2.5)
         seconds = square / (float(r["tflops"]) * 1e12)
-        found.append(TrainingRow(line, 1, s, int(r["n"]), (query + value) // 2, seconds, 2.0, square / 2.0, batch, heads, query, value))
+        found.append(
+            TrainingRow(line, 1, s, int(r["n"]), (query + value) // 2, seconds, 2.0, square / 2.0, batch, heads, query, value)
+        )
     return found

@@ -234,7 +234,7 @@ class KernelConstants(Spec):
     moe: tuple[MoeConstants, ...] = ()
     directions: DirectionConstants | None = None
     grouped: GroupedConstants | None = None
-    memory: dict[str, MemoryClass] = {}
+    memory: dict[str, MemoryClass] = Field(default_factory=dict)
     memory_bandwidth_share: Fraction | None = None
     """Best achieved share of the peak bandwidth (copy)."""
     points: tuple[MeasuredPoint, ...] = ()

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.costs import attention_charts, memory_tables, training_ops
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.costs.kernel_choice import pick_attention
 from simpar.costs.kernel_tables import (
@@ -28,8 +27,6 @@ from simpar.costs.kernel_tables import (
 )
 from simpar.costs.kernels import KernelModel, band_arrays
 from simpar.costs.moe import moe_flops, moe_seconds, moe_shapes
-from simpar.costs.price import ZERO, Price
-from simpar.specs.hardware import load_hardware
 from simpar.specs.kernel_constants import AttentionConstants, MoeConstants
 
 Array = NDArray[np.float64]
@@ -75,24 +72,37 @@ class Block:
         names = list(self.shape)
         for i in range(len(self)):
             priced = bool(np.isfinite(self.predicted[i]))
-            group: dict[str, Any] = {"table": self.table, "op": self.op, "gpu": self.gpu, "dtype": self.dtype, "constants": self.constants}
+            group: dict[str, Any] = {
+                "table": self.table,
+                "op": self.op,
+                "gpu": self.gpu,
+                "dtype": self.dtype,
+                "constants": self.constants,
+            }
             group.update({name: int(self.shape[name][i]) for name in names})
             group.update({name: values[i] for name, values in self.labels.items()})
             yield {
-                "id": f"{self.table}:{int(self.lines[i])}", "metric": "time_s", "measured": float(self.measured[i]),
-                "predicted": float(self.predicted[i]) if priced else None, "low": float(self.low[i]) if priced else None,
-                "high": float(self.high[i]) if priced else None, "group": group,
+                "id": f"{self.table}:{int(self.lines[i])}",
+                "metric": "time_s",
+                "measured": float(self.measured[i]),
+                "predicted": float(self.predicted[i]) if priced else None,
+                "low": float(self.low[i]) if priced else None,
+                "high": float(self.high[i]) if priced else None,
+                "group": group,
                 "skipped": None if priced else (self.skipped or "not priced"),
-            }  # fmt: skip
+            }
 
 
 @lru_cache(maxsize=64)
-def _model(gpu: str, library: str | None, sustained: bool) -> KernelModel | None:
+def kernel_model(gpu: str, library: str | None, sustained: bool) -> KernelModel | None:
+    """The model of a GPU as tables name it, or None where no profile is shipped."""
     profile = profile_of(gpu)
     return None if profile is None else KernelModel(profile, library=library, sustained=sustained)
 
 
-def _unpriced(table: str, op: str, gpu: str, dtype: str, shape: dict[str, Array], lines: NDArray[np.int64], measured: Array, why: str) -> Block:
+def _unpriced(
+    table: str, op: str, gpu: str, dtype: str, shape: dict[str, Array], lines: NDArray[np.int64], measured: Array, why: str
+) -> Block:
     nothing = np.full(len(measured), np.nan)
     zero = np.zeros(len(measured))
     return Block(table, op, gpu, dtype, "none", shape, lines, measured, nothing, nothing, nothing, zero, zero.astype(bool), why)
@@ -112,7 +122,7 @@ def gemm_blocks(path: Path) -> list[Block]:
         ok = usable(table, ("m", "n", "k"), column)
         shape = {name: table[name][ok] for name in ("m", "n", "k")}
         measured, name = table[column][ok] * MICRO, f"{path.name}:{column}"
-        model = _model(gpu, source.library, source.mode == "sustained")
+        model = kernel_model(gpu, source.library, source.mode == "sustained")
         if model is None:
             found.append(_unpriced(name, "gemm", gpu, source.dtype, shape, _lines(ok), measured, f"no hardware profile for {gpu}"))
             continue
@@ -122,16 +132,37 @@ def gemm_blocks(path: Path) -> list[Block]:
         own = c.library == source.library
         far = 1.0 if own else np.exp(_FAR)
         core = (m >= CORE["gemm"]) & (n >= CORE["gemm"]) & (k >= CORE["gemm"])
-        found.append(Block(name, "gemm", gpu, source.dtype, f"{c.library}/{c.mode}" if own else "default", shape, _lines(ok), measured,
-                           seconds, low / far, high * far, 2.0 * m * n * k, core))  # fmt: skip
+        found.append(
+            Block(
+                name,
+                "gemm",
+                gpu,
+                source.dtype,
+                f"{c.library}/{c.mode}" if own else "default",
+                shape,
+                _lines(ok),
+                measured,
+                seconds,
+                low / far,
+                high * far,
+                2.0 * m * n * k,
+                core,
+            )
+        )
     return found
 
 
 def _own_attention(model: KernelModel, kernel: str, library: str, *, causal: bool, head_dim: float) -> AttentionConstants | None:
     named = [a for a in model.resolved.constants.attention if a.library == library and a.kernel == kernel and a.causal == causal]
     found = named[0] if named else None
-    return found or pick_attention(model.resolved.constants.attention, (kernel, "fa2", "fa3", "trtllm-gen", "cudnn"), causal=causal,
-                                   head_dim=int(head_dim), direction="forward", sustained="sustained" in library)  # fmt: skip
+    return found or pick_attention(
+        model.resolved.constants.attention,
+        (kernel, "fa2", "fa3", "trtllm-gen", "cudnn"),
+        causal=causal,
+        head_dim=int(head_dim),
+        direction="forward",
+        sustained="sustained" in library,
+    )
 
 
 def attention_blocks(path: Path) -> list[Block]:
@@ -146,8 +177,12 @@ def attention_blocks(path: Path) -> list[Block]:
             continue
         shape = {name: table[name][ok] for name in (*names, "causal")}
         measured = table["us"][ok] * MICRO
-        model = _model(gpu, None, "sustained" in library)
-        c = None if model is None else _own_attention(model, kernel, library, causal=causal > 0, head_dim=float(np.median(shape["d"])))
+        model = kernel_model(gpu, None, "sustained" in library)
+        c = (
+            None
+            if model is None
+            else _own_attention(model, kernel, library, causal=causal > 0, head_dim=float(np.median(shape["d"])))
+        )
         if model is None or c is None:
             why = f"no hardware profile for {gpu}" if model is None else f"no constants for {kernel} on {gpu}"
             found.append(_unpriced(path.name, "attention", gpu, "bf16", shape, _lines(ok), measured, why))
@@ -158,8 +193,23 @@ def attention_blocks(path: Path) -> list[Block]:
         own = c.library == library
         core = shape["s"] >= CORE["attention"]
         low, high = band_arrays(c.bands, c.bands_small, core, flops, model.resolved.spread if own else _FAR)
-        found.append(Block(path.name, "attention", gpu, "bf16", f"{c.library}/{c.mode}" if own else "default", shape, _lines(ok), measured,
-                           seconds, seconds * low, seconds * high, flops, core))  # fmt: skip
+        found.append(
+            Block(
+                path.name,
+                "attention",
+                gpu,
+                "bf16",
+                f"{c.library}/{c.mode}" if own else "default",
+                shape,
+                _lines(ok),
+                measured,
+                seconds,
+                seconds * low,
+                seconds * high,
+                flops,
+                core,
+            )
+        )
     return found
 
 
@@ -179,7 +229,7 @@ def moe_blocks(path: Path) -> list[Block]:
     ok = usable(table, names, "us") & np.isfinite(alphas)
     shape = {name: table[name][ok] for name in names}
     measured = table["us"][ok] * MICRO
-    model = _model(gpu, None, "sustained" in library)
+    model = kernel_model(gpu, None, "sustained" in library)
     c = None if model is None else _own_moe(model.resolved.constants.moe, library, dtype)
     if model is None or c is None:
         why = f"no hardware profile for {gpu}" if model is None else f"no expert constants for {gpu}"
@@ -190,129 +240,21 @@ def moe_blocks(path: Path) -> list[Block]:
     core = shape["tokens"] >= CORE["moe"]
     low, high = band_arrays(c.bands, c.bands_small, core, flops, model.resolved.spread if own else 2 * _FAR)
     labels = {"dist": [text for text, keep in zip(distribution, ok, strict=True) if keep]}
-    return [Block(path.name, "moe", gpu, dtype, f"{c.library}/{c.mode}" if own else "default", shape, _lines(ok), measured, seconds,
-                  seconds * low, seconds * high, flops, core, labels=labels)]  # fmt: skip
-
-
-def _block(name: str, op: str, gpu: str, dtype: str, constants: str, rows: list[tuple[int, float, Price, float, dict[str, float]]],
-           labels: dict[str, list[str]] | None = None, why: str = "") -> Block:  # fmt: skip
-    """From single prices: (line, measured, price, flops, shape) each; a price of 0 seconds stands for none."""
-    lines = np.array([r[0] for r in rows], dtype=np.int64)
-    value = {f: np.array([getattr(r[2], f) for r in rows]) for f in ("seconds", "low", "high")}
-    none = value["seconds"] <= 0
-    for array in value.values():
-        array[none] = np.nan
-    shape = {key: np.array([r[4][key] for r in rows], dtype=float) for key in rows[0][4]}
-    return Block(name, op, gpu, dtype, constants, shape, lines, np.array([r[1] for r in rows]), value["seconds"], value["low"], value["high"],
-                 np.array([r[3] for r in rows]), ~none, why, labels or {})  # fmt: skip
-
-
-def training_blocks(path: Path) -> list[Block]:
-    """GEMMs, grouped GEMMs and fused attention of each machine of `simumax_ops.csv`."""
-    found: list[Block] = []
-    for machine in training_ops.machines(path):
-        model = _training_model(machine)
-        if model is None:
-            continue
-        found += _training_gemms(path, machine, model) + _training_attention(path, machine, model)
-    return found
-
-
-def _training_model(machine: str) -> KernelModel | None:
-    """The machine's own constants; they are filed with the GPU whose constants they refine."""
-    gpu = {"a100_pcie": "a100"}.get(machine, machine)
-    return _model(gpu, "transformer_engine", True)
-
-
-def _training_gemms(path: Path, machine: str, model: KernelModel) -> list[Block]:
-    found = []
-    for direction in ("forward", "dgrad", "wgrad", "wgrad_accumulate"):
-        which: Any = direction.removesuffix("_accumulate")
-        accumulate = direction.endswith("accumulate")
-        rows = []
-        for r in training_ops.gemm_rows(path, machine, direction):
-            m, n, k = {"forward": (r.m, r.n, r.k), "dgrad": (r.m, r.k, r.n), "wgrad": (r.k, r.m, r.n)}[which]
-            price = model.gemm(m, n, k, direction=which, accumulate_fp32=accumulate)
-            rows.append((r.line, r.seconds, price, 2.0 * m * n * k, {"m": m, "n": n, "k": k}))
-        if rows:
-            found.append(_block(f"{path.name}:{machine}", "gemm_training", machine, "bf16", f"{direction}", rows))
-        grouped = []
-        for r in training_ops.grouped_rows(path, machine, direction) if direction in training_ops.STAGES else []:
-            tokens, n, k = {"forward": (r.m, r.n, r.k), "dgrad": (r.m, r.k, r.n), "wgrad": (r.k, r.m, r.n)}[which]
-            price = model.grouped_gemm(r.groups, tokens * r.groups, n, k, direction=which, accumulate_fp32=accumulate)
-            grouped.append((r.line, r.seconds, price, 2.0 * r.groups * r.m * r.n * r.k, {"groups": r.groups, "m": tokens, "n": n, "k": k}))
-        if grouped:
-            found.append(_block(f"{path.name}:{machine}", "grouped_gemm", machine, "bf16", f"{direction}", grouped))
-    return found
-
-
-def _training_attention(path: Path, machine: str, model: KernelModel) -> list[Block]:
-    found = []
-    for direction in ("forward", "backward"):
-        rows = []
-        for r in training_ops.sdp_rows(path, machine, direction):
-            price = model.attention(r.batch, r.m, r.m, r.heads, r.n, r.head_dim, v_head_dim=r.v_head_dim, direction=direction, kernel="cudnn")
-            sizes = {"b": r.batch, "s": r.m, "h": r.heads, "kv": r.n, "d": r.head_dim, "v": r.v_head_dim}
-            rows.append((r.line, r.seconds, price, r.flops, sizes))
-        if rows:
-            found.append(_block(f"{path.name}:{machine}", "attention_training", machine, "bf16", direction, rows))
-    return found
-
-
-def chart_blocks(path: Path) -> list[Block]:
-    """Published attention charts: one block per GPU and pass, one row per curve and length."""
-    groups: dict[tuple[str, str], list[tuple[int, float, Price, float, dict[str, float]]]] = {}
-    labels: dict[tuple[str, str], list[str]] = {}
-    for line, row in enumerate(attention_charts.chart_rows(path), 2):
-        model = _model(row.gpu, "charts", False)
-        seconds = attention_charts.chart_seconds(row)
-        for s, measured in zip(attention_charts.LENGTHS, seconds, strict=True):
-            if not np.isfinite(measured) or model is None:
-                continue
-            price = _chart_price(model, row, s)
-            key = (row.gpu, row.which)
-            flops = 4.0 * attention_charts.TOKENS * s * attention_charts.WIDTH * (0.5 if row.causal else 1.0)
-            sizes = {"s": float(s), "d": float(row.head_dim), "causal": float(row.causal)}
-            groups.setdefault(key, []).append((line, float(measured), price, flops, sizes))
-            labels.setdefault(key, []).append(row.label)
-    return [_block(path.name, "attention_chart", gpu, "bf16", which, rows, {"impl": labels[gpu, which]}) for (gpu, which), rows in groups.items()]
-
-
-def _chart_price(model: KernelModel, row: attention_charts.ChartRow, s: int) -> Price:
-    heads = attention_charts.WIDTH // row.head_dim
-    parts = {"fwd": ("forward",), "bwd": ("backward",), "fwd+bwd": ("forward", "backward")}[row.which]
-    prices = [
-        model.attention(attention_charts.TOKENS // s, s, s, heads, heads, row.head_dim, causal=row.causal, direction=direction,
-                        kernel=row.kernel, dtype="fp8" if row.fp8 else "bf16")
-        for direction in parts
-    ]  # fmt: skip
-    return Price(sum(p.seconds for p in prices), sum(p.low for p in prices), sum(p.high for p in prices), prices[0].provenance)
-
-
-def memory_blocks(path: Path) -> list[Block]:
-    """Achieved bandwidths, compared as the time of a gigabyte."""
-    found: dict[str, list[tuple[int, float, Price, float, dict[str, float]]]] = {}
-    labels: dict[str, list[str]] = {}
-    none = ZERO
-    for row in memory_tables.memory_rows(path):
-        gpu = row.gpu
-        model = _memory_model(gpu)
-        measured = memory_tables.NOMINAL_BYTES / row.bytes_per_s + row.latency_s if row.bytes_per_s else float("nan")
-        price = none
-        if model is not None and row.bytes_per_s:
-            implementation: Any = row.tier
-            price = model.memory_bound(row.kernel, memory_tables.NOMINAL_BYTES, implementation=implementation)
-        if np.isfinite(measured):
-            found.setdefault(gpu, []).append((row.line, measured, price, 0.0, {}))
-            labels.setdefault(gpu, []).append(f"{row.name} [{row.implementation}]")
-    merged = [r for rows in found.values() for r in rows]
-    names = [text for values in labels.values() for text in values]
-    gpus = [gpu for gpu, rows in found.items() for _ in rows]
-    return [_block(path.name, "memory_bound", "all", "mixed", "classes", merged, {"kernel": names, "gpu_name": gpus})] if merged else []
-
-
-def _memory_model(gpu: str) -> KernelModel | None:
-    special = {"h100_500w": "dgx-h100-96gb-500w", "a100_40gb": "dgx-a100-40gb"}
-    if gpu in special:
-        return KernelModel(load_hardware(special[gpu]))
-    return _model(gpu, None, True)
+    return [
+        Block(
+            path.name,
+            "moe",
+            gpu,
+            dtype,
+            f"{c.library}/{c.mode}" if own else "default",
+            shape,
+            _lines(ok),
+            measured,
+            seconds,
+            seconds * low,
+            seconds * high,
+            flops,
+            core,
+            labels=labels,
+        )
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 from simpar.validation.kernel_blocks import Block
 
 Array = NDArray[np.float64]
-SIZES: Final = ((0.0, "< 1 GFLOP"), (1e9, "1-10 GFLOP"), (1e10, "10-100 GFLOP"), (1e11, "0.1-1 TFLOP"), (1e12, "1-10 TFLOP"),
-                (1e13, ">= 10 TFLOP"))  # fmt: skip
+SIZES: Final = (
+    (0.0, "< 1 GFLOP"),
+    (1e9, "1-10 GFLOP"),
+    (1e10, "10-100 GFLOP"),
+    (1e11, "0.1-1 TFLOP"),
+    (1e12, "1-10 TFLOP"),
+    (1e13, ">= 10 TFLOP"),
+)
 """Size classes by FLOPs of one op."""
 CORE: Final = "core"
 """The region the tolerances are stated for: GEMM m, n, k >= 512; attention s >= 1024; experts tokens >= 512; others all rows."""
@@ -61,9 +67,16 @@ class GroupErrors:
     def as_json(self) -> dict[str, Any]:
         """Flat fields: the key's and the errors."""
         return {
-            **self.key, "rows": self.rows, "skipped": self.skipped, "mape": self.mape, "median": self.median, "p90": self.p90,
-            "bias": self.bias, "coverage": self.coverage, "tolerance": list(self.allowed) if self.allowed else None,
-        }  # fmt: skip
+            **self.key,
+            "rows": self.rows,
+            "skipped": self.skipped,
+            "mape": self.mape,
+            "median": self.median,
+            "p90": self.p90,
+            "bias": self.bias,
+            "coverage": self.coverage,
+            "tolerance": list(self.allowed) if self.allowed else None,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +108,27 @@ def _errors(blocks: Sequence[Block], masks: Sequence[NDArray[np.bool_]], key: di
     error = predicted[ok] / measured[ok] - 1.0
     inside = (measured[ok] >= low[ok]) & (measured[ok] <= high[ok])
     size = np.abs(error)
-    return GroupErrors(key, int(ok.sum()), int((~ok).sum()), float(size.mean()), float(np.median(size)), float(np.quantile(size, 0.9)),
-                       float(error.mean()), float(inside.mean()))  # fmt: skip
+    return GroupErrors(
+        key,
+        int(ok.sum()),
+        int((~ok).sum()),
+        float(size.mean()),
+        float(np.median(size)),
+        float(np.quantile(size, 0.9)),
+        float(error.mean()),
+        float(inside.mean()),
+    )
 
 
 def _key(block: Block, size: str) -> dict[str, str]:
-    return {"table": block.table, "op": block.op, "gpu": block.gpu, "dtype": block.dtype, "size": size, "constants": block.constants}
+    return {
+        "table": block.table,
+        "op": block.op,
+        "gpu": block.gpu,
+        "dtype": block.dtype,
+        "size": size,
+        "constants": block.constants,
+    }
 
 
 def _allowed(block: Block, rows: int) -> tuple[float, float] | None:
@@ -117,7 +145,7 @@ def summarise(blocks: Sequence[Block]) -> list[GroupErrors]:
         everything = np.ones(len(block), dtype=bool)
         core = _errors([block], [block.core], _key(block, CORE)) if block.core.any() else None
         if core is not None:
-            found.append(GroupErrors(*[getattr(core, f) for f in GroupErrors.__slots__[:-1]], allowed=_allowed(block, core.rows)))
+            found.append(replace(core, allowed=_allowed(block, core.rows)))
         whole = _errors([block], [everything], _key(block, "all"))
         if whole is not None:
             found.append(whole)
@@ -138,6 +166,8 @@ def judge(groups: Sequence[GroupErrors]) -> list[str]:
         if g.allowed is None or g.median is None or g.p90 is None:
             continue
         if g.median > g.allowed[0] or g.p90 > g.allowed[1]:
-            lines.append(f"{g.key['table']} {g.key['op']} {g.key['dtype']}: median {g.median:.1%}, p90 {g.p90:.1%} "
-                         f"past {g.allowed[0]:.0%} / {g.allowed[1]:.0%} ({g.rows} rows)")  # fmt: skip
+            lines.append(
+                f"{g.key['table']} {g.key['op']} {g.key['dtype']}: median {g.median:.1%}, p90 {g.p90:.1%} "
+                f"past {g.allowed[0]:.0%} / {g.allowed[1]:.0%} ({g.rows} rows)"
+            )
     return lines

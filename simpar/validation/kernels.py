@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simpar.errors import InputError
-from simpar.validation import kernel_blocks
+from simpar.validation import kernel_blocks, kernel_priced
 from simpar.validation.kernel_blocks import Block
 from simpar.validation.kernel_groups import GroupErrors, Report, judge, summarise
 
@@ -25,9 +25,9 @@ READERS: tuple[tuple[str, Callable[[Path], list[Block]]], ...] = (
     ("gemm_*.csv", kernel_blocks.gemm_blocks),
     ("attention_*.csv", kernel_blocks.attention_blocks),
     ("moe_*.csv", kernel_blocks.moe_blocks),
-    ("simumax_ops*.csv", kernel_blocks.training_blocks),
-    ("flash_attention_charts*.csv", kernel_blocks.chart_blocks),
-    ("membound*.csv", kernel_blocks.memory_blocks),
+    ("simumax_ops*.csv", kernel_priced.training_blocks),
+    ("flash_attention_charts*.csv", kernel_priced.chart_blocks),
+    ("membound*.csv", kernel_priced.memory_blocks),
 )
 """File name pattern -> reader; files of fitted constants (`*_fits.csv`) are no measurements."""
 
@@ -69,7 +69,13 @@ def _chunks(report: Report) -> Iterator[str]:
     for row in report.rows():
         yield ("" if first else ",\n") + json.dumps(row)
         first = False
-    yield '], "groups": ' + json.dumps([g.as_json() for g in report.groups]) + ', "failures": ' + json.dumps(list(report.failures)) + "}\n"
+    yield (
+        '], "groups": '
+        + json.dumps([g.as_json() for g in report.groups])
+        + ', "failures": '
+        + json.dumps(list(report.failures))
+        + "}\n"
+    )
 
 
 def _percent(value: float | None) -> str:
@@ -82,8 +88,18 @@ def _show(console: Console, groups: list[GroupErrors], title: str) -> None:
         table.add_column(name, justify="left" if name in ("table", "op", "dtype", "size") else "right")
     for g in groups:
         allowed = "" if g.allowed is None else f"{100 * g.allowed[0]:g} / {100 * g.allowed[1]:g}"
-        table.add_row(g.key["table"], g.key["op"], g.key["dtype"], g.key["size"], str(g.rows), _percent(g.median), _percent(g.p90),
-                      _percent(g.bias), _percent(g.coverage), allowed)  # fmt: skip
+        table.add_row(
+            g.key["table"],
+            g.key["op"],
+            g.key["dtype"],
+            g.key["size"],
+            str(g.rows),
+            _percent(g.median),
+            _percent(g.p90),
+            _percent(g.bias),
+            _percent(g.coverage),
+            allowed,
+        )
     console.print(table)
 
 
