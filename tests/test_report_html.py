@@ -104,34 +104,46 @@ def test_lanes_do_not_overlap_and_stay_in_their_band() -> None:
     assert all(int(lane.top) == int(lane.bottom) for lane in lanes)
 
 
-@pytest.mark.parametrize("limit", [300, 4_000, 20_000, 10**6])
-def test_thinning_keeps_the_ends_and_says_so(limit: int) -> None:
-    result = step("llama3.1-70b_h100x64_tp4cp2pp4", "op", overrides=SMALL_70B)
+OP_70B = ("llama3.1-70b_h100x64_tp4cp2pp4", "op", SMALL_70B)
+LAYER_MLP = ("mlp-4096x24_a100x8_pp8", "layer", ())
+
+
+@pytest.mark.parametrize(
+    ("case", "limit"), [(OP_70B, n) for n in (300, 1_500, 4_000, 20_000, 10**6)] + [(LAYER_MLP, n) for n in (400, 700, 1_500)]
+)
+def test_thinning_keeps_the_ends_and_says_so(case: tuple[str, str, tuple[str, ...]], limit: int) -> None:
+    result = step(case[0], case[1], overrides=case[2])
     program = result.program
     lanes = lanes_of(program, shown_roles(result))
     every = rectangles(result, lanes)
     drawn, note = thinned(result, lanes, limit)
-    microbatches = set(program.microbatch[drawn.first].tolist()) - {-1}
-    last = int(program.microbatch.max())
-    assert {0, last} <= microbatches
+    # Nothing is left out: every op is somewhere, and every second.
+    assert sorted(drawn.members.tolist()) == sorted(program.stream_ops.tolist())
     assert len(drawn.members) == drawn.count.sum()
+    assert drawn.busy.sum() == pytest.approx(result.timeline.busy_s().sum())
+    assert (drawn.busy <= drawn.finish - drawn.start + 1e-12).all()
     if limit >= len(every.lane):
         assert not note
         assert len(drawn.lane) == len(every.lane) == len(program.stream_ops)
         return
     assert f"{len(program.stream_ops):,} ops are drawn as {len(drawn.lane):,} rectangles" in note
-    fully_merged = rectangles(result, lanes, whole=0)
-    if limit >= len(fully_merged.lane):
-        # Nothing is left out: all ops are somewhere, and all seconds.
+    last = int(program.microbatch.max())
+    owner = np.repeat(np.arange(len(drawn.count)), drawn.count)
+    microbatch = program.microbatch[drawn.members]
+    if limit >= len(rectangles(result, lanes, whole=0).lane):
         assert len(drawn.lane) <= limit
-        assert sorted(drawn.members.tolist()) == sorted(program.stream_ops.tolist())
-        assert drawn.busy.sum() == pytest.approx(result.timeline.busy_s().sum())
+        assert not drawn.folded.any()
+        ends = drawn.count[(drawn.first == 0) | (program.microbatch[drawn.first] == 0)]
+        assert (ends == 1).all() == ("but for the first and last" in note)
     else:
-        kept = sorted(microbatches)
-        assert "is not idle time" in note
-        assert kept == sorted({*range(len(kept) // 2), *range(last + 1 - len(kept) // 2, last + 1)})
-        outside = program.microbatch[fully_merged.first] < 0
-        assert outside.sum() == (program.microbatch[drawn.first] < 0).sum()
+        hidden = set(microbatch[drawn.folded[owner]].tolist())
+        shown = set(microbatch[~drawn.folded[owner]].tolist()) - {-1}
+        assert f"first and last {len(shown) // 2} of {last + 1}" in note
+        assert {0, last} <= shown
+        assert not shown & hidden
+        assert hidden == set(range(len(shown) // 2, last + 1 - len(shown) // 2))
+        if len(shown) > 2:
+            assert len(drawn.lane) <= limit * 1.05
 
 
 def test_merged_rectangles_hold_ops_of_one_action() -> None:

@@ -6,10 +6,12 @@ bytes and no element of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray, IntArray, OpKind, Program
 from simpar.report.encode import packed, time_unit
@@ -17,6 +19,8 @@ from simpar.report.ledger import price_terms
 from simpar.report.shown import ShownRole, shown_roles, subset_note
 from simpar.report.streams import ordered_streams, stream_position
 from simpar.result.result import Result
+
+BoolArray = NDArray[np.bool_]
 
 MAX_RECTANGLES = 40_000
 """More make a browser slow to zoom."""
@@ -37,6 +41,7 @@ KINDS: dict[OpKind, tuple[str, str, str]] = {
     OpKind.OTHER: ("other", "#555555", "#555555"),
 }
 """Name, colour of even micro-batches, of odd ones; the hues are those of Okabe and Ito, told apart by colour-blind readers."""
+FOLDED = ("other micro-batches", "#a9b4c0", "#a9b4c0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ class Rectangles:
     Attributes:
         lane, first, count: int arrays [rectangles]: lane, its first op, and how many ops of the lane it stands for.
         start, finish, busy: float arrays [rectangles], seconds; busy is less than finish - start where merged ops had gaps.
+        folded: bool array [rectangles]: ops of several actions, of micro-batches that are not drawn one by one.
         members: int array, the ops of all rectangles, one after the other.
     """
 
@@ -65,14 +71,8 @@ class Rectangles:
     start: FloatArray
     finish: FloatArray
     busy: FloatArray
+    folded: BoolArray
     members: IntArray
-
-    def select(self, keep: np.ndarray[Any, np.dtype[np.bool_]]) -> Rectangles:
-        """Only the rectangles where `keep` is true."""
-        members = self.members[np.repeat(keep, self.count)]
-        return Rectangles(
-            self.lane[keep], self.first[keep], self.count[keep], self.start[keep], self.finish[keep], self.busy[keep], members
-        )  # fmt: skip
 
 
 def lanes_of(program: Program, roles: tuple[ShownRole, ...]) -> list[_Lane]:
@@ -91,33 +91,42 @@ def lanes_of(program: Program, roles: tuple[ShownRole, ...]) -> list[_Lane]:
     return found
 
 
-def rectangles(result: Result, lanes: list[_Lane], whole: int | None = None) -> Rectangles:
-    """Rectangles of all lanes, one per op; consecutive ops of one action (kind, stage, micro-batch) are one where merged.
+def _between(program: Program, ends: int | None) -> BoolArray:
+    """Which ops belong to micro-batches other than the first and last `ends`; None: no op."""
+    if ends is None:
+        return np.zeros(program.num_ops, dtype=bool)
+    microbatch = program.microbatch
+    return (microbatch >= ends) & (microbatch <= int(microbatch.max(initial=-1)) - ends)
+
+
+def rectangles(result: Result, lanes: list[_Lane], whole: int | None = None, shown: int | None = None) -> Rectangles:
+    """Rectangles of all lanes, one per op, or one per merged or folded run of consecutive ops.
 
     Args:
-        whole: merge except in the first and last `whole` micro-batches; None: merge nowhere.
+        whole: merge the ops of one action (kind, stage, micro-batch) but in the first and last `whole` micro-batches; None:
+            merge nowhere.
+        shown: fold the ops of all but the first and last `shown` micro-batches, whatever their action; None: fold nowhere.
     """
     program, start, finish = result.program, result.timeline.start, result.timeline.finish
-    microbatch = program.microbatch
-    merged = np.zeros(program.num_ops, dtype=bool)
-    if whole is not None:
-        merged = (microbatch >= whole) & (microbatch <= int(microbatch.max(initial=-1)) - whole)
+    merged, folded = _between(program, whole), _between(program, shown)
+    # Folded ops are all alike here.
+    action = np.stack([program.kind, program.stage, program.microbatch]) * ~folded - folded
     found = []
     for index, lane in enumerate(lanes):
         ops = program.stream_ops[program.stream_ptr[lane.stream] : program.stream_ptr[lane.stream + 1]]
         if not len(ops):
             continue
-        key = np.stack([program.kind[ops], program.stage[ops], microbatch[ops]])
-        opens = np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0)) | ~merged[ops]
+        key = action[:, ops]
+        opens = np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0)) | ~(merged | folded)[ops]
         at = np.flatnonzero(opens)
         last = np.append(at[1:], len(ops)) - 1
         busy = np.add.reduceat(finish[ops] - start[ops], at)
-        found.append((np.full(len(at), index), ops[at], last - at + 1, start[ops[at]], finish[ops[last]], busy, ops))
+        lane_of = np.full(len(at), index)
+        found.append((lane_of, ops[at], last - at + 1, start[ops[at]], finish[ops[last]], busy, folded[ops[at]], ops))
     if not found:
         none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return Rectangles(none, none, none, nothing, nothing, nothing, none)
-    lane_, first, count, begin, end, busy_, members = (np.concatenate(part) for part in zip(*found, strict=True))
-    return Rectangles(lane_, first, count, begin, end, busy_, members)
+        return Rectangles(none, none, none, nothing, nothing, nothing, none.astype(bool), none)
+    return Rectangles(*(np.concatenate(part) for part in zip(*found, strict=True)))
 
 
 def _affordable(counts: IntArray, budget: int) -> int:
@@ -133,10 +142,10 @@ def _per_microbatch(result: Result, drawn: Rectangles, microbatches: int) -> Int
 
 
 def thinned(result: Result, lanes: list[_Lane], limit: int = MAX_RECTANGLES) -> tuple[Rectangles, str]:
-    """At most about `limit` rectangles, and a note on what was merged or left out (empty: nothing).
+    """At most about `limit` rectangles, and a note on what was merged (empty: nothing); no op is left out.
 
     First the ops of one action are merged, but for as many first and last micro-batches as may stay whole; if that is not
-    enough, only the first and last micro-batches are kept, merged.
+    enough, all but the first and last micro-batches are folded too.
     """
     every = rectangles(result, lanes)
     total = len(every.lane)
@@ -151,12 +160,12 @@ def thinned(result: Result, lanes: list[_Lane], limit: int = MAX_RECTANGLES) -> 
         drawn = rectangles(result, lanes, whole=whole)
         but = f", but for the first and last {whole} of {microbatches} micro-batches" if whole else ""
         return drawn, f"{total:,} ops are drawn as {len(drawn.lane):,} rectangles: the ops of one action are merged{but}."
-    kept = max(_affordable(counts, limit - (len(drawn.lane) - int(counts.sum()))), 1)
-    microbatch = result.program.microbatch[drawn.first]
-    drawn = drawn.select((microbatch < kept) | (microbatch >= microbatches - kept))
+    some = range(2, microbatches // 2 + 1)
+    shown = 1 + bisect_right(some, limit, key=lambda n: len(rectangles(result, lanes, whole=0, shown=n).lane))
+    drawn = rectangles(result, lanes, whole=0, shown=shown)
     return drawn, (
         f"{total:,} ops are drawn as {len(drawn.lane):,} rectangles: the ops of one action are merged, and only the first "
-        f"and last {kept} of {microbatches} micro-batches are drawn; what lies between is not idle time."
+        f"and last {shown} of {microbatches} micro-batches are shown; the others are in blocks that may hide short waits."
     )
 
 
@@ -169,19 +178,21 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
     signatures, tables = _terms(result, drawn)
     program = result.program
     microbatch = program.microbatch[drawn.first]
-    kinds = [k for k in KINDS if (program.kind[drawn.first] == int(k)).any()]
+    own = program.kind[drawn.first[~drawn.folded]]
+    kinds = [k for k in KINDS if (own == int(k)).any()]
     position = np.full(max(int(k) for k in OpKind) + 1, -1)
     position[[int(k) for k in kinds]] = np.arange(len(kinds))
+    kind = np.where(drawn.folded, len(kinds), position[program.kind[drawn.first]])
     return {
         "unit": unit,
         "step": result.step_time_s * factor,
-        "kinds": [KINDS[k] for k in kinds],
+        "kinds": [KINDS[k] for k in kinds] + ([FOLDED] if drawn.folded.any() else []),
         "roles": [s.title for s in roles],
         "ticks": [f"rank {s.pipeline_rank}" + (" (slowest)" if s.pipeline else "") for s in roles],
         "lanes": [[round(lane.top, 4), round(lane.bottom, 4), lane.title] for lane in lanes],
         "lane": packed(drawn.lane, "int16"),
-        "kind": packed(position[program.kind[drawn.first]], "int8"),
-        "odd": packed(np.where(microbatch >= 0, microbatch % 2, 0), "int8"),
+        "kind": packed(kind, "int8"),
+        "odd": packed(np.where((microbatch >= 0) & ~drawn.folded, microbatch % 2, 0), "int8"),
         "start": packed(drawn.start * factor, "float64"),
         "length": packed((drawn.finish - drawn.start) * factor),
         "busy": packed(drawn.busy * factor),
@@ -193,11 +204,15 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
 
 
 def _labels(program: Program, drawn: Rectangles) -> list[str]:
-    """Op labels without the rank, which the lane says; merged ones name the action and how many ops it has."""
+    """Op labels without the rank, which the lane says; merged ones name the action, folded ones how many ops they hold."""
     found = []
-    for op, count in zip(drawn.first.tolist(), drawn.count.tolist(), strict=True):
+    for op, count, folded in zip(drawn.first.tolist(), drawn.count.tolist(), drawn.folded.tolist(), strict=True):
         label = program.label(op).rpartition("@")[0]
-        found.append(label if count == 1 else f"{label.partition('/')[0]} ({count} ops)")
+        if folded:
+            label = f"{count:,} ops from {label} on"
+        elif count > 1:
+            label = f"{label.partition('/')[0]} ({count} ops)"
+        found.append(label)
     return found
 
 

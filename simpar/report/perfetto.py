@@ -12,6 +12,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from simpar.result.memory import CATEGORIES, RankMemory
 from simpar.result.result import Result
 
 _LEVEL = 5
-"""Of gzip: half the size of level 1 at a third of the time of level 9."""
+"""Of gzip; 112 MB of trace: 14.0 MB in 0.5 s at level 1, 10.6 MB in 0.9 s at 5, 9.7 MB in 1.4 s at 6."""
 _SENDS = (OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD)
 
 
@@ -120,7 +121,7 @@ class _Writer:
                 place = _Slice(pid, tid, shown.pipeline)
                 for op in program.stream_ops[program.stream_ptr[stream] : program.stream_ptr[stream + 1]].tolist():
                     self.at.setdefault(op, []).append(place)
-                    name = json.dumps(program.label(op).rpartition("@")[0])
+                    name = quoted(program.label(op).rpartition("@")[0])
                     self.times.append(start[op])
                     self.lines.append(
                         f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{_us(start[op])},"dur":{_us(finish[op] - start[op])},'
@@ -208,7 +209,7 @@ def _counters(result: Result, roles: tuple[ShownRole, ...], times: list[int], li
             continue
         for at, values in memory_changes(mine):
             times.append(at)
-            amounts = json.dumps(values, separators=(",", ":"))
+            amounts = "{" + ",".join([f'"{name}":{value}' for name, value in values.items()]) + "}"
             lines.append(f'{{"ph":"C","pid":{_pid(shown)},"ts":{_us(at)},"name":"memory (bytes)","args":{amounts}}}')
 
 
