@@ -28,7 +28,7 @@ p { margin: 3px 0; } .soft { color: var(--soft); font-size: 13px; } .warn { colo
 .plot { width: 100%; } .scroll { overflow-x: auto; }
 label { font-size: 13px; color: var(--soft); } select { font: inherit; font-size: 13px; }
 table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 16px 3px 0; text-align: left; vertical-align: top; }
-td { overflow-wrap: anywhere; min-width: 60px; } td:first-child { overflow-wrap: normal; }
+td:first-child { white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
 td.n { font-variant-numeric: tabular-nums; white-space: nowrap; } tbody tr + tr td { border-top: 1px solid #eef0f2; }
 #tip { position: fixed; z-index: 9; pointer-events: none; display: none; background: #1c1f23; color: #fff; font-size: 13px;

@@ -118,7 +118,7 @@ def _provenance(result: Result) -> str:
     for name in sorted(used, key=lambda n: (-result.breakdown.get(n, 0.0), n)):
         seconds = result.breakdown.get(name, 0.0)
         half = f"± {format_seconds(widths[name])}" if name in widths else ""
-        rows.append((name.replace("_", " "), result.provenance.get(name, "from the timeline"), format_seconds(seconds),
+        rows.append((name.replace("_", " "), result.provenance.get(name, "timeline"), format_seconds(seconds),
                      f"{seconds / step:.1%}" if step else "", half))  # fmt: skip
     heads = ("category", "price is", "mean per step", "share", "80 % half-width")
     return card("Categories and how their prices are known", Table(heads, rows, (2, 3, 4)).html(), "half")
@@ -139,7 +139,7 @@ def _published(result: Result) -> str:
             change = f"{value / fact.value - 1:+.1%}" if fact.value else ""
         rows.append((fact.metric, f"{fact.value:,.6g}", text, change, fact.source))
     heads = ("metric", "published", "predicted", "difference", "source")
-    return card("What is published about it", Table(heads, rows, (1, 2, 3)).html(), "half")
+    return card("What is published about it", Table(heads, rows, (1, 2, 3)).html())
 
 
 def _notes(result: Result) -> str:
@@ -147,4 +147,4 @@ def _notes(result: Result) -> str:
     weak = [k for k, v in result.provenance.items() if v == "assumed"]
     if weak:
         texts.append(f"Assumed, without a source: {', '.join(weak)}.")
-    return card("Notes", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>", "half")
+    return card("Notes", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>")
