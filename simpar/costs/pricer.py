@@ -68,6 +68,13 @@ class KeyPrice:
     latency_s: float = 0.0
 
 
+def scaled(price: Price, factor: float) -> Price:
+    """`price` times `factor`, interval included."""
+    if factor == 1.0:
+        return price
+    return Price(price.seconds * factor, price.low * factor, price.high * factor, price.provenance, price.terms)
+
+
 def ops_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
     """The op list of a block in one phase."""
     lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
@@ -125,8 +132,17 @@ class LayoutPricer:
         work = op.work
         found = self._ops.get(work)
         if found is None:
-            found = self._ops[work] = self._work(work)
+            found = self._ops[work] = scaled(self._work(work), self._factor(work))
         return found
+
+    def _factor(self, work: object) -> float:
+        """How much slower this kind of work is inside a training step than alone (specs/calibration.py)."""
+        calibration = self.layout.calibration
+        if isinstance(work, Gemm | GroupedGemm | AttentionWork):
+            return calibration.compute
+        if isinstance(work, MemoryWork | OptimizerWork):
+            return calibration.memory
+        return calibration.communication if isinstance(work, ExpertExchange) else 1.0
 
     def _work(self, work: object) -> Price:
         kernels = self.kernels
@@ -162,8 +178,7 @@ class LayoutPricer:
         once = self._timed(work.name, work.bytes, self._placement(work))
         if work.repeat == 1:
             return once
-        n = work.repeat
-        return Price(once.seconds * n, once.low * n, once.high * n, once.provenance)
+        return scaled(once, float(work.repeat))
 
     def _exchange(self, work: ExpertExchange) -> Price:
         placement = self.layout.placement("ep")
@@ -209,7 +224,9 @@ class LayoutPricer:
             prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
             host = [self._launch_seconds(p.kernels, phase) for p in prices]
             total = sum(host)
-            gap = max(total - sum(p.seconds for p in prices), 0.0)
+            gap = max(total - sum(p.seconds for p in prices), 0.0) + self.layout.calibration.pass_s
+            if gap and not total:
+                host, total = [1.0] * len(prices), float(len(prices))
             found = self._gaps[stage, phase] = (gap, tuple(h / total for h in host) if total else ())
         return found
 
@@ -297,7 +314,9 @@ class LayoutPricer:
         return self._hop(work.dimension) if work.name == "send_recv" else self.layout.placement(work.dimension)
 
     def _timed(self, name: str, amount: float, placement: GroupPlacement) -> Price:
-        return ZERO if placement.size == 1 else self.collectives.time(name, amount, placement)
+        if placement.size == 1:
+            return ZERO
+        return scaled(self.collectives.time(name, amount, placement), self.layout.calibration.communication)
 
     def _optimizer(self, key: OptimizerStep) -> KeyPrice:
         """Update of the shard a rank owns, plus the gradient-norm all-reduces and the host's work."""
@@ -308,9 +327,10 @@ class LayoutPricer:
             dense, experts = dense + more_dense, experts + more_experts
         sharded = layout.plan.zero_stage >= 1
         own = dense / (layout.shard_ranks if sharded else 1) + experts / (layout.expert_shard_ranks if sharded else 1)
-        price = self.kernels.adam(own, bytes_per_parameter=spec.optimizer_traffic_bytes, implementation=spec.optimizer_kernel)
+        work = OptimizerWork(own, spec.optimizer_traffic_bytes, spec.optimizer_kernel)
+        price = scaled(self._work(work), layout.calibration.memory)
         norm = self._timed("all_reduce", 4.0, layout.placement("world")) if layout.mesh.world_size > 1 else ZERO
-        seconds = price.seconds + norm.seconds + spec.optimizer_cpu_s
+        seconds = price.seconds + norm.seconds + spec.optimizer_cpu_s + layout.calibration.step_s
         if layout.plan.offload.optimizer:
             state = layout.state_bytes
             copies = self._work(HostCopy(own * (state.gradient + 2.0)))

@@ -12,6 +12,7 @@ from simpar.parallel.pipeline import StageLayers, split_layers
 from simpar.parallel.recompute import Recompute
 from simpar.parallel.split import LocalBlock, SplitOptions, split_block
 from simpar.parallel.work import Implementation
+from simpar.specs.calibration import RunCalibration, calibration_for
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.model import TransformerSpec
@@ -93,6 +94,12 @@ class Layout:
     def training(self) -> TrainingSpec:
         """The scenario's training step."""
         return self.scenario.training
+
+    @cached_property
+    def calibration(self) -> RunCalibration:
+        """What published runs of this framework on this GPU generation add to the priced parts."""
+        spec = self.framework
+        return calibration_for(spec.name, spec.since, self.hardware.gpu.architecture)
 
     @cached_property
     def num_microbatches(self) -> int:

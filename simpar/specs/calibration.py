@@ -1,0 +1,89 @@
+"""How much slower real training is than its priced parts, per framework and GPU generation: fitted on published runs.
+
+Kernel tables are measured one kernel at a time; in a training step clocks sag, launches straggle, ranks wait for the slowest of
+them, and small ops that nobody lists add up. Each constant scales one physical part of the step and was fitted on all runs of
+its framework and architecture together (`python -m simpar.validation.fit_runs`), never per run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from simpar.specs.base import Spec, read_toml, validate
+
+FILE = Path(__file__).with_name("run_calibration.toml")
+_ACTIVE: ContextVar[bool] = ContextVar("calibration_active", default=True)
+Factor = Annotated[float, Field(gt=0)]
+
+
+class RunCalibration(Spec):
+    """Constants of one framework on one GPU architecture."""
+
+    framework: str
+    architecture: str
+    since: str = "2000-01"
+    """First month of the framework's behaviour that it holds for."""
+    compute: Factor = 1.0
+    """On matmul and attention seconds: clocks and power under sustained mixed load, waiting for the slowest rank."""
+    memory: Factor = 1.0
+    """On memory-bound seconds: the small kernels that an op list leaves out."""
+    communication: Factor = 1.0
+    """On collectives and sends: link efficiency under load, arrival skew."""
+    pass_s: Annotated[float, Field(ge=0)] = 0.0
+    """Host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)."""
+    step_s: Annotated[float, Field(ge=0)] = 0.0
+    """The same per step: logging, data, gradient norm, synchronisation."""
+    rows: int = 0
+    sources: tuple[str, ...] = ()
+    median_before: float = 0.0
+    median_after: float = 0.0
+    median_cross_validated: float = 0.0
+    """Median |predicted / measured - 1| of rows that the constants were not fitted on (left-out sources, or fifths)."""
+    without: dict[str, float] = {}
+    """Constant -> cross-validated median when it alone is left at its neutral value."""
+
+
+class CalibrationFile(Spec):
+    """run_calibration.toml."""
+
+    entries: tuple[RunCalibration, ...] = ()
+
+
+NEUTRAL = RunCalibration(framework="", architecture="")
+
+
+@lru_cache(maxsize=1)
+def calibrations() -> tuple[RunCalibration, ...]:
+    """The shipped constants."""
+    return validate(CalibrationFile, read_toml(FILE), file=str(FILE)).entries if FILE.is_file() else ()
+
+
+@contextmanager
+def uncalibrated() -> Iterator[None]:
+    """Prices as the parts alone give them, for fitting and for reports without the constants."""
+    token = _ACTIVE.set(False)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def calibration_for(framework: str, since: tuple[int, int], architecture: str) -> RunCalibration:
+    """The constants in force; those of the framework's latest generation before `since`, else of all frameworks on the chip."""
+    if not _ACTIVE.get():
+        return NEUTRAL
+    month = f"{since[0]:04d}-{since[1]:02d}"
+    for name in (framework, "*"):
+        found = [
+            c for c in calibrations() if c.framework == name and c.architecture == architecture and c.since <= month
+        ]
+        if found:
+            return max(found, key=lambda c: c.since)
+    return NEUTRAL
