@@ -89,9 +89,7 @@ def test_compiled_loss_keeps_fewer_copies() -> None:
 
 
 @given(st.integers(1, 130), st.floats(0.1, 10), st.floats(0, 60), st.integers(1, 40))
-def test_split_by_cost_keeps_every_layer_and_no_early_stage_is_far_off(
-    layers: int, layer: float, head: float, stages: int
-) -> None:
+def test_split_by_cost_keeps_every_layer_and_no_early_stage_is_far_off(layers: int, layer: float, head: float, stages: int) -> None:
     counts = split_by_cost(layers, layer, head, stages)
     assert sum(counts) == layers
     assert len(counts) == stages

@@ -82,6 +82,11 @@ class FrameworkSpec:
         p2p_blocking: non-interleaved schedules wait for batched sends and receives between compute steps.
         overlap_p2p_interleaved: with virtual stages sends are asynchronous.
         overlap_p2p_zero_bubble: zero-bubble style runtimes post receives early.
+        input_gradient_releases: a backward in two parts frees after the input gradient all but what weight gradients need (a
+            store of matmul inputs and output gradients: zero-bubble's fork, DualPipe, Megatron); False: torch's pipelining
+            keeps the whole graph until the weight gradient.
+        optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated
+            after the fact and rolled back if the global norm asks for it.
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
         tp_scatter_gather_p2p: pipeline sends are split over tensor ranks and gathered over NVLink at the far end
             (Megatron
@@ -164,6 +169,8 @@ class FrameworkSpec:
     p2p_blocking: bool = True
     overlap_p2p_interleaved: bool = True
     overlap_p2p_zero_bubble: bool = True
+    input_gradient_releases: bool = True
+    optimizer_post_validation: bool = False
     tp_backward_overlap: bool = True
     tp_scatter_gather_p2p: bool = False
     loss: Literal["fused", "unfused", "chunked"] = "fused"

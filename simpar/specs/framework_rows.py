@@ -93,12 +93,12 @@ _MEGATRON: Final = (
 
 _TORCH: Final = {
     "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,
-    "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 3.0, "optimizer_kernel": "fused",
+    "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 2.5, "optimizer_kernel": "fused",
     "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
-    "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),),
+    "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),), "input_gradient_releases": False,
 }  # fmt: skip
-"""torch eager: what every framework on plain torch modules shares (torch 2.13 sources; saved tensors measured "
-"with hooks)."""
+"""What every framework on plain torch modules shares: torch 2.13 sources, saved tensors measured with hooks; 12 bytes per
+logit at the peak as torch's memory tracker counts them (bf16 logits, fp32 log-softmax, its gradient and a transient)."""
 
 FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "megatron-core": ("", _MEGATRON),
@@ -133,7 +133,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 12),
              {"dropout": 0.1, "zero_stage_default": 0, "recompute_default": "none", "overlap_p2p_zero_bubble": True,
-              "attention": (("", "unfused"),)},
+              "attention": (("", "unfused"),), "optimizer_post_validation": True, "qkv_copies": 2 / 3},
              "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv "
              "2401.10241 Table 4 hold "
              "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused"),),

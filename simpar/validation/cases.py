@@ -132,8 +132,7 @@ class CaseReport:
         return {
             "rows": [row.as_json() for row in self.rows],
             "groups": [
-                {"by": {"group": group}, "metric": metric, **summary.as_json()}
-                for (group, metric), summary in self.groups.items()
+                {"by": {"group": group}, "metric": metric, **summary.as_json()} for (group, metric), summary in self.groups.items()
             ],
             "outside_tolerance": [f"{row.id} {row.metric}" for row in self.outside],
             "seconds": self.seconds,

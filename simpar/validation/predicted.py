@@ -187,4 +187,4 @@ def _pipeline_phase(result: Result) -> tuple[float, float, float]:
     first, last = np.full(busy.size, np.inf), np.zeros(busy.size)
     np.minimum.at(first, role, start)
     np.maximum.at(last, role, finish)
-    return float(finish.max() - start.min()), float((last - first).max()), float(busy.max())
+    return result.accounting.pipeline_s, float((last - first).max()), float(busy.max())

@@ -70,9 +70,7 @@ _LINKS: Final = re.compile(
     re.IGNORECASE,
 )
 _NAMED_RATES: Final = {"HDR200": 200.0, "NDR400": 400.0, "HDR": 200.0, "NDR": 400.0, "EDR": 100.0, "XDR": 800.0}
-_NAMED_LINKS: Final = re.compile(
-    r"(\d+)\s*x\s*(HDR200|NDR400|HDR|NDR|EDR|XDR)|(HDR200|NDR400)\s*x\s*(\d+)", re.IGNORECASE
-)
+_NAMED_LINKS: Final = re.compile(r"(\d+)\s*x\s*(HDR200|NDR400|HDR|NDR|EDR|XDR)|(HDR200|NDR400)\s*x\s*(\d+)", re.IGNORECASE)
 
 
 def node_gigabits(text: str, gpus_per_node: int) -> float | None:

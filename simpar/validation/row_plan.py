@@ -14,7 +14,9 @@ Row = Mapping[str, Any]
 
 SCHEDULE_PATTERNS: Final = (
     (r"zb[- ]?v|zbv", "zb-v"),
-    (r"zb[- ]?2p|zb[- ]?h2", "zb-h2"),
+    (r"zb[- ]?2p", "zb-2p"),
+    (r"zb[- ]?h2", "zb-h2"),
+    (r"zb[- ]?1p.*automatic", "zb-1p"),
     (r"zb[- ]?1p|zb[- ]?h1|zero[- ]?bubble", "zb-h1"),
     (r"dualpipe[- ]?v", "dualpipe-v"),
     (r"dualpipe", "dualpipe"),
@@ -103,6 +105,8 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         plan["cp_style"] = _cp_style(row, framework)
     plan |= _sharding(row, framework, dp * cp, notes)
     plan |= _schedule(row, plan, framework)
+    if re.search(r"synchroni[sz]ed optimi[sz]er", str(row.get("notes") or "")):
+        plan["synchronous_optimizer"] = True
     layout = layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
     if framework.layer_rounding == "cost" and not row.get("pp_layout") and pp > 1:
         layout = {"layers_per_stage": _by_cost(row, pp * plan["virtual_stages"])}

@@ -149,8 +149,7 @@ def _memory(run: Run, p: Prediction) -> dict[str, Any]:
     value = {"allocated": allocated, "reserved": reserved, "device": p.device_bytes}.get(kind)
     if value is None:
         low, high = allocated, reserved
-        return {"predicted": (low + high) / 2, "low": low * p.memory_low, "high": high * p.memory_high, "band": (low,
-        high)}
+        return {"predicted": (low + high) / 2, "low": low * p.memory_low, "high": high * p.memory_high, "band": (low, high)}
     return {"predicted": value, "low": value * p.memory_low, "high": value * p.memory_high}
 
 
@@ -275,9 +274,7 @@ def parallelism_class(row: Comparison) -> str:
     return "+".join(degrees) or "one GPU"
 
 
-def report_of(
-    comparisons: Sequence[Comparison], skipped: dict[str, int], excluded: dict[str, int], seconds: float
-) -> Report:
+def report_of(comparisons: Sequence[Comparison], skipped: dict[str, int], excluded: dict[str, int], seconds: float) -> Report:
     """Groups, confusion and rankings over `comparisons`."""
     groups: list[Group] = []
     for metric in dict.fromkeys(row.metric for row in comparisons):
@@ -294,9 +291,7 @@ def report_of(
     )  # fmt: skip
 
 
-def run(
-    data: Path, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None
-) -> int:
+def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None) -> int:
     """`simpar validate runs --data FILE [--json] [--html OUT] [--where ...]`; returns the exit code.
 
     Raises:
