@@ -12,8 +12,9 @@ import numpy as np
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
+from simpar.costs.stage_times import stage_times
 from simpar.engine import discrete_event
-from simpar.engine.effects import engine_effects, expected_load_factor, imbalance_of, routing_law
+from simpar.engine.effects import engine_effects, expected_load_factor, imbalance_of, memory_loads, routing_law
 from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
@@ -34,8 +35,11 @@ __all__ = ["Priced", "cost_models", "interpret", "prepare", "run", "schedule_of"
 Engine = Literal["discrete_event", "longest_path"]
 
 
-def schedule_of(scenario: Scenario, num_microbatches: int) -> Schedule:
+def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, float] | None = None) -> Schedule:
     """The pipeline schedule of a scenario.
+
+    Args:
+        times: what `stage_times` says of the priced layout, for a schedule that depends on it; none = unit times.
 
     Raises:
         InputError: the schedule does not exist or cannot have this shape.
@@ -48,7 +52,9 @@ def schedule_of(scenario: Scenario, num_microbatches: int) -> Schedule:
     if name == "auto":
         name = "1f1b" if plan.virtual_stages == 1 else "interleaved"
     family = SCHEDULES[name]
-    options = {"microbatch_group_size": plan.microbatch_group_size} if plan.microbatch_group_size else {}
+    options: dict[str, float] = dict(times or {}) if family.wants_times else {}
+    if plan.microbatch_group_size:
+        options["microbatch_group_size"] = plan.microbatch_group_size
     # A schedule with a fixed number of chunks needs none said; another number is an error that its requirements name.
     virtual = None if family.virtual_stages is not None and plan.virtual_stages == 1 else plan.virtual_stages
     found = family.requirements(plan.pp, num_microbatches, virtual, **options)
@@ -87,11 +93,13 @@ def prepare(
     schedule = schedule_of(scenario, probe.num_microbatches)
     layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor)
     model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
+    kernels, collectives = cost_models(scenario, layout.hardware)
+    pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
+    if scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times:
+        schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
     program = lower(layout, schedule, detail, expand=expand)
     if transfers:
         program = with_transfers(layout, program, schedule.stage_to_rank[: schedule.stages_per_model], expand=expand)
-    kernels, collectives = cost_models(scenario, layout.hardware)
-    pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
     table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
     return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
@@ -128,7 +136,14 @@ def simulate(scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "
 def repetitions_of(priced: Priced, effects: dict[str, Any]) -> Repetitions:
     """Independent draws of noise and, under uneven routing, of each layer's and micro-batch's expert load."""
     scenario = priced.layout.scenario
+    peaks = None
     if routing_law(scenario) is not None:
         priced, loaded = (prepare(scenario, load_factor=f, expand=scenario.effects.expand) for f in (1.0, 2.0))
         effects = {**effects, "imbalance": imbalance_of(scenario, loaded.table)}
-    return repeat(priced.program, priced.table, scenario.effects.repetitions, seed=scenario.effects.seed, **effects)
+        even, double = (interpret(p, run(p, "longest_path")).worst_rank.device_bytes for p in (priced, loaded))
+        blocks = [[b for s in held for b in priced.layout.stage_blocks[s]] for held in priced.held.values()]
+        layers = max(sum(b.expert_parameters > 0 for b in own) for own in blocks)
+        loads = memory_loads(scenario, max(layers, 1), min(scenario.plan.pp, priced.layout.num_microbatches))
+        peaks = even + (double - even) * (loads - 1.0)
+    runs = repeat(priced.program, priced.table, scenario.effects.repetitions, seed=scenario.effects.seed, **effects)
+    return replace(runs, peak_memory_bytes=peaks)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
 from simpar.engine.faults import link_fault
@@ -51,6 +53,24 @@ def expected_load_factor(scenario: Scenario) -> float:
     """Mean over draws of the fullest expert rank's tokens over the mean, as the scenario's routing implies."""
     law = routing_law(scenario)
     return 1.0 if law is None else float(law.load_factors(_routed_tokens(scenario), scenario.plan.ep, 16, 8, (0,)).mean())
+
+
+def memory_loads(scenario: Scenario, layers: int, in_flight: int) -> FloatArray:
+    """Load factor that decides a run's peak memory: float array [repetitions].
+
+    Activations of all a rank's expert layers and micro-batches in flight are alive together, so a rank's mean load over
+    them counts, and the fullest rank of the group sets the peak.
+    """
+    law, wanted = routing_law(scenario), scenario.effects
+    if law is None:
+        return np.ones(wanted.repetitions)
+    tokens, ep = _routed_tokens(scenario), scenario.plan.ep
+    mean = tokens * law.top_k / ep
+    found = [
+        law.rank_tokens(tokens, ep, layers, in_flight, (wanted.seed, r, 2)).mean(axis=(0, 1)).max() / mean
+        for r in range(wanted.repetitions)
+    ]
+    return np.array(found)
 
 
 def imbalance_of(scenario: Scenario, loaded: PriceTable) -> Imbalance | None:

@@ -22,9 +22,12 @@ class Repetitions:
 
     Attributes:
         makespans_s: float array [runs], in the order of the repetitions.
+        peak_memory_bytes: float array [runs], peak of the fullest device where expert load was drawn; None where memory is
+            the same in every run.
     """
 
     makespans_s: FloatArray
+    peak_memory_bytes: FloatArray | None = None
 
     def quantile(self, q: float) -> float:
         """The q-quantile of the step time, seconds, q in 0..1."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
 from simpar.program.program import COMPUTE_KINDS, FloatArray, OpKind, Program
+
+BoolArray = NDArray[np.bool_]
 
 _TINY_S = 1e-12
 _DATA = (OpKind.GATHER_PARAMETERS, OpKind.REDUCE_GRADIENTS)
@@ -19,18 +22,21 @@ _PIPELINE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Seconds per role [roles]; busy and the waits add up to the makespan.
+    """Seconds per role [roles]; busy and the waits add up to the step.
 
     Attributes:
         busy: compute ops running (at stage and layer detail their own exposed collectives included).
         waits: cause -> seconds: "bubble" (another stage), "pp" (a send in flight, or one that holds the compute stream), "dp"
             (a parameter gather or gradient reduction), and at op detail "tp", "cp", "ep".
-        makespan: of the whole step.
+        makespan: of the whole step, from one step's start to the next one's. Where ranks do not wait for each other at its end,
+            the longest that any rank takes from its own first op to its own last.
+        pipeline_s: of its forwards and backwards, by the same rule.
     """
 
     busy: FloatArray
     waits: dict[str, FloatArray]
     makespan: float
+    pipeline_s: float = 0.0
 
     @property
     def bubble(self) -> FloatArray:
@@ -90,8 +96,13 @@ class _Sinks:
         self.add("bubble", role, timeline.makespan - free - waited)
 
 
-def account(program: Program, timeline: Timeline) -> Accounting:
-    """Attribute every second of every role's compute stream."""
+def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Accounting:
+    """Attribute every second of every role's compute stream.
+
+    Args:
+        waits: every rank waits for all others before the next step. False: each starts it as soon as it has ended its own part
+            of this one, so that steps of ranks that start and end at different times fit into each other.
+    """
     sinks = _Sinks(program, timeline)
     busy = np.zeros(sinks.roles)
     start, finish = timeline.start, timeline.finish
@@ -110,13 +121,31 @@ def account(program: Program, timeline: Timeline) -> Accounting:
         end = float(finish[ops[-1]]) if len(ops) else 0.0
         if timeline.makespan - end > _TINY_S:
             sinks.tail(stream.role, end)
-    return Accounting(busy, sinks.waits, timeline.makespan)
+    pipeline = _window(program, timeline, np.isin(program.kind, [int(k) for k in _PIPELINE]), waits=waits)
+    if waits:
+        return Accounting(busy, sinks.waits, timeline.makespan, pipeline)
+    step = _window(program, timeline, np.ones(program.num_ops, dtype=bool), waits=False)
+    # Idling before a rank's first op and after its last is no loss where the neighbouring steps fill it.
+    for name in ("bubble", "pp", "dp"):
+        over = busy + sum(sinks.waits.values()) - step
+        sinks.waits[name] = sinks.waits[name] - np.clip(over, 0.0, sinks.waits[name])
+    return Accounting(busy, sinks.waits, step, pipeline)
 
 
-def bubble_fraction(program: Program, timeline: Timeline, accounting: Accounting) -> float:
-    """Mean wait for other stages over the pipeline phase (first to last forward or backward op of any rank)."""
-    mask = np.isin(program.kind, [int(k) for k in _PIPELINE])
+def _window(program: Program, timeline: Timeline, mask: BoolArray, *, waits: bool) -> float:
+    """Seconds from the first to the last of the ops in `mask`: over all roles together, or the longest of any one role."""
     if not mask.any():
         return 0.0
-    window = float(timeline.finish[mask].max() - timeline.start[mask].min())
-    return float(accounting.bubble.mean() / window) if window else 0.0
+    start, finish, role = timeline.start[mask], timeline.finish[mask], program.role[mask]
+    if waits:
+        return float(finish.max() - start.min())
+    roles = int(role.max()) + 1
+    first, last = np.full(roles, np.inf), np.full(roles, -np.inf)
+    np.minimum.at(first, role, start)
+    np.maximum.at(last, role, finish)
+    return float((last - first)[np.isfinite(first)].max())
+
+
+def bubble_fraction(accounting: Accounting) -> float:
+    """Mean wait for other stages over the pipeline phase; sends in flight are counted apart, as "pp"."""
+    return float(accounting.bubble.mean() / accounting.pipeline_s) if accounting.pipeline_s else 0.0

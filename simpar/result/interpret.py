@@ -12,6 +12,7 @@ from simpar.costs.pricer import KeyPrice
 from simpar.engine.longest_path import longest_path_batch
 from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout, recomputed_flops
+from simpar.program.lower import optimizer_waits
 from simpar.program.program import FloatArray, PriceTable, Program
 from simpar.result.accounting import account, bubble_fraction
 from simpar.result.memory import memory_over_time
@@ -48,7 +49,7 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
     for row, price in enumerate(priced.prices):
         for name, amount in price.terms:
             terms[row, column[name]] += amount
-    accounting = account(program, timeline)
+    accounting = account(program, timeline, waits=optimizer_waits(layout, priced.schedule))
     seconds = priced.table.seconds[program.price]
     roles = {rank: rank for rank in priced.held}
     if priced.expanded:
@@ -57,8 +58,7 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
         layout=layout, program=program, timeline=timeline, accounting=accounting,
         memory=memory_over_time(layout, program, timeline, priced.held, roles),
         breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
-        bubble_fraction=bubble_fraction(program, timeline, accounting),
-        step_interval=_interval(priced, timeline.makespan, names),
+        bubble_fraction=bubble_fraction(accounting), step_interval=_interval(priced, accounting.makespan, names),
         provenance=_provenance(priced), communication_s=_communication(priced),
         schedule_name=priced.schedule.name, hardware_flops=layout.model_flops + recomputed_flops(layout),
     )  # fmt: skip

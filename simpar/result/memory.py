@@ -127,19 +127,24 @@ def _fsdp_buffers(layout: Layout, stages: list[int], held: float) -> float:
     return gathered + largest * (2.0 + state.reduce)
 
 
-def _block_bytes(block: LocalBlock) -> tuple[float, float, float, float]:
-    """(activations, logits, recompute working set, gradients in flight) of one block."""
+_BlockBytes = tuple[float, float, float, float, float]
+"""(activations, logits, recompute working set, gradients in flight, what a split backward keeps until W) of one block."""
+
+
+def _block_bytes(block: LocalBlock, *, releases: bool) -> _BlockBytes:
     logits = sum(v for name, v in block.saved if name == "head/logits")
     kept = block.saved_bytes - logits
-    return kept, logits, max(block.working, 0.0), block.transient
+    # Where the input gradient frees nothing, activations and logits wait for the weight gradient.
+    deferred = block.deferred if releases else kept + logits
+    return kept, logits, max(block.working, 0.0), block.transient, deferred
 
 
 _Event = tuple[bool, str, float]
 """(at the op's finish, category, bytes)."""
 
 
-def _backward_events(blocks: list[tuple[float, float, float, float]], *, frees: bool) -> list[_Event]:
-    """Events of a backward over blocks, given in forward order.
+def _backward_events(blocks: list[_BlockBytes], *, split: bool) -> list[_Event]:
+    """Events of a backward over blocks, given in forward order. `split`: what weight gradients need stays.
 
     The peak inside the op comes at one block, when those after it have been freed already: its working set is what the op
     adds, and their activations go at the op's start. An op of one block and one of several thus agree on the peak.
@@ -147,30 +152,25 @@ def _backward_events(blocks: list[tuple[float, float, float, float]], *, frees: 
     freed, best, at, before_best = 0.0, -1.0, len(blocks) - 1, (0.0, 0.0)
     kept_after, logits_after = 0.0, 0.0
     for index in range(len(blocks) - 1, -1, -1):
-        kept, logits, working, transient = blocks[index]
+        kept, logits, working, transient, deferred = blocks[index]
         extra = working + transient - freed
         if extra > best:
             best, at, before_best = extra, index, (kept_after, logits_after)
-        if frees:
-            freed += kept + logits
-            kept_after, logits_after = kept_after + kept, logits_after + logits
-    _, _, working, transient = blocks[at]
-    events: list[_Event] = [
+        kept -= deferred if split else 0.0
+        freed += kept + logits
+        kept_after, logits_after = kept_after + kept, logits_after + logits
+    _, _, working, transient, _ = blocks[at]
+    early_kept, early_logits = before_best
+    return [
         (False, "recompute", working), (True, "recompute", -working),
         (False, "gradients_in_flight", transient), (True, "gradients_in_flight", -transient),
+        (False, "activations", -early_kept), (True, "activations", early_kept - kept_after),
+        (False, "logits", -early_logits), (True, "logits", early_logits - logits_after),
     ]  # fmt: skip
-    if frees:
-        early_kept, early_logits = before_best
-        kept, logits = sum(b[0] for b in blocks), sum(b[1] for b in blocks)
-        events += [
-            (False, "activations", -early_kept), (True, "activations", early_kept - kept),
-            (False, "logits", -early_logits), (True, "logits", early_logits - logits),
-        ]  # fmt: skip
-    return events
 
 
 def _key_events(
-    key: object, sums: list[list[tuple[float, float, float, float]]], split: set[int], offloaded: float
+    key: object, sums: list[list[_BlockBytes]], split: set[int], offloaded: float
 ) -> list[_Event]:
     """What an op with this price does to memory."""
     opens = closes = True
@@ -197,9 +197,9 @@ def _key_events(
         if phase == "F":
             found: list[_Event] = [(False, "activations", sum(b[0] for b in blocks)), (False, "logits", sum(b[1] for b in blocks))]
         elif phase == "W":
-            found = [(True, "activations", -sum(b[0] for b in blocks)), (True, "logits", -sum(b[1] for b in blocks))]
+            found = [(True, "activations", -sum(b[4] for b in blocks))]
         else:
-            found = _backward_events(blocks, frees=phase == "B" or stage not in split)
+            found = _backward_events(blocks, split=phase == "I" and stage in split)
         events += [e for e in found if (closes if e[0] else opens)]
     return [e for e in events if e[2]]
 
@@ -207,7 +207,8 @@ def _key_events(
 def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntArray, FloatArray]:
     """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
     index = {name: i for i, name in enumerate(CATEGORIES)}
-    sums = [[_block_bytes(b) for b in blocks] for blocks in layout.stage_blocks]
+    releases = layout.framework.input_gradient_releases
+    sums = [[_block_bytes(b, releases=releases) for b in blocks] for blocks in layout.stage_blocks]
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
     per_key = [_key_events(key, sums, split, away) for key in program.price_keys]

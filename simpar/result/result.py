@@ -208,6 +208,9 @@ class Result:
             "repetitions": None if self.repetitions is None else {
                 "count": len(self.repetitions.makespans_s), "mean_step_time_s": self.repetitions.mean,
                 "step_time_s": {"p50": self.repetitions.p50, "p90": self.repetitions.p90, "p99": self.repetitions.p99},
+                "peak_memory_bytes": None if self.repetitions.peak_memory_bytes is None else {
+                    f"p{q}": float(np.quantile(self.repetitions.peak_memory_bytes, q / 100)) for q in (50, 90, 99)
+                },
             },
             "notes": list(self.notes),
         }  # fmt: skip
