@@ -29,7 +29,7 @@ def _priors(heads: Array, *, causal: bool, hardware: HardwareProfile) -> tuple[A
     mean = [np.log(8e-6), np.log(0.4 * bandwidth), np.log(0.2e-9), np.log(2.5 * bandwidth), np.log(2.0), np.log(0.5), 0.5]
     sigma = [0.5, 0.5, 0.7, 0.5, 0.5, 0.3 if causal else 0.0, 0.0 if causal else 0.4]
     mean += [0.0, *([0.0] * len(_RIDGE))]
-    sigma += [0.0, *_RIDGE]
+    sigma += [0.15, *_RIDGE]
     for head in heads:
         mean += [np.log(peak * (0.65 if head >= 128 else 0.5)), np.log(600.0 if causal else 200.0)]
         sigma += [0.25, 0.6]
@@ -55,6 +55,7 @@ def _unpack(base: AttentionConstants, heads: Array, x: Array) -> AttentionConsta
             "overlap_power": float(np.clip(power, 0.5, 20.0)),
             "critical_share": critical,
             "wave_beta": float(x[6]),
+            "occupancy_exponent": float(x[7]),
             "ridge": tuple(float(v) for v in x[_FIXED : _FIXED + len(_RIDGE)]),
             "heads": own,
         }

@@ -241,7 +241,6 @@ def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:
     for gpu, constants in all_of.items():
         name = re.sub(r"[^a-z0-9_]", "_", gpu)
         (out / f"{name}.kernels.toml").write_text(dump(constants), encoding="utf-8")
-        say(
-            f"{out / name}.kernels.toml: {len(constants.gemm)} GEMM, {len(constants.attention)} attention, {len(constants.moe)} expert sets"
-        )
+        counts = f"{len(constants.gemm)} GEMM, {len(constants.attention)} attention, {len(constants.moe)} expert sets"
+        say(f"{out / name}.kernels.toml: {counts}")
     return 0

@@ -29,13 +29,19 @@ def fit_classes(path: Path, gpu: str, architecture: str) -> tuple[dict[str, Memo
     for kernel in sorted({kernel for kernel, _ in seen}):
         if kernel not in DEFAULT_CLASSES:
             continue
-        values: dict[str, float] = {}
-        used: list[MemoryRow] = []
-        for tier in TIERS:
-            own = seen.get((kernel, tier), [])
-            used += own
-            values[tier] = round(
-                float(np.median([row.share for row in own if row.share])) if own else class_share(kernel, tier, {}, best), 4
-            )
+        used = [row for tier in TIERS for row in seen.get((kernel, tier), [])]
+        values = {tier: _share(seen.get((kernel, tier), []), kernel, tier, best) for tier in TIERS}
+        # A tier without rows lies between its neighbours: at most the better one, and the worse one at most it.
+        for better, worse in ((0, 1), (1, 2)):
+            if values[TIERS[worse]] > values[TIERS[better]]:
+                unmeasured = TIERS[worse] if (kernel, TIERS[worse]) not in seen else TIERS[better]
+                if (kernel, unmeasured) not in seen:
+                    values[unmeasured] = values[TIERS[better] if unmeasured == TIERS[worse] else TIERS[worse]]
         found[kernel] = MemoryClass(**values, rows=len(used), source=f"{path.name} lines {', '.join(str(r.line) for r in used)}")
     return found, round(best, 4)
+
+
+def _share(rows: list[MemoryRow], kernel: str, tier: str, best: float) -> float:
+    """Median of the measured shares, or the default of the class scaled to this GPU."""
+    measured = [row.share for row in rows if row.share]
+    return round(float(np.median(measured)) if measured else class_share(kernel, tier, {}, best), 4)

@@ -53,6 +53,8 @@ def record(source: str, fitted: Array, held: Array, held_m: Array | None = None)
 def bands(flops: Array, held: Array) -> tuple[Band, ...]:
     """80 % intervals of measured / predicted by size class, from held-out log errors log(predicted / measured)."""
     found: list[Band] = []
+    if not len(held):
+        return ()
     for low, high in zip(EDGES, (*EDGES[1:], np.inf), strict=True):
         here = held[(flops >= low) & (flops < high)]
         if len(here) < FEWEST and (found or low < EDGES[-1]):

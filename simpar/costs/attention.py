@@ -100,11 +100,12 @@ def attention_seconds(c: AttentionConstants, sm_count: float, a: AttentionShapes
     # Ridge terms were fitted on equal widths.
     work = work * np.exp(_smooth(c, a, work))
     if c.causal:
-        longest = c.critical_share * 4.0 * tile * width * (a.keys + extra) * sm_count / rate
+        idle = np.minimum(x, 1.0) ** c.occupancy_exponent
+        longest = idle * c.critical_share * 4.0 * tile * width * (a.keys + extra) * sm_count / rate
         larger, smaller = np.maximum(work, longest), np.minimum(work, longest)
         core = larger * (1.0 + (smaller / np.maximum(larger, 1e-30)) ** c.overlap_power) ** (1.0 / c.overlap_power)
     else:
-        core = work * waves_cost(x, c.wave_beta, 0.0) / x
+        core = work * waves_cost(x, c.wave_beta, 0.0) / x * np.minimum(x, 1.0) ** c.occupancy_exponent
     total = c.latency_s + core
     if c.io_bytes_per_s:
         total = total + 4.0 * a.batch * a.queries * a.heads * width / c.io_bytes_per_s

@@ -115,6 +115,9 @@ class AttentionConstants(Spec):
     overlap_power: Positive = 4.0
     critical_share: NonNegative = 0.5
     """Share of the longest tile that the schedule cannot hide."""
+    occupancy_exponent: float = 0.0
+    """Where tiles leave SMs idle, the longest tile takes (tiles / SMs) to this power of its time: positive where a GPU that is
+    partly idle runs the rest faster or splits the keys."""
     cache_bytes_per_s: NonNegative = 0.0
     """Write of keys and values to a serving cache, in the measured tables only; a training kernel has none."""
     token_s: NonNegative = 0.0

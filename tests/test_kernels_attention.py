@@ -1,0 +1,140 @@
+"""Attention, memory-bound and expert prices: closed forms and metamorphic relations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
+from simpar.costs.kernels import KernelModel
+from simpar.costs.memory_bound import DEFAULT_CLASSES
+from simpar.costs.moe import moe_shapes, rank_loads
+from simpar.errors import UnknownNameError
+from simpar.specs.hardware import load_hardware
+from simpar.specs.kernel_constants import AttentionConstants, HeadConstants
+
+
+@pytest.fixture(scope="module")
+def h100() -> KernelModel:
+    return KernelModel(load_hardware("dgx-h100"))
+
+
+def shapes(b: float, s: float, h: float, d: float = 128) -> AttentionShapes:
+    v = [np.array([float(x)]) for x in (b, s, s, h, h, d, d)]
+    return AttentionShapes(*v)  # type: ignore[arg-type]
+
+
+def plain(causal: bool, s0: float) -> AttentionConstants:
+    head = HeadConstants(head_dim=128, rate_flops_per_s=5e14, sequence_overhead=s0)
+    return AttentionConstants(kernel="fa3", library="x", mode="burst", causal=causal, heads=(head,), latency_s=0.0, critical_share=0.0,
+                              wave_beta=0.0)  # fmt: skip
+
+
+@pytest.mark.parametrize("s", [2048, 8192, 65536])
+@pytest.mark.parametrize("s0", [0.0, 600.0])
+def test_rate_is_limited_by_length(s: int, s0: float) -> None:
+    """FLOP rate = R s / (s + s0), causal over the triangle and full over the square."""
+    a = shapes(4, s, 32)
+    for causal in (True, False):
+        seconds = attention_seconds(plain(causal, s0), 128.0, a)[0]
+        flops = attention_flops(a, causal=causal)[0]
+        # Full tiles are 128 rows here, so the square is exact.
+        assert flops / seconds == pytest.approx(5e14 * s / (s + s0), rel=1e-6)
+
+
+def test_longest_tile_bounds_a_small_batch() -> None:
+    c = plain(True, 0.0).model_copy(update={"critical_share": 1.0, "overlap_power": 20.0})
+    alone = attention_seconds(c, 132.0, shapes(1, 4096, 1))[0]
+    assert alone == pytest.approx(4.0 * 128 * 128 * 4096 * 132 / 5e14, rel=0.01)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    b=st.integers(1, 16), s=st.sampled_from([1024, 4096, 16384]), h=st.sampled_from([8, 32, 64]), d=st.sampled_from([64, 128, 256]),
+    name=st.sampled_from(["dgx-h100", "dgx-a100-80gb", "dgx-b200"]),
+)  # fmt: skip
+def test_never_faster_than_the_data_sheet(b: int, s: int, h: int, d: int, name: str) -> None:
+    hardware = load_hardware(name)
+    price = KernelModel(hardware).attention(b, s, s, h, h, d)
+    assert price.seconds > 2.0 * b * h * s * s * d / hardware.peak_flops_per_s("bf16")
+    assert price.low <= price.seconds <= price.high
+
+
+def test_published_h100_rates(h100: KernelModel) -> None:
+    """FlashAttention-3 chart, head size 128, 16k tokens, causal at 8k: 602 TFLOP/s; backward over forward 2.9."""
+    forward, backward = (h100.attention(2, 8192, 8192, 16, 16, 128, direction=d) for d in ("forward", "backward"))
+    rate = 2.0 * 2 * 16 * 8192**2 * 128 / forward.seconds
+    assert rate == pytest.approx(602e12, rel=0.12)
+    assert 2.6 < backward.seconds / forward.seconds < 3.2
+
+
+def test_mask_and_window(h100: KernelModel) -> None:
+    causal = h100.attention(1, 16384, 16384, 32, 8, 128).seconds
+    full = h100.attention(1, 16384, 16384, 32, 8, 128, causal=False).seconds
+    assert 1.7 < full / causal < 2.2
+    assert h100.attention(1, 16384, 16384, 32, 8, 128, window=16384).seconds == pytest.approx(causal)
+    narrow = h100.attention(1, 16384, 16384, 32, 8, 128, window=1024).seconds
+    assert 0.1 < narrow / causal < 0.2
+
+
+def test_kernels_by_age(h100: KernelModel) -> None:
+    by = {k: h100.attention(2, 8192, 8192, 16, 16, 128, kernel=k).seconds for k in ("fa1", "fa2", "fa3", "unfused")}
+    assert by["fa3"] < by["fa2"] < by["fa1"] < by["unfused"]
+    with pytest.raises(UnknownNameError, match="fa3"):
+        h100.attention(1, 1024, 1024, 8, 8, 128, kernel="fa9")
+
+
+def test_latent_attention_counts_both_widths(h100: KernelModel) -> None:
+    latent = h100.attention(1, 8192, 8192, 128, 128, 192, v_head_dim=128).seconds
+    assert (
+        h100.attention(1, 8192, 8192, 128, 128, 128).seconds < latent < h100.attention(1, 8192, 8192, 128, 128, 192).seconds * 1.05
+    )
+
+
+def test_context_parallel_chunk(h100: KernelModel) -> None:
+    """The last quarter of the queries sees 7/16 of the triangle's pairs."""
+    whole = h100.attention(1, 32768, 32768, 32, 8, 128).seconds
+    last = h100.attention(1, 8192, 32768, 32, 8, 128).seconds
+    assert last / whole == pytest.approx(7 / 16, rel=0.05)
+
+
+@pytest.mark.parametrize("kernel", sorted(DEFAULT_CLASSES))
+def test_memory_bound_never_beats_the_peak(h100: KernelModel, kernel: str) -> None:
+    bandwidth = h100.hardware.gpu.memory_bandwidth.value
+    tuned, framework, eager = (h100.memory_bound(kernel, 1e9, implementation=i).seconds for i in ("tuned", "framework", "eager"))
+    assert 1e9 / bandwidth < tuned <= framework * 1.0001
+    assert framework <= eager * 1.0001
+    assert h100.memory_bound(kernel, 1e9, launches=10).seconds > tuned
+
+
+def test_memory_bound_unknown(h100: KernelModel) -> None:
+    with pytest.raises(UnknownNameError, match="norm"):
+        h100.memory_bound("nrom", 1e9)
+    with pytest.raises(UnknownNameError, match="fused"):
+        h100.adam(1e9, bytes_per_parameter=28, implementation="fsued")
+
+
+def test_adam_published() -> None:
+    """539M all-bf16 parameters (14 bytes each) take 3.578 ms on an H100 with 2.4 TB/s (torch fused)."""
+    model = KernelModel(load_hardware("dgx-h100-96gb-500w"))
+    assert model.adam(539e6, bytes_per_parameter=14).seconds == pytest.approx(3.578e-3, rel=0.05)
+
+
+def test_balanced_loads_are_equal_and_complete() -> None:
+    loads = rank_loads(64, 8, 4, 1024.0, 0.0)
+    assert loads == (64.0,) * 8
+    skewed = rank_loads(64, 8, 4, 1024.0, 1.2)
+    assert sum(skewed) > sum(loads)
+    assert max(skewed) <= 1024.0 + 1e-6
+    assert skewed == rank_loads(64, 8, 4, 1024.0, 1.2)
+
+
+def test_moe_rows_of_a_rank() -> None:
+    table = {k: np.array([float(v)]) for k, v in
+             {"tokens": 4096, "hidden": 4096, "inter": 1536, "topk": 8, "experts": 128, "tp": 2, "ep": 8}.items()}  # fmt: skip
+    a = moe_shapes(table, np.array([0.0]))
+    assert a.rows[0] == 4096
+    assert a.width[0] == 768
+    assert a.tiles[0].tolist() == [16 * 4, 16 * 2, 16 * 1]

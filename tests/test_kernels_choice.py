@@ -1,0 +1,122 @@
+"""Which constants price a GPU, what provenance says, and how one measurement changes it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simpar.calibration.kernel_toml import dump
+from simpar.costs.compute import GemmShapes, gemm_seconds
+from simpar.costs.kernel_choice import FITTED_ON, band_at, fitted, resolve, widened
+from simpar.costs.kernels import KernelModel
+from simpar.costs.price import Provenance
+from simpar.errors import InputError
+from simpar.specs.base import read_toml, validate
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.kernel_constants import Band, KernelConstants, MeasuredPoint
+
+
+def without(name: str) -> HardwareProfile:
+    """The profile with no kernel constants."""
+    return load_hardware(name).model_copy(update={"kernels": KernelConstants()})
+
+
+@pytest.mark.parametrize("name", sorted(FITTED_ON))
+def test_fitted_files_state_their_error(name: str) -> None:
+    c = fitted(name)
+    assert c.gpu
+    for g in c.gemm:
+        assert g.fit.rows >= 100
+        assert 0 < g.fit.median < 0.08
+        assert g.bands
+        assert g.derived or g.fit.held_out_median <= 1.3 * g.fit.median + 0.002
+    assert {g.mode for g in c.gemm} == {"sustained", "burst"}
+
+
+@pytest.mark.parametrize("name", sorted(FITTED_ON))
+def test_files_survive_writing(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(dump(fitted(name)))
+    again = validate(KernelConstants, read_toml(path))
+    assert dump(again) == dump(fitted(name))
+
+
+def test_own_constants_are_a_model_and_others_scaled() -> None:
+    own, bare = KernelModel(load_hardware("dgx-h200")), KernelModel(without("dgx-h200"))
+    a, b = own.gemm(8192, 8192, 8192), bare.gemm(8192, 8192, 8192)
+    assert a.provenance is Provenance.MODEL
+    assert b.provenance is Provenance.SCALED
+    assert b.high / b.low > 1.2 * a.high / a.low
+    assert b.seconds == pytest.approx(a.seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("dgx-b200", 0.35), ("dgx-a100-80gb", 0.25), ("gb200-nvl72", 0.35)])
+def test_interval_of_an_unknown_gpu_reaches_the_fitted_price(name: str, limit: float) -> None:
+    """Scaled from peaks only, most big products stay inside the wider interval."""
+    own, bare = KernelModel(load_hardware(name)), KernelModel(without(name))
+    shapes = [(m, n, k) for m in (4096, 8192) for n in (4096, 14336) for k in (4096, 8192)]
+    inside = [bare.gemm(*s).low <= own.gemm(*s).seconds <= bare.gemm(*s).high for s in shapes]
+    error = [abs(bare.gemm(*s).seconds / own.gemm(*s).seconds - 1) for s in shapes]
+    assert np.median(error) < limit
+    assert sum(inside) >= 0.6 * len(shapes)
+
+
+def test_one_point_rescales_the_rest() -> None:
+    bare = KernelModel(without("dgx-a100-80gb"))
+    own = KernelModel(load_hardware("dgx-a100-80gb"))
+    truth = own.gemm(8192, 8192, 8192).seconds
+    one = bare.one_point(8192, 8192, 8192, 1.2 * truth)
+    assert one.gemm(8192, 8192, 8192).seconds == pytest.approx(1.2 * truth)
+    assert one.gemm(4096, 14336, 4096).seconds == pytest.approx(1.2 * own.gemm(4096, 14336, 4096).seconds, rel=0.1)
+    before, after = bare.gemm(4096, 4096, 4096), one.gemm(4096, 4096, 4096)
+    assert after.high / after.low < before.high / before.low
+
+
+def test_a_measured_shape_wins() -> None:
+    point = MeasuredPoint(op="gemm", shape=(512, 1024, 2048), seconds=1e-3)
+    kernels = load_hardware("dgx-h100").kernels.model_copy(update={"points": (point,)})
+    model = KernelModel(load_hardware("dgx-h100").model_copy(update={"kernels": kernels}))
+    price = model.gemm(512, 1024, 2048)
+    assert (price.seconds, price.provenance) == (1e-3, Provenance.MEASURED)
+    assert model.gemm(512, 1024, 4096).provenance is Provenance.MODEL
+
+
+def test_library_choice() -> None:
+    hardware = load_hardware("dgx-h100")
+    deep = KernelModel(hardware, library="deepgemm_block_incl_quant")
+    c, _ = deep.gemm_set("fp8_block")
+    assert c.schedule == "min_waves_sm90"
+    assert deep.gemm_set("bf16")[0].dtype == "bf16"
+
+
+def test_base_and_scale() -> None:
+    pcie, sxm = KernelModel(load_hardware("a100-pcie")), KernelModel(load_hardware("dgx-a100-80gb"))
+    ratio = pcie.gemm(8192, 8192, 8192).seconds / sxm.gemm(8192, 8192, 8192).seconds
+    assert ratio == pytest.approx(1 / 0.924, rel=0.02)
+    assert pcie.resolved.spread > sxm.resolved.spread == 0
+
+
+def test_unknown_base_is_an_input_error() -> None:
+    hardware = load_hardware("dgx-h100").model_copy(update={"kernels": KernelConstants(base="h999")})
+    with pytest.raises(InputError, match="h100"):
+        resolve(hardware)
+
+
+def test_bands_by_size_and_widening() -> None:
+    bands = (Band(from_size=0, low=0.8, high=1.3), Band(from_size=1e12, low=0.95, high=1.05))
+    assert band_at(bands, 1e11, 0.0) == (0.8, 1.3)
+    assert band_at(bands, 1e13, 0.0) == (0.95, 1.05)
+    wide = widened(bands[1], 0.2)
+    assert wide.low == pytest.approx(math.exp(-math.hypot(math.log(0.95), 0.2)))
+
+
+def test_prices_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = fitted("h100").gemm[0]
+    rng = np.random.default_rng(1)
+    m, n, k = (rng.integers(64, 9000, 300).astype(float) for _ in range(3))
+    whole = gemm_seconds(c, 132.0, GemmShapes(m, n, k))
+    monkeypatch.setattr("simpar.costs.compute.CHUNK", 7)
+    assert np.array_equal(whole, gemm_seconds(c, 132.0, GemmShapes(m, n, k)))

@@ -1,0 +1,100 @@
+"""Fits: known constants come back, outliers do not move them, folders and files say what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simpar.calibration import fit, fit_gemm
+from simpar.calibration.kernel_errors import bands, halves
+from simpar.calibration.soft_l1 import soft_l1
+from simpar.costs.compute import GemmShapes, gemm_seconds
+from simpar.costs.kernel_choice import fitted
+from simpar.costs.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
+from simpar.errors import InputError
+from simpar.specs.hardware import load_hardware
+
+
+def test_soft_l1_ignores_outliers() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 3, 400)
+    y = 0.7 + 1.3 * x + rng.normal(0, 0.01, 400)
+    y[::10] += 2.0
+    found, _ = soft_l1(lambda p: p[0] + p[1] * x, y, np.zeros(2), np.zeros(2), np.full(2, 3.0))
+    assert found == pytest.approx([0.7, 1.3], abs=0.02)
+
+
+def test_soft_l1_holds_what_has_no_width() -> None:
+    x = np.linspace(0, 1, 50)
+    found, _ = soft_l1(lambda p: p[0] + p[1] * x, 1.0 + 2.0 * x, np.array([0.0, 5.0]), np.zeros(2), np.array([3.0, 0.0]))
+    assert found[1] == 5.0
+
+
+def test_known_constants_come_back() -> None:
+    """Times made by a known set with 2 % noise are fitted to within the noise, also on unseen (n, k)."""
+    truth = fitted("h200").gemm[0]
+    rng = np.random.default_rng(3)
+    n, k = (rng.choice([512, 1024, 2048, 3072, 4096, 7168, 10240, 16384], 700).astype(float) for _ in range(2))
+    m = rng.choice([512, 768, 1024, 1536, 2048, 4096, 8192], 700).astype(float)
+    seconds = gemm_seconds(truth, 132.0, GemmShapes(m, n, k)) * np.exp(rng.normal(0, 0.02, 700))
+    table = {"m": m, "n": n, "k": k, "us_x_sustained": seconds * 1e6}
+    source = Source("h200", "bf16", "x_sustained", "sustained", False)
+    c = fit_gemm.fit_column(table, "us_x_sustained", source, load_hardware("dgx-h200"), "made.csv")
+    assert c is not None
+    assert c.fit.median < 0.02
+    assert c.fit.held_out_median < 0.025
+    clean = gemm_seconds(truth, 132.0, GemmShapes(m, n, k))
+    assert np.median(np.abs(gemm_seconds(c, 132.0, GemmShapes(m, n, k)) / clean - 1)) < 0.012
+
+
+def test_intervals_cover_four_fifths() -> None:
+    rng = np.random.default_rng(5)
+    flops = 10 ** rng.uniform(9, 14, 20000)
+    logs = rng.normal(0.02, np.where(flops < 1e11, 0.1, 0.03))
+    found = bands(flops, logs)
+    inside = 0
+    for size, log in zip(flops, logs, strict=True):
+        own = [b for b in found if b.from_size <= size][-1]
+        inside += own.low <= np.exp(-log) <= own.high
+    assert inside / len(flops) == pytest.approx(0.8, abs=0.01)
+    widths = [np.log(b.high / b.low) for b in found]
+    assert widths[0] > 2 * widths[-1]
+
+
+def test_halves_split_groups_whole() -> None:
+    n, k = np.repeat(np.arange(40.0), 10), np.tile(np.repeat([1.0, 2.0], 5), 40)
+    mask = halves(n, k)
+    assert 0.3 < mask.mean() < 0.7
+    for pair in set(zip(n, k, strict=True)):
+        own = mask[(n == pair[0]) & (k == pair[1])]
+        assert own.all() or not own.any()
+
+
+def test_names_say_what_they_hold() -> None:
+    assert gemm_name(Path("gemm_b300_bf16.csv")) == ("b300", "bf16")
+    assert gemm_name(Path("gemm_h100_pcie_fp8.csv")) == ("h100_pcie", "fp8")
+    assert attention_name(Path("attention_full_h100_fa3_vit_vllm0240.csv")) == ("h100", "fa3", "vit_vllm0240")
+    assert moe_name(Path("moe_b200_fp8block_deepgemm.csv")) == ("b200", "fp8block", "deepgemm")
+    assert column_source("h100", "fp8", "us_deepgemm_block_incl_quant").dtype == "fp8_block"
+    assert column_source("h200", "bf16", "us_vllm0220_sustained").mode == "sustained"
+    assert (alpha_of("balanced"), alpha_of("power_law_1.2")) == (0.0, 1.2)
+    b300, nothing = profile_of("b300_sxm"), profile_of("abacus")
+    assert b300 is not None
+    assert b300.name == "dgx-b300"
+    assert nothing is None
+
+
+def test_missing_columns_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "gemm_h100_bf16.csv"
+    path.write_text("m,us_x\n1,2\n")
+    with pytest.raises(InputError) as error:
+        columns(path, ("m", "n", "k"))
+    assert {v.field for v in error.value.violations} == {"n", "k"}
+
+
+def test_command_refuses_a_folder_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit.main(["kernels", "--data", str(tmp_path), "--out", str(tmp_path / "o")]) == 2
+    assert "gemm_" in capsys.readouterr().err
+    assert fit.main(["kernels", "--data", str(tmp_path / "no")]) == 2
