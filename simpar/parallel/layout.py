@@ -44,8 +44,9 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         linear_input_bytes=1.0 if training.precision in _FP8 and not spec.saves_gathered_input else 2.0,
         loss=loss,
         loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
-        logits_fp32_copies=spec.logits_fp32_copies,
+        logits_fp32_copies=spec.logits_copies(compiled),
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
+        qkv_copies=spec.qkv_copies,
     )
 
 
@@ -161,6 +162,7 @@ class Layout:
             load_factor=load,
             dispatch_bytes=1.0 if training.precision in _FP8 and self.plan.ep_dispatcher == "deepep" else 2.0,
             window=model.sliding_window if isinstance(model, TransformerSpec) else None,
+            lora_rank=training.lora_rank if training.trainable == "lora" else 0,
         )  # fmt: skip
 
     @cached_property
@@ -248,9 +250,11 @@ class Layout:
         replicas = (self.mesh.dp * self.mesh.cp) // self.shard_ranks
         return max(self.mesh.edp // replicas, 1)
 
-    def block_parameters(self, stage: int, first: int, last: int) -> tuple[float, float]:
-        """(dense, expert) weights of blocks [first, last) of a stage on one rank."""
+    def block_parameters(self, stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
+        """(dense, expert) weights of blocks [first, last) of a stage on one rank; of those, the trained ones."""
         blocks = self.stage_blocks[stage][first:last]
+        if trainable and self.options.lora_rank:
+            return sum(b.lora_parameters for b in blocks), 0.0
         return sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks)
 
     @cached_property

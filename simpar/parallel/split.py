@@ -52,6 +52,8 @@ class SplitOptions:
     load_factor: float = 1.0
     dispatch_bytes: float = 2.0
     window: int | None = None
+    lora_rank: int = 0
+    """> 0: base weights are frozen; every attention matmul has a trained pair of this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,10 @@ class LocalBlock:
         saved: (tensor, bytes) kept from forward to backward.
         working: bytes alive only while the block's backward runs (recomputed activations).
         transient: bytes of the largest gradient pair alive in the backward.
+        deferred: bytes that stay from the input gradient to the weight gradient where the two are apart.
         dense_parameters, expert_parameters: weights on this rank.
         matmul_parameters: of which in matmuls (weights cast or gathered per use).
+        lora_parameters: trained weights under low-rank adaptation.
         model_flops: forward FLOPs of the whole micro-batch over all ranks, causal attention halved.
     """
 
@@ -78,8 +82,10 @@ class LocalBlock:
     saved: tuple[tuple[str, float], ...]
     working: float
     transient: float
+    deferred: float
     dense_parameters: float
     expert_parameters: float
+    lora_parameters: float
     model_flops: float
     attention_flops: float
 
@@ -151,6 +157,19 @@ class _Splitter:
         dtype = "bf16" if wide else self.options.dtype
         return Gemm(max(round(m), 1), max(round(n), 1), max(round(k), 1), dtype, direction, fp32)
 
+    def lora(self, op: Op, direction: Direction) -> Work:
+        """Both low-rank matmuls of `op` as one of their summed width (n + k columns of rank r)."""
+        whole = self.matmul(op, direction)
+        assert isinstance(whole, Gemm)
+        return Gemm(whole.m, self.options.lora_rank, whole.n + whole.k, "bf16", direction)
+
+    def lora_weights(self, op: Op) -> float:
+        """Trained weights of `op`: r (k + n)."""
+        if not self.options.lora_rank or not op.equation or op.module != "attention":
+            return 0.0
+        whole = self.matmul(op, "forward")
+        return float(self.options.lora_rank * (whole.n + whole.k)) if isinstance(whole, Gemm) else 0.0
+
     def _weight_volume(self, axes: str, op: Op) -> float:
         count = 1.0
         for axis in axes:
@@ -188,6 +207,8 @@ class _Splitter:
                 ops.compute(item.name, self.memory(item, backward=False), item.kernels)
             else:
                 ops.compute(item.name, self.matmul(item, "forward"), item.kernels)
+                if self.options.lora_rank and item.module == "attention":
+                    ops.compute(f"{item.name}.lora", self.lora(item, "forward"), 2)
 
     def _forward_seam(self, seam: Seam, ops: OpList) -> None:
         if seam.name in ("moe_dispatch", "moe_combine"):
@@ -241,7 +262,11 @@ class _Splitter:
         target = ops if weight_ops is None else weight_ops
         if regathered is not None:
             ops.wait(regathered)
-        target.compute(f"{op.name}.wgrad", self.matmul(op, "wgrad"), 2 if op.bias else 1)
+        if not self.options.lora_rank:
+            target.compute(f"{op.name}.wgrad", self.matmul(op, "wgrad"), 2 if op.bias else 1)
+        elif op.module == "attention":
+            target.compute(f"{op.name}.lora.wgrad", self.lora(op, "wgrad"), 2)
+            target.compute(f"{op.name}.lora.dgrad", self.lora(op, "dgrad"), 2)
         if reduced is not None:
             ops.wait(reduced)
 
@@ -289,7 +314,26 @@ class _Splitter:
                 pair = self.local(op.output_axes, op.region) * 2.0
                 pair += sum(self.local(t.axes, t.region) for t in op.saves[:1]) * 2.0
                 widest = max(widest, pair)
-        return widest
+        return max(widest, self._scores_transient())
+
+    def _scores_transient(self) -> float:
+        """The same at an attention that keeps its scores: gradients of the probabilities before and after dropout and the
+        buffer that the score matmul accumulates into (Megatron-LM), less what the ops behind it have freed by then."""
+        tensors, freed = self.tensors(), 0.0
+        for op in reversed(self.block.ops):
+            if any(t.name == "attention/softmax" for t in op.saves):
+                scores = self.local("bns", "tensor") * self.size["t"] * 2.0
+                return (3.0 if self.style.dropout else 2.0) * scores - freed
+            freed += sum(tensors.pop(t.name, 0.0) for t in op.saves)
+        return 0.0
+
+    def deferred(self) -> float:
+        """What weight gradients need: input and output gradient of every matmul, each tensor once (16-bit)."""
+        tensors, kept = self.tensors(), 0.0
+        for op in self.block.ops:
+            if op.equation:
+                kept += self.local(op.output_axes, op.region) * 2.0 + tensors.pop(op.saves[0].name, 0.0)
+        return kept
 
 
 @lru_cache(maxsize=65536)
@@ -313,8 +357,9 @@ def split_block(block: Block, options: SplitOptions) -> LocalBlock:
     flops = [(op, op_flops(op, splitter.size)) for op in block.ops]
     return LocalBlock(
         name=block.name, forward=forward.done(), backward=backward.done(), input_gradient=inputs.done(),
-        weight_gradient=weights.done(), saved=saved, working=working, transient=splitter.transient(),
-        dense_parameters=dense, expert_parameters=experts, model_flops=sum(f for _, f in flops),
+        weight_gradient=weights.done(), saved=saved, working=working, transient=splitter.transient(), deferred=splitter.deferred(),
+        dense_parameters=dense, expert_parameters=experts,
+        lora_parameters=sum(splitter.lora_weights(op) for op in block.ops), model_flops=sum(f for _, f in flops),
         attention_flops=sum(f for op, f in flops if op.type is OpType.ATTENTION),
     )  # fmt: skip
 

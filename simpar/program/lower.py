@@ -54,6 +54,13 @@ def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
     return spec.p2p_blocking
 
 
+def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
+    """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
+    if layout.plan.synchronous_optimizer is not None:
+        return layout.plan.synchronous_optimizer
+    return not (layout.framework.optimizer_post_validation and schedule.splits_backward)
+
+
 class _Lowering:
     """Pipelines turned into ops; `copy` is the one being lowered (0 alone when folded)."""
 
@@ -426,12 +433,14 @@ class _Lowering:
             sync.append(("tied",))
         if not training:
             return
-        # The global gradient norm makes every rank wait for all reductions.
+        # The global gradient norm makes every rank wait for all reductions, unless it is checked after the update.
+        waits = optimizer_waits(layout, schedule)
         for self.copy in range(self.units.copies):
             for rank in range(schedule.num_ranks):
+                own = self.reductions_of(rank) + [("tied",)] * (sync[-1:] == [("tied",)] and rank in (0, last_rank))
                 self.builder.add(
                     self.local(("optimizer", rank)), kind=OpKind.OPTIMIZER, role=self.role(rank),
-                    streams=self.streams(rank, "compute"), deps=tuple(sync), price=OptimizerStep(rank),
+                    streams=self.streams(rank, "compute"), deps=tuple(sync if waits else own), price=OptimizerStep(rank),
                 )  # fmt: skip
         self.copy = 0
         if self.data_parallel and self.zero in (1, 2) and not layout.overlap_param_gather:

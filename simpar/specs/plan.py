@@ -76,6 +76,8 @@ class PlanSpec(Spec):
     overlap_param_gather: bool | None = None
     overlap_tp: bool = False
     """Chunked tensor-parallel overlap (TransformerEngine user buffers, async TP)."""
+    synchronous_optimizer: bool | None = None
+    """Every rank waits for the gradients of all before its update; none = the framework's way for the schedule."""
     overlap_p2p: bool | None = None
     """Pipeline sends hidden under compute; none = the framework's default for the schedule."""
     overlap_ep: bool = False

@@ -21,6 +21,7 @@ class BlockStyle:
         loss: how logits and cross-entropy are kept: fused (in place), unfused (fp32 copies), chunked over the sequence.
         loss_chunks: chunks of the chunked loss.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
+        qkv_copies: further copies of the packed queries, keys and values that attention keeps.
         saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
             (torch eager) instead of gathering again (Megatron).
     """
@@ -36,3 +37,4 @@ class BlockStyle:
     loss_chunks: int = 1
     logits_fp32_copies: float = 1.0
     saves_gathered_input: bool = False
+    qkv_copies: float = 0.0

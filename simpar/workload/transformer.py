@@ -88,10 +88,12 @@ def _core_attention(model: TransformerSpec, style: BlockStyle) -> Op:
     )
     out = Tensor("attention/out", "bsnj", 2, "tensor")
     if style.flash_attention:
-        inner = (Tensor("attention/lse", "bsn", 4, "tensor"),)
+        inner: tuple[Tensor, ...] = (Tensor("attention/lse", "bsn", 4, "tensor"),)
     else:
         # softmax output, and under dropout its mask and its output (Korthikanti et al. 2022: 5 a s per token)
         inner = (Tensor("attention/softmax", "bnst", 5 if style.dropout else 2, "tensor"),)
+    if style.qkv_copies and model.mla is None:
+        inner = (*inner, Tensor("attention/qkv_copies", "bsp", 2 * style.qkv_copies, "tensor"))
     return Op(
         "attention/core", OpType.ATTENTION, "core_attn", "tensor", saves=(*qkv, out, *inner), causal=True,
         kernels=1 if style.flash_attention else 4,
