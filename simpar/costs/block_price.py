@@ -46,7 +46,8 @@ class BlockPrice:
         terms: compute seconds by category and exposed communication by dimension; sums to `seconds`.
         spread: (category, seconds up, seconds down) of the 80 % interval, each category fully correlated.
         communication_s: busy seconds by dimension, hidden or not.
-        kernels: launches.
+        kernels: launches of compute ops.
+        collectives: communication ops issued.
         provenance: the worst among the ops.
     """
 
@@ -55,7 +56,13 @@ class BlockPrice:
     spread: tuple[tuple[str, float, float], ...]
     communication_s: tuple[tuple[str, float], ...]
     kernels: int
+    collectives: int
     provenance: Provenance
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether part of the forward runs again."""
+        return any(name == "recompute" for name, _ in self.terms)
 
 
 class _Ledger:
@@ -66,6 +73,7 @@ class _Ledger:
         self.busy: dict[str, float] = {}
         self.kinds: list[Provenance] = []
         self.kernels = 0
+        self.collectives = 0
 
     def add(self, name: str, price: Price, seconds: float) -> None:
         self.terms[name] = self.terms.get(name, 0.0) + seconds
@@ -76,7 +84,8 @@ class _Ledger:
 
     def finish(self, seconds: float) -> BlockPrice:
         spread = tuple((n, self.up[n], self.down[n]) for n in self.terms)
-        return BlockPrice(seconds, tuple(self.terms.items()), spread, tuple(self.busy.items()), self.kernels, worst(self.kinds))
+        return BlockPrice(seconds, tuple(self.terms.items()), spread, tuple(self.busy.items()), self.kernels, self.collectives,
+                          worst(self.kinds))  # fmt: skip
 
 
 def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> BlockPrice:
@@ -101,7 +110,7 @@ def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> 
                 ledger.add(stream, prices[cause], gap)
             ledger.add(category(op, backward=backward), price, price.seconds)
         else:
-            ledger.kernels += 1
+            ledger.collectives += 1
             ledger.busy[op.stream] = ledger.busy.get(op.stream, 0.0) + price.seconds
         free[op.stream] = start + price.seconds
         finish.append(start + price.seconds)
@@ -142,7 +151,7 @@ def price_pair(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of
                 ledger.add(stream, price_of(lists[lane][cause]) if cause >= 0 else price, gap)
             ledger.add(category(op, backward=lane == 0), price, price.seconds)
         else:
-            ledger.kernels += 1
+            ledger.collectives += 1
             ledger.busy[op.stream] = ledger.busy.get(op.stream, 0.0) + price.seconds
         free[op.stream] = start + price.seconds
         finish[lane].append(start + price.seconds)

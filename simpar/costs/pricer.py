@@ -194,15 +194,17 @@ class LayoutPricer:
             self._blocks[key] = price_list(ops_of(block, phase), self.op_price, backward=phase != "F")
         return self._blocks[key]
 
-    def _launch_seconds(self, kernels: int, phase: str) -> float:
+    def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         """Host time to launch a block's kernels; the device waits where this is the longer one."""
         spec, training = self.layout.framework, self.layout.training
         if training.cuda_graphs:
             return 0.0
+        collectives = price.collectives * spec.collective_cpu_s
         if self.layout.compiled:
-            return kernels * spec.compiled_launch_s
+            return price.kernels * spec.compiled_launch_s + collectives
         each = spec.launch_s if phase == "F" else spec.backward_launch_s
-        return kernels * each + spec.layer_cpu_s
+        passes = 2.0 if phase != "F" and price.recomputes else 1.0
+        return price.kernels * each + collectives + passes * spec.layer_cpu_s
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
@@ -222,7 +224,7 @@ class LayoutPricer:
         found = self._gaps.get((stage, phase))
         if found is None:
             prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
-            host = [self._launch_seconds(p.kernels, phase) for p in prices]
+            host = [self._launch_seconds(p, phase) for p in prices]
             total = sum(host)
             gap = max(total - sum(p.seconds for p in prices), 0.0) + self.layout.calibration.pass_s
             if gap and not total:
@@ -323,7 +325,7 @@ class LayoutPricer:
         layout, spec = self.layout, self.layout.framework
         dense = experts = 0.0
         for stage in self._stages_of(key.rank):
-            more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]))
+            more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)
             dense, experts = dense + more_dense, experts + more_experts
         sharded = layout.plan.zero_stage >= 1
         own = dense / (layout.shard_ranks if sharded else 1) + experts / (layout.expert_shard_ranks if sharded else 1)

@@ -14,7 +14,9 @@ def state_collectives(layout: Layout, key: Gather | Reduce) -> tuple[Collective,
     ZeRO 0 all-reduces gradients; sharded states reduce-scatter them (2.. 4 bytes per element) and gather parameters; a hybrid
     (HSDP) does both inside the shard group and all-reduces its piece over the replicas.
     """
-    dense, experts = layout.block_parameters(key.stage, key.first, key.last)
+    # Frozen weights have no gradient to reduce, and only full sharding gathers them.
+    trained = isinstance(key, Reduce) or layout.plan.zero_stage < 3
+    dense, experts = layout.block_parameters(key.stage, key.first, key.last, trainable=trained)
     found: list[Collective] = []
     for parameters, expert in ((dense, False), (experts, True)):
         if parameters > 0:

@@ -96,8 +96,13 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     state, zero = layout.state_bytes, layout.plan.zero_stage
     a = state_memory(dense, state, zero, layout.shard_ranks)
     b = state_memory(experts, state, zero, layout.expert_shard_ranks)
+    frozen = (2.0 * dense / (layout.shard_ranks if zero == 3 else 1), 2.0 * experts / (layout.expert_shard_ranks if zero == 3 else 1))
     if layout.training.optimizer == "none":
         return (("parameters", a.parameters + b.parameters),)
+    if layout.options.lora_rank:
+        trained = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True)[0] for s in stages)
+        own = state_memory(trained, state, zero, layout.shard_ranks)
+        return (("parameters", sum(frozen) + own.parameters), ("gradients", own.gradients), ("optimizer", own.optimizer))
     offloaded = layout.plan.offload.optimizer
     found = [
         ("parameters", a.parameters + b.parameters),
