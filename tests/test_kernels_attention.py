@@ -28,7 +28,8 @@ def shapes(b: float, s: float, h: float, d: float = 128) -> AttentionShapes:
 
 def plain(causal: bool, s0: float) -> AttentionConstants:
     head = HeadConstants(head_dim=128, rate_flops_per_s=5e14, sequence_overhead=s0)
-    return AttentionConstants(kernel="fa3", library="x", mode="burst", causal=causal, heads=(head,), latency_s=0.0, critical_share=0.0,
+    return AttentionConstants(kernel="fa3", library="x", mode="burst", causal=causal, heads=(head,), latency_s=0.0,
+                              critical_share=0.0,
                               wave_beta=0.0)  # fmt: skip
 
 

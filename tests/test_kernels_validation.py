@@ -38,7 +38,8 @@ def thinned(name: str, folder: Path, step: int) -> Path:
 GEMM = [
     ("gemm_h200_bf16.csv", "us_vllm0220_sustained", 0.035, 0.10), ("gemm_h100_bf16.csv", "us_trtllm130rc10", 0.035, 0.10),
     ("gemm_a100_bf16.csv", "us_sglang0510", 0.035, 0.105), ("gemm_b200_bf16.csv", "us_vllm0220_sustained", 0.05, 0.14),
-    ("gemm_gb200_bf16.csv", "us_trtllm130rc17_sustained", 0.05, 0.14), ("gemm_h100_fp8.csv", "us_trtllm_fp8_incl_quant", 0.04, 0.11),
+    ("gemm_gb200_bf16.csv", "us_trtllm130rc17_sustained", 0.05, 0.14),
+    ("gemm_h100_fp8.csv", "us_trtllm_fp8_incl_quant", 0.04, 0.11),
     ("gemm_gb200_fp8.csv", "us_trtllm_rc17_sustained", 0.04, 0.11),
 ]  # fmt: skip
 

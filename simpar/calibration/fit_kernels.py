@@ -25,6 +25,7 @@ from simpar.specs.kernel_constants import (
     BackwardConstants,
     FitRecord,
     GemmConstants,
+    GroupedConstants,
     KernelConstants,
     MoeConstants,
 )
@@ -207,16 +208,26 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
     )
 
 
+def _between(a: GroupedConstants, b: GroupedConstants) -> GroupedConstants:
+    """Geometric mean of two generations' factors, with an interval that reaches both."""
+    values = {name: float(np.sqrt(getattr(a, name) * getattr(b, name))) for name in ("forward", "dgrad", "wgrad_accumulate")}
+    source = f"assumed: between {a.source} and {b.source}"
+    return GroupedConstants(**values, low=min(a.low, b.low), high=max(a.high, b.high), source=source)
+
+
 def _inherit(all_of: dict[str, KernelConstants]) -> None:
-    """Direction and grouped factors measured on one GPU serve those without, by generation."""
+    """Direction and grouped factors measured on one GPU serve those without, by generation; Hopper's grouped lie between."""
+    ampere, blackwell = all_of.get("a100"), all_of.get("b200")
     for gpu, c in all_of.items():
-        donor = all_of.get("b200" if gpu.startswith(("b", "gb", "h")) else "a100")
-        if donor is not None and c.directions is None:
-            machine = donor.directions.machine if donor.directions else ""
-            update: dict[str, object] = {"grouped": donor.grouped}
-            if donor.directions is not None:
-                update["directions"] = donor.directions.model_copy(update={"scale": 1.0, "machine": f"as {machine}"})
-            all_of[gpu] = c.model_copy(update=update)
+        donor = blackwell if gpu.startswith(("b", "gb", "h")) else ampere
+        if donor is None or c.directions is not None:
+            continue
+        update: dict[str, object] = {"grouped": donor.grouped}
+        if gpu.startswith("h") and ampere is not None and ampere.grouped is not None and donor.grouped is not None:
+            update["grouped"] = _between(ampere.grouped, donor.grouped)
+        if donor.directions is not None:
+            update["directions"] = donor.directions.model_copy(update={"scale": 1.0, "machine": f"as {donor.directions.machine}"})
+        all_of[gpu] = c.model_copy(update=update)
 
 
 def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:
