@@ -122,7 +122,8 @@ def errors(
     cells: Sequence[Cell], model: Callable[[Cell], Array]
 ) -> tuple[float, float, dict[tuple[str, int, str], tuple[float, float]]]:
     """Mean |predicted / measured - 1| over series for messages of at least 1 MiB and below, and by series (nan: no rows)."""
-    large, small = defaultdict(list), defaultdict(list)
+    large: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    small: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     for cell in cells:
         error = np.abs(model(cell) / cell.measured_s - 1)
         large[cell.series] += error[cell.bytes_ >= LARGE].tolist()

@@ -24,8 +24,8 @@ NORMAL, LOW_LATENCY, CUSTOM = "ep_deepep_normal.csv", "ep_deepep_lowlatency.csv"
 MOST_NODES = 4
 """Larger exchanges of the normal-mode table are congested (8 nodes reach half the rate that DeepEP's authors report for
 64 GPUs, 51 GB/s): they are not fitted."""
-EVERY = 2
-"""Custom all-reduce rows used: every second one."""
+EVERY = 3
+"""Rows used: every third one."""
 C = TypeVar("C", ExpertConstants, CustomConstants)
 Ratios = dict[Key, dict[Scope, list[float]]]
 
@@ -85,7 +85,7 @@ def fit_expert(data: Path) -> tuple[dict[str, ExpertConstants], Ratios]:
                              (quick, [n for n in names if n.startswith("ll_")])):  # fmt: skip
             mine = _by_key(rows, 1).get(key, [])
             fitted = [r for r in mine if r.group["nodes"] <= MOST_NODES or r.mode != "normal"]
-            if fitted:
+            if fitted := fitted[::EVERY]:
                 measured = np.array([r.measured_s for r in fitted])
                 k = _adjust(k, picked, measured, lambda k, rows=fitted: _expert_seconds(rows, k))  # type: ignore[misc]
             every += mine

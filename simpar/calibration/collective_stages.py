@@ -15,6 +15,8 @@ US = 1e-6
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 THRESHOLDS = (0.24, 0.49, 0.99, 1.99, 3.99, 2.0**40)
 """MiB of the message per rank up to which rings take LL and LL128; the best is kept."""
+TAKE_OVER = (0.99, 1.99, 3.99, 7.99)
+"""MiB from which the switch may take over from rings."""
 NETWORK_THRESHOLDS = (0.25, 0.5, 1.0, 4.0, 16.0, 2.0**40)
 """MiB of the message up to which trees across domains take LL and LL128."""
 NVLS_MIN_RANKS = {"hopper": 5, "blackwell": 6}
@@ -49,10 +51,14 @@ def _rate(name: str, start: float) -> Parameter:
 def scale_up_parameters(start: ScaleUpConstants, cells: Sequence[Cell]) -> list[Parameter]:
     """What stage 1 fits: only constants that some cell depends on."""
     seen = {c.collective for c in cells}
-    ring, peer, found = start.ring, start.peer, []
+    ring, peer = start.ring, start.peer
+    found: list[Parameter] = []
     if seen & set(_COLLECTIVES):
-        names = ("ll_base_s", "ll_hop_s", "ll128_base_s", "ll128_hop_s", "simple_base_s", "simple_hop_s", "fill_s")
-        found += [_span(f"ring.{name}", getattr(ring, name)) for name in names]
+        ring_names = ("ll_base_s", "ll_hop_s", "ll128_base_s", "ll128_hop_s", "fill_s")
+        found += [_span(f"ring.{name}", getattr(ring, name)) for name in ring_names]
+        # Simple synchronises through memory fences: it starts no sooner than NCCL's figures by much, or it would pose as LL.
+        found += [Parameter("ring.simple_base_s", ring.simple_base_s, 0.8 * ring.simple_base_s, 30 * ring.simple_base_s),
+                  Parameter("ring.simple_hop_s", ring.simple_hop_s, 0.4 * ring.simple_hop_s, 30 * ring.simple_hop_s)]  # fmt: skip
         found += [_span("ring.ll_efficiency", ring.ll_efficiency, high=0.5)]
         found += [_span("ring.ll128_efficiency", ring.ll128_efficiency, high=0.9)]
     for name in _COLLECTIVES:
@@ -68,8 +74,8 @@ def scale_up_parameters(start: ScaleUpConstants, cells: Sequence[Cell]) -> list[
         found += [_span("peer.pair_efficiency", peer.pair_efficiency, high=1.0),
                   _span("peer.pair_few_efficiency", peer.pair_few_efficiency, high=1.0)]  # fmt: skip
     if start.nvls is not None and any(c.nvls and c.collective == "all_reduce" for c in cells):
-        names = ("base_s", "hop_s", "fill_s")
-        found += [_span(f"nvls.{name}", getattr(start.nvls, name) or 2 * US) for name in names]
+        switch_names = ("base_s", "hop_s", "fill_s")
+        found += [_span(f"nvls.{name}", getattr(start.nvls, name) or 2 * US) for name in switch_names]
         found.append(_span("nvls.efficiency", start.nvls.efficiency, high=0.9))
     if start.ring.share_exponent:
         found.append(Parameter("ring.share_exponent", start.ring.share_exponent, 1e-3, 4.0))
@@ -88,14 +94,18 @@ def _start_scale_up(key: Key) -> ScaleUpConstants:
 
 
 def fit_scale_up(
-    key: Key, cells: Sequence[Cell], harnesses: Harnesses, thresholds: Sequence[float] = THRESHOLDS
+    key: Key, cells: Sequence[Cell], harnesses: Harnesses, like: ScaleUpConstants | None = None
 ) -> ScaleUpConstants:
-    """Stage 1: the links of one generation and scale-up kind, from groups inside one domain."""
-    unused, best = published_network(2e-6), (np.inf, _start_scale_up(key))
-    for threshold in thresholds:
-        start = nested(_start_scale_up(key), {"ring.low_latency_bytes_per_rank": threshold * LARGE})
+    """Stage 1: the links of one generation and scale-up kind, from groups inside one domain.
 
-        def build(values: dict[str, float], start: ScaleUpConstants = start) -> Callable[[Cell], Array]:
+    Thresholds are tried one by one, or taken from `like`.
+    """
+    unused, best = published_network(2e-6), (np.inf, _start_scale_up(key))
+
+    def improve(start: ScaleUpConstants) -> None:
+        nonlocal best
+
+        def build(values: dict[str, float]) -> Callable[[Cell], Array]:
             up = nested(start, values)
             return lambda cell: predict(cell, up, unused, harnesses)
 
@@ -103,19 +113,33 @@ def fit_scale_up(
         large, small, _ = errors(cells, build(values))
         if large + 0.3 * small < best[0]:
             best = (large + 0.3 * small, nested(start, values))
+
+    if like is not None:
+        thresholds = {"ring.low_latency_bytes_per_rank": like.ring.low_latency_bytes_per_rank}
+        if like.nvls is not None:
+            thresholds["nvls.take_over_bytes"] = like.nvls.take_over_bytes
+        improve(nested(_start_scale_up(key), thresholds))
+        return best[1]
+    for threshold in THRESHOLDS:
+        improve(nested(_start_scale_up(key), {"ring.low_latency_bytes_per_rank": threshold * LARGE}))
+    chosen = {"ring.low_latency_bytes_per_rank": best[1].ring.low_latency_bytes_per_rank}
+    if best[1].nvls is not None:
+        best = (np.inf, best[1])  # the tuner does hand over to the switch (at 2 MiB on H200): one of these it must be
+        for threshold in TAKE_OVER:
+            improve(nested(_start_scale_up(key), {**chosen, "nvls.take_over_bytes": threshold * LARGE}))
     return best[1]
 
 
 def fit_harnesses(cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants]) -> Harnesses:
     """Stage 2: what each benchmark program adds, and the share of the rate it reaches."""
     found: Harnesses = {}
+    unused = published_network(2e-6)
     for name in sorted({c.harness for c in cells} - {""}):
         mine = [c for c in cells if c.harness == name and c.key[:2] in ups]
-        net = published_network(2e-6)
 
         def build(values: dict[str, float], name: str = name) -> Callable[[Cell], Array]:
             one = {name: (values["added_s"], values["rate"])}
-            return lambda cell: predict(cell, ups[cell.key[:2]], net, one)
+            return lambda cell: predict(cell, ups[cell.key[:2]], unused, one)
 
         values = fit(mine, [Parameter("added_s", 15 * US, 0.1 * US, 200 * US), Parameter("rate", 0.95, 0.5, 1.05)], build)
         found[name] = (values["added_s"], values["rate"])
@@ -146,14 +170,15 @@ def network_parameters(start: NetworkConstants, cells: Sequence[Cell]) -> list[P
 
 
 def fit_network(
-    cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants], harnesses: Harnesses
-) -> NetworkConstants:
+    cells: Sequence[Cell], ups: dict[Key, ScaleUpConstants], harnesses: Harnesses,
+    thresholds: Sequence[float] = NETWORK_THRESHOLDS,
+) -> NetworkConstants:  # fmt: skip
     """Stage 3: one NIC kind, from groups across domains."""
     start = published_network(float(np.median([c.nic_latency_s for c in cells])))
 
     best = (np.inf, start)
     trees = any(c.collective == "all_reduce" for c in cells)
-    for threshold in NETWORK_THRESHOLDS if trees else NETWORK_THRESHOLDS[-1:]:
+    for threshold in thresholds if trees else thresholds[-1:]:
         begin = start.model_copy(update={"low_latency_bytes": threshold * LARGE * 0.99})
 
         def build(values: dict[str, float], begin: NetworkConstants = begin) -> Callable[[Cell], Array]:

@@ -19,13 +19,8 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{value:.5g}" if value not in (float("inf"),) else "inf"
+        return f"{value:.5g}" if value != float("inf") else "inf"
     return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _number(text: str) -> str:
-    """TOML wants a digit after the point of a float."""
-    return text if any(c in text for c in ".einf") or not text.lstrip("-").isdigit() else text
 
 
 def _table(name: str, table: dict[str, Any]) -> list[str]:
@@ -36,7 +31,7 @@ def _table(name: str, table: dict[str, Any]) -> list[str]:
             if value:
                 inner += _table(f"{name}.{key}" if name else key, value)
         elif value is not None:
-            lines.append(f"{key} = {_number(_value(value))}")
+            lines.append(f"{key} = {_value(value)}")
     return [*lines, "", *inner] if len(lines) > (1 if name else 0) else inner
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simpar.calibration.collective_cells import LARGE, Cell, Harnesses, Key, cells_of, errors, predict, read_rows
+from simpar.calibration.collective_cells import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
 from simpar.calibration.collective_kernels import band, fit_custom, fit_expert
 from simpar.calibration.collective_stages import fit_harnesses, fit_network, fit_scale_up
 from simpar.calibration.collective_toml import write_constants, write_harnesses
@@ -131,7 +131,7 @@ def held_out_scale_up(key: Key, cells: Sequence[Cell], result: Fitted) -> float:
     mine = [c for c in cells if c.key[:2] == key and c.geometry.domains == 1 and not c.harness]
 
     def refit(rest: list[Cell]) -> Callable[[Cell], Array]:
-        up = fit_scale_up(key, rest, result.harnesses, thresholds=(result.ups[key].ring.low_latency_bytes_per_rank / LARGE,))
+        up = fit_scale_up(key, rest, result.harnesses, result.ups[key])
         return lambda cell: predict(cell, up, NO_NETWORK, result.harnesses)
 
     return held_out([c for c in mine if c.collective != "send_recv"], lambda c: c.geometry.size, refit)
@@ -178,8 +178,9 @@ def add_kernels(data: Path, out: Path, found: dict[Key, CollectiveConstants]) ->
             bands.append(band("custom", custom_ratios[key[:2]]["custom"]))
         more = {"expert": expert.get(key[0]), "custom": custom.get(key[:2]), "bands": tuple(bands)}
         write_constants(_path(out, key), constants.model_copy(update=more))
-    for name, fitted in (*expert.items(), *((" ".join(k), c) for k, c in custom.items())):
-        print(f"{name:36s} kernels  {fitted.fit.rows:5d} rows  mean error {fitted.fit.mape_large:6.1%}  ({fitted.fit.source})")
+    records = [(name, k.fit) for name, k in expert.items()] + [(" ".join(key), k.fit) for key, k in custom.items()]
+    for name, record in records:
+        print(f"{name:36s} kernels  {record.rows:5d} rows  mean error {record.mape_large:6.1%}  ({record.source})")
 
 
 def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
@@ -202,9 +203,9 @@ def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
         write_constants(_path(out, key), constants)
     add_kernels(path.parent, out, found)
     for key, constants in found.items():
-        for part, fit in (("links", constants.scale_up), ("network", constants.network)):
-            if fit is not None:
-                r = fit.fit
+        up, net = constants.scale_up, constants.network
+        for part, r in (("links", up.fit if up else None), ("network", net.fit if net else None)):
+            if r is not None:
                 print(f"{' '.join(key):36s} {part:8s} {r.series:3d} series {r.rows:5d} rows  >=1 MiB {r.mape_large:6.1%}  "
                       f"below {r.mape_small:6.1%}  held out {r.held_out_mape_large:6.1%}")  # fmt: skip
     large, small, by_series = errors(cells, result.predict)

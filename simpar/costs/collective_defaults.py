@@ -64,7 +64,7 @@ def published_network(latency_s: float) -> NetworkConstants:
 
 def key_of(hardware: HardwareProfile) -> tuple[str, str, str]:
     """Generation, scale-up kind (switches in the node and in the rack told apart) and NIC kind: what constants depend on."""
-    kind = hardware.scale_up.kind
+    kind: str = hardware.scale_up.kind
     if kind == "nvswitch" and hardware.domain_size > hardware.gpus_per_node:
         kind = "nvrack"
     return hardware.gpu.architecture, kind, hardware.nic.kind

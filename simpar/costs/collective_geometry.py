@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from simpar.specs.hardware import HardwareProfile
-from simpar.topology.placement import GroupPlacement
+from simpar.topology.placement import GroupPlacement, Tier
 
 SWITCHES = {"pod": 2, "core": 4}
 """Switches passed beyond the first, by the widest tier crossed: leaf-spine-leaf adds two, the core two more."""
@@ -100,7 +100,7 @@ def packed(hardware: HardwareProfile, size: int, nodes: int, concurrent_groups: 
         per_domain = tuple(sum(per_node[i : i + nodes_per_domain]) for i in range(0, nodes, nodes_per_domain))
     if size == 1:
         return GroupPlacement(1, (1,), (1,), "device")
-    tier = "node" if nodes == 1 else "domain" if len(per_domain) == 1 else "leaf"
+    tier: Tier = "node" if nodes == 1 else "domain" if len(per_domain) == 1 else "leaf"
     if len(per_domain) > 1 and nodes > 1:
         fabric = hardware.fabric
         leaf = fabric.nodes_per_leaf_group

@@ -7,6 +7,7 @@ the constants are fitted (docs/formulas_collectives.md).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf, log2
 
 from simpar.costs.collective_geometry import Geometry
@@ -132,7 +133,9 @@ def laws(
         found += _tree(g, up, net)
         if sharp:
             found += _collnet(g, up, net)
-    switched = nvls and up.nvls is not None and g.fewest_per_domain >= 2
-    if switched and up.nvls is not None and (g.domains > 1 or g.size >= up.nvls.min_ranks):
+    if nvls and up.nvls is not None and g.fewest_per_domain >= 2 and (g.domains > 1 or g.size >= up.nvls.min_ranks):
+        if g.domains == 1:
+            most = up.nvls.take_over_bytes
+            found = [replace(law, max_bytes=min(law.max_bytes, most)) for law in found]
         found += _nvls(g, up.nvls, net, sharp)
     return found

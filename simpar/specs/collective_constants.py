@@ -63,7 +63,7 @@ class RingConstants(Spec):
     simple_hop_s: NonNegative
     efficiency: dict[str, Fraction]
     """Collective -> bus bandwidth of Simple over the raw link, for a long ring."""
-    local_copy: dict[str, NonNegative] = {}
+    local_copy: dict[str, NonNegative] = Field(default_factory=dict)
     """Collective -> cost of the rank's own part, which crosses no link, relative to a part that does."""
     fill_s: NonNegative
     """Overhead of one pipeline chunk: the best chunking costs 2 sqrt(fill_s x transfer time)."""
@@ -82,6 +82,8 @@ class NvlsConstants(Spec):
     fill_s: NonNegative
     min_ranks: Annotated[int, Field(ge=2)]
     """Smaller groups take rings, as the tuner does."""
+    take_over_bytes: Positive = math.inf
+    """From this message on the tuner takes no ring where it may use the switch."""
 
 
 class PeerConstants(Spec):

@@ -1,0 +1,196 @@
+"""Collective prices against measured tables, how the fit extrapolates, and how tables are read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simpar.calibration.collective_cells import Cell, cells_of, errors, predict, read_rows
+from simpar.calibration.collective_stages import fit_network
+from simpar.calibration.robust import Parameter, minimise
+from simpar.costs.collective_defaults import shipped
+from simpar.costs.collective_rows import MACHINES, machine
+from simpar.errors import InputError
+from simpar.specs.hardware import profile_names
+from simpar.validation.collectives import CollectiveReport, run, validate_collectives
+
+SHARED = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+TABLES = SHARED / "collectives"
+needs_data = pytest.mark.skipif(not (TABLES / "collectives_fit.csv").is_file(), reason="the measured tables are not here")
+COLUMNS = ("set", "hardware", "nodes", "gpus", "fabric", "collective", "algo", "bytes", "time_us", "note")
+
+
+@pytest.fixture(scope="module")
+def report() -> CollectiveReport:
+    return validate_collectives(TABLES / "collectives_fit.csv")
+
+
+def write(path: Path, *rows: dict[str, object]) -> Path:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS)
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+ROW: dict[str, object] = {"set": "s", "hardware": "H100 SXM", "nodes": 2, "gpus": 16, "fabric": "8x400G IB NDR", "note": "",
+                          "collective": "all_reduce", "algo": "default", "bytes": 2**30, "time_us": 4200}  # fmt: skip
+
+
+@needs_data
+def test_mean_over_series_is_within_the_targets(report: CollectiveReport) -> None:
+    large, small = report.mean_over_series(">=1MiB"), report.mean_over_series("<1MiB")
+    assert large is not None
+    assert small is not None
+    assert large <= 0.08
+    assert small <= 0.20
+    assert report.within_tolerance
+
+
+@needs_data
+def test_no_multi_node_h100_series_is_far_off(report: CollectiveReport) -> None:
+    series = [g for g in report.groups if g.keys["group"] == "series" and g.keys["size"] == ">=1MiB" and g.summary.rows]
+    multi = [g for g in series if str(g.keys["hardware"]).startswith("H100") and g.keys["nodes"] > 1]
+    assert len(multi) >= 12
+    assert all(g.summary.mape is not None and g.summary.mape <= 0.15 for g in multi)
+
+
+@needs_data
+def test_intervals_cover_what_they_claim(report: CollectiveReport) -> None:
+    everything = next(g for g in report.groups if g.keys == {"group": "all"})
+    assert everything.summary.coverage is not None
+    assert 0.75 <= everything.summary.coverage <= 0.85
+
+
+@needs_data
+def test_few_rows_are_skipped_and_each_says_why(report: CollectiveReport) -> None:
+    skipped = [row for row in report.rows if row.predicted is None]
+    assert all(row.skipped for row in skipped)
+    assert len(skipped) < 0.03 * len(report.rows)
+
+
+@needs_data
+def test_the_laws_extrapolate_over_node_counts() -> None:
+    """Each node count of the H100 InfiniBand series, predicted by constants that never saw it."""
+    cells = cells_of(read_rows(TABLES / "collectives_fit.csv"))
+    key = ("hopper", "nvswitch", "infiniband")
+    mine = [c for c in cells if c.key == key and c.geometry.domains > 1]
+    up, harnesses = shipped()[key].scale_up, {}
+    assert up is not None
+
+    def refit(rest: list[Cell]) -> list[tuple[float, float]]:
+        net = fit_network(rest, {key[:2]: up}, harnesses)
+        return list(errors(left_out or rest, lambda c: predict(c, up, net, harnesses))[2].values())
+
+    left_out: list[Cell] = []
+    fitted = np.mean([large for large, _ in refit(mine)])
+    found = []
+    for nodes in sorted({c.series[1] for c in mine}):
+        left_out = [c for c in mine if c.series[1] == nodes]
+        found += [large for large, _ in refit([c for c in mine if c.series[1] != nodes])]
+    assert len(found) >= 9
+    assert np.mean(found) <= 1.5 * fitted
+
+
+def test_the_shipped_fits_record_that_they_extrapolate() -> None:
+    """Node counts of the racks and of H100 over InfiniBand: the error left out stays within 1.5 times the fitted one."""
+    rack, pod = shipped()["blackwell", "nvrack", "infiniband"].scale_up, shipped()["hopper", "nvswitch", "infiniband"].network
+    for constants in (rack, pod):
+        assert constants is not None
+        assert 0 < constants.fit.held_out_mape_large <= 1.5 * constants.fit.mape_large
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["ep_deepep_normal.csv", "ep_deepep_lowlatency.csv", "ep_published_tables.csv"])
+def test_expert_tables_are_understood(name: str) -> None:
+    report = validate_collectives(TABLES / name)
+    everything = next(g.summary for g in report.groups if g.keys == {"group": "all"})
+    assert everything.mape is not None
+    assert everything.mape < 0.20
+
+
+@needs_data
+def test_custom_all_reduce_is_understood() -> None:
+    report = validate_collectives(TABLES / "custom_allreduce.csv")
+    by = {g.keys["hardware"]: g.summary for g in report.groups if g.keys.get("group") == "series" and g.keys["size"] == "all"}
+    for name in ("h100_sxm", "h200_sxm", "a100_sxm"):
+        assert by[name].mape is not None
+        assert by[name].mape < 0.15
+
+
+def test_every_rule_names_a_profile_that_exists() -> None:
+    assert {rule.profile for rule in MACHINES} <= set(profile_names())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "fabric", "profile", "nics", "gbits", "kind"),
+    [
+        ("H100 SXM p5", "32x100G EFAv2", "aws-p5-h100", 32, 100, "efa"),
+        ("A100 SXM p4de", "4x100G EFAv1", "dgx-a100-80gb", 4, 100, "efa"),
+        ("H200 SXM Dell", "8x400G RoCE", "dgx-h200", 8, 400, "roce"),
+        ("H100 SXM A3-Mega", "8x200G GPUDirect-TCPXO Ethernet", "gcp-a3-mega-h100", 8, 200, "tcpx"),
+        ("GB200 NVL72", "NVLink5 MNNVL", "gb200-nvl72", 4, 400, "infiniband"),
+    ],
+)
+def test_machines_are_recognised(hardware: str, fabric: str, profile: str, nics: int, gbits: int, kind: str) -> None:
+    found, _ = machine(hardware, fabric)
+    assert found is not None
+    assert (found.name, found.nic.count, found.nic.kind) == (profile, nics, kind)
+    assert found.nic.bandwidth.value == gbits * 1e9 / 8
+
+
+def test_a_row_becomes_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = {**ROW, "hardware": "Abacus 9000"}
+    path = write(tmp_path / "t.csv", ROW, unknown, {**ROW, "algo": "MSCCL++"})
+    report = validate_collectives(path)
+    first, second, third = report.rows
+    assert first.predicted == pytest.approx(4.2e-3, rel=0.15)
+    assert first.low is not None
+    assert first.high is not None
+    assert first.low < first.predicted < first.high
+    assert (first.group["hardware"], first.group["nodes"], first.group["gpus"], first.group["bytes"]) == ("H100 SXM", 2, 16, 2**30)
+    assert "Abacus" in second.skipped
+    assert "NCCL" in third.skipped
+    assert run(path, as_json=True) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {"id", "metric", "measured", "predicted", "low", "high", "group", "skipped"} <= set(printed["rows"][0])
+    assert {"rows", "mape", "median", "p90", "bias", "coverage"} <= set(printed["groups"][0])
+    assert printed["rows"][1]["predicted"] is None
+
+
+def test_past_the_tolerance_the_exit_code_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(write(tmp_path / "slow.csv", {**ROW, "time_us": 45000})) == 1
+    assert "Mean over series" in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        validate_collectives(tmp_path / "missing.csv")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="no table of measured collectives"):
+        validate_collectives(tmp_path / "other.csv")
+    with pytest.raises(InputError, match="line 2"):
+        validate_collectives(write(tmp_path / "bad.csv", {**ROW, "bytes": "many"}))
+
+
+def test_the_fit_finds_constants_it_was_made_with() -> None:
+    """A law of latency, rate and fill, 2 % noise, one row in ten spoilt: all three come back."""
+    rng = np.random.default_rng(1)
+    size = 2.0 ** np.arange(10, 34, 0.25)
+    truth = np.array([12e-6, 300e9, 4e-9])
+
+    def law(values: np.ndarray) -> np.ndarray:
+        return values[0] + size / values[1] + values[2] * np.sqrt(size)
+
+    measured = law(truth) * np.exp(0.02 * rng.standard_normal(len(size)))
+    measured[::10] *= 3.0
+    starts = (("latency", 30e-6), ("rate", 100e9), ("fill", 1e-9))
+    parameters = [Parameter(name, start, start / 100, start * 100) for name, start in starts]
+    weights = np.full(len(size), 1 / len(size))
+    found = minimise(lambda v: np.log(law(v) / measured), parameters, weights)
+    np.testing.assert_allclose(found, truth, rtol=0.06)
