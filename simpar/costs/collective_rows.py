@@ -182,7 +182,8 @@ def _reason(raw: Mapping[str, str], collective: str, bytes_: float, harness: str
 def parse(raw: Mapping[str, str], row_id: str) -> Row:
     """A table row as `Row`; what cannot be priced says why in `skipped`."""
     hardware, fabric = str(raw.get("hardware") or ""), str(raw.get("fabric") or "")
-    collective = ALIASES.get(str(raw.get("collective")), str(raw.get("collective")))
+    spelled = re.sub(r"_perf$", "", re.sub(r"[-\s]", "_", str(raw.get("collective") or "").lower()))
+    collective = ALIASES.get(spelled, spelled)
     bytes_, gpus = float(raw.get("bytes") or 0), int(float(raw.get("gpus") or 0))
     nodes = int(float(raw.get("nodes") or 1))
     measured = float(raw.get("time_us") or 0) * 1e-6
@@ -200,7 +201,7 @@ def parse(raw: Mapping[str, str], row_id: str) -> Row:
     if profile is None:
         return Row(row_id, group, measured, series, skipped=f"no profile is near {hardware!r}")
     per_node = max(profile.gpus_per_node, -(-gpus // nodes))
-    placement = packed(profile, gpus, max(nodes, -(-gpus // per_node)))
+    placement = packed(profile, gpus, max(min(nodes, gpus), -(-gpus // per_node)))
     algo = str(raw.get("algo") or "")
     return Row(
         row_id, group, measured, series, collective, bytes_, profile, placement, harness,

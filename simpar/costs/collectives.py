@@ -20,7 +20,11 @@ from simpar.specs.hardware import HardwareProfile
 from simpar.topology.placement import GroupPlacement
 
 COLLECTIVES = (*nccl.REDUCTIONS, *point_to_point.PEER_TO_PEER)
-ALIASES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+ALIASES = {
+    "alltoall": "all_to_all", "sendrecv": "send_recv", "allreduce": "all_reduce", "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+}  # fmt: skip
+"""nccl-tests' spellings in tables."""
 NONE = Law("none", "none", 0.0, 0.0, channels=0)
 
 
@@ -72,10 +76,9 @@ class CollectiveModel:
         """
         found = self._laws.get((collective, placement))
         if found is None:
-            name = ALIASES.get(collective, collective)
-            if name not in COLLECTIVES:
+            if collective not in COLLECTIVES:
                 raise unknown("collective", collective, list(COLLECTIVES))
-            found = self._laws[collective, placement] = self._find(name, placement)
+            found = self._laws[collective, placement] = self._find(collective, placement)
         return found
 
     def _find(self, collective: str, placement: GroupPlacement) -> tuple[Law, ...]:
@@ -165,8 +168,7 @@ class CollectiveModel:
     def bus_bandwidth(self, collective: str, bytes_: float, placement: GroupPlacement) -> float:
         """nccl-tests' busbw, bytes/s; 0 for a group of one."""
         seconds, n = self.time(collective, bytes_, placement).seconds, placement.size
-        name = ALIASES.get(collective, collective)
-        factor = 1.0 if name == "send_recv" else nccl.traffic(name, n)
+        factor = 1.0 if collective == "send_recv" else nccl.traffic(collective, n)
         return factor * bytes_ / seconds if seconds else 0.0
 
     def expert_dispatch(
