@@ -154,7 +154,9 @@ def _include(table: dict[str, Any], base: Path) -> dict[str, Any]:
     """`kernels = "fitted/x.toml"` style references replaced by the tables they name."""
     for key in ("kernels", "collectives"):
         if isinstance(table.get(key), str):
-            table[key] = read_toml(base / table[key])
+            # A profile copied elsewhere still finds the shipped constants.
+            own = base / table[key]
+            table[key] = read_toml(own if own.is_file() else data_dir("hardware_profiles") / table[key])
     return table
 
 
