@@ -35,7 +35,7 @@ __all__ = ["Priced", "cost_models", "interpret", "prepare", "run", "schedule_of"
 Engine = Literal["discrete_event", "longest_path"]
 
 
-def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, float] | None = None) -> Schedule:
+def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, object] | None = None) -> Schedule:
     """The pipeline schedule of a scenario.
 
     Args:
@@ -52,7 +52,7 @@ def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, floa
     if name == "auto":
         name = "1f1b" if plan.virtual_stages == 1 else "interleaved"
     family = SCHEDULES[name]
-    options: dict[str, float] = dict(times or {}) if family.wants_times else {}
+    options: dict[str, object] = dict(times or {}) if family.wants_times else {}
     if plan.microbatch_group_size:
         options["microbatch_group_size"] = plan.microbatch_group_size
     # A schedule with a fixed number of chunks needs none said; another number is an error that its requirements name.

@@ -8,14 +8,15 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Compute, PhaseLetter, Send
 
 
-def stage_times(pricer: LayoutPricer) -> dict[str, float]:
-    """Options of a schedule family that wants times: seconds of F, I and W of a stage, of a send, and what W keeps.
+def stage_times(pricer: LayoutPricer) -> dict[str, object]:
+    """Options of a schedule family that wants times: seconds of F, I and W of a stage, of a send, and memory by rank.
 
-    One value for all stages, the median one's, as the zero-bubble authors' runtime takes from its profile: the first and last
-    stages differ (embedding, head) and the order should not follow them.
+    Of times one value for all stages, the median one's, as the zero-bubble authors' runtime takes from its profile: the first
+    and last stages differ (embedding, head) and the order should not follow them. Memory is each rank's own there.
 
     Returns:
-        `f`, `i`, `w`, `send` in seconds; `kept`: fraction of a stage's activations that stays until the weight gradient.
+        `f`, `i`, `w`, `send` in seconds; per rank `size`, bytes of a micro-batch's activations, and `kept`, the fraction of
+        them that stays until the weight gradient.
     """
     layout = pricer.layout
     stages = range(layout.num_stages)
@@ -24,10 +25,11 @@ def stage_times(pricer: LayoutPricer) -> dict[str, float]:
         found = (pricer.price(Compute(phase, s, 0, len(layout.stage_blocks[s]))).seconds for s in stages)
         return max(median_high(found), 1e-12)
 
-    kept = []
+    kept, size = [], []
     for blocks in layout.stage_blocks:
         saved = sum(block.saved_bytes for block in blocks)
         deferred = sum(block.deferred for block in blocks) if layout.framework.input_gradient_releases else saved
-        kept.append(min(deferred / saved, 1.0) if saved else 0.0)
+        size.append(max(saved, 1.0))
+        kept.append(min(deferred / size[-1], 1.0))
     send = pricer.price(Send(0, 1, backward=False)).seconds if layout.num_stages > 1 else 0.0
-    return {"f": seconds("F"), "i": seconds("I"), "w": seconds("W"), "send": send, "kept": median_high(kept)}
+    return {"f": seconds("F"), "i": seconds("I"), "w": seconds("W"), "send": send, "size": tuple(size), "kept": tuple(kept)}

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import product
 from math import inf, isfinite
+from statistics import median_high
 
 from simpar.errors import Violation
 from simpar.schedules.action import Action, Phase
@@ -23,7 +24,7 @@ Amount = float | Sequence[float]
 _SHORTEST = 1e-300
 """Any positive duration."""
 
-_OPTIONS = ("f", "i", "w", "send", "memory_limit", "kept", "flush")
+_OPTIONS = ("f", "i", "w", "send", "memory_limit", "kept", "size", "flush")
 
 
 def _each(value: Amount, num_ranks: int) -> tuple[float, ...]:
@@ -35,7 +36,11 @@ def _stage_times(num_ranks: int, limit: float, **options: object) -> StageTimes:
         return _each(options.get(name, default), num_ranks)  # type: ignore[arg-type]
 
     send = float(options.get("send", 0.0))  # type: ignore[arg-type]
-    return StageTimes(each("f", 1.0), each("i", 1.0), each("w", 1.0), send, each("memory_limit", limit), each("kept", 1.0))
+    # A rank with larger activations than most (the head's logits) holds fewer; one with smaller ones does not hold more.
+    sizes = each("size", 1.0)
+    typical = median_high(sizes)
+    limits = tuple(max(most * min(typical / size, 1.0), 1.0) for most, size in zip(each("memory_limit", limit), sizes, strict=True))
+    return StageTimes(each("f", 1.0), each("i", 1.0), each("w", 1.0), send, limits, each("kept", 1.0))
 
 
 def _handcrafted(num_ranks: int, num_microbatches: int) -> Iterator[list[list[str]]]:
@@ -87,6 +92,7 @@ def _rules(num_ranks: int, num_microbatches: int, virtual_stages: int, **options
         ("f", _SHORTEST, inf, "durations are positive"),
         ("i", _SHORTEST, inf, "durations are positive"),
         ("w", _SHORTEST, inf, "durations are positive"),
+        ("size", _SHORTEST, inf, "activations take some memory"),
         ("memory_limit", 1.0, inf, "a rank holds at least one activation"),
         ("kept", 0.0, 1.0, "a fraction of the activation, from 0 to 1"),
     ):

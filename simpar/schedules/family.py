@@ -35,7 +35,7 @@ class ScheduleFamily:
         replicas: copies of the model that the pipeline holds.
         options: names of the keyword options that `order` takes.
         torch_class: the torch.distributed.pipelining class with the same order; "" if there is none.
-        wants_times: the order depends on stage times: options `f`, `i`, `w` (one value per rank), `send`, `kept`, `flush`.
+        wants_times: the order depends on stage times: options `f`, `i`, `w` (one value per rank), `send`, `size`, `kept`.
     """
 
     name: str
