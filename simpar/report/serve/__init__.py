@@ -1,0 +1,1 @@
+"""`simpar serve`: a local what-if page on plotly Dash."""

@@ -1,0 +1,122 @@
+"""State -> what the page shows: a simulated step, days and cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simpar.errors import InputError, Violation
+from simpar.report.serve.state import Bases, State
+from simpar.result.result import Result
+from simpar.simulate import simulate
+from simpar.specs.checks import resolved_dp
+from simpar.specs.scenario import Scenario
+
+DAY_S, HOUR_S = 86400.0, 3600.0
+MAX_ACTIONS = 400_000
+"""Forward and backward passes of a step; more take minutes, which is for the command line."""
+_KEPT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A whole run in closed form: tokens / (tokens per second x goodput)."""
+
+    days: float
+    gpu_hours: float
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the page shows of a state.
+
+    Attributes:
+        query: of the state.
+        seconds: it took to compute.
+    """
+
+    query: str
+    state: State
+    scenario: Scenario
+    result: Result
+    run: Run
+    seconds: float
+
+
+def actions_of(scenario: Scenario) -> int:
+    """Forward and backward passes of all virtual stages over all micro-batches of one pipeline."""
+    plan, training = scenario.plan, scenario.training
+    microbatches = training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
+    return 2 * microbatches * plan.pp * plan.virtual_stages
+
+
+def check_size(scenario: Scenario) -> None:
+    """Refuse steps that would keep the page busy for minutes.
+
+    Raises:
+        InputError: too many passes.
+    """
+    actions = actions_of(scenario)
+    if actions > MAX_ACTIONS:
+        rule = f"{actions:,} passes in a step are more than this page simulates"
+        right = f"at most {MAX_ACTIONS:,}: a smaller global_batch_size, or `simpar simulate` on the command line"
+        raise InputError([Violation("training.global_batch_size", scenario.training.global_batch_size, rule, right)])
+
+
+def run_of(result: Result, tokens: float, usd_per_gpu_hour: float, goodput: float) -> Run:
+    """Days, GPU-hours and rent of training `tokens` at the step's throughput, `goodput` of the time."""
+    seconds = tokens / result.tokens_per_s / goodput
+    gpu_hours = seconds / HOUR_S * result.world_size
+    return Run(seconds / DAY_S, gpu_hours, gpu_hours * usd_per_gpu_hour)
+
+
+class Answers:
+    """Computes answers, one at a time, and keeps the last few."""
+
+    def __init__(self, bases: Bases) -> None:
+        self.bases = bases
+        self._kept: OrderedDict[str, Answer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, state: State, outdated: Callable[[], bool] = lambda: False) -> Answer | None:
+        """The answer to `state`; None where it is `outdated` by the time its turn comes.
+
+        Raises:
+            InputError: everything wrong with it, as on the command line.
+        """
+        query = state.query(self.bases)
+        with self._lock:
+            if outdated():
+                return None
+            if query in self._kept:
+                self._kept.move_to_end(query)
+                return self._kept[query]
+            answer = self._compute(query, state)
+            self._kept[query] = answer
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return answer
+
+    def _compute(self, query: str, state: State) -> Answer:
+        started = time.perf_counter()
+        scenario = state.scenario(self.bases)
+        numbers = _run_numbers(state)
+        check_size(scenario)
+        result = simulate(scenario, detail="stage")
+        return Answer(query, state, scenario, result, run_of(result, *numbers), time.perf_counter() - started)
+
+
+def _run_numbers(state: State) -> tuple[float, float, float]:
+    found, wrong = [], []
+    for key in ("tokens", "usd", "goodput"):
+        try:
+            found.append(state.number(key))
+        except InputError as error:
+            wrong += error.violations
+    if wrong:
+        raise InputError(wrong)
+    return found[0], found[1], found[2]

@@ -1,0 +1,101 @@
+"""The server of the page: bound to this machine, one process, nothing read but the registries."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+from typing import Any
+
+from simpar.errors import InputError, Violation
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def make_app(scenario: Path | None = None) -> Any:
+    """The Dash application, not yet served.
+
+    Raises:
+        InputError: Dash is not installed, or the scenario breaks a rule.
+    """
+    if importlib.util.find_spec("dash") is None:
+        raise InputError("simpar serve needs Dash, which is not installed; right: pip install 'simpar[ui]'")
+    from dash import Dash
+
+    from simpar.report.serve.answer import Answers
+    from simpar.report.serve.callbacks import register
+    from simpar.report.serve.page import page
+    from simpar.report.serve.state import Bases
+    from simpar.report.serve.style import INDEX
+
+    bases = Bases(scenario)
+    app = Dash("simpar", title="simpar: what if", update_title="", assets_folder="no-assets", index_string=INDEX)
+    app.layout = lambda: page(bases)
+    register(app, Answers(bases))
+    return app
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to host and port.
+
+    Raises:
+        InputError: the port is taken or not permitted, or the host is not this machine's.
+    """
+    if not 0 <= port <= 65535:
+        raise InputError([Violation("--port", port, "is not a port", "0 (any free one) to 65535")])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(64)
+    except OSError as error:
+        found.close()
+        if isinstance(error, socket.gaierror) or error.errno in (99, 49):
+            raise InputError([Violation("--host", host, "is not an address of this machine", "such as 127.0.0.1")]) from None
+        rule = f"cannot be listened on at {host}: {error.strerror or error}"
+        raise InputError([Violation("--port", port, rule, "choose another port, or 0 for any free one")]) from None
+    return found
+
+
+def only_named(app: Any, host: str) -> None:
+    """Refuse requests under a foreign name: a page elsewhere may not reach a server of this machine through its own DNS."""
+    if host not in LOOPBACK:
+        return
+    from flask import abort, request
+
+    def check() -> None:
+        name = request.host.rsplit(":", 1)[0].strip("[]") if request.host != "::1" else "::1"
+        if name not in LOOPBACK:
+            abort(403)
+
+    app.server.before_request(check)
+
+
+def serve(host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None) -> None:
+    """Serve the page until interrupted.
+
+    Raises:
+        InputError: Dash is missing, the scenario is wrong, the port is taken.
+    """
+    app = make_app(scenario)
+    bound = listen(host, port)
+    only_named(app, host)
+    import logging
+
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    shown = f"[{host}]" if ":" in host else host
+    port = bound.getsockname()[1]
+    server = make_server(host, port, app.server, threaded=True, fd=bound.fileno())
+    _say(f"simpar serve: http://{shown}:{port}/ (stop with Ctrl-C)")
+    if host not in LOOPBACK:
+        _say("simpar serve: reachable from other machines, without a password")
+    server.serve_forever()
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,192 @@
+"""What the page does when something changes. Every callback is a pure function of its inputs; the server keeps only caches."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from simpar.errors import InputError, SimparError
+from simpar.report.serve import downloads, figures, tables
+from simpar.report.serve.answer import Answer, Answers
+from simpar.report.serve.fields import FIELDS, SLIDERS
+from simpar.report.serve.page import slider_id, value_id
+from simpar.report.serve.state import State as PageState
+from simpar.report.serve.state import of_controls, of_query
+from simpar.report.serve.style import ADDRESS, NEAREST
+
+MAX_PINS = 5
+_CONTROLS = [*(f.key for f in FIELDS)]
+
+
+def register(app: Dash, answers: Answers) -> None:
+    """Attach all callbacks."""
+    for field in SLIDERS:
+        app.clientside_callback(
+            NEAREST.replace("STOPS", repr(list(field.stops))), Output(slider_id(field.key), "value"), Output(value_id(field.key), "value"),
+            Input(slider_id(field.key), "value"), Input(value_id(field.key), "value"),
+        )  # fmt: skip
+    app.clientside_callback(ADDRESS, Output("address", "data"), Input("query", "data"), Input("pins", "data"))
+    _register_load(app, answers)
+    _register_compute(app, answers)
+    _register_pins(app, answers)
+    _register_downloads(app, answers)
+
+
+class Latest:
+    """Which request of a browser tab is its newest: while one is computed, only the newest of those waiting is worth it."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def ticket(self, tab: str) -> int:
+        """A number larger than all before."""
+        with self._lock:
+            if len(self._newest) > 1000:
+                self._newest.clear()
+            self._newest[tab] = self._newest.get(tab, 0) + 1
+            return self._newest[tab]
+
+    def outdated(self, tab: str, ticket: int) -> bool:
+        """Whether a newer request of the tab has come in."""
+        return self._newest.get(tab, 0) > ticket
+
+
+def _control_outputs(**extra: Any) -> list[Output]:
+    return [Output(value_id(k), "value", allow_duplicate=True, **extra) for k in _CONTROLS]
+
+
+def _register_load(app: Dash, answers: Answers) -> None:
+    """Address, scenario chosen, reset, restored pin, layout found: each sets all controls."""
+
+    @app.callback(
+        Output("base", "value"), Output("more", "value"), Output("pins", "data"), Output("wrong", "children", allow_duplicate=True),
+        *_control_outputs(), Input("url", "search"), Input("base", "value"), Input("reset", "n_clicks"),
+        Input({"type": "restore", "index": ALL}, "n_clicks"), Input({"type": "use", "index": ALL}, "n_clicks"),
+        State("pins", "data"), State("found", "data"), prevent_initial_call="initial_duplicate",
+    )  # fmt: skip
+    def load(search: str | None, base: str, _reset: Any, _restore: Any, _use: Any, pins: list[str], found: list[str]) -> list[Any]:
+        cause = ctx.triggered_id
+        query, keep = f"scenario={base}", True
+        if cause in (None, "url"):
+            query, keep = (search or "").lstrip("?"), False
+        elif isinstance(cause, dict):
+            source = pins if cause["type"] == "restore" else found
+            if not ctx.triggered[0]["value"] or not 0 <= int(cause["index"]) < len(source):
+                return [no_update] * (4 + len(_CONTROLS))
+            query = source[int(cause["index"])]
+        problem: Any = no_update
+        try:
+            state = of_query(query, answers.bases)
+        except InputError as error:
+            state, problem = of_query("", answers.bases), tables.wrong(error)
+        kept: Any = no_update if keep else pins_of(search or "")
+        return [state.base, "\n".join(state.more), kept, problem, *[state.values.get(k) for k in _CONTROLS]]
+
+
+def pins_of(search: str) -> list[str]:
+    """The pinned configurations in an address."""
+    from urllib.parse import parse_qsl
+
+    return [text for key, text in parse_qsl(search.lstrip("?")) if key == "pin"][:MAX_PINS]
+
+
+def _register_compute(app: Dash, answers: Answers) -> None:
+    """The controls' state, simulated."""
+    latest = Latest()
+    results = [
+        Output("wrong", "children"), Output("results", "className"), Output("about", "children"), Output("tiles", "children"),
+        Output("gantt", "figure"), Output("gantt-note", "children"), Output("waterfall", "figure"), Output("memory", "figure"),
+        Output("query", "data"),
+    ]  # fmt: skip
+
+    @app.callback(
+        *results, Input("base", "value"), Input("more", "value"), State("tab", "data"), *[Input(value_id(k), "value") for k in _CONTROLS]
+    )
+    def compute(base: str, more: str | None, tab: str, *values: Any) -> list[Any]:
+        ticket = latest.ticket(str(tab))
+        state = of_controls(base, dict(zip(_CONTROLS, values, strict=True)), more)
+        try:
+            answer = answers(state, lambda: latest.outdated(str(tab), ticket))
+        except InputError as error:
+            return [tables.wrong(error), "body stale", *[no_update] * 7]
+        if answer is None:
+            return [no_update] * len(results)
+        chart, note = figures.gantt(answer.result)
+        hint = "Shades alternate by micro-batch; drag to zoom, double-click to see the whole step. " + note
+        return [
+            None, "body", tables.about(answer), tables.tiles(answer), chart, hint, figures.waterfall(answer.result),
+            figures.memory(answer.result), answer.query,
+        ]  # fmt: skip
+
+
+def _state_of(query: str | None, answers: Answers) -> Answer:
+    """The answer to a query of the page."""
+    found = answers(of_query(query or "", answers.bases))
+    assert found is not None, "nothing outdates a request of its own"
+    return found
+
+
+def _register_pins(app: Dash, answers: Answers) -> None:
+    @app.callback(
+        Output("pins", "data", allow_duplicate=True), Input("pin", "n_clicks"), Input({"type": "drop", "index": ALL}, "n_clicks"),
+        State("query", "data"), State("pins", "data"), prevent_initial_call=True,
+    )  # fmt: skip
+    def pin(_pin: Any, _drop: Any, query: str | None, pins: list[str]) -> Any:
+        cause = ctx.triggered_id
+        if isinstance(cause, dict):
+            if not ctx.triggered[0]["value"]:
+                return no_update
+            return [p for i, p in enumerate(pins) if i != cause["index"]]
+        if not query or query in pins:
+            return no_update
+        return [*pins, query][-MAX_PINS:]
+
+    @app.callback(Output("pinned", "children"), Input("pins", "data"), Input("query", "data"))
+    def show(pins: list[str], query: str | None) -> Any:
+        if not pins or not query:
+            return None
+        columns, buttons = [], []
+        for index, text in enumerate([query, *pins]):
+            columns.append(_column("now: " if not index else "", text, answers))
+            buttons.append(_pin_buttons(index - 1) if index else html.Span())
+        return tables.side_by_side(columns, buttons)
+
+
+def _column(prefix: str, query: str, answers: Answers) -> tuple[str, Answer | str]:
+    try:
+        answer = _state_of(query, answers)
+    except SimparError as error:
+        return prefix + query[:80], str(error)
+    return prefix + tables.title_of(answer.state, answers.bases), answer
+
+
+def _pin_buttons(index: int) -> html.Div:
+    return html.Div([
+        html.Button("Use", id={"type": "restore", "index": index}, type="button", **{"aria-label": f"Use pinned configuration {index + 1}"}),
+        html.Button("Remove", id={"type": "drop", "index": index}, type="button", **{"aria-label": f"Remove pinned configuration {index + 1}"}),
+    ], className="buttons")  # fmt: skip
+
+
+def _register_downloads(app: Dash, answers: Answers) -> None:
+    @app.callback(
+        Output("download", "data"), Output("said", "children"), Input("toml", "n_clicks"), Input("html", "n_clicks"),
+        Input("flags", "n_clicks"), State("query", "data"), prevent_initial_call=True,
+    )  # fmt: skip
+    def download(_toml: Any, _html: Any, _flags: Any, query: str | None) -> Any:
+        try:
+            answer = _state_of(query, answers)
+            if ctx.triggered_id == "toml":
+                name, text = downloads.file_name(answer, ".toml"), downloads.scenario_toml(answer, answers.bases)
+            elif ctx.triggered_id == "html":
+                name, text = downloads.file_name(answer, ".html"), downloads.report_html(answer)
+            else:
+                name, text = downloads.launch_flags(answer)
+        except SimparError as error:
+            return no_update, str(error)
+        return dcc.send_string(text, name), f"{name} is downloaded."
+
+
+__all__ = ["PageState", "register"]

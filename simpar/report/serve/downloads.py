@@ -1,0 +1,81 @@
+"""What the page hands out: the scenario as TOML, the report, launch flags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from simpar.report.serve.answer import Answer
+from simpar.report.serve.state import Bases
+from simpar.report.step_html import step_page
+from simpar.simulate import simulate
+
+
+def scenario_toml(answer: Answer, bases: Bases) -> str:
+    """The scenario as a file that `simpar simulate` reads; names of registries stay names."""
+    return toml(answer.state.table(bases))
+
+
+def report_html(answer: Answer) -> str:
+    """The page that `simpar simulate --html` writes, layer by layer."""
+    return step_page(simulate(answer.scenario))
+
+
+def file_name(answer: Answer, suffix: str) -> str:
+    """A name without anything that a file system could mind."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", answer.state.base) + suffix
+
+
+def toml(table: Mapping[str, Any]) -> str:
+    """A table of strings, numbers, booleans, lists and tables as TOML; None is left out."""
+    lines: list[str] = []
+    _write(table, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
+    nested = {k: v for k, v in table.items() if isinstance(v, Mapping) and v}
+    lines += [f"{_key(k)} = {_value(v)}" for k, v in table.items() if k not in nested and v is not None and not _tables(v)]
+    for key, value in table.items():
+        name = f"{path}.{_key(key)}" if path else _key(key)
+        if key in nested:
+            lines += ["", f"[{name}]"]
+            _write(value, name, lines)
+        elif _tables(value):
+            for item in value:
+                lines += ["", f"[[{name}]]"]
+                _write(item, name, lines)
+
+
+def _tables(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + " }" if value else "{}"
+    return str(value)
+
+
+def launch_flags(answer: Answer) -> tuple[str, str]:
+    """(file name, content) of the launch flags of the scenario's framework.
+
+    Raises:
+        InputError: no flags for this framework or plan.
+    """
+    raise NotImplementedError

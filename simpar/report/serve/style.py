@@ -1,0 +1,86 @@
+"""The look of the page, and the two scripts that run in the browser."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STYLE: Final = """
+:root { --ink: #1c1f23; --soft: #545c66; --line: #d5dae0; --paper: #fff; --desk: #f3f4f6; --blue: #0060a0; --bad: #a8001c; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--desk); color: var(--ink); font: 15px/1.4 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 21px; margin: 0; } h2 { font-size: 16px; margin: 0 0 4px; } p { margin: 3px 0; }
+.soft { color: var(--soft); font-size: 13px; }
+.page { display: grid; grid-template-columns: 348px minmax(0, 1fr); gap: 14px; max-width: 1900px; margin: 0 auto; padding: 12px 16px; }
+.side { display: flex; flex-direction: column; gap: 10px; }
+fieldset, .card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; margin: 0; min-width: 0; }
+legend { font-weight: 600; padding: 0 4px; }
+.row { display: grid; grid-template-columns: 124px minmax(0, 1fr); gap: 2px 8px; align-items: center; margin: 4px 0; }
+.row > label { font-size: 13.5px; line-height: 1.2; }
+.pair { display: grid; grid-template-columns: minmax(0, 1fr) 78px; gap: 8px; align-items: center; }
+.unit { display: flex; align-items: center; gap: 6px; }
+.unit .soft { white-space: nowrap; }
+.side input[type=number], .side input[type=text], .side select, .side textarea { width: 100%; font: inherit; font-size: 14px;
+  padding: 3px 5px; border: 1px solid #8b949e; border-radius: 5px; background: #fff; color: var(--ink); min-width: 0; }
+.unit input[type=number], .unit input[type=text] { width: 92px !important; flex: none; }
+.side textarea { font: 13px/1.35 "DejaVu Sans Mono", monospace; resize: vertical; }
+.side input[type=range] { width: 100%; margin: 0; accent-color: var(--blue); }
+button { font: inherit; font-size: 14px; padding: 5px 11px; border: 1px solid #8b949e; border-radius: 6px; background: #fff;
+  color: var(--ink); cursor: pointer; }
+button.main { background: var(--blue); border-color: var(--blue); color: #fff; }
+button:disabled { color: #767d86; background: #eceef1; cursor: not-allowed; }
+:is(button, input, select, textarea, a, summary, [tabindex]):focus-visible { outline: 3px solid #e69f00; outline-offset: 1px; }
+.buttons { display: flex; flex-wrap: wrap; gap: 7px; align-items: center; margin: 6px 0 0; }
+.body { display: flex; flex-direction: column; gap: 12px; min-width: 0; }
+.head { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 4px 20px; align-items: center; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(172px, 1fr)); gap: 10px; }
+.tile { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; }
+.tile b { display: block; font-size: 20px; line-height: 1.25; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--soft); font-size: 13px; } .tile.bad b { color: var(--bad); } .tile.good b { color: #00684c; }
+.figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 12px; }
+.figures > .wide { grid-column: span 2; }
+@media (max-width: 1500px) { .figures > .card { grid-column: span 2; } }
+@media (max-width: 900px) { .page { grid-template-columns: minmax(0, 1fr); } }
+.wrong { border: 2px solid var(--bad); background: #fff5f6; border-radius: 8px; padding: 8px 12px; }
+.wrong ul { margin: 4px 0; padding-left: 20px; } .wrong li { overflow-wrap: anywhere; }
+.stale { opacity: .45; }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 18px 3px 0; text-align: left; vertical-align: top; }
+thead th { border-bottom: 1px solid var(--line); max-width: 260px; overflow-wrap: anywhere; } tbody th { font-weight: 400; color: var(--soft); white-space: nowrap; }
+td { font-variant-numeric: tabular-nums; } td.bad { color: var(--bad); }
+progress { width: 260px; height: 14px; accent-color: var(--blue); }
+"""
+
+NEAREST: Final = """
+function(at, value) {
+  const stops = STOPS;
+  const none = window.dash_clientside.no_update;
+  const asked = window.dash_clientside.callback_context.triggered.map(t => t.prop_id).join(" ");
+  const near = v => stops.reduce((best, s, i) =>
+    Math.abs(Math.log(s / v)) < Math.abs(Math.log(stops[best] / v)) ? i : best, 0);
+  const shown = typeof value === "number" && value > 0;
+  if (asked.startsWith('r-') && at !== null && at !== undefined) {
+    const i = Number(at);
+    if (shown && near(value) === i) return [none, none];
+    return [none, stops[i]];
+  }
+  return [shown ? near(value) : 0, none];
+}
+"""
+"""Slider and number box of one field: the one that moved sets the other; the slider stands at the stop nearest to the number."""
+
+ADDRESS: Final = """
+function(query, pins) {
+  if (!query) return window.dash_clientside.no_update;
+  const all = "?" + query + (pins || []).map(p => "&pin=" + encodeURIComponent(p)).join("");
+  if (all !== window.location.search) window.history.replaceState(null, "", window.location.pathname + all);
+  return all;
+}
+"""
+"""The address follows the state, without an entry in the history for every move of a slider."""
+
+INDEX: Final = (
+    "<!doctype html><html lang=en><head>{%metas%}<title>{%title%}</title><link rel=icon href='data:,'>{%css%}<style>"
+    + STYLE
+    + "</style></head><body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body></html>"
+)

@@ -1,0 +1,107 @@
+"""Tiles, the list of what is wrong, pinned configurations side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import html
+
+from simpar.errors import InputError
+from simpar.report.serve.answer import Answer
+from simpar.report.serve.state import Bases, State
+from simpar.specs.model import TransformerSpec
+from simpar.units import format_bytes, format_seconds
+
+Row = tuple[str, str, bool]
+"""Label, text, whether it is bad news."""
+
+
+def headline(answer: Answer) -> list[tuple[str, str, str, str]]:
+    """(id, label, number, more) of every tile."""
+    result, run = answer.result, answer.run
+    unit = "tokens" if isinstance(answer.scenario.model, TransformerSpec) else "samples"
+    low, high = result.step_interval.low, result.step_interval.high
+    worst = result.worst_rank
+    verdict = "fits" if result.fits else "DOES NOT FIT"
+    return [
+        ("step", "step time", format_seconds(result.step_time_s), f"80 %: {format_seconds(low)} to {format_seconds(high)}"),
+        ("rate", f"{unit}/s", f"{result.tokens_per_s:,.0f}", f"{result.tokens_per_s_per_gpu:,.1f} per GPU"),
+        ("mfu", "MFU", f"{result.mfu:.1%}", f"{result.model_flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s per GPU"),
+        ("bubble", "pipeline bubble", f"{result.bubble_fraction:.1%}", f"{result.layout.num_microbatches} micro-batches"),
+        ("memory", f"peak memory: {verdict}", format_bytes(worst.device_bytes),
+         f"of {format_bytes(result.device_memory_bytes)}, rank {worst.rank}"),
+        ("days", "days", _short(run.days), f"{_short(run.gpu_hours)} GPU-hours"),
+        ("cost", "cost", f"${_short(run.cost_usd)}", "rent of the GPUs"),
+    ]  # fmt: skip
+
+
+def _short(value: float) -> str:
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:,.3g} {letter}" if value < 1e15 else f"{value:.3g}"
+    return f"{value:.3g}"
+
+
+def tiles(answer: Answer) -> list[html.Div]:
+    """The headline, as tiles."""
+    found = []
+    for name, label, number, more in headline(answer):
+        style = ("good" if answer.result.fits else "bad") if name == "memory" else ""
+        parts = [html.Span(label), html.B(number, id=f"tile-{name}"), html.Span(more)]
+        found.append(html.Div(parts, className=f"tile {style}"))
+    return found
+
+
+def about(answer: Answer) -> str:
+    """One line: what is simulated."""
+    result, plan = answer.result, answer.scenario.plan
+    degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {result.layout.mesh.dp}"]
+    degrees += [f"ep {plan.ep}"] if plan.ep > 1 else []
+    degrees += [f"virtual stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
+    gpus = f"{result.world_size:,} × {result.layout.hardware.gpu.name}"
+    return f"{gpus}: {', '.join(degrees)}, ZeRO {plan.zero_stage}, {result.schedule_name}; computed in {answer.seconds * 1e3:.0f} ms"
+
+
+def wrong(error: InputError) -> html.Div:
+    """Everything that is wrong, in the words of the command line."""
+    texts = [str(v).removeprefix(f"{v.file}: ") for v in error.violations] or str(error).splitlines()
+    return html.Div([
+        html.B("This cannot be simulated. "), "The numbers below are of the last settings that could:",
+        html.Ul([html.Li(text) for text in texts]),
+    ], className="wrong")  # fmt: skip
+
+
+def title_of(state: State, bases: Bases) -> str:
+    """What tells a pinned configuration apart: what was changed of its scenario."""
+    start = bases[state.base].values
+    words = [f"{k} {v}" for k, v in state.values.items() if v != start.get(k)] + list(state.more)
+    return state.base + (": " + ", ".join(words) if words else "")
+
+
+def side_by_side(columns: Sequence[tuple[str, Answer | str]], remove: Sequence[Any]) -> html.Section:
+    """Columns of numbers, the present settings first; a column that cannot be simulated says why.
+
+    Args:
+        remove: an element under each title.
+    """
+    rows: dict[str, list[Any]] = {}
+    for position, (_, answer) in enumerate(columns):
+        if isinstance(answer, str):
+            rows.setdefault("step time", [""] * len(columns))[position] = html.Td(answer, className="bad")
+            continue
+        for label, text, bad in _facts(answer):
+            rows.setdefault(label, [""] * len(columns))[position] = html.Td(text, className="bad" if bad else "")
+    heads = [html.Th("")] + [html.Th([title, html.Br(), button]) for (title, _), button in zip(columns, remove, strict=True)]
+    body = [html.Tr([html.Th(name, scope="row"), *[c or html.Td("") for c in cells]]) for name, cells in rows.items()]
+    table = html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)])
+    return html.Section([html.H2("Side by side"), html.Div(table, className="scroll")], className="card")
+
+
+def _facts(answer: Answer) -> list[Row]:
+    result = answer.result
+    found: list[Row] = [(label.partition(":")[0], number, False) for _, label, number, _ in headline(answer)]
+    found.insert(2, ("per GPU", f"{result.tokens_per_s_per_gpu:,.1f}", False))
+    found.append(("fits", "yes" if result.fits else "NO", not result.fits))
+    found.append(("GPUs", f"{result.world_size:,}", False))
+    return found
