@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import product
 from math import inf, isfinite
-from statistics import median_high
 
 from simpar.errors import Violation
 from simpar.schedules.action import Action, Phase
@@ -36,9 +35,10 @@ def _stage_times(num_ranks: int, limit: float, **options: object) -> StageTimes:
         return _each(options.get(name, default), num_ranks)  # type: ignore[arg-type]
 
     send = float(options.get("send", 0.0))  # type: ignore[arg-type]
-    # A rank with larger activations than most (the head's logits) holds fewer; one with smaller ones does not hold more.
+    # As in the authors' runtime the first two ranks' activations are the unit. A rank with larger ones (the head's logits) holds
+    # fewer; one with smaller ones does not hold more, as their published bubbles show.
     sizes = each("size", 1.0)
-    typical = median_high(sizes)
+    typical = max(sizes[:2])
     limits = tuple(max(most * min(typical / size, 1.0), 1.0) for most, size in zip(each("memory_limit", limit), sizes, strict=True))
     return StageTimes(each("f", 1.0), each("i", 1.0), each("w", 1.0), send, limits, each("kept", 1.0))
 

@@ -136,7 +136,10 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "attention": (("", "unfused"),), "optimizer_post_validation": True, "qkv_copies": 2 / 3},
              "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv "
              "2401.10241 Table 4 hold "
-             "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused"),),
+             "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused; keys and values "
+             "are copied by repeat_interleave, as in Megatron-LM of autumn 2023; the script sets "
+             "--enable-optimizer-post-validation (section 4) with the zero-bubble schedules; weight gradients wait in a store "
+             "of matmul inputs and output gradients (core/weight_grad_store.py)"),),
     ),
     "aa-scaling": (
         "megatron-core",
