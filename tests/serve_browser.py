@@ -110,16 +110,15 @@ class Browser:
         """Go to an address."""
         self.send("Page.navigate", url=url)
 
-    def wait(self, expression: str, seconds: float = 30) -> Any:
-        """The value of `expression` once it is true."""
+    def wait(self, expression: str, seconds: float = 30) -> None:
+        """Until `expression` is true."""
         until = time.monotonic() + seconds
         while True:
             try:
-                value = self.js(expression)
+                if self.js(f"!!({expression})"):
+                    return
             except RuntimeError:
-                value = None
-            if value:
-                return value
+                pass  # The page is being replaced.
             if time.monotonic() > until:
                 raise TimeoutError(f"not true within {seconds} s: {expression}; console: {self.console}")
             time.sleep(0.05)

@@ -12,7 +12,7 @@ from simpar.report.serve import downloads, figures, tables
 from simpar.report.serve.answer import Answer, Answers
 from simpar.report.serve.fields import FIELDS, SLIDERS
 from simpar.report.serve.page import slider_id, value_id
-from simpar.report.serve.state import State as PageState
+from simpar.report.serve.search_view import register_search
 from simpar.report.serve.state import of_controls, of_query
 from simpar.report.serve.style import ADDRESS, NEAREST
 
@@ -32,6 +32,7 @@ def register(app: Dash, answers: Answers) -> None:
     _register_compute(app, answers)
     _register_pins(app, answers)
     _register_downloads(app, answers)
+    register_search(app, answers)
 
 
 class Latest:
@@ -98,8 +99,8 @@ def _register_compute(app: Dash, answers: Answers) -> None:
     latest = Latest()
     results = [
         Output("wrong", "children"), Output("results", "className"), Output("about", "children"), Output("tiles", "children"),
-        Output("gantt", "figure"), Output("gantt-note", "children"), Output("waterfall", "figure"), Output("memory", "figure"),
-        Output("query", "data"),
+        Output("query", "data"), Output("gantt-note", "children"),
+        *[Output(name, part) for name in ("gantt", "waterfall", "memory") for part in ("figure", "style")],
     ]  # fmt: skip
 
     @app.callback(
@@ -111,14 +112,14 @@ def _register_compute(app: Dash, answers: Answers) -> None:
         try:
             answer = answers(state, lambda: latest.outdated(str(tab), ticket))
         except InputError as error:
-            return [tables.wrong(error), "body stale", *[no_update] * 7]
+            return [tables.wrong(error), "body stale", *[no_update] * (len(results) - 2)]
         if answer is None:
             return [no_update] * len(results)
         chart, note = figures.gantt(answer.result)
         hint = "Shades alternate by micro-batch; drag to zoom, double-click to see the whole step. " + note
         return [
-            None, "body", tables.about(answer), tables.tiles(answer), chart, hint, figures.waterfall(answer.result),
-            figures.memory(answer.result), answer.query,
+            None, "body", tables.about(answer), tables.tiles(answer), answer.query, hint,
+            *chart, *figures.waterfall(answer.result), *figures.memory(answer.result),
         ]  # fmt: skip
 
 
@@ -188,5 +189,3 @@ def _register_downloads(app: Dash, answers: Answers) -> None:
             return no_update, str(error)
         return dcc.send_string(text, name), f"{name} is downloaded."
 
-
-__all__ = ["PageState", "register"]

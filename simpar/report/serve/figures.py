@@ -12,7 +12,7 @@ from simpar.report.gantt import FOLDED, KINDS, Rectangles, lanes_of, thinned
 from simpar.report.shown import shown_roles
 from simpar.result.result import Result
 
-MAX_RECTANGLES = 6000
+MAX_RECTANGLES = 10_000
 MAX_HOVER = 2500
 """Ops with a text under the pointer; more make every change slow in the browser."""
 _FONT = {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": "#1c1f23"}
@@ -20,33 +20,37 @@ _AXIS = {"gridcolor": "#e8eaed", "zerolinecolor": "#b8bec6", "automargin": True}
 _ROW, _FEW = (20, 34), (260, 620)
 
 
-def styled(layout: dict[str, Any], height: int) -> dict[str, Any]:
+def styled(layout: dict[str, Any]) -> dict[str, Any]:
     """A layout in the colours and type of the page."""
     page = {
         "font": _FONT, "margin": {"l": 64, "r": 24, "t": 14, "b": 48}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff",
-        "height": height, "template": None, **layout,
+        "template": None, "uirevision": None, **layout,
     }  # fmt: skip
     for axis in ("xaxis", "yaxis"):
         page[axis] = {**_AXIS, **layout.get(axis, {})}
     return page
 
 
-def _first(figure: dict[str, Any]) -> dict[str, Any]:
+Figure = tuple[dict[str, Any], dict[str, str]]
+"""What plotly draws, and the style (height) of the element it draws in."""
+
+
+def _first(figure: dict[str, Any]) -> Figure:
     view = figure["variants"][0]
-    return {"data": view["data"], "layout": styled(view["layout"], figure["height"])}
+    return {"data": view["data"], "layout": styled(view["layout"])}, {"height": f"{figure['height']}px"}
 
 
-def waterfall(result: Result) -> dict[str, Any]:
+def waterfall(result: Result) -> Figure:
     """Where the step goes."""
     return _first(step_figures.waterfall(result))
 
 
-def memory(result: Result) -> dict[str, Any]:
+def memory(result: Result) -> Figure:
     """What fills each pipeline rank at its peak, against the device."""
     return _first(memory_plot.by_rank(result))
 
 
-def gantt(result: Result) -> tuple[dict[str, Any], str]:
+def gantt(result: Result) -> tuple[Figure, str]:
     """What every pipeline rank does and when: one filled shape per kind; and a note on what was merged."""
     roles = shown_roles(result)
     lanes = lanes_of(result.program, roles)
@@ -77,7 +81,7 @@ def gantt(result: Result) -> tuple[dict[str, Any], str]:
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, "hovermode": "closest", "dragmode": "zoom",
         "margin": {"l": 70, "r": 24, "t": 10, "b": 44},
     }  # fmt: skip
-    return {"data": traces, "layout": styled(layout, height)}, note
+    return ({"data": traces, "layout": styled(layout)}, {"height": f"{height}px"}), note
 
 
 def _shapes(name: str, color: str, x0: Any, x1: Any, top: Any, bottom: Any, legend: bool) -> dict[str, Any]:

@@ -80,13 +80,8 @@ def _more() -> html.Fieldset:
     return html.Fieldset([
         html.Legend("More overrides"),
         html.Label("one per line, as --set takes them: plan.cp_style=ulysses", htmlFor="more", className="soft"),
-        dcc.Textarea(id="more", value="", rows=3, spellCheck="false", debounce=True) if _textarea_waits()
-        else dcc.Textarea(id="more", value="", rows=3, spellCheck="false"),
+        dcc.Textarea(id="more", value="", rows=3, spellCheck="false"),
     ])  # fmt: skip
-
-
-def _textarea_waits() -> bool:
-    return "debounce" in dcc.Textarea().available_properties
 
 
 def _results() -> html.Div:
@@ -109,13 +104,13 @@ def _results() -> html.Div:
 
 
 def _actions() -> html.Div:
-    def button(name: str, text: str, style: str = "") -> html.Button:
-        return html.Button(text, id=name, type="button", className=style)
+    def button(name: str, text: str, style: str = "", **more: Any) -> html.Button:
+        return html.Button(text, id=name, type="button", className=style, **more)
 
     return html.Div([
         html.Div([
             button("pin", "Pin this configuration", "main"), button("start", "Search the layout"),
-            button("stop", "Stop the search"),
+            button("stop", "Stop", disabled=True),
             button("toml", "Scenario (TOML)"), button("html", "Report (HTML)"), button("flags", "Launch flags"),
         ], className="buttons"),
         html.P(id="said", className="soft", role="status"),
@@ -124,5 +119,5 @@ def _actions() -> html.Div:
 
 def _card(title: str, name: str, width: str = "", note: str = "") -> html.Section:
     return html.Section([
-        html.H2(title), html.P(note, className="soft", id=f"{name}-note"), dcc.Graph(id=name, config=GRAPH, figure={}),
+        html.H2(title), html.P(note, className="soft", id=f"{name}-note"), dcc.Graph(id=name, config=GRAPH, figure={}, style={"height": "300px"}),
     ], className=f"card {width}", **{"aria-label": title})  # fmt: skip

@@ -94,14 +94,18 @@ class State:
         """The address' query: the base, what differs from it, further overrides. Reproduces the state."""
         start = bases[self.base].values
         pairs = [("scenario", self.base)]
-        pairs += [(f.key, _text(self.values.get(f.key))) for f in FIELDS if self.values.get(f.key) != start.get(f.key)]
+        pairs += [(f.key, _text(self.values.get(f.key))) for f in FIELDS if self._differs(f, start)]
         pairs += [("set", text) for text in self.more]
         return urlencode(pairs)
 
     def changed(self, bases: Bases) -> set[str]:
         """Keys of the scenario's fields that differ from the base."""
         start = bases[self.base].values
-        return {f.key for f in FIELDS if f.path and self.values.get(f.key) != start.get(f.key)}
+        return {f.key for f in FIELDS if f.path and self._differs(f, start)}
+
+    def _differs(self, field: Field, start: Mapping[str, Value]) -> bool:
+        value = self.values.get(field.key)
+        return value not in (start.get(field.key), AS_WRITTEN)
 
     def table(self, bases: Bases) -> dict[str, Any]:
         """The raw scenario table, as `simpar simulate` would read it.

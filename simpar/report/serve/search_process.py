@@ -1,0 +1,99 @@
+"""The layout search of the page, in a process of its own: a scenario on standard input, one JSON line per report on standard output.
+
+A process of its own keeps the page quick while it runs, and can be stopped at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from simpar.errors import SimparError
+from simpar.search.branch import Branch, Progress, Scored
+from simpar.search.choice import recompute_text, split_text
+from simpar.search.space import Space
+from simpar.specs.scenario import Scenario, make_scenario
+
+KEEP = 5
+EVERY_S = 0.25
+_FIXED = (
+    "cp", "ep", "zero_stage", "shard_size", "sequence_parallel", "overlap_tp", "overlap_ep", "overlap_p2p", "overlap_grad_reduce",
+    "overlap_param_gather", "reshard_after_forward", "cp_style", "ep_dispatcher", "placement",
+)  # fmt: skip
+
+
+def restrictions(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
+    """The space of the page: tp, pp, virtual stages, micro-batch, recomputation and the schedule are free, all else is as set."""
+    plan = scenario.plan
+    found: dict[str, tuple[Any, ...]] = {axis: (getattr(plan, axis),) for axis in _FIXED}
+    if plan.etp:
+        found["etp"] = (plan.etp,)
+    schedule = "1f1b" if plan.schedule == "auto" else plan.schedule
+    split = (plan.first_stage_less_layers, plan.last_stage_less_layers, plan.embedding_alone)
+    return found | {
+        "precision": (scenario.training.precision,), "offload_activations": (plan.offload.activations,),
+        "offload_optimizer": (plan.offload.optimizer,), "split": (split_text(split),),
+        "schedule": tuple(dict.fromkeys(("1f1b", "interleaved", schedule))),
+        "recompute": tuple(dict.fromkeys(("none", "selective:core_attn", "full", recompute_text(plan.recompute)))),
+    }  # fmt: skip
+
+
+def settings(scored: Scored, scenario: Scenario) -> dict[str, Any]:
+    """A layout found, as values of the page's controls."""
+    choice = scored.choice
+    group, recompute = choice.group, choice.recompute
+    found: dict[str, Any] = {
+        "tp": group.tp, "pp": group.pp, "v": choice.pipeline.virtual_stages, "mbs": choice.micro_batch_size,
+        "schedule": choice.pipeline.schedule if group.pp > 1 else "auto",
+    }  # fmt: skip
+    if recompute != recompute_text(scenario.plan.recompute):
+        found["recompute"] = "selective" if recompute == "selective:core_attn" else recompute
+    return {
+        "settings": found, "step_time_s": scored.step_time_s, "device_bytes": scored.device_bytes, "dp": group.dp, "text": str(choice),
+    }  # fmt: skip
+
+
+class _Reporter:
+    """Prints progress, not more often than a page can show it."""
+
+    def __init__(self, branch: Branch, size: int) -> None:
+        self.branch, self.size, self._last = branch, size, 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last >= EVERY_S:
+            self._last = now
+            self.say(progress.bound, progress.seconds, done=False)
+
+    def say(self, bound: float, seconds: float, *, done: bool) -> None:
+        """One line."""
+        scenario = self.branch.space.template
+        best = [settings(s, scenario) for s in sorted(self.branch.best, key=lambda s: s.step_time_s)]
+        gap = max(0.0, 1.0 - bound / best[0]["step_time_s"]) if best and not done else 0.0 if best else None
+        account = self.branch.account
+        print(json.dumps({
+            "best": best, "gap": gap, "bound_s": bound, "seconds": seconds, "done": done, "size": self.size,
+            "rejected": dict(account.rejected), "evaluated": dict(account.evaluated), "open": len(self.branch.heap),
+        }), flush=True)  # fmt: skip # noqa: T201
+
+
+def main() -> None:
+    """Search; errors of the user's are a last line with "error"."""
+    try:
+        given = json.load(sys.stdin)
+        scenario = make_scenario(given["table"], file=given["file"])
+        space = Space(scenario, restrictions(scenario), None)
+        branch = Branch(space, keep=KEEP)
+        reporter = _Reporter(branch, space.size)
+        branch.on_progress = reporter
+        started = time.monotonic()
+        branch.run()
+        reporter.say(0.0, time.monotonic() - started, done=True)
+    except SimparError as error:
+        print(json.dumps({"error": str(error), "done": True}), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
