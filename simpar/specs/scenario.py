@@ -87,12 +87,28 @@ class Scenario(Spec):
                 source = f"{number.source}, times {scale:g}"
                 number = number.model_copy(update={"value": number.value * scale, "kind": "assumed", "source": source})
                 changes[part] = old.model_copy(update={field: number})
+        domain = filled_domain(profile, self.cluster.num_gpus or self.cluster.num_nodes * profile.gpus_per_node)
+        if domain != profile.domain_size:
+            scale_up = changes.get("scale_up", profile.scale_up)
+            changes["scale_up"] = scale_up.model_copy(update={"domain_size": domain})
         return profile.model_copy(update=changes) if changes else profile
 
     @property
     def world_size(self) -> int:
         """GPUs used."""
         return self.cluster.num_gpus or self.cluster.num_nodes * self.hardware.gpus_per_node
+
+
+def filled_domain(profile: HardwareProfile, world_size: int) -> int:
+    """GPUs of each scale-up domain that a job of `world_size` uses.
+
+    A job larger than a rack-wide domain takes as many nodes of every rack, so that its groups do not straddle racks: the most
+    whole nodes whose GPUs divide the job (64 of an NVL72 for 512 GPUs). Domains of one node, and jobs inside one rack, fill up.
+    """
+    domain, node = profile.domain_size, profile.gpus_per_node
+    if domain <= node or world_size <= domain or profile.scale_up.torus:
+        return domain
+    return next((d for d in range(domain - domain % node, node, -node) if world_size % d == 0), domain)
 
 
 def apply_override(table: dict[str, Any], assignment: str) -> None:
