@@ -205,6 +205,18 @@ def plan(
     raise typer.Exit(run_plan(plan_file, options))
 
 
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen at; any but 127.0.0.1 opens it to the network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 = any free one.")] = 8050,
+    scenario: Annotated[Path | None, typer.Option(help="A scenario of your own to start from.")] = None,
+) -> None:
+    """A local page to change model, cluster and layout and see what follows."""
+    from simpar.report.serve.app import serve as run_page
+
+    run_page(host, port, scenario)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: user errors become one message on stderr and exit code 2, a bug exit code 3 with its traceback."""
     from simpar.errors import SimparError

@@ -1,4 +1,4 @@
-"""A small client of headless Chromium: the DevTools protocol over a pipe (JSON, zero bytes between messages), nothing to install."""
+"""A small client of headless Chromium: the DevTools protocol over a pipe (JSON, each message ended by a zero byte)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Browser:
             os.dup2(ends[1], 4)
 
         self._process = subprocess.Popen(
-            [CHROMIUM or "chromium", *_FLAGS, f"--user-data-dir={self._home.name}", f"--window-size={width},{height}", "about:blank"],
+            [CHROMIUM or "chromium", *_FLAGS, f"--user-data-dir={self._home.name}", "about:blank"],
             preexec_fn=arrange, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         for fd in (theirs_in, theirs_out, *ends):

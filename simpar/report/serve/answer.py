@@ -111,7 +111,8 @@ class Answers:
 
 
 def _run_numbers(state: State) -> tuple[float, float, float]:
-    found, wrong = [], []
+    found: list[float] = []
+    wrong: list[Violation] = []
     for key in ("tokens", "usd", "goodput"):
         try:
             found.append(state.number(key))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ def make_app(scenario: Path | None = None) -> Any:
     Raises:
         InputError: Dash is not installed, or the scenario breaks a rule.
     """
-    if importlib.util.find_spec("dash") is None:
-        raise InputError("simpar serve needs Dash, which is not installed; right: pip install 'simpar[ui]'")
-    from dash import Dash
+    try:
+        from dash import Dash
+    except ImportError:
+        raise InputError("simpar serve needs Dash, which is not installed; install it with: pip install 'simpar[ui]'") from None
 
     from simpar.report.serve.answer import Answers
     from simpar.report.serve.callbacks import register

@@ -24,7 +24,8 @@ def register(app: Dash, answers: Answers) -> None:
     """Attach all callbacks."""
     for field in SLIDERS:
         app.clientside_callback(
-            NEAREST.replace("STOPS", repr(list(field.stops))), Output(slider_id(field.key), "value"), Output(value_id(field.key), "value"),
+            NEAREST.replace("STOPS", repr(list(field.stops))),
+            Output(slider_id(field.key), "value"), Output(value_id(field.key), "value"),
             Input(slider_id(field.key), "value"), Input(value_id(field.key), "value"),
         )  # fmt: skip
     app.clientside_callback(ADDRESS, Output("address", "data"), Input("query", "data"), Input("pins", "data"))
@@ -103,9 +104,9 @@ def _register_compute(app: Dash, answers: Answers) -> None:
         *[Output(name, part) for name in ("gantt", "waterfall", "memory") for part in ("figure", "style")],
     ]  # fmt: skip
 
-    @app.callback(
-        *results, Input("base", "value"), Input("more", "value"), State("tab", "data"), *[Input(value_id(k), "value") for k in _CONTROLS]
-    )
+    controls = [Input(value_id(k), "value") for k in _CONTROLS]
+
+    @app.callback(*results, Input("base", "value"), Input("more", "value"), State("tab", "data"), *controls)
     def compute(base: str, more: str | None, tab: str, *values: Any) -> list[Any]:
         ticket = latest.ticket(str(tab))
         state = of_controls(base, dict(zip(_CONTROLS, values, strict=True)), more)
@@ -165,10 +166,11 @@ def _column(prefix: str, query: str, answers: Answers) -> tuple[str, Answer | st
 
 
 def _pin_buttons(index: int) -> html.Div:
-    return html.Div([
-        html.Button("Use", id={"type": "restore", "index": index}, type="button", **{"aria-label": f"Use pinned configuration {index + 1}"}),
-        html.Button("Remove", id={"type": "drop", "index": index}, type="button", **{"aria-label": f"Remove pinned configuration {index + 1}"}),
-    ], className="buttons")  # fmt: skip
+    def button(text: str, kind: str) -> html.Button:
+        label = {"aria-label": f"{text} pinned configuration {index + 1}"}
+        return html.Button(text, id={"type": kind, "index": index}, type="button", **label)
+
+    return html.Div([button("Use", "restore"), button("Remove", "drop")], className="buttons")
 
 
 def _register_downloads(app: Dash, answers: Answers) -> None:
@@ -188,4 +190,3 @@ def _register_downloads(app: Dash, answers: Answers) -> None:
         except SimparError as error:
             return no_update, str(error)
         return dcc.send_string(text, name), f"{name} is downloaded."
-

@@ -58,7 +58,8 @@ def gantt(result: Result) -> tuple[Figure, str]:
     unit, factor = time_unit(result.step_time_s)
     top, bottom = (np.array([getattr(lane, name) for lane in lanes]) for name in ("top", "bottom"))
     kind, odd = result.program.kind[drawn.first], result.program.microbatch[drawn.first] % 2
-    traces = [_shapes("waiting", "#eceef1", np.zeros(len(lanes)), np.full(len(lanes), result.step_time_s * factor), top, bottom, True)]
+    end = np.full(len(lanes), result.step_time_s * factor)
+    traces = [_shapes("waiting", "#eceef1", np.zeros(len(lanes)), end, top, bottom, True)]
     x0, x1 = drawn.start * factor, drawn.finish * factor
     for which, (name, even, uneven) in [*KINDS.items(), (None, FOLDED)]:
         mine = drawn.folded if which is None else (kind == int(which)) & ~drawn.folded
@@ -99,10 +100,12 @@ def _hover(result: Result, drawn: Rectangles, top: Any, bottom: Any, unit: str, 
     """Invisible points in the middle of the longest rectangles, with the op's name and times."""
     length = drawn.finish - drawn.start
     at = np.sort(np.argsort(-length)[:MAX_HOVER])
-    texts = [
-        f"{result.program.label(int(drawn.first[i]))}<br>start {drawn.start[i] * factor:.5g} {unit}, lasts {length[i] * factor:.4g} {unit}"
-        for i in at
-    ]
+
+    def text(i: int) -> str:
+        name = result.program.label(int(drawn.first[i]))
+        return f"{name}<br>start {drawn.start[i] * factor:.5g} {unit}, lasts {length[i] * factor:.4g} {unit}"
+
+    texts = [text(i) for i in at.tolist()]
     lane = drawn.lane[at]
     return {
         "type": "scatter", "mode": "markers", "x": packed((drawn.start + drawn.finish)[at] / 2 * factor, "float64"),

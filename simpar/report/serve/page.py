@@ -32,7 +32,7 @@ def page(bases: Bases) -> html.Div:
     base = bases[bases.first]
     stores = [
         dcc.Location(id="url", refresh=False), dcc.Store(id="query"), dcc.Store(id="pins", data=[]), dcc.Store(id="address"),
-        dcc.Store(id="tab", data=uuid.uuid4().hex), dcc.Store(id="job"), dcc.Store(id="found", data=[]), dcc.Download(id="download"),
+        dcc.Store(id="tab", data=uuid.uuid4().hex), dcc.Store(id="found", data=[]), dcc.Download(id="download"),
         dcc.Interval(id="tick", interval=400, disabled=True),
     ]  # fmt: skip
     side = html.Div([_start(bases), *[_group(name, base) for name in GROUPS], _more()], className="side")
@@ -72,7 +72,8 @@ def _row(field: Field, value: Value) -> html.Div:
     if not field.stops:
         return html.Div([label, html.Div([box, *hint], className="unit")], className="row")
     slider = dcc.Input(id=slider_id(field.key), type="range", min=0, max=len(field.stops) - 1, step=1, value=0, className="range")
-    marked = html.Div([html.Label(f"{field.label}, slider", htmlFor=slider_id(field.key), className="unseen"), slider, box], className="pair")
+    unseen = html.Label(f"{field.label}, slider", htmlFor=slider_id(field.key), className="unseen")
+    marked = html.Div([unseen, slider, box], className="pair")
     return html.Div([html.Div([label, *[html.Div(h) for h in hint]]), marked], className="row")
 
 
@@ -118,6 +119,7 @@ def _actions() -> html.Div:
 
 
 def _card(title: str, name: str, width: str = "", note: str = "") -> html.Section:
+    graph = dcc.Graph(id=name, config=GRAPH, figure={}, style={"height": "300px"})
     return html.Section([
-        html.H2(title), html.P(note, className="soft", id=f"{name}-note"), dcc.Graph(id=name, config=GRAPH, figure={}, style={"height": "300px"}),
+        html.H2(title), html.P(note, className="soft", id=f"{name}-note"), graph,
     ], className=f"card {width}", **{"aria-label": title})  # fmt: skip

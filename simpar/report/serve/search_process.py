@@ -1,4 +1,4 @@
-"""The layout search of the page, in a process of its own: a scenario on standard input, one JSON line per report on standard output.
+"""The layout search of the page, in a process of its own: a scenario on standard input, JSON lines on standard output.
 
 A process of its own keeps the page quick while it runs, and can be stopped at any time.
 """
@@ -51,7 +51,7 @@ def settings(scored: Scored, scenario: Scenario) -> dict[str, Any]:
     if recompute != recompute_text(scenario.plan.recompute):
         found["recompute"] = "selective" if recompute == "selective:core_attn" else recompute
     return {
-        "settings": found, "step_time_s": scored.step_time_s, "device_bytes": scored.device_bytes, "dp": group.dp, "text": str(choice),
+        "settings": found, "step_time_s": scored.step_time_s, "device_bytes": scored.device_bytes, "text": str(choice),
     }  # fmt: skip
 
 
@@ -73,10 +73,15 @@ class _Reporter:
         best = [settings(s, scenario) for s in sorted(self.branch.best, key=lambda s: s.step_time_s)]
         gap = max(0.0, 1.0 - bound / best[0]["step_time_s"]) if best and not done else 0.0 if best else None
         account = self.branch.account
-        print(json.dumps({
+        _line({
             "best": best, "gap": gap, "bound_s": bound, "seconds": seconds, "done": done, "size": self.size,
             "rejected": dict(account.rejected), "evaluated": dict(account.evaluated), "open": len(self.branch.heap),
-        }), flush=True)  # fmt: skip # noqa: T201
+        })  # fmt: skip
+
+
+def _line(report: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -92,7 +97,7 @@ def main() -> None:
         branch.run()
         reporter.say(0.0, time.monotonic() - started, done=True)
     except SimparError as error:
-        print(json.dumps({"error": str(error), "done": True}), flush=True)  # noqa: T201
+        _line({"error": str(error), "done": True})
 
 
 if __name__ == "__main__":

@@ -10,34 +10,30 @@ STYLE: Final = """
 body { margin: 0; background: var(--desk); color: var(--ink); font: 15px/1.4 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 21px; margin: 0; } h2 { font-size: 16px; margin: 0 0 4px; } p { margin: 3px 0; }
 .soft { color: var(--soft); font-size: 13px; }
-.page { display: grid; grid-template-columns: 372px minmax(0, 1fr); gap: 14px; max-width: 1900px; margin: 0 auto; padding: 12px 16px; }
-.side { display: flex; flex-direction: column; gap: 10px; position: sticky; top: 0; max-height: 100vh; overflow-y: auto; padding: 2px 4px 12px 2px; }
+.page { display: grid; grid-template-columns: 372px minmax(0, 1fr); gap: 14px; max-width: 1900px; margin: 0 auto;
+  padding: 12px 16px; }
+.side { display: flex; flex-direction: column; gap: 10px; position: sticky; top: 0; max-height: 100vh; overflow-y: auto;
+  padding: 2px 4px 12px 2px; }
 .side > * { flex: none; }
 @media (max-width: 900px) { .side { position: static; max-height: none; } }
-fieldset, .card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; margin: 0; min-width: 0; }
+fieldset, .card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; margin: 0;
+  min-width: 0; }
 legend { font-weight: 600; padding: 0 4px; }
 .row { display: grid; grid-template-columns: 128px minmax(0, 1fr); gap: 2px 8px; align-items: center; margin: 4px 0; }
 .row label { font-size: 13.5px; line-height: 1.2; }
 .pair { display: grid; grid-template-columns: minmax(0, 1fr) 74px; gap: 8px; align-items: center; }
 .unit { display: flex; align-items: center; gap: 6px; }
 .unit .soft { white-space: nowrap; }
-.side input[type=number], .side input[type=text], .side select, .side .dash-input-container { border: 0; padding: 0; margin: 0; width: 100%; background: none; box-shadow: none; height: auto; }
-.side .dash-input-stepper { display: none; }
-.side .dash-input-element { height: auto; }
-.side .dash-dropdown { font-size: 14px; min-height: 30px; width: 100%; }
-.unit .dash-input-container { width: 92px; flex: none; }
-.radio label { margin-right: 12px; font-size: 14px; }
-.radio input { accent-color: var(--blue); }
-.side textarea { width: 100%; font: inherit; font-size: 14px;
-  padding: 3px 5px; border: 1px solid #8b949e; border-radius: 5px; background: #fff; color: var(--ink); min-width: 0; }
 .side .dash-input-container { border: 0; padding: 0; margin: 0; width: 100%; background: none; box-shadow: none; height: auto; }
 .side .dash-input-stepper { display: none; }
-.side .dash-input-element { height: auto; }
+.side .dash-input-container input:not([type=range]), .side textarea { width: 100%; font: inherit; font-size: 14px; height: 28px;
+  padding: 3px 6px !important; border: 1px solid #8b949e !important; border-radius: 5px !important; background: #fff;
+  color: var(--ink); min-width: 0; box-sizing: border-box; }
+.side textarea { height: auto; font: 13px/1.35 "DejaVu Sans Mono", monospace; resize: vertical; }
 .side .dash-dropdown { font-size: 14px; min-height: 30px; width: 100%; }
 .unit .dash-input-container { width: 92px; flex: none; }
 .radio label { margin-right: 12px; font-size: 14px; }
 .radio input { accent-color: var(--blue); }
-.side textarea { font: 13px/1.35 "DejaVu Sans Mono", monospace; resize: vertical; }
 .side input[type=range] { width: 100%; margin: 0; accent-color: var(--blue); }
 button { font: inherit; font-size: 14px; padding: 5px 11px; border: 1px solid #8b949e; border-radius: 6px; background: #fff;
   color: var(--ink); cursor: pointer; }
@@ -61,7 +57,8 @@ button:disabled { color: #767d86; background: #eceef1; cursor: not-allowed; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 18px 3px 0; text-align: left; vertical-align: top; }
-thead th { border-bottom: 1px solid var(--line); max-width: 260px; overflow-wrap: anywhere; } tbody th { font-weight: 400; color: var(--soft); white-space: nowrap; }
+thead th { border-bottom: 1px solid var(--line); max-width: 260px; overflow-wrap: anywhere; } tbody th { font-weight: 400;
+  color: var(--soft); white-space: nowrap; }
 td { font-variant-numeric: tabular-nums; } td.bad { color: var(--bad); }
 progress { width: 260px; height: 14px; accent-color: var(--blue); }
 """

@@ -10,6 +10,7 @@ from dash import html
 from simpar.errors import InputError
 from simpar.report.serve.answer import Answer
 from simpar.report.serve.state import Bases, State
+from simpar.search.choice import recompute_text
 from simpar.specs.model import TransformerSpec
 from simpar.units import format_bytes, format_seconds
 
@@ -60,7 +61,8 @@ def about(answer: Answer) -> str:
     degrees += [f"ep {plan.ep}"] if plan.ep > 1 else []
     degrees += [f"virtual stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
     gpus = f"{result.world_size:,} × {result.layout.hardware.gpu.name}"
-    return f"{gpus}: {', '.join(degrees)}, ZeRO {plan.zero_stage}, {result.schedule_name}; computed in {answer.seconds * 1e3:.0f} ms"
+    more = f"ZeRO {plan.zero_stage}, {result.schedule_name}, recompute {recompute_text(plan.recompute)}"
+    return f"{gpus}: {', '.join(degrees)}, {more}; computed in {answer.seconds * 1e3:.0f} ms"
 
 
 def wrong(error: InputError) -> html.Div:
