@@ -72,6 +72,8 @@ class LocalBlock:
         matmul_parameters: of which in matmuls (weights cast or gathered per use).
         lora_parameters: trained weights under low-rank adaptation.
         model_flops: forward FLOPs of the whole micro-batch over all ranks, causal attention halved.
+        attention_flops: attention's part of them.
+        block, options: what was split, and how.
     """
 
     name: str
@@ -88,6 +90,8 @@ class LocalBlock:
     lora_parameters: float
     model_flops: float
     attention_flops: float
+    block: Block = field(compare=False, repr=False)
+    options: SplitOptions = field(compare=False, repr=False)
 
     @property
     def saved_bytes(self) -> float:
@@ -95,7 +99,9 @@ class LocalBlock:
         return sum(amount for _, amount in self.saved)
 
 
-class _Splitter:
+class Splitter:
+    """One block's shapes on one rank under `options`."""
+
     def __init__(self, block: Block, options: SplitOptions) -> None:
         self.block, self.options = block, options
         self.size = block.size
@@ -170,6 +176,15 @@ class _Splitter:
         whole = self.matmul(op, "forward")
         return float(self.options.lora_rank * (whole.n + whole.k)) if isinstance(whole, Gemm) else 0.0
 
+    def launches(self, op: Op) -> int:
+        """Kernels of one matmul: expert matmuls run one after the other over streams (TransformerEngine GroupedLinear), and
+        fp8 casts the input in both layouts first."""
+        casts = 2 if self.options.dtype.startswith(("fp8", "fp4", "mxfp8")) else 0
+        if op.type is not OpType.GROUPED_MATMUL:
+            return op.kernels
+        groups = max(round(self._axis("e", self.degrees.weight_divisor("e", "expert"))), 1)
+        return groups * (1 + casts)
+
     def _weight_volume(self, axes: str, op: Op) -> float:
         count = 1.0
         for axis in axes:
@@ -206,7 +221,7 @@ class _Splitter:
             elif item.type is OpType.MEMORY:
                 ops.compute(item.name, self.memory(item, backward=False), item.kernels)
             else:
-                ops.compute(item.name, self.matmul(item, "forward"), item.kernels)
+                ops.compute(item.name, self.matmul(item, "forward"), self.launches(item))
                 if self.options.lora_rank and item.module == "attention":
                     ops.compute(f"{item.name}.lora", self.lora(item, "forward"), 2)
 
@@ -257,13 +272,13 @@ class _Splitter:
         if entry is not None:
             regathered = tensor.regather(entry, self.size, self.degrees, self.style, ops)
         if op.needs_input_gradient:
-            ops.compute(f"{op.name}.dgrad", self.matmul(op, "dgrad"))
+            ops.compute(f"{op.name}.dgrad", self.matmul(op, "dgrad"), self.launches(op))
         reduced = tensor.reduce_input_gradient(entry, self.size, self.degrees, ops) if entry is not None else None
         target = ops if weight_ops is None else weight_ops
         if regathered is not None:
             ops.wait(regathered)
         if not self.options.lora_rank:
-            target.compute(f"{op.name}.wgrad", self.matmul(op, "wgrad"), 2 if op.bias else 1)
+            target.compute(f"{op.name}.wgrad", self.matmul(op, "wgrad"), self.launches(op) + bool(op.bias))
         elif op.module == "attention":
             target.compute(f"{op.name}.lora.wgrad", self.lora(op, "wgrad"), 2)
             target.compute(f"{op.name}.lora.dgrad", self.lora(op, "dgrad"), 2)
@@ -339,7 +354,7 @@ class _Splitter:
 @lru_cache(maxsize=65536)
 def split_block(block: Block, options: SplitOptions) -> LocalBlock:
     """`block` on one rank under `options`."""
-    splitter = _Splitter(block, options)
+    splitter = Splitter(block, options)
     forward = OpList()
     splitter.put_forward(forward)
     backward, inputs, weights = OpList(), OpList(), OpList()
@@ -360,7 +375,7 @@ def split_block(block: Block, options: SplitOptions) -> LocalBlock:
         weight_gradient=weights.done(), saved=saved, working=working, transient=splitter.transient(), deferred=splitter.deferred(),
         dense_parameters=dense, expert_parameters=experts,
         lora_parameters=sum(splitter.lora_weights(op) for op in block.ops), model_flops=sum(f for _, f in flops),
-        attention_flops=sum(f for op, f in flops if op.type is OpType.ATTENTION),
+        attention_flops=sum(f for op, f in flops if op.type is OpType.ATTENTION), block=block, options=options,
     )  # fmt: skip
 
 
