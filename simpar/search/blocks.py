@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -105,23 +104,22 @@ class BlockTable:
         host: float array [4 phases, kinds], to launch.
         compute: float array [4 phases, kinds]: compute kernels alone, a bound for passes that overlap.
         kept: float array [kinds], bytes from forward to backward, logits included.
-        working, transient: float arrays [kinds], bytes alive in the backward only.
-        dense, expert: float arrays [kinds], weights.
+        bump: float array [kinds], bytes alive in the backward only.
+        deferred: float array [kinds], bytes that stay from the input gradient to the weight gradient.
+        dense, expert, lora: float arrays [kinds], weights; the trained ones of low-rank adaptation.
+        pass_s: host seconds of every pass of a stage.
     """
 
     seconds: FloatArray
     host: FloatArray
     compute: FloatArray
     kept: FloatArray
-    working: FloatArray
-    transient: FloatArray
+    bump: FloatArray
+    deferred: FloatArray
     dense: FloatArray
     expert: FloatArray
-
-    @cached_property
-    def bump(self) -> FloatArray:
-        """Bytes alive in a block's backward beyond what was kept."""
-        return np.maximum(self.working, 0.0) + self.transient
+    lora: FloatArray
+    pass_s: float
 
 
 def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bool) -> BlockTable:
@@ -132,14 +130,16 @@ def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bo
         for kind, block in enumerate(blocks):
             price = pricer.block(block, PHASES[phase])
             seconds[phase, kind] = price.seconds
-            host[phase, kind] = pricer._launch_seconds(price.kernels, PHASES[phase])
+            host[phase, kind] = pricer._launch_seconds(price, PHASES[phase])
             communicated = ("tp", "cp", "ep", "dp", "pp", "etp")
             compute[phase, kind] = sum(s for n, s in price.terms if n not in communicated)
+    kept = np.array([b.saved_bytes for b in blocks])
+    releases = layout.framework.input_gradient_releases
     return BlockTable(
-        seconds, host, compute,
-        np.array([b.saved_bytes for b in blocks]), np.array([b.working for b in blocks]),
-        np.array([b.transient for b in blocks]), np.array([b.dense_parameters for b in blocks]),
-        np.array([b.expert_parameters for b in blocks]),
+        seconds, host, compute, kept, np.array([max(b.working, 0.0) + b.transient for b in blocks]),
+        np.array([b.deferred for b in blocks]) if releases else kept,
+        np.array([b.dense_parameters for b in blocks]), np.array([b.expert_parameters for b in blocks]),
+        np.array([b.lora_parameters for b in blocks]), layout.calibration.pass_s,
     )  # fmt: skip
 
 
@@ -192,43 +192,33 @@ class Composition:
         return cls(counts.astype(np.int64), orders)
 
     def seconds(self, table: BlockTable) -> FloatArray:
-        """Durations [4 phases, stages]: the device or the host, whichever takes longer over the stage."""
-        return np.maximum(table.seconds @ self.counts.T, table.host @ self.counts.T)
+        """Durations [4 phases, stages]: the device or the host, whichever takes longer over the stage, and the host's own."""
+        own = table.pass_s * (self.counts.sum(axis=1) > 0)
+        return np.maximum(table.seconds @ self.counts.T, table.host @ self.counts.T) + own
 
     def compute(self, table: BlockTable) -> FloatArray:
         """Compute kernels alone, [4 phases, stages]."""
-        return table.compute @ self.counts.T
-
-    def kept(self, table: BlockTable) -> FloatArray:
-        """Bytes that a micro-batch keeps on each stage."""
-        return self.counts @ table.kept
+        return np.asarray(table.compute @ self.counts.T)
 
     def parameters(self, table: BlockTable) -> tuple[FloatArray, FloatArray]:
         """(dense, expert) weights of each stage."""
         return self.counts @ table.dense, self.counts @ table.expert
 
-    def backward_bump(self, table: BlockTable) -> FloatArray:
-        """Most bytes beyond what is kept while the backward goes through a stage block by block, freeing as it goes."""
-        bump, kept, known = table.bump, table.kept, {}
+    def bytes(self, table: BlockTable) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """(kept, deferred, most beyond it in a whole backward, in an input gradient) of each stage, see `StageBytes`."""
+        whole = self._worst(table.bump, table.kept)
+        part = self._worst(table.bump, table.kept - table.deferred)
+        return self.counts @ table.kept, self.counts @ table.deferred, whole, part
+
+    def _worst(self, bump: FloatArray, freed: FloatArray) -> FloatArray:
+        """Most bytes beyond what is kept while a pass goes backward through a stage, freeing as it goes."""
+        known: dict[tuple[int, ...], float] = {}
         for order in set(self.orders):
-            freed, worst = 0.0, 0.0
+            gone, worst = 0.0, 0.0
             for kind in reversed(order):
-                worst = max(worst, float(bump[kind]) - freed)
-                freed += float(kept[kind])
+                worst = max(worst, float(bump[kind]) - gone)
+                gone += float(freed[kind])
             known[order] = worst
-        return np.array([known[order] for order in self.orders])
-
-    def largest_bump(self, table: BlockTable) -> FloatArray:
-        """Most bytes beyond what is kept while nothing is freed (an input gradient whose weights come later)."""
-        known = {order: float(table.bump[list(order)].max(initial=0.0)) for order in set(self.orders)}
-        return np.array([known[order] for order in self.orders])
-
-    def pair_bump(self, table: BlockTable) -> FloatArray:
-        """The same for a pass taken as one op: the largest of each kind of byte together."""
-        known = {
-            order: float(np.maximum(table.working[list(order)], 0.0).max(initial=0.0) + table.transient[list(order)].max(initial=0.0))
-            for order in set(self.orders)
-        }
         return np.array([known[order] for order in self.orders])
 
 

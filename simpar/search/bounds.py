@@ -7,16 +7,17 @@ a bound but the peak itself, unless activations are offloaded (then it depends o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.program.program import FloatArray
+from simpar.parallel.layout import Layout
+from simpar.program.program import FloatArray, IntArray
 from simpar.search.blocks import B, BlockTable, Composition, F, I, W
 from simpar.search.choice import Group, Offload, Pipeline, State, Variant
 from simpar.search.pricing import Pricing
-from simpar.search.residency import BACKWARD, INPUT, PAIR
+from simpar.search.residency import StageBytes
 from simpar.search.shapes import Shape, shape_of
 
 
@@ -70,146 +71,237 @@ def pipeline_bound(
         work = work + m * shape.sends * send
     if shape.style == "full":
         tail = seconds[:, B] @ shape.before.T + crossing
+        if blocking:
+            # The send of a rank's last backward is among its own ops already.
+            tail = tail - np.minimum(crossing, send)
     else:
         tail = np.zeros_like(head)
+    group = shape.group(m)
+    if group:
+        # The first micro-batch reaches a rank's last chunk through all stages before it; until then the rank had only the
+        # forwards of one group through its other chunks to run. The same backwards, from the last micro-batch's last chunk on.
+        last = np.arange(shape.stages - shape.ranks, shape.stages)
+        through = np.arange(shape.stages)[None, :] < last[:, None]
+        others = shape.share.copy()
+        others[:, -shape.ranks :] = 0.0
+        spared = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
+        head = np.maximum(head, forward @ through.T + last * send - group * (forward @ others.T) - spared)
+        if shape.style == "full":
+            backward = seconds[:, B]
+            tail = np.maximum(tail, backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send)
     return PipelineBound(head, work, tail)
 
 
 @dataclass(frozen=True)
 class StateBound:
-    """What D spreads of the states add, float arrays [D, ranks] (seconds, bytes).
+    """What D spreads of the states add, float arrays [D, ranks] (seconds, bytes) but where said otherwise.
 
     Attributes:
         gather: before a rank's first forward.
         reduce: after a rank's last backward.
-        end: update (and gathers after it), [D, 2]: states on the device, offloaded.
-        serial: load of the data-parallel stream.
+        gathers, reduces: all seconds of the data-parallel stream before the first and after the last backwards of stages.
+        loss: [D], share of the time beside those in which compute makes no progress.
+        end: [D, 2]: update (and gathers after it) with states on the device, offloaded.
+        serial: load of the data-parallel stream where it is busy in every micro-batch.
         resting: bytes of parameters, gradients, buffers; optimizer: bytes of its states.
     """
 
     gather: FloatArray
     reduce: FloatArray
+    gathers: FloatArray
+    reduces: FloatArray
+    loss: FloatArray
     end: FloatArray
     serial: FloatArray
     resting: FloatArray
     optimizer: FloatArray
 
 
+@dataclass(frozen=True)
+class Cut:
+    """One cut of the layers over ranks, for the states.
+
+    Attributes:
+        shape, composition: of the pipeline.
+        table: weights of each kind of block.
+        held: float array [ranks, stages], 1 where a rank holds a stage.
+        dense, expert: distinct weights of whole stages; which: int array [stages] into them.
+        weights: [ranks, 2], weights of a rank, dense and expert.
+    """
+
+    shape: Shape
+    composition: Composition
+    table: BlockTable
+    held: FloatArray
+    dense: FloatArray
+    expert: FloatArray
+    which: IntArray
+    weights: FloatArray
+
+    @classmethod
+    def of(cls, pricing: Pricing, group: Group, variant: Variant, pipeline: Pipeline) -> Cut:
+        """The cut of a pipeline on a mesh."""
+        shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
+        composition = pricing.composition(pipeline, group.pp, 0)
+        table = pricing.table(group, 1, variant, "none", split=False)
+        pairs = np.stack(composition.parameters(table), axis=1)
+        distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+        held = (shape.share > 0).astype(np.float64)
+        return cls(shape, composition, table, held, distinct[:, 0], distinct[:, 1], which.ravel(), held @ pairs)
+
+
 def state_bound(
     pricing: Pricing, group: Group, variant: Variant, states: Sequence[State], pipeline: Pipeline, m: int
 ) -> StateBound:
     """Bounds and bytes of `states` under one cut of the layers."""
-    shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
-    composition = pricing.composition(pipeline, group.pp, 0)
-    table = pricing.table(group, 1, variant, "none", split=False)
-    dense, expert = composition.parameters(table)
-    held = [np.array(stages) for stages in shape.held.values()]
-    rank_dense = np.array([dense[s].sum() for s in held])
-    rank_expert = np.array([expert[s].sum() for s in held])
-    rows = [
-        _one_state(pricing, group, variant, state, shape, composition, table, held, (dense, expert), (rank_dense, rank_expert), m)
-        for state in states
-    ]
+    cut = Cut.of(pricing, group, variant, pipeline)
+    rows = [(*_seconds(pricing, group, variant, s, cut, m), *_resting(pricing, group, variant, s, cut)) for s in states]
     return StateBound(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _one_state(
-    pricing: Pricing, group: Group, variant: Variant, state: State, shape: Shape, composition: Composition, table: BlockTable,
-    held: list[np.ndarray], stages: tuple[FloatArray, FloatArray], ranks: tuple[FloatArray, FloatArray], m: int,
-) -> tuple[FloatArray, ...]:  # fmt: skip
+@dataclass(frozen=True)
+class Traffic:
+    """When a spread communicates; the rules of `program.lower`."""
+
+    data: bool
+    always: bool
+    reduce_always: bool
+    at_start: bool
+    after: bool
+
+    @classmethod
+    def of(cls, layout: Layout, group: Group, zero: int) -> Traffic:
+        """Of one layout."""
+        data = layout.data_ranks > 1 and layout.training.optimizer != "none"
+        always = data and zero == 3 and not (group.pp > 1 and layout.framework.fsdp_unsharded_with_pp)
+        start = data and not always and (zero == 3 or (zero >= 1 and layout.overlap_param_gather))
+        after = data and zero in (1, 2) and not layout.overlap_param_gather
+        return cls(data, always, data and (always or (zero == 2 and group.pp == 1)), start, after)
+
+
+def _seconds(
+    pricing: Pricing, group: Group, variant: Variant, state: State, cut: Cut, m: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, float, FloatArray, FloatArray]:
     layout = pricing.state_layout(group, variant, state).layout
-    prices = pricing.states(group, variant, state)
-    spec, zero, p = layout.framework, state.zero_stage, shape.ranks
-    training = layout.training.optimizer != "none"
-    data = layout.data_ranks > 1 and training
-    kept_gathered = p > 1 and spec.fsdp_unsharded_with_pp
-    always = zero == 3 and not kept_gathered and data
-    reduce_always = data and (always or (zero == 2 and p == 1))
-    at_start = data and not always and (zero == 3 or (zero >= 1 and layout.overlap_param_gather))
+    traffic = Traffic.of(layout, group, state.zero_stage)
+    shape, p = cut.shape, cut.shape.ranks
+    zeros = np.zeros(p)
+    gather, reduce, gathers, reduces, serial, loss = zeros, zeros, zeros, zeros, zeros, 0.0
+    whole: dict[str, FloatArray] = {}
 
-    def stage_seconds(what: str, stage: int) -> float:
-        return pricing.data_seconds(group, variant, state, what, float(stages[0][stage]), float(stages[1][stage]))
+    def stages(what: str) -> FloatArray:
+        """Seconds for each whole stage."""
+        if what not in whole:
+            pairs = zip(cut.dense, cut.expert, strict=True)
+            each = [pricing.data_seconds(group, variant, state, what, float(d), float(e)) for d, e in pairs]
+            whole[what] = np.array(each)[cut.which]
+        return whole[what]
 
-    def first_bucket(what: str, stage: int) -> float:
-        """Of the bucket that holds a stage's first block."""
-        order = composition.orders[stage]
-        if not order:
-            return 0.0
-        whole = (spec.buckets_on_first_pipeline_rank_only and stage != 0) or not layout.overlap_grad_reduce
-        if whole and not reduce_always:
-            return stage_seconds(what, stage)
-        return float((prices.gather if what == "gather" else prices.reduce)[order[0]])
-
-    gather, reduce, serial = np.zeros(p), np.zeros(p), np.zeros(p)
+    if traffic.at_start:
+        first = _first_buckets(pricing, group, variant, state, cut, traffic, "gather", stages)
+        gather, gathers = first[shape.first], cut.held @ stages("gather")
+    if traffic.data and not traffic.reduce_always:
+        first = _first_buckets(pricing, group, variant, state, cut, traffic, "reduce", stages)
+        whole_stream = cut.held @ stages("reduce")
+        if shape.style == "full":
+            reduce = first[shape.first] if layout.overlap_grad_reduce else whole_stream
+        else:
+            reduce = np.where(cut.held > 0, first[None, :], np.inf).min(axis=1)
+        reduces = whole_stream if layout.overlap_grad_reduce else reduce
+    if traffic.always or traffic.reduce_always:
+        prices = pricing.states(group, variant, state)
+        blocks = cut.held @ cut.composition.counts
+        serial = m * (blocks @ prices.reduce)
+        if traffic.always:
+            serial = serial + m * (blocks @ prices.gather)
+            if state.reshard_after_forward:
+                kept = np.array([prices.gather[o[-1]] if o else 0.0 for o in cut.composition.orders])
+                serial = serial + m * np.maximum(blocks @ prices.gather - cut.held @ kept, 0.0)
+    if traffic.at_start or (traffic.data and not traffic.reduce_always):
+        loss = pricing.loss(group, variant, state, gathers=traffic.at_start)
     end = np.zeros((p, 2))
-    for rank, own in enumerate(held):
-        if at_start:
-            gather[rank] = first_bucket("gather", int(shape.first[rank]))
-        if data:
-            lasts = [first_bucket("reduce", int(s)) for s in own]
-            reduce[rank] = lasts[int(np.flatnonzero(own == shape.first[rank])[0])] if shape.style == "full" else min(lasts)
-            if not (layout.overlap_grad_reduce or reduce_always) and shape.style == "full":
-                reduce[rank] = sum(stage_seconds("reduce", int(s)) for s in own)
-        if always or reduce_always:
-            blocks = composition.counts[own].sum(axis=0)
-            serial[rank] = m * float(blocks @ prices.reduce)
-            if always:
-                serial[rank] += m * float(blocks @ prices.gather)
-                if state.reshard_after_forward:
-                    kept = sum(prices.gather[composition.orders[s][-1]] for s in own if composition.orders[s])
-                    serial[rank] += m * max(float(blocks @ prices.gather - kept), 0.0)
-        if training:
-            for column, offloaded in enumerate((False, True)):
-                end[rank, column] = pricing.optimizer_seconds(
-                    group, variant, state, float(ranks[0][rank]), float(ranks[1][rank]), offloaded
-                )
-            if data and zero in (1, 2) and not layout.overlap_param_gather:
-                end[rank] += sum(stage_seconds("gather", int(s)) for s in own)
-    resting, optimizer = _resting(pricing, group, state, layout, prices, shape, composition, table, held, ranks, data)
-    return gather, reduce, end.max(axis=0), serial, resting, optimizer
+    end = end.max(axis=0)
+    if layout.training.optimizer != "none":
+        known = {
+            (d, e): [pricing.optimizer_seconds(group, variant, state, d, e, offloaded) for offloaded in (False, True)]
+            for d, e in {(float(d), float(e)) for d, e in cut.weights}
+        }
+        each = np.array([known[float(d), float(e)] for d, e in cut.weights])
+        if traffic.after:
+            each = each + (cut.held @ stages("gather"))[:, None]
+        # Ranks that do not wait for each other may end with the shortest update.
+        end = each.max(axis=0) if traffic.data and pricing.waits(shape.style) else each.min(axis=0)
+    return gather, reduce, gathers, reduces, loss, end, serial
 
 
-def _resting(
-    pricing: Pricing, group: Group, state: State, layout, prices, shape: Shape, composition: Composition, table: BlockTable,  # type: ignore[no-untyped-def]
-    held: list[np.ndarray], ranks: tuple[FloatArray, FloatArray], data: bool,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+def _first_buckets(
+    pricing: Pricing, group: Group, variant: Variant, state: State, cut: Cut, traffic: Traffic, what: str,
+    stages: Callable[[str], FloatArray],
+) -> FloatArray:  # fmt: skip
+    """Seconds of the bucket that holds each stage's first block, [stages]; its first block alone where that is a bucket."""
+    layout = pricing.state_layout(group, variant, state).layout
+    found = stages(what).copy()
+    bucketed = layout.overlap_grad_reduce or traffic.reduce_always
+    if bucketed:
+        prices = getattr(pricing.states(group, variant, state), what)
+        only_first = layout.framework.buckets_on_first_pipeline_rank_only and not traffic.reduce_always
+        for stage, order in enumerate(cut.composition.orders):
+            if order and not (only_first and stage != 0):
+                found[stage] = prices[order[0]]
+    return found
+
+
+def _resting(pricing: Pricing, group: Group, variant: Variant, state: State, cut: Cut) -> tuple[FloatArray, FloatArray]:
     """Resting bytes of every rank; the formulas of `result.memory.static_state`."""
-    dense, expert = ranks[0].copy(), ranks[1]
-    for rank, own in enumerate(held):
-        if 0 in own and shape.stages - 1 in own:
-            dense[rank] -= layout.tied_extra
-    resting = dense * prices.dense_bytes[0] + expert * prices.expert_bytes[0]
-    optimizer = dense * prices.dense_bytes[1] + expert * prices.expert_bytes[1]
-    if state.zero_stage == 3 and data:
+    layout = pricing.state_layout(group, variant, state).layout
+    shape, per = cut.shape, pricing.state_bytes(group, variant, state)
+    if layout.options.lora_rank:
+        return _resting_lora(layout, state, cut, per)
+    both = (cut.held[:, 0] > 0) & (cut.held[:, -1] > 0)
+    dense, expert = cut.weights[:, 0] - both * layout.tied_extra, cut.weights[:, 1]
+    resting = dense * per[0][0] + expert * per[1][0]
+    optimizer = dense * per[0][1] + expert * per[1][1]
+    if state.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none":
         spec, bytes_ = layout.framework, layout.state_bytes
-        for rank, own in enumerate(held):
-            if shape.ranks > 1 and spec.fsdp_unsharded_with_pp:
-                resting[rank] += (dense[rank] + expert[rank]) * (bytes_.gather + bytes_.reduce)
-                continue
-            present = np.flatnonzero(composition.counts[own].sum(axis=0))
-            largest = float((table.dense + table.expert)[present].max(initial=0.0))
-            resting[rank] += largest * bytes_.gather * (spec.fsdp_prefetch_groups + 1) + largest * (2.0 + bytes_.reduce)
+        if shape.ranks > 1 and spec.fsdp_unsharded_with_pp:
+            resting = resting + (dense + expert) * (bytes_.gather + bytes_.reduce)
+        else:
+            present = (cut.held @ cut.composition.counts) > 0
+            largest = np.where(present, (cut.table.dense + cut.table.expert)[None], 0.0).max(axis=1)
+            resting = resting + largest * (bytes_.gather * (spec.fsdp_prefetch_groups + 1) + 2.0 + bytes_.reduce)
     return resting, optimizer
+
+
+def _resting_lora(
+    layout: Layout, state: State, cut: Cut, per: tuple[tuple[float, float], tuple[float, float]]
+) -> tuple[FloatArray, FloatArray]:
+    """Frozen weights at 2 bytes, and the states of the trained pairs (never offloaded)."""
+    trained = cut.held @ (cut.composition.counts @ cut.table.lora)
+    both = (cut.held[:, 0] > 0) & (cut.held[:, -1] > 0)
+    split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
+    frozen = 2.0 * (cut.weights[:, 0] - both * layout.tied_extra) / split[0] + 2.0 * cut.weights[:, 1] / split[1]
+    return frozen + trained * (per[0][0] + per[0][1]), np.zeros_like(trained)
 
 
 def activation_peaks(
     pricing: Pricing, group: Group, pipeline: Pipeline, m: int, items: Sequence[tuple[BlockTable, Composition]], away: float
 ) -> FloatArray:
     """Peak bytes beyond the resting state, [R, ranks], of R recomputations (table, composition)."""
-    kept = np.array([c.kept(t) for t, c in items])
-    bumps = {
-        BACKWARD: np.array([c.backward_bump(t) for t, c in items]),
-        INPUT: np.array([c.largest_bump(t) for t, c in items]),
-        PAIR: np.array([c.pair_bump(t) for t, c in items]),
-    }
-    return np.stack([r.peak(kept, bumps, away) for r in pricing.residency(pipeline, group.pp, m)], axis=1)
+    columns = zip(*(composition.bytes(table) for table, composition in items), strict=True)
+    stage = StageBytes(*(np.array(column) for column in columns))
+    return np.stack([r.peak(stage, away) for r in pricing.residency(pipeline, group.pp, m)], axis=1)
 
 
 def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArray:
     """Step-time bounds [R, D] of every pair of recomputation and spread."""
     head = np.maximum(pipe.head[:, None] + states.gather[None, :, :1], states.gather[None])
     after = np.maximum(pipe.tail[:, None], states.reduce[None])
-    chain = (head + pipe.work[:, None] + after).max(axis=2)
+    # The stream is busy from the start, so what is left of it when the rank starts slows its compute; of the reductions what does
+    # not come after the last compute runs beside compute (what comes after costs more than it would have slowed).
+    beside = np.maximum(states.gathers[None] - head, 0.0) + np.maximum(states.reduces[None] - after, 0.0)
+    # It cannot slow more than there is.
+    beside = np.minimum(beside, pipe.work[:, None] / (1.0 - states.loss)[None, :, None])
+    chain = (head + pipe.work[:, None] + after + states.loss[None, :, None] * beside).max(axis=2)
     found = np.maximum(chain, states.serial.max(axis=1)[None]) + states.end[None, :, offloaded]
     return np.asarray(found)
 

@@ -124,9 +124,10 @@ class Branch:
                 self.push(0.0, "mesh", (group, batch, m), self.space.count(group, m))
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
-            "layouts": self.open_layouts, "layout": self.open_layout,
+            "layouts": self.open_layouts, "undercut": self.open_undercut, "layout": self.open_layout,
         }  # fmt: skip
         while self.heap:
+            self.account.evaluated["longest_path"] = self.tiers.swept
             bound, _, kind, payload, count = heapq.heappop(self.heap)
             if bound * (1.0 - _SLACK) >= self.cutoff:
                 self.account.rejected[BOUND] += count + sum(entry[4] for entry in self.heap)
@@ -306,7 +307,7 @@ class Branch:
     ) -> FloatArray:
         """Seconds that the busiest host link is busy with activations going one way, [R]."""
         shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
-        kept = np.array([c.kept(t) for t, c in items])
+        kept = np.array([c.counts @ t.kept for t, c in items])
         return np.asarray((m * offload.activations * self.pricing.host_seconds_per_byte * (kept @ shape.share.T)).max(axis=1))
 
     def state_bound(self, group: Group, variant: Variant, pipeline: Pipeline, m: int) -> bounds.StateBound:
@@ -338,14 +339,18 @@ class Branch:
         cutoff = self.cutoff
         take = [i for i in order[first : first + BATCH] if time_s[i] * (1.0 - _SLACK) < cutoff]
         choices = [self.choice(key, int(i)) for i in take]
-        self.account.evaluated["longest_path"] += len(choices)
-        for choice, value, index in zip(choices, self.tiers.longest_paths(choices), take, strict=True):
-            self.push(max(float(value), float(time_s[index])), "layout", (choice, float(need[index])), 1)
+        for choice, value, only_bound, index in zip(choices, *self.tiers.longest_paths(choices), take, strict=True):
+            kind = "undercut" if only_bound else "layout"
+            self.push(max(float(value), float(time_s[index])), kind, (choice, float(need[index])), 1)
         done = first + len(take)
         if len(take) < min(BATCH, len(order) - first):
             self.account.rejected[BOUND] += len(order) - done
         else:
             self._push_layouts(key, order, time_s, need, done)
+
+    def open_undercut(self, bound: float, payload: tuple[Choice, float], count: int) -> None:
+        """A layout that another undercuts in every price still is among the best: its own longest path."""
+        self.push(max(bound, self.tiers.longest_path(payload[0])), "layout", payload, count)
 
     @staticmethod
     def choice(key: Any, index: int) -> Choice:
@@ -360,8 +365,8 @@ class Branch:
         del bound, count
         choice, need = payload
         self.account.evaluated["discrete_event"] += 1
-        value = self.tiers.discrete_event(choice)
-        if choice.offload.activations and not self.tiers.fits(choice):
+        value, fits = self.tiers.discrete_event(choice)
+        if not fits:
             self.account.rejected[SIMULATED_MEMORY] += 1
             return
         scored = Scored(choice, value, need)

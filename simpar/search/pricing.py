@@ -11,10 +11,12 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import HOST_ADAM_BYTES_PER_S, LayoutPricer
 from simpar.parallel.data import state_memory
-from simpar.parallel.keys import Send
+from simpar.engine.effects import expected_load_factor
+from simpar.parallel.keys import Gather, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import split_layers
-from simpar.parallel.work import HostCopy
+from simpar.parallel.traffic import _state
+from simpar.parallel.work import HostCopy, OptimizerWork
 from simpar.program.program import FloatArray
 from simpar.search.blocks import BlockTable, Composition, Kinds, block_table, local_blocks, serial_seconds
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
@@ -22,7 +24,8 @@ from simpar.search.residency import RankResidency, residencies
 from simpar.search.shapes import shape_of
 from simpar.search.space import Space
 from simpar.simulate import cost_models, schedule_of
-from simpar.topology.placement import GroupPlacement
+from simpar.specs.framework import FrameworkSpec
+from simpar.specs.scenario import Scenario
 
 ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
@@ -67,13 +70,16 @@ class Pricing:
     def layout(self, choice: Choice) -> Layout:
         """The layout of a choice, as `simulate` would make it."""
         shape = shape_of(choice.group.pp, choice.pipeline.virtual_stages, choice.pipeline.schedule)
-        return Layout.of(choice.scenario(self.template), shape.stages, shape.replicas)
+        return self._layout(choice.scenario(self.template), shape.stages, shape.replicas)
+
+    def _layout(self, scenario: Scenario, stages: int, replicas: int) -> Layout:
+        return Layout.of(scenario, stages, replicas, expected_load_factor(scenario))
 
     def _probe(self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None) -> Layout:
         """A layout for what does not depend on the pipeline: one stage, whatever pp is."""
         state = state or State(0, None, True, True, True)
         choice = Choice(group, batch, variant, ONE_STAGE, recompute, state, NOTHING)
-        return Layout.of(choice.scenario(self.template), 1)
+        return self._layout(choice.scenario(self.template), 1, 1)
 
     @cached_property
     def kinds(self) -> Kinds:
@@ -224,7 +230,7 @@ class Pricing:
         return not spec.overlap_p2p_interleaved if shape.stages > pp else spec.p2p_blocking
 
     @cached_property
-    def framework(self):  # type: ignore[no-untyped-def]
+    def framework(self) -> FrameworkSpec:
         """Semantics of the framework."""
         group = self.space.groups[0]
         return self._probe(group, 1, self.space.variants(group)[0]).framework
@@ -274,26 +280,31 @@ class Pricing:
         """Seconds to gather (or reduce) these weights over the data-parallel ranks, as the pricer counts them."""
         key = (group, variant.precision, state.zero_stage, state.shard_size, what, dense, expert)
         if key not in self._amounts:
-            layout = self.state_layout(group, variant, state).layout
-            parts = ((dense, "", "dp"), (expert, "expert_", "edp"))
-            self._amounts[key] = sum(self._part_seconds(layout, what, n, prefix, whole) for n, prefix, whole in parts if n > 0)
+            pricer = self.state_layout(group, variant, state)
+            layout, whole = pricer.layout, Gather(0, 0, 0) if what == "gather" else Reduce(0, 0, 0)
+            if layout.options.lora_rank:
+                # Frozen weights are not reduced; leaving their gathers out keeps the bound one.
+                dense = expert = 0.0
+            calls = [c for n, e in ((dense, False), (expert, True)) if n > 0 for c in _state(layout, whole, n, expert=e)]
+            self._amounts[key] = sum(pricer._timed(c.name, c.bytes, layout.placement(c.dimension)).seconds for c in calls)
         return self._amounts[key]
 
-    def _part_seconds(self, layout: Layout, what: str, parameters: float, prefix: str, whole: str) -> float:
-        hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
-        placement = layout.placement(f"{prefix}shard" if hybrid else whole)
-        if what == "gather":
-            return self._timed("all_gather", parameters * layout.state_bytes.gather, placement)
-        amount = parameters * layout.state_bytes.reduce
-        if layout.plan.zero_stage == 0:
-            return self._timed("all_reduce", amount, placement)
-        seconds = self._timed("reduce_scatter", amount, placement)
-        if hybrid:
-            seconds += self._timed("all_reduce", amount / max(placement.size, 1), layout.placement(f"{prefix}replica"))
-        return seconds
-
-    def _timed(self, name: str, amount: float, placement: GroupPlacement) -> float:
-        return 0.0 if placement.size == 1 else self.collectives.time(name, amount, placement).seconds
+    def loss(self, group: Group, variant: Variant, state: State, *, gathers: bool) -> float:
+        """Share of the time beside data-parallel traffic in which compute makes no progress: f / (1 + f) of the least f."""
+        key = (group, variant.precision, state.zero_stage, state.shard_size, "loss", gathers)
+        if key not in self._amounts:
+            pricer = self.state_layout(group, variant, state)
+            layout, table = pricer.layout, self.table(group, 1, variant, "none", split=False)
+            hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
+            placement = layout.placement("shard" if hybrid else "dp")
+            name = "all_reduce" if state.zero_stage == 0 else "reduce_scatter"
+            least = float(table.dense[table.dense > 0].min(initial=np.inf))
+            calls = [(name, least * layout.state_bytes.reduce)]
+            if gathers:
+                calls.append(("all_gather", least * layout.state_bytes.gather))
+            factor = min((pricer._interference(n, a, placement) for n, a in calls if np.isfinite(a)), default=0.0)
+            self._amounts[key] = factor / (1.0 + factor)
+        return self._amounts[key]
 
     def optimizer_seconds(self, group: Group, variant: Variant, state: State, dense: float, expert: float, offloaded: bool) -> float:
         """Seconds of a rank's update."""
@@ -303,17 +314,25 @@ class Pricing:
             layout, spec = pricer.layout, pricer.layout.framework
             sharded = state.zero_stage >= 1
             own = dense / (layout.shard_ranks if sharded else 1) + expert / (layout.expert_shard_ranks if sharded else 1)
-            seconds = self._timed("all_reduce", 4.0, layout.placement("world")) + spec.optimizer_cpu_s
+            if layout.options.lora_rank:
+                own = 0.0
+            seconds = pricer._timed("all_reduce", 4.0, layout.placement("world")).seconds
+            seconds += spec.optimizer_cpu_s + layout.calibration.step_s
             if offloaded:
                 state_bytes = layout.state_bytes
                 seconds += pricer._work(HostCopy(own * (state_bytes.gradient + 2.0))).seconds
                 seconds += own * (state_bytes.gradient + 2.0 * state_bytes.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
             else:
-                seconds += self.kernels.adam(
-                    own, bytes_per_parameter=spec.optimizer_traffic_bytes, implementation=spec.optimizer_kernel
-                ).seconds
+                work = OptimizerWork(own, spec.optimizer_traffic_bytes, spec.optimizer_kernel)
+                seconds += pricer._work(work).seconds * layout.calibration.memory
             self._amounts[key] = seconds
         return self._amounts[key]
+
+    def waits(self, style: str) -> bool:
+        """Whether every rank waits for all gradients before its update; the rule of `program.lower.optimizer_waits`."""
+        if self.template.plan.synchronous_optimizer is not None:
+            return self.template.plan.synchronous_optimizer
+        return not (self.framework.optimizer_post_validation and style != "full")
 
     @cached_property
     def host_seconds_per_byte(self) -> float:

@@ -9,11 +9,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import Schedule
 
-FORWARD, BACKWARD, INPUT, PAIR = range(4)
+FORWARD, BACKWARD, INPUT = range(3)
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Bytes per micro-batch of stages, float arrays [candidates, model stages].
+
+    Attributes:
+        kept: from the forward to the backward.
+        deferred: from the input gradient to the weight gradient, where the two are apart.
+        backward: beyond what is kept, while a backward goes through the stage and frees as it goes.
+        input: the same of an input gradient that leaves what weight gradients need.
+    """
+
+    kept: FloatArray
+    deferred: FloatArray
+    backward: FloatArray
+    input: FloatArray
 
 
 @dataclass(frozen=True)
@@ -22,45 +40,40 @@ class RankResidency:
 
     Attributes:
         stages: model stages it holds, int array [own].
-        held: int array [moments, own]: micro-batches kept of each, at the moments that can be the worst.
-        active: int array [moments]: index into `stages` of the stage that runs then; a pair: of its backward.
-        kind: int array [moments]: FORWARD, BACKWARD, INPUT, PAIR.
+        held: int array [moments, own]: micro-batches whose activations it keeps, at the moments that can be the worst.
+        waiting: int array [moments, own]: micro-batches that wait for their weight gradient only.
+        active: int array [moments]: index into `stages` of the stage that runs then; in a pair that of the backward.
+        kind: int array [moments]: FORWARD, BACKWARD (a pair's too: its forward is among `held`), INPUT.
     """
 
     stages: IntArray
     held: IntArray
+    waiting: IntArray
     active: IntArray
     kind: IntArray
 
-    def peak(self, kept: FloatArray, bumps: dict[int, FloatArray], away: float = 0.0) -> FloatArray:
-        """Peak bytes beyond the resting state.
+    def peak(self, stage: StageBytes, away: float = 0.0) -> FloatArray:
+        """Peak bytes beyond the resting state, float array [candidates].
 
         Args:
-            kept: float array [candidates, model stages], bytes per micro-batch.
-            bumps: BACKWARD, INPUT, PAIR -> float array [candidates, model stages].
-            away: fraction of what waits that has gone to the host; then a lower bound.
-
-        Returns:
-            float array [candidates].
+            stage: bytes of the candidates' stages.
+            away: fraction that is offloaded; then a lower bound, reached if copies took no time.
         """
-        own = kept[:, self.stages]
-        total = own @ self.held.T * (1.0 - away)
-        if away:
-            total += away * own[:, self.active]
-        for kind, bump in bumps.items():
+        own = self.stages
+        total = (stage.kept[:, own] @ self.held.T + stage.deferred[:, own] @ self.waiting.T) * (1.0 - away)
+        for kind, bump in ((BACKWARD, stage.backward), (INPUT, stage.input)):
             mask = self.kind == kind
             if mask.any():
-                total[:, mask] += bump[:, self.stages[self.active[mask]]]
-        return total.max(axis=1, initial=0.0)
+                total[:, mask] += bump[:, own[self.active[mask]]]
+        return np.asarray(total.max(axis=1, initial=0.0))
 
 
 def residencies(schedule: Schedule) -> tuple[RankResidency, ...]:
     """The worst moments of every rank of `schedule`."""
     order = schedule.as_arrays()
-    split = np.zeros(schedule.num_stages, dtype=bool)
-    split[order.stage[order.phase == 3]] = True
-    pair = order.overlapped()
     model = np.array([schedule.model_stage(s) for s in range(schedule.num_stages)], dtype=np.int64)
+    split = np.isin(model, model[order.stage[order.phase == 3]])
+    pair = order.overlapped()
     return tuple(
         _of_rank(np.array(schedule.stages_of(rank)), order.stage[a:z], order.phase[a:z], pair[a:z], split, model)
         for rank, (a, z) in enumerate(zip(order.rank_start[:-1], order.rank_start[1:], strict=True))
@@ -68,32 +81,34 @@ def residencies(schedule: Schedule) -> tuple[RankResidency, ...]:
 
 
 def _of_rank(
-    own: IntArray, stage: IntArray, phase: IntArray, pair: np.ndarray, split: np.ndarray, model: IntArray
+    own: IntArray, stage: IntArray, phase: IntArray, pair: NDArray[np.bool_], split: NDArray[np.bool_], model: IntArray
 ) -> RankResidency:
     column = {int(s): i for i, s in enumerate(own)}
     index = np.array([column[int(s)] for s in stage], dtype=np.int64)
-    change = np.zeros((len(stage), len(own)), dtype=np.int64)
-    opens = phase == 0
-    frees = (phase == 1) | (phase == 3) | ((phase == 2) & ~split[stage])
-    change[np.flatnonzero(opens), index[opens]] = 1
-    change[np.flatnonzero(frees), index[frees]] = -1
-    after = np.cumsum(change, axis=0)
-    # While an op runs: a forward already holds its own, a backward still does.
-    during = np.where(opens[:, None], after, after - change)
-    kind = np.select([opens, phase == 1, phase == 2], [FORWARD, BACKWARD, INPUT], default=-1)
+    held, waiting = (np.zeros((len(stage), len(own)), dtype=np.int64) for _ in range(2))
+    forward, whole, part, weight = phase == 0, phase == 1, phase == 2, phase == 3
+    held[np.flatnonzero(forward), index[forward]] = 1
+    gone = whole | part
+    held[np.flatnonzero(gone), index[gone]] = -1
+    left = part & split[stage]
+    waiting[np.flatnonzero(left), index[left]] = 1
+    waiting[np.flatnonzero(weight), index[weight]] = -1
+    # While an op runs: a forward already holds its own, the others still do.
+    during = np.cumsum(held, axis=0) - np.where(forward[:, None], 0, held)
+    during_waiting = np.cumsum(waiting, axis=0) - waiting
+    # Where recomputation kept little, an input gradient leaves more than it found: the moment before its weight gradient counts.
+    kind = np.select([forward | weight, left], [FORWARD, INPUT], default=BACKWARD)
     # In a pair the forward (first entry) opens before the backward runs: the backward's entry sees both.
-    second = pair & (phase != 0)
-    kind[second] = PAIR
-    keep = (kind >= 0) & ~(pair & opens)
-    rows = np.unique(np.column_stack([kind, index, during])[keep], axis=0)
+    rows = np.unique(np.column_stack([kind, index, during, during_waiting])[~(pair & forward)], axis=0)
     rows = _undominated(rows)
-    return RankResidency(model[own], rows[:, 2:], rows[:, 1], rows[:, 0])
+    n = len(own)
+    return RankResidency(model[own], rows[:, 2 : 2 + n], rows[:, 2 + n :], rows[:, 1], rows[:, 0])
 
 
 def _undominated(rows: IntArray) -> IntArray:
-    """Rows [kind, active, held...] that no other row of the same kind and stage exceeds everywhere."""
+    """Rows [kind, active, counts...] that no other row of the same kind and stage exceeds everywhere."""
     kept = []
-    for kind, active in {(int(r[0]), int(r[1])) for r in rows}:
+    for kind, active in sorted({(int(r[0]), int(r[1])) for r in rows}):
         group = rows[(rows[:, 0] == kind) & (rows[:, 1] == active)]
         order = np.argsort(-group[:, 2:].sum(axis=1), kind="stable")
         best: list[IntArray] = []
@@ -104,4 +119,4 @@ def _undominated(rows: IntArray) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
-__all__ = ["BACKWARD", "FORWARD", "INPUT", "PAIR", "RankResidency", "residencies"]
+__all__ = ["BACKWARD", "FORWARD", "INPUT", "RankResidency", "StageBytes", "residencies"]

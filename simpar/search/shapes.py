@@ -9,6 +9,7 @@ import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import SCHEDULES as FAMILIES
+from simpar.schedules.interleaved import round_size
 from simpar.search import axes
 from simpar.search.choice import Pipeline
 
@@ -36,6 +37,13 @@ class Shape:
     first: IntArray
     stage_to_rank: tuple[int, ...]
     replicas: int
+    name: str
+
+    def group(self, m: int) -> int:
+        """Micro-batches that a rank runs through one chunk before the next, 0 where that is not how it goes."""
+        if self.stages == self.ranks or self.style == "pairs" or self.name in axes.V_SHAPED:
+            return 0
+        return m if self.name == "interleaved_bfs" else round_size(self.ranks, m)
 
     @property
     def held(self) -> dict[int, list[int]]:
@@ -74,7 +82,7 @@ def shape_of(ranks: int, virtual_stages: int, schedule: str) -> Shape:
             sends[chain[stage + 1]] += 1
     if schedule == "dualpipe":
         sends = (sends + sends[::-1]) // 2
-    return Shape(ranks, stages, style, share, before, sends, first, places, family.replicas)
+    return Shape(ranks, stages, style, share, before, sends, first, places, family.replicas, schedule)
 
 
 def style_of(pipeline: Pipeline) -> str:

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simpar.costs.pricer import KeyPrice, LayoutPricer
+from simpar.costs.pricer import LayoutPricer
 from simpar.engine import discrete_event
-from simpar.engine.longest_path import longest_path_batch
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.program.lower import lower
-from simpar.program.program import FloatArray, IntArray, PriceTable, Program
+from simpar.program.program import FloatArray, IntArray, PriceTable
 from simpar.schedules import Schedule
+from simpar.search.bounds import Traffic
 from simpar.search.choice import Choice
 from simpar.search.pricing import Pricing
-from simpar.simulate import Priced, interpret, schedule_of
+from simpar.search.graph import Flow, Graph, build
+from simpar.search.replay import makespans
+from simpar.search.shapes import style_of
+from simpar.simulate import interpret, prepare, schedule_of
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """A program, and its prices reduced to those that can differ.
+class Step:
+    """A step's graph, shared by all layouts of one shape; prices are filled in per layout.
 
     Attributes:
-        program: at stage detail (at layer detail where activations are offloaded).
+        graph: ops and what they wait for.
         schedule: it came from.
     """
 
-    program: Program
+    graph: Graph
     schedule: Schedule
-    num_microbatches: int
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,53 @@ class Columns:
     index: IntArray
 
 
+class Swept:
+    """Layouts of one graph whose step time is known, and what follows from it for others.
+
+    Attributes:
+        rows: float array [known, prices].
+        values: step times [known].
+    """
+
+    def __init__(self, width: int) -> None:
+        self.rows = np.zeros((0, width))
+        self.values = np.zeros(0)
+
+    def sort_out(self, prices: FloatArray) -> tuple[IntArray, dict[int, int]]:
+        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it."""
+        chosen: list[int] = []
+        below: dict[int, int] = {}
+        count = len(self.rows)
+        for row in np.argsort(prices.sum(axis=1), kind="stable").tolist():
+            under = np.flatnonzero((self.rows <= prices[row]).all(axis=1))
+            if len(under):
+                below[row] = int(under[np.argmax(self.values[under])])
+                continue
+            inside = (prices[chosen] <= prices[row]).all(axis=1)
+            if inside.any():
+                below[row] = count + int(np.argmax(inside))
+            else:
+                chosen.append(row)
+        return np.array(chosen, dtype=np.int64), below
+
+    def add(self, rows: FloatArray, values: FloatArray) -> None:
+        """Remember swept rows."""
+        self.rows = np.concatenate([self.rows, rows])
+        self.values = np.concatenate([self.values, values])
+
+
 class Tiers:
     """Programs and prices of one search in one process."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
         self._schedules: dict[object, Schedule] = {}
-        self._programs: dict[object, Lowered] = {}
-        self._known: dict[object, Lowered] = {}
+        self._steps: dict[object, Step] = {}
+        self._known: dict[object, Step] = {}
         self._columns: dict[object, Columns] = {}
+        self._swept: dict[int, Swept] = {}
+        self.swept = 0
         self._prices: dict[object, tuple[float, float]] = {}
-        self._replayed: dict[object, float] = {}
-        self.replays = 0
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
@@ -71,50 +110,65 @@ class Tiers:
             self._schedules[key] = schedule_of(choice.scenario(self.pricing.template), m)
         return self._schedules[key]
 
-    def lowered(self, choice: Choice) -> Lowered:
-        """The program of a choice; layouts of one shape share it."""
-        offloads = choice.offload.activations > 0
-        m = self.pricing.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
-        known = (choice.group, m, choice.pipeline, choice.state, offloads)
+    def microbatches(self, choice: Choice) -> int:
+        """Micro-batches per step of a choice."""
+        return self.pricing.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
+
+    def step(self, choice: Choice) -> Step:
+        """The graph of a choice; layouts of one shape share it."""
+        known = (choice.group, choice.micro_batch_size, choice.pipeline, choice.state, choice.offload.activations > 0)
         if known not in self._known:
+            m = self.microbatches(choice)
             schedule, layout = self.schedule(choice, m), self.pricing.layout(choice)
-            key = self._shape_key(choice, layout, m)
-            if key not in self._programs:
-                program = lower(layout, schedule, "layer" if offloads else "stage")
-                self._programs[key] = Lowered(program, schedule, m)
-            self._known[known] = self._programs[key]
+            flow = self._flow(choice, layout)
+            shape = (choice.pipeline.schedule, choice.pipeline.virtual_stages, choice.group.pp, m)
+            key = (shape, flow) if flow is not None else (shape, known)
+            if key not in self._steps:
+                graph = build(schedule, flow) if flow is not None else Graph.of(lower(layout, schedule, self.detail(choice)))
+                self._steps[key] = Step(graph, schedule)
+            self._known[known] = self._steps[key]
         return self._known[known]
 
-    def _shape_key(self, choice: Choice, layout: Layout, m: int) -> tuple[object, ...]:
-        """Everything of a layout that the lowering looks at."""
-        pipeline, data = choice.pipeline, layout.data_ranks > 1
-        counts = tuple(len(blocks) for blocks in layout.stage_blocks)
-        buckets: object = ()
-        if data:
-            buckets = tuple(layout.buckets(s, bucketed=layout.overlap_grad_reduce) for s in range(layout.num_stages))
-        sends = self.pricing.blocking(pipeline, choice.group.pp)
-        state = choice.state
-        return (
-            pipeline.schedule, pipeline.virtual_stages, choice.group.pp, m, sends, counts, buckets, data, state.zero_stage,
-            layout.overlap_grad_reduce, layout.overlap_param_gather, state.reshard_after_forward,
-            choice.offload.activations > 0,
+    @staticmethod
+    def detail(choice: Choice) -> Literal["stage", "layer"]:
+        """Offloaded activations travel layer by layer; everything else is the same by the stage."""
+        return "layer" if choice.offload.activations > 0 else "stage"
+
+    def _flow(self, choice: Choice, layout: Layout) -> Flow | None:
+        """What `graph.build` needs, or None where it does not cover the layout."""
+        traffic = Traffic.of(layout, choice.group, choice.state.zero_stage)
+        if traffic.always or traffic.reduce_always or choice.offload.activations > 0:
+            return None
+        buckets: tuple[tuple[tuple[int, int], ...], ...] = ()
+        if traffic.data:
+            only_first = layout.framework.buckets_on_first_pipeline_rank_only
+            buckets = tuple(
+                layout.buckets(s % layout.num_stages, bucketed=layout.overlap_grad_reduce and not (only_first and s != 0))
+                for s in range(layout.num_stages * layout.replicas)
+            )
+        return Flow(
+            blocks=tuple(len(blocks) for blocks in layout.stage_blocks), buckets=buckets,
+            gathers_at_start=traffic.at_start, gathers_at_end=traffic.after,
+            overlaps_reduction=layout.overlap_grad_reduce, blocking=self.pricing.blocking(choice.pipeline, choice.group.pp),
+            tied=layout.network.tied, training=layout.training.optimizer != "none",
+            waits=self.pricing.waits(style_of(choice.pipeline)),
         )  # fmt: skip
 
     # -- prices ------------------------------------------------------------------------------------------------------
 
-    def _columns_of(self, lowered: Lowered, choice: Choice) -> Columns:
+    def _columns_of(self, step: Step, choice: Choice) -> Columns:
         limit = int(choice.recompute[5:]) if choice.recompute.startswith("full:") else None
-        key = (id(lowered), choice.pipeline.split, limit)
+        key = (id(step), choice.pipeline.split, limit)
         if key not in self._columns:
-            self._columns[key] = self._describe(lowered, choice, limit)
+            self._columns[key] = self._describe(step, choice, limit)
         return self._columns[key]
 
-    def _describe(self, lowered: Lowered, choice: Choice, limit: int | None) -> Columns:
+    def _describe(self, step: Step, choice: Choice, limit: int | None) -> Columns:
         kinds = self.pricing.kinds
         orders = self.pricing.composition(choice.pipeline, choice.group.pp, limit).orders
         held: dict[int, list[int]] = {}
-        for stage, rank in enumerate(lowered.schedule.stage_to_rank):
-            held.setdefault(rank, []).append(lowered.schedule.model_stage(stage))
+        for stage, rank in enumerate(step.schedule.stage_to_rank):
+            held.setdefault(rank, []).append(step.schedule.model_stage(stage))
 
         def weights(order: Sequence[int]) -> tuple[int, ...]:
             n = kinds.layers
@@ -122,7 +176,8 @@ class Tiers:
 
         def part(key: object) -> tuple[str, object]:
             if isinstance(key, Compute):
-                return "block", (key.phase, orders[key.stage][key.first : key.last])
+                # The host's gaps belong to the whole stage.
+                return "block", (key.phase, orders[key.stage], key.first, key.last)
             if isinstance(key, Overlapped):
                 return "block", ("pair", orders[key.forward_stage], orders[key.backward_stage])
             if isinstance(key, Offload):
@@ -138,7 +193,7 @@ class Tiers:
         index: dict[tuple[str, object], int] = {}
         keys: list[object] = []
         columns = []
-        for key in lowered.program.price_keys:
+        for key in step.graph.price_keys:
             description = part(key)
             if description not in index:
                 index[description] = len(index)
@@ -149,10 +204,10 @@ class Tiers:
     def _same_boundaries(self, choice: Choice) -> bool:
         return self.pricing.template.model.kind == "transformer"
 
-    def prices(self, choice: Choice) -> tuple[Lowered, PriceTable]:
-        """The program of a choice with its prices."""
-        lowered = self.lowered(choice)
-        columns = self._columns_of(lowered, choice)
+    def prices(self, choice: Choice) -> tuple[Step, PriceTable]:
+        """The graph of a choice with its prices."""
+        step = self.step(choice)
+        columns = self._columns_of(step, choice)
         scopes = self._scopes(choice)
         pricer: LayoutPricer | None = None
         found = np.empty((len(columns.parts), 2))
@@ -160,11 +215,11 @@ class Tiers:
             name = (scopes[scope], part)
             pair = self._prices.get(name)
             if pair is None:
-                pricer = pricer or self.pricer(choice, lowered)
+                pricer = pricer or self.pricer(choice, step)
                 price = pricer.price(key)  # type: ignore[arg-type]
                 pair = self._prices[name] = (price.seconds, price.interference)
             found[row] = pair
-        return lowered, PriceTable(found[columns.index, 0], found[columns.index, 1])
+        return step, PriceTable(found[columns.index, 0], found[columns.index, 1])
 
     def _scopes(self, choice: Choice) -> dict[str, object]:
         """What each kind of price depends on, besides its description."""
@@ -177,47 +232,56 @@ class Tiers:
             "block": block, "state": state, "send": send, "host": (block, choice.offload.activations), "other": (block, state, send),
         }  # fmt: skip
 
-    def pricer(self, choice: Choice, lowered: Lowered) -> LayoutPricer:
+    def pricer(self, choice: Choice, step: Step) -> LayoutPricer:
         """The pricer that `simulate` would use."""
-        schedule = lowered.schedule
+        schedule = step.schedule
         model = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
         layout = self.pricing.layout(choice)
         return LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
 
     # -- tiers -------------------------------------------------------------------------------------------------------
 
-    def longest_paths(self, choices: Sequence[Choice]) -> FloatArray:
-        """Tier 2: step times [choices] without interference."""
-        found = np.empty(len(choices))
-        groups: dict[int, tuple[Program, list[int], list[FloatArray]]] = {}
+    def longest_paths(self, choices: Sequence[Choice]) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Tier 2: step times [choices], in batches by graph, and which of them are lower bounds only.
+
+        Dearer prices never make a step of the same graph shorter (see `replay`): of layouts that share a graph only those that
+        no other undercuts in every price are swept; the rest take the time of one that does, as a lower bound.
+        """
+        found, bound = np.empty(len(choices)), np.zeros(len(choices), dtype=bool)
+        groups: dict[int, tuple[Graph, list[int], list[PriceTable]]] = {}
         for index, choice in enumerate(choices):
-            lowered, table = self.prices(choice)
-            program = lowered.program
-            _, members, rows = groups.setdefault(id(program), (program, [], []))
+            step, table = self.prices(choice)
+            _, members, rows = groups.setdefault(id(step.graph), (step.graph, [], []))
             members.append(index)
-            rows.append(table.seconds)
-        for program, members, rows in groups.values():
-            found[members] = longest_path_batch(program, np.array(rows))
-        return found
+            rows.append(table)
+        for graph, members, rows in groups.values():
+            prices = np.array([np.concatenate([t.seconds, t.interference]) for t in rows])
+            known = self._swept.setdefault(id(graph), Swept(prices.shape[1]))
+            chosen, below = known.sort_out(prices)
+            if len(chosen):
+                half = prices.shape[1] // 2
+                values = makespans(graph, prices[chosen, :half], prices[chosen, half:])
+                known.add(prices[chosen], values)
+                self.swept += len(chosen)
+                found[np.array(members)[chosen]] = values
+            for row, dominator in below.items():
+                found[members[row]] = known.values[dominator]
+                bound[members[row]] = True
+        return found, bound
 
-    def discrete_event(self, choice: Choice) -> float:
-        """Tier 3: the step time on SimPy."""
-        lowered, table = self.prices(choice)
-        key = (id(lowered.program), table.seconds.tobytes(), table.interference.tobytes())
-        if key not in self._replayed:
-            self.replays += 1
-            self._replayed[key] = discrete_event.run(lowered.program, table, interference=True).makespan
-        return self._replayed[key]
+    def longest_path(self, choice: Choice) -> float:
+        """Tier 2 of one layout, swept whatever else is known."""
+        step, table = self.prices(choice)
+        self.swept += 1
+        return float(makespans(step.graph, table.seconds[None], table.interference[None])[0])
 
-    def fits(self, choice: Choice) -> bool:
-        """Whether a layout fits by its timeline, for layouts whose memory depends on time."""
-        lowered = self.lowered(choice)
-        pricer = self.pricer(choice, lowered)
-        prices: tuple[KeyPrice, ...] = tuple(pricer.price(k) for k in lowered.program.price_keys)  # type: ignore[arg-type]
-        table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
-        timeline = discrete_event.run(lowered.program, table, interference=True)
-        priced = Priced(pricer.layout, lowered.schedule, lowered.program, prices, table, pricer.stages_of_rank)
-        return interpret(priced, timeline).fits
+    def discrete_event(self, choice: Choice) -> tuple[float, bool]:
+        """Tier 3: the step time on SimPy, and whether the layout fits by the memory's timeline."""
+        scenario = choice.scenario(self.pricing.template)
+        priced = prepare(scenario, detail=self.detail(choice))
+        timeline = discrete_event.run(priced.program, priced.table, interference=True)
+        # Only memory that depends on time needs the timeline; the rest was exact before.
+        return timeline.makespan, not choice.offload.activations or interpret(priced, timeline).fits
 
 
-__all__ = ["Lowered", "Tiers"]
+__all__ = ["Step", "Tiers"]
