@@ -14,6 +14,7 @@ from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, Overlappe
 from simpar.parallel.layout import Layout
 from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
+from simpar.result.allocations import Pass, Replays, passes_of
 
 BoolArray = NDArray[np.bool_]
 CATEGORIES = (
@@ -33,7 +34,8 @@ class RankMemory:
         times: seconds [events], ascending.
         dynamic: bytes [events, categories] after each event, of CATEGORIES.
         outside: context and NCCL bytes, outside the allocator.
-        fragmentation: reserved over allocated.
+        fragmentation: reserved over what the replayed requests reserve.
+        replays: the allocator's view of the ranks; none = reserved follows from `fragmentation` alone.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class RankMemory:
     dynamic: FloatArray
     outside: tuple[tuple[str, float], ...]
     fragmentation: float
+    replays: Replays | None = None
 
     @cached_property
     def total(self) -> FloatArray:
@@ -62,7 +65,8 @@ class RankMemory:
     @property
     def reserved_bytes(self) -> float:
         """Peak reserved by the caching allocator."""
-        return self.allocated_bytes * self.fragmentation
+        ratio = self.replays.ratio(self.rank) if self.replays is not None else 1.0
+        return self.allocated_bytes * ratio * self.fragmentation
 
     @property
     def device_bytes(self) -> float:
@@ -246,6 +250,7 @@ def memory_over_time(
     groups = sum(layout.placement(d).size > 1 for d in ("tp", "cp", "pp", "dp", "ep"))
     outside = (("context", spec.context_bytes), ("nccl", groups * spec.nccl_bytes_per_group))
     ranks = []
+    replays = Replays(layout, held, lambda rank: _passes(layout, program, timeline, roles[rank]))
     for rank in sorted(held):
         mine = np.flatnonzero(role == roles[rank])
         # Frees come before allocations of the same moment: a stream reuses what the op before it released.
@@ -255,5 +260,13 @@ def memory_over_time(
         times = np.concatenate([[0.0], time[order]])
         static = static_state(layout, held[rank])
         dynamic = np.cumsum(delta, axis=0)
-        ranks.append(RankMemory(rank, static, times, dynamic, outside, spec.fragmentation))
+        ranks.append(RankMemory(rank, static, times, dynamic, outside, spec.fragmentation, replays))
+    replays.choose({r.rank: r.allocated_bytes for r in ranks})
     return tuple(ranks)
+
+
+def _passes(layout: Layout, program: Program, timeline: Timeline, role: int) -> list[Pass]:
+    """What a role runs, in order."""
+    mine = np.flatnonzero(program.role == role)
+    mine = mine[np.argsort(timeline.start[mine], kind="stable")]
+    return passes_of([program.price_keys[i] for i in program.price[mine]], layout.stage_blocks)

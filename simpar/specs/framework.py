@@ -120,7 +120,9 @@ class FrameworkSpec:
 
         context_bytes: CUDA context, cuBLAS and framework workspaces.
         nccl_bytes_per_group: buffers of one communicator with its channels.
-        fragmentation: reserved over allocated at the peak, typical.
+        contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
+        fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see
+            (side streams, workspaces).
         expandable_segments: the allocator setting of the launch scripts.
 
     FSDP
@@ -189,7 +191,8 @@ class FrameworkSpec:
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     context_bytes: float = 1.0 * 2**30
     nccl_bytes_per_group: float = 0.3 * 2**30
-    fragmentation: float = 1.05
+    contiguous_buffers: bool = True
+    fragmentation: float = 1.0
     expandable_segments: bool = False
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"

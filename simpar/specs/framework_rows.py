@@ -124,9 +124,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "overlap_param_gather": False,
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("",
                   "unfused"),),
-                 "microbatch_cpu_s": 2e-3, "wgrad_accumulation_fusion": False, "fragmentation": 1.08},
-                "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time and "
-                "fragmentation assumed"),
+                 "microbatch_cpu_s": 2e-3, "wgrad_accumulation_fusion": False},
+                "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed"),
         ),
     ),
     "zero-bubble": (
@@ -188,8 +187,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "logits_vocab_parallel": True, "p2p_blocking": True,
-              "optimizer_traffic_bytes": 32.0, "fragmentation": 1.10},
-             "torchtitan and torch FSDP2 sources; reserved over allocated from published tables (ratio 1.10)"),
+              "optimizer_traffic_bytes": 32.0},
+             "torchtitan and torch FSDP2 sources"),
          Row((2024, 12), {"expandable_segments": True}, "torchtitan run_train.sh sets expandable_segments"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 1.0},
              "the loss is compiled too: published H200 and B200 peaks are 4 TV and 8 TV bytes below those of "
@@ -219,7 +218,6 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True,
                "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-               "fragmentation": 1.10,
               "layer_cpu_s": 1e-3, "recompute_default": "full"},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed"),

@@ -1,0 +1,312 @@
+"""One rank's requests to the allocator over its first two steps, from which its reserved memory follows.
+
+The first step runs without the optimizer's moments, which are asked for at its end from what the activations left in the
+cache; the second step then meets another state of the cache. Later steps repeat the second. Of each step only as many passes are
+replayed as lead to the most micro-batches in flight and a little beyond: from there on a schedule repeats itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from simpar.parallel.keys import BlockOp, Compute, Overlapped
+from simpar.parallel.layout import Layout
+from simpar.parallel.lifetimes import Lifetimes, lifetimes
+from simpar.parallel.split import LocalBlock
+from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
+
+Pass = tuple[str, int, int, int]
+"""(phase, model stage, first block, past the last block)."""
+BEYOND_PEAK: Final = 6
+"""Passes replayed after the most micro-batches were in flight."""
+MAX_EVENTS: Final = 12_000
+"""Past so many requests only what is saved is replayed, without what comes and goes within a pass."""
+
+
+def passes_of(keys: list[object], stage_blocks: tuple[tuple[LocalBlock, ...], ...]) -> list[Pass]:
+    """What the ops with these prices, in the order of one rank, do as passes over blocks."""
+    found: list[Pass] = []
+    for key in keys:
+        if isinstance(key, Compute):
+            found.append((key.phase, key.stage, key.first, key.last))
+        elif isinstance(key, BlockOp) and key.index == 0:
+            found.append((key.phase, key.stage, key.block, key.block + 1))
+        elif isinstance(key, Overlapped):
+            found.append(("F", key.forward_stage, 0, len(stage_blocks[key.forward_stage])))
+            found.append(("B", key.backward_stage, 0, len(stage_blocks[key.backward_stage])))
+    return found
+
+
+def until_steady(passes: list[Pass]) -> list[Pass]:
+    """The passes up to the most blocks in flight, and some beyond."""
+    held = most = 0
+    at = 0
+    for index, (phase, _, first, last) in enumerate(passes):
+        if phase == "F":
+            held += last - first
+        elif phase in "BI":
+            held -= last - first
+        if held > most:
+            most, at = held, index
+    return passes[: at + 1 + BEYOND_PEAK]
+
+
+@dataclass
+class _Trace:
+    """Requests so far."""
+
+    layout: Layout
+    split: frozenset[int]
+    thin: bool = False
+    events: list[Event] = field(default_factory=list)
+    flying: dict[tuple[int, int], deque[dict[str, int]]] = field(default_factory=dict)
+    late: dict[tuple[int, int], deque[dict[str, int]]] = field(default_factory=dict)
+    count: int = 0
+
+    def ask(self, size: float, stream: str = "compute") -> int:
+        """A tensor; returns its id, -1 for one of no bytes."""
+        amount = int(size)
+        if amount <= 0:
+            return -1
+        self.count += 1
+        self.events.append((self.count, amount, stream))
+        return self.count
+
+    def free(self, tensor: int) -> None:
+        """Give a tensor back."""
+        if tensor >= 0:
+            self.events.append((tensor, 0, ""))
+
+    def lives(self, stage: int, block: LocalBlock) -> Lifetimes:
+        """Steps of a block."""
+        return lifetimes(block, split_backward=stage in self.split)
+
+    def run(self, steps: tuple[tuple[str, int], ...], ids: dict[str, int]) -> None:
+        """Steps of one block of one micro-batch, whose tensors are `ids`."""
+        events, count = self.events, self.count
+        for name, size in steps:
+            if size:
+                count += 1
+                ids[name] = count
+                events.append((count, size, "compute"))
+            else:
+                tensor = ids.pop(name, -1)
+                if tensor >= 0:
+                    events.append((tensor, 0, ""))
+        self.count = count
+
+    def forward(self, stage: int, index: int) -> None:
+        """Forward of a block."""
+        ids: dict[str, int] = {}
+        steps = self.lives(stage, self.layout.stage_blocks[stage][index]).forward
+        self.run(_saved_only(steps) if self.thin else steps, ids)
+        self.flying.setdefault((stage, index), deque()).append(ids)
+
+    def backward(self, stage: int, index: int) -> None:
+        """Backward (or input gradient) of a block's oldest micro-batch."""
+        waiting = self.flying.get((stage, index))
+        if not waiting:
+            return
+        ids = waiting.popleft()
+        lives = self.lives(stage, self.layout.stage_blocks[stage][index])
+        if self.thin and stage not in self.split:
+            for tensor in ids.values():
+                self.free(tensor)
+            return
+        self.run(lives.backward, ids)
+        if stage in self.split:
+            self.late.setdefault((stage, index), deque()).append(ids)
+
+    def weight(self, stage: int, index: int) -> None:
+        """Weight gradient of a block's oldest micro-batch."""
+        waiting = self.late.get((stage, index))
+        if waiting:
+            for tensor in waiting.popleft().values():
+                self.free(tensor)
+
+    def drain(self) -> None:
+        """Everything in flight ends."""
+        for queues in (self.flying, self.late):
+            for waiting in queues.values():
+                for ids in waiting:
+                    for tensor in ids.values():
+                        self.free(tensor)
+            queues.clear()
+
+
+def _saved_only(steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    freed = {name for name, size in steps if not size}
+    return tuple(step for step in steps if step[0] not in freed)
+
+
+class _Sharded:
+    """Gathering and reduction around the blocks of a fully sharded rank (torch FSDP2: one group per block)."""
+
+    def __init__(self, trace: _Trace) -> None:
+        layout = trace.layout
+        self.trace, self.layout = trace, layout
+        spec, plan = layout.framework, layout.plan
+        sharded = plan.zero_stage == 3 and layout.data_ranks > 1
+        self.active = sharded and not (plan.pp > 1 and spec.fsdp_unsharded_with_pp)
+        self.unsharded = sharded and not self.active
+        self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.resting: dict[tuple[int, int], list[int]] = {}
+        self.shards = layout.shard_ranks
+
+    def before(self, stage: int, index: int, step: int) -> None:
+        """The block's weights and the next one's are gathered."""
+        if not self.active:
+            return
+        blocks = self.layout.stage_blocks[stage]
+        for offset in range(self.layout.framework.fsdp_prefetch_groups + 1):
+            wanted = index + step * offset
+            if 0 <= wanted < len(blocks) and (stage, wanted) not in self.gathered:
+                self._gather(stage, wanted)
+
+    def _gather(self, stage: int, index: int) -> None:
+        block, trace = self.layout.stage_blocks[stage][index], self.trace
+        element = self.layout.state_bytes.gather
+        flat = trace.ask((block.dense_parameters + block.expert_parameters) * element, "all_gather")
+        self.gathered[stage, index] = tuple(trace.ask(w * element) for w, _ in trace.lives(stage, block).weights)
+        trace.free(flat)
+
+    def after_forward(self, stage: int, index: int) -> None:
+        """The weights go, except the last block's, which the backward needs first."""
+        blocks = self.layout.stage_blocks[stage]
+        if self.active and self.layout.plan.reshard_after_forward and index < len(blocks) - 1:
+            self._reshard(stage, index)
+
+    def _reshard(self, stage: int, index: int) -> None:
+        for tensor in self.gathered.pop((stage, index), ()):
+            self.trace.free(tensor)
+
+    def after_backward(self, stage: int, index: int) -> None:
+        """Gradients are reduced into shards; the weights go."""
+        if not self.active:
+            return
+        block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
+        weights = [w for w, _ in trace.lives(stage, block).weights]
+        own = [trace.ask(w * state.gather) for w in weights]
+        held = sum(weights)
+        self._reshard(stage, index)
+        buffer = trace.ask(held * state.reduce, "reduce_scatter")
+        for tensor in own:
+            trace.free(tensor)
+        shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
+        if (stage, index) in self.resting:
+            trace.free(shard)
+        else:
+            self.resting[stage, index] = [shard]
+        trace.free(buffer)
+
+    def zero_gradients(self) -> None:
+        """The step is over: gradients are set to none."""
+        for tensors in self.resting.values():
+            for tensor in tensors:
+                self.trace.free(tensor)
+        self.resting.clear()
+
+
+def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: bool = False) -> list[Event]:
+    """Requests of a rank that holds these model stages and runs these passes, over two steps."""
+    split = frozenset(stage for phase, stage, _, _ in passes if phase == "W")
+    trace = _Trace(layout, split, thin)
+    sharded = _Sharded(trace)
+    shortened = until_steady(passes)
+    moments = _states(trace, stages)
+    _step(trace, sharded, shortened)
+    trace.drain()
+    for size in moments:
+        trace.ask(size)
+    sharded.zero_gradients()
+    _step(trace, sharded, shortened)
+    return trace.events
+
+
+def _states(trace: _Trace, stages: list[int]) -> list[float]:
+    """Ask for what is there before the first step; returns the sizes of the optimizer's moments."""
+    layout = trace.layout
+    state, zero, plan = layout.state_bytes, layout.plan.zero_stage, layout.plan
+    weights: list[tuple[int, bool]] = []
+    for stage in stages:
+        for block in layout.stage_blocks[stage]:
+            weights += trace.lives(stage, block).weights
+
+    def shards(expert: bool) -> int:
+        return layout.expert_shard_ranks if expert else layout.shard_ranks
+
+    own = [trace.ask(w * state.parameter / (shards(e) if zero == 3 else 1)) for w, e in weights]
+    total = sum(w for w, _ in weights)
+    if layout.training.optimizer == "none" or layout.options.lora_rank:
+        return []
+    buffers = zero in (1, 2) and layout.framework.contiguous_buffers
+    if buffers:
+        trace.ask(total * state.parameter)
+    if zero < 3:
+        trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
+    elif plan.pp > 1 and layout.framework.fsdp_unsharded_with_pp and layout.data_ranks > 1:
+        for w, _ in weights:
+            trace.ask(w * state.gather)
+            trace.ask(w * state.reduce)
+    if buffers:
+        for tensor in own:
+            trace.free(tensor)
+    moments = []
+    if plan.offload.optimizer:
+        return []
+    for w, expert in weights:
+        split = shards(expert) if zero >= 1 else 1
+        trace.ask(w * state.master / split)
+        moments += [w * state.moments / 2 / split] * 2
+    return moments
+
+
+def _step(trace: _Trace, sharded: _Sharded, passes: list[Pass]) -> None:
+    for phase, stage, first, last in passes:
+        last = min(last, len(trace.layout.stage_blocks[stage]))
+        if phase == "F":
+            for index in range(first, last):
+                sharded.before(stage, index, 1)
+                trace.forward(stage, index)
+                sharded.after_forward(stage, index)
+        elif phase == "W":
+            for index in range(last - 1, first - 1, -1):
+                trace.weight(stage, index)
+        else:
+            for index in range(last - 1, first - 1, -1):
+                sharded.before(stage, index, -1)
+                trace.backward(stage, index)
+                sharded.after_backward(stage, index)
+
+
+def replayed(layout: Layout, stages: list[int], passes: list[Pass], limit_bytes: int | None = None) -> AllocatorPeak:
+    """Peaks of the allocator on a rank."""
+    rules = AllocatorRules(expandable_segments=layout.framework.expandable_segments, limit_bytes=limit_bytes)
+    events = rank_events(layout, stages, passes)
+    if len(events) > MAX_EVENTS:
+        events = rank_events(layout, stages, passes, thin=True)
+    return replay(events, rules)
+
+
+class Replays:
+    """Reserved over allocated of the ranks of a layout, replayed when first asked for and only where it matters."""
+
+    def __init__(self, layout: Layout, held: dict[int, list[int]], passes: Callable[[int], list[Pass]]) -> None:
+        self._layout, self._held, self._passes = layout, held, passes
+        self._chosen: tuple[int, ...] = tuple(sorted(held))
+        self._found: dict[int, float] = {}
+
+    def choose(self, allocated: dict[int, float]) -> None:
+        """Replay the first rank and the fullest only; the others take the ratio of the nearest of these."""
+        self._chosen = tuple(sorted({min(allocated), max(allocated, key=lambda rank: allocated[rank])}))
+
+    def ratio(self, rank: int) -> float:
+        """Reserved over allocated of a rank, 1 or more."""
+        nearest = min(self._chosen, key=lambda chosen: abs(chosen - rank))
+        if nearest not in self._found:
+            peak = replayed(self._layout, self._held[nearest], self._passes(nearest))
+            self._found[nearest] = peak.reserved_bytes / peak.allocated_bytes if peak.allocated_bytes else 1.0
+        return self._found[nearest]
