@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from simpar.parallel.recompute import repeated
 from simpar.parallel.split import LocalBlock, SplitOptions, Splitter
-from simpar.workload.ops import Block, Op, Seam
+from simpar.workload.ops import Block, Op, Region, Seam
 
 Step = tuple[str, int]
 """(tensor, bytes asked for or 0: given back)."""
@@ -115,8 +115,11 @@ class _Order:
             return self.splitter.local(op.output_axes, op.region) * 2.0
         if op.type.value == "attention":
             return float(sum(self.tensors.get("attention/out", (0,))))
-        axes = op.forward_bytes[-1][0] if op.forward_bytes else "bsd"
-        return self.splitter.local(axes, op.region) * 2.0
+        return self._bytes(op.forward_bytes[-1][0] if op.forward_bytes else "bsd", op.region)
+
+    def _bytes(self, axes: str, region: Region) -> float:
+        """16-bit tensor of these axes, 0 where the block does not know them."""
+        return self.splitter.local(axes, region) * 2.0 if set(axes) <= set(self.splitter.size) else 0.0
 
     def _gathered(self, seam: Seam) -> float:
         """Bytes of a gathered activation beside its shard, 0 without sequence parallelism."""
@@ -177,7 +180,7 @@ class _Order:
             self.alive.setdefault(name, size)
         late: list[Step] = []
         gradient = "gradient.out"
-        self._ask(gradient, self.splitter.local("bsd", "residual") * 2.0 if "d" in self.splitter.size else 0.0)
+        self._ask(gradient, self._bytes("bsd", "residual"))
         for op in reversed(ops):
             gradient = self._op_backward(op, gradient, late if split_backward else None)
             for name in mine.get(op.name, ()):
@@ -201,9 +204,7 @@ class _Order:
         size = float(sum(self.tensors[first])) if first else 0.0
         if op.type.value == "attention":
             size = float(sum(sum(self.tensors[t.name]) for t in op.saves if t.name in _QKV))
-        elif op.kernel == "cross_entropy":
-            size = self.splitter.local("bsv", "tensor") * 2.0
-        elif op.kernel in ("norm", "residual", "rope") or not size:
+        elif op.kernel in ("norm", "residual", "rope", "cross_entropy") or not size:
             size = self._width(op)
         elif op.equation:
             size = self.splitter.local(op.input_axes, op.region) * 2.0
