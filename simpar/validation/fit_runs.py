@@ -39,6 +39,8 @@ HIGH = np.array([1.6, 3.0, 4.0, 20e-3, 2.0])
 UNIT = np.array([1.0, 1.0, 1.0, 1e-3, 0.1])
 """Scale of each constant, for the pull towards neutral."""
 PRIOR_ROWS = 2.0
+OUTLIER = 0.4
+"""Relative error at which a run's weight has halved."""
 LEAST_ROWS = 6
 PARTS = {
     "ideal: model FLOPs at peak": 0, "matmul and attention below peak": 0, "recomputation": 0, "memory-bound kernels": 1,
@@ -98,7 +100,8 @@ def fit(samples: Sequence[Sample], fixed: frozenset[int] = frozenset()) -> Float
     free = [i for i in range(len(NAMES)) if i not in fixed]
     for _ in range(60):
         error = design @ theta - target
-        weight = 1.0 / np.maximum(np.abs(error), 0.02)
+        # Absolute errors, and runs that are far off for reasons of their own (a sick cluster) hardly count.
+        weight = 1.0 / np.maximum(np.abs(error), 0.02) / (1.0 + (error / OUTLIER) ** 4)
         # The pull is worth PRIOR_ROWS rows of 10 % error for a change of one unit.
         pull = PRIOR_ROWS * weight.mean() * 0.1**2 / UNIT**2
         before = theta.copy()
