@@ -20,6 +20,7 @@ class StateBytes:
         moments: first and second moment together.
         reduce: bytes per element on the wire in gradient reduction.
         gather: bytes per element on the wire in parameter gathering.
+        gradients_persist: gradients rest in memory; False: they exist from the first backward to the update.
     """
 
     parameter: float = 2.0
@@ -28,6 +29,7 @@ class StateBytes:
     moments: float = 8.0
     reduce: float = 4.0
     gather: float = 2.0
+    gradients_persist: bool = True
 
     @property
     def optimizer(self) -> float:
@@ -37,11 +39,12 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True)
 class StateMemory:
-    """Resting bytes of one rank."""
+    """Resting bytes of one rank; `passing_gradients` are those that exist from the first backward to the update only."""
 
     parameters: float
     gradients: float
     optimizer: float
+    passing_gradients: float = 0.0
 
 
 def state_memory(parameters: float, state: StateBytes, zero_stage: int, shards: int) -> StateMemory:
@@ -49,8 +52,10 @@ def state_memory(parameters: float, state: StateBytes, zero_stage: int, shards: 
     p_split = shards if zero_stage >= 3 else 1
     g_split = shards if zero_stage >= 2 else 1
     o_split = shards if zero_stage >= 1 else 1
+    gradients = parameters * state.gradient / g_split
+    rest = gradients if state.gradients_persist else 0.0
     return StateMemory(
-        parameters * state.parameter / p_split, parameters * state.gradient / g_split, parameters * state.optimizer / o_split
+        parameters * state.parameter / p_split, rest, parameters * state.optimizer / o_split, gradients - rest
     )
 
 

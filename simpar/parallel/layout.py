@@ -154,6 +154,7 @@ class Layout:
         moe = model.moe if isinstance(model, TransformerSpec) else None
         capacity = training.routing.capacity_factor
         load = capacity if capacity is not None else self.load_factor
+        whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
         implementation: Implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
         return SplitOptions(
             degrees=self.degrees, style=self.style, recompute=recompute, dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
@@ -163,6 +164,9 @@ class Layout:
             dispatch_bytes=1.0 if training.precision in _FP8 and self.plan.ep_dispatcher == "deepep" else 2.0,
             window=model.sliding_window if isinstance(model, TransformerSpec) else None,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
+            # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
+            weight_gradients="none" if whole else self.framework.weight_gradients,
+            grouped_weight_gradients="none" if whole else self.framework.grouped_weight_gradients,
         )  # fmt: skip
 
     @cached_property
@@ -226,6 +230,10 @@ class Layout:
             reduce_dtype = training.gradient_dtype
         full = training.precision in ("fp32", "tf32")
         parameter = 4.0 if full else spec.parameter_bytes
+        if spec.fp8_parameters and training.precision in _FP8:
+            # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
+            single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
+            parameter = 1.0 if single else 2.0
         master = 0.0 if full else 4.0
         moments = {"none": 0.0, "sgd": 0.0, "sgd-momentum": 4.0, "adafactor": 0.5, "adamw-bf16-moments": 4.0, "muon": 4.0}.get(
             training.optimizer, 8.0
@@ -236,8 +244,10 @@ class Layout:
         if self.plan.zero_stage == 3 and not full:
             reduce_dtype = training.gradient_dtype or spec.fsdp_reduce_dtype
             gradient = 4.0 if reduce_dtype == "fp32" else 2.0
+        # With several micro-batches they are there from the first one's backward on, that is at the peak.
+        persist = spec.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1
         return StateBytes(parameter, gradient + spec.gradient_copy_bytes, master, moments,
-                          4.0 if reduce_dtype == "fp32" or full else 2.0, gather)  # fmt: skip
+                          4.0 if reduce_dtype == "fp32" or full else 2.0, gather, persist)  # fmt: skip
 
     @cached_property
     def shard_ranks(self) -> int:

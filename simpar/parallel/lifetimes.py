@@ -209,8 +209,8 @@ class _Order:
         elif op.equation:
             size = self.splitter.local(op.input_axes, op.region) * 2.0
         self._ask(mine, size if op.needs_input_gradient else 0.0)
-        if op.equation and not self.splitter.options.accumulate_fp32 and late is None:
-            self._ask(f"{op.name}.weight", self.splitter.weights(op) * 2.0)
+        if op.equation and late is None:
+            self._ask(f"{op.name}.weight", self.splitter.weight_gradient(op))
             self._free(f"{op.name}.weight")
         for index in range(len(scores)):
             self._free(f"{op.name}.scores#{index}")

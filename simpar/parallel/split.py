@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 from simpar.parallel import context, expert, tensor
 from simpar.parallel.degrees import Degrees
@@ -20,8 +21,13 @@ from simpar.parallel.work import (
     Work,
 )  # fmt: skip
 from simpar.specs.model import MoeSpec
-from simpar.workload.ops import Block, Op, OpType, Seam, op_flops, volume
+from simpar.workload.ops import Block, Op, OpType, Region, Seam, op_flops, volume
 from simpar.workload.style import BlockStyle
+
+WeightGradients = Literal["none", "each", "shapes"]
+"""16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
+OUTSIDE_TE = frozenset({"head/logits", "moe/router"})
+"""Matmuls outside of TransformerEngine's linear layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class SplitOptions:
         moe: expert spec, for the exchange.
         load_factor: tokens of the fullest expert rank over the mean.
         dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
+        weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
     """
 
     degrees: Degrees
@@ -54,6 +61,8 @@ class SplitOptions:
     window: int | None = None
     lora_rank: int = 0
     """> 0: base weights are frozen; every attention matmul has a trained pair of this rank."""
+    weight_gradients: WeightGradients = "none"
+    grouped_weight_gradients: WeightGradients = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,14 +331,41 @@ class Splitter:
         return amount / 2 if name == "mlp/activation_in" and self.size["u"] == 2 * self.size["f"] else amount
 
     def transient(self) -> float:
-        """Gradients of a matmul's output and input alive together in the backward, the widest pair."""
+        """What a backward adds to the saved tensors at its worst op: gradients of a matmul's output, input and weight."""
         widest = 0.0
         for op in self.block.ops:
             if op.equation:
-                pair = self.local(op.output_axes, op.region) * 2.0
-                pair += sum(self.local(t.axes, t.region) for t in op.saves[:1]) * 2.0
+                pair = self.local(op.output_axes, op.region) * 2.0 + self.weight_gradient(op)
+                pair += sum(self.local(t.axes, self._gradient_region(op, t.region)) for t in op.saves[:1]) * 2.0
+                if op.name == "head/logits":
+                    # The logits and their copies are gone by then, but for the gradient of the logits counted above.
+                    pair -= sum(v for name, v in self.tensors().items() if name == "head/logits")
                 widest = max(widest, pair)
         return max(widest, self._scores_transient())
+
+    def _gradient_region(self, op: Op, region: Region) -> Region:
+        """Layout of an input's gradient: whole before its reduce-scatter under sequence parallelism."""
+        return "tensor" if op.region == "tensor" and region == "residual" else region
+
+    def weight_gradient(self, op: Op) -> float:
+        """Bytes of the 16-bit tensor that holds (or stands for) the weight gradient of a matmul while it is computed."""
+        grouped = op.type is OpType.GROUPED_MATMUL
+        kind = self.options.grouped_weight_gradients if grouped else self.options.weight_gradients
+        if kind == "none" or (kind == "shapes" and op.name not in OUTSIDE_TE):
+            return 0.0
+        return self.weights(op) * 2.0
+
+    def weight_shapes(self) -> dict[tuple[int, int], float]:
+        """(rows, columns) -> bytes of the placeholders that are kept for this block's weight gradients."""
+        found: dict[tuple[int, int], float] = {}
+        for op in self.block.ops:
+            grouped = op.type is OpType.GROUPED_MATMUL
+            kind = self.options.grouped_weight_gradients if grouped else self.options.weight_gradients
+            if op.equation and kind == "shapes" and op.name not in OUTSIDE_TE:
+                work = self.matmul(op, "forward")
+                if isinstance(work, Gemm | GroupedGemm):
+                    found[work.n, work.k] = 2.0 * work.n * work.k
+        return found
 
     def _scores_transient(self) -> float:
         """The same at an attention that keeps its scores: gradients of the probabilities before and after dropout and the

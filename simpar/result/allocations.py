@@ -15,7 +15,7 @@ from typing import Final
 from simpar.parallel.keys import BlockOp, Compute, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
-from simpar.parallel.split import LocalBlock
+from simpar.parallel.split import LocalBlock, Splitter
 from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
 
 Pass = tuple[str, int, int, int]
@@ -254,6 +254,8 @@ def _states(trace: _Trace, stages: list[int]) -> list[float]:
     if buffers:
         for tensor in own:
             trace.free(tensor)
+    for size in placeholders(layout, stages).values():
+        trace.ask(size)
     moments = []
     if plan.offload.optimizer:
         return []
@@ -262,6 +264,14 @@ def _states(trace: _Trace, stages: list[int]) -> list[float]:
         trace.ask(w * state.master / split)
         moments += [w * state.moments / 2 / split] * 2
     return moments
+
+
+def placeholders(layout: Layout, stages: list[int]) -> dict[tuple[int, int], float]:
+    """(rows, columns) -> bytes of what stands for weight gradients that accumulate in place: one tensor of every shape."""
+    shapes: dict[tuple[int, int], float] = {}
+    for block in {id(b): b for stage in stages for b in layout.stage_blocks[stage]}.values():
+        shapes |= Splitter(block.block, block.options).weight_shapes()
+    return shapes
 
 
 def _step(trace: _Trace, sharded: _Sharded, passes: list[Pass]) -> None:

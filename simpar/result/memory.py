@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,11 +11,11 @@ from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
 from simpar.parallel.data import state_memory
-from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, Overlapped
+from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
-from simpar.result.allocations import Pass, Replays, passes_of
+from simpar.result.allocations import Pass, Replays, passes_of, placeholders
 
 BoolArray = NDArray[np.bool_]
 CATEGORIES = (
@@ -100,23 +101,34 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     state, zero = layout.state_bytes, layout.plan.zero_stage
     a = state_memory(dense, state, zero, layout.shard_ranks)
     b = state_memory(experts, state, zero, layout.expert_shard_ranks)
-    frozen = (2.0 * dense / (layout.shard_ranks if zero == 3 else 1), 2.0 * experts / (layout.expert_shard_ranks if zero == 3 else 1))
     if layout.training.optimizer == "none":
         return (("parameters", a.parameters + b.parameters),)
     if layout.options.lora_rank:
         trained = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True)[0] for s in stages)
         own = state_memory(trained, state, zero, layout.shard_ranks)
-        return (("parameters", sum(frozen) + own.parameters), ("gradients", own.gradients), ("optimizer", own.optimizer))
+        weight = state.parameter or 2.0
+        frozen = weight * dense / (layout.shard_ranks if zero == 3 else 1)
+        frozen += weight * experts / (layout.expert_shard_ranks if zero == 3 else 1)
+        return (("parameters", frozen + own.parameters), ("gradients", own.gradients), ("optimizer", own.optimizer))
     offloaded = layout.plan.offload.optimizer
     found = [
         ("parameters", a.parameters + b.parameters),
         ("gradients", a.gradients + b.gradients),
         ("optimizer", 0.0 if offloaded else a.optimizer + b.optimizer),
     ]
-    buffers = _fsdp_buffers(layout, stages, dense + experts)
-    if buffers:
-        found.append(("fsdp_buffers", buffers))
-    return tuple(found)
+    found += [("fsdp_buffers", _fsdp_buffers(layout, stages, dense + experts))]
+    found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
+    return (*found[:3], *(pair for pair in found[3:] if pair[1]))
+
+
+def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
+    """Gradients of these blocks where they do not rest in memory."""
+    state, zero = layout.state_bytes, layout.plan.zero_stage
+    if state.gradients_persist or layout.training.optimizer == "none" or layout.options.lora_rank:
+        return 0.0
+    dense = state_memory(sum(b.dense_parameters for b in blocks), state, zero, layout.shard_ranks)
+    experts = state_memory(sum(b.expert_parameters for b in blocks), state, zero, layout.expert_shard_ranks)
+    return dense.passing_gradients + experts.passing_gradients
 
 
 def _fsdp_buffers(layout: Layout, stages: list[int], held: float) -> float:
@@ -179,14 +191,16 @@ def _backward_events(blocks: list[_BlockBytes], *, split: bool) -> list[_Event]:
 
 
 def _key_events(
-    key: object, sums: list[list[_BlockBytes]], split: set[int], offloaded: float
+    key: object, sums: list[list[_BlockBytes]], split: set[int], offloaded: float, gradients: Sequence[Sequence[float]]
 ) -> list[_Event]:
-    """What an op with this price does to memory."""
+    """What an op with this price does to memory. `gradients`: of each stage's blocks, where they do not rest."""
     opens = closes = True
     parts: list[tuple[str, int, int, int | None]]
     if isinstance(key, Offload):
         away = offloaded * sum(b[0] + b[1] for b in sums[key.stage][key.first : key.last])
         return [(key.to_host, "activations", -away if key.to_host else away)]
+    if isinstance(key, OptimizerStep):
+        return [(True, "gradients", -sum(sum(stage) for stage in gradients))]
     if isinstance(key, Overlapped):
         parts = [("F", key.forward_stage, 0, None), ("B", key.backward_stage, 0, None)]
     elif isinstance(key, Compute):
@@ -209,6 +223,8 @@ def _key_events(
             found = [(True, "activations", -sum(b[4] for b in blocks))]
         else:
             found = _backward_events(blocks, split=phase == "I" and stage in split)
+        if phase in ("B", "W") or (phase == "I" and stage not in split):
+            found.append((True, "gradients", sum(gradients[stage][first:last])))
         events += [e for e in found if (closes if e[0] else opens)]
     return [e for e in events if e[2]]
 
@@ -220,7 +236,8 @@ def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntA
     sums = [[_block_bytes(b, releases=releases) for b in blocks] for blocks in layout.stage_blocks]
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
-    per_key = [_key_events(key, sums, split, away) for key in program.price_keys]
+    gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]
+    per_key = [_key_events(key, sums, split, away, gradients) for key in program.price_keys]
     counts = np.array([len(events) for events in per_key], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])
     flat = [e for events in per_key for e in events]

@@ -58,8 +58,14 @@ class FrameworkSpec:
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted
             in the
             optimizer's 12).
+        fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
             one.
+        gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from
+            the first backward on.
+        weight_gradients: 16-bit weight-gradient tensors in a backward, real or (where the matmul accumulates in place)
+            placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
+        grouped_weight_gradients: the same of grouped expert matmuls.
         optimizer_state_bytes: fp32 master weights and two moments, bytes per parameter.
         optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per
             tensor).
@@ -155,7 +161,11 @@ class FrameworkSpec:
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
     parameter_bytes: float = 2.0
+    fp8_parameters: bool = False
     gradient_copy_bytes: float = 0.0
+    gradients_persist: bool = True
+    weight_gradients: Literal["none", "each", "shapes"] = "each"
+    grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
     optimizer_state_bytes: float = 12.0
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0

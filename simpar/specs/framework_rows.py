@@ -54,7 +54,8 @@ _MEGATRON: Final = (
     ),
     Row(
         (2022, 5),
-        {"wgrad_accumulation_fusion": True, "recompute_default": "selective"},
+        {"wgrad_accumulation_fusion": True, "recompute_default": "selective", "weight_gradients": "none",
+         "grouped_weight_gradients": "none"},
         "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient "
         "accumulation fusion",
     ),
@@ -69,8 +70,10 @@ _MEGATRON: Final = (
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
             "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 0.5e-3,
+            "weight_gradients": "each", "grouped_weight_gradients": "none",
         },
-        "FlashAttention 2 (2023-07); Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
+        "FlashAttention 2 (2023-07); Megatron-LM layers.py: an empty tensor of the weight's shape stands for the gradient so that "
+        "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
         "max(40e6, 1e6 dp) elements (core/distributed)",
     ),
     Row(
@@ -89,6 +92,17 @@ _MEGATRON: Final = (
         "Megatron core 0.10-0.11: fused cross-entropy (two all-reduces); TransformerEngine 2.x with cuDNN 9 / "
         "FlashAttention 3",
     ),
+    Row(
+        (2025, 5),
+        {"weight_gradients": "shapes", "logits_fp32_copies": 0.0},
+        "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
+        "16-bit logits into their gradient in place (--cross-entropy-fusion-impl te)",
+    ),
+    Row(
+        (2025, 11),
+        {"grouped_weight_gradients": "shapes"},
+        "TransformerEngine 2.10: grouped linear layers use the placeholders too",
+    ),
 )  # fmt: skip
 
 _TORCH: Final = {
@@ -96,6 +110,7 @@ _TORCH: Final = {
     "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 2.5, "optimizer_kernel": "fused",
     "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
     "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),), "input_gradient_releases": False,
+    "gradients_persist": False, "contiguous_buffers": False,
 }  # fmt: skip
 """What every framework on plain torch modules shares: torch 2.13 sources, saved tensors measured with hooks; 12 bytes per
 logit at the peak as torch's memory tracker counts them (bf16 logits, fp32 log-softmax, its gradient and a transient)."""
@@ -108,8 +123,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
              "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather"),
-            Row((2024, 7), {"gradient_reduce_dtype": "bf16"}, "NeMo 24.07 performance recipes: "
-            "grad_reduce_in_fp32 = False"),
+            Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True},
+                "NeMo 24.07 performance recipes: grad_reduce_in_fp32 = False, so that main gradients are bf16 as well "
+                "(Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
         ),
     ),
     "megatron-bridge": (
@@ -168,7 +184,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2024, 1),
              {**_TORCH, "fused_norm": True, "fused_activation": False, "gradient_dtype": "fp32",
-              "gradient_copy_bytes": 0.0, "zero_stage_default": 1, "overlap_grad_reduce": True,
+              "gradient_copy_bytes": 0.0, "gradients_persist": True, "zero_stage_default": 1, "overlap_grad_reduce": True,
               "overlap_param_gather": False, "fused_rope": True, "p2p_blocking": True,
               "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "logits_fp32_copies": 2.5,
               "qkv_copies": 2.0, "fused_residual": False, "optimizer_traffic_bytes": 60.0, "microbatch_cpu_s": 2e-3,
@@ -218,7 +234,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True,
                "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "layer_cpu_s": 1e-3, "recompute_default": "full"},
+              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full"},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
