@@ -1,5 +1,6 @@
 """The command line: files in, tables or JSON out. Exit codes: 0 done, 1 out of tolerance or nothing feasible,
-2 bad input, 3 a simpar bug. Only parsing and printing happen here; everything heavy is imported inside the command that needs it."""
+2 bad input, 3 a simpar bug. Only parsing and printing happen here; everything heavy is imported inside the command
+that needs it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def test_json_has_the_public_keys(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_set_overrides_a_field(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "simulate", SMALL, "--json", "--set", "training.global_batch_size=256", "--set", "plan.virtual_stages=1")
+    changes = ("--set", "training.global_batch_size=256", "--set", "plan.virtual_stages=1")
+    _, out, _ = run(capsys, "simulate", SMALL, "--json", *changes)
     found = json.loads(out)
     assert found["layout"]["virtual_stages"] == 1
     assert found["layout"]["num_microbatches"] == 256 // found["layout"]["dp"]

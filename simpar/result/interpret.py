@@ -19,7 +19,6 @@ from simpar.result.memory import memory_over_time
 from simpar.result.result import Interval, Result, mean_breakdown
 from simpar.schedules import Schedule
 
-
 HALF_WIDTH = 1.28 / 0.674
 """80 % half-width over the median absolute error of a normal distribution."""
 

@@ -150,7 +150,8 @@ def _mla(model: TransformerSpec, style: BlockStyle) -> Items:
     q_equation = "bsq,qz->bsz" if model.mla.q_lora_rank else "bsd,dz->bsz"
     items += [
         _linear("attention/q_up", q_equation, "mla_up_proj", "tensor", q_in),
-        _linear("attention/kv_up", "bsc,cw->bsw", "mla_up_proj", "tensor", Tensor("attention/kv_latent", "bsc", in_bytes, "residual")),
+        _linear("attention/kv_up", "bsc,cw->bsw", "mla_up_proj", "tensor",
+                Tensor("attention/kv_latent", "bsc", in_bytes, "residual")),
         Op("attention/rope", OpType.MEMORY, "mla_up_proj", "tensor", kernel="rope", forward_bytes=(("bsnh", 8.0),),
            backward_bytes=(("bsnh", 8.0),), kernels=2),
         _core_attention(model, style),
@@ -167,7 +168,8 @@ def _activation(name: str, module: str, style: BlockStyle, rows: str, region: Re
     forward, backward = ((rows + wide, 2.0), (rows + narrow, 2.0)), ((rows + wide, 4.0), (rows + narrow, 2.0))
     kernels = 1
     if not style.fused_activation:
-        forward, backward = ((rows + wide, 2.0), (rows + narrow, 6.0)), ((rows + wide, 6.0), (rows + narrow, 8.0))
+        forward = ((rows + wide, 2.0), (rows + narrow, 6.0))
+        backward = ((rows + wide, 6.0), (rows + narrow, 8.0))
         kernels = factor
         if factor == 2:
             saves.append(Tensor(f"{name}_gate", rows + narrow, 2, region))
