@@ -13,7 +13,7 @@ from simpar.report.serve.answer import Answer, Answers
 from simpar.report.serve.fields import FIELDS, SLIDERS
 from simpar.report.serve.page import slider_id, value_id
 from simpar.report.serve.search_view import register_search
-from simpar.report.serve.state import of_controls, of_query
+from simpar.report.serve.state import check_words, of_controls, of_query
 from simpar.report.serve.style import ADDRESS, NEAREST
 
 MAX_PINS = 5
@@ -64,7 +64,7 @@ def _register_load(app: Dash, answers: Answers) -> None:
     """Address, scenario chosen, reset, restored pin, layout found: each sets all controls."""
 
     @app.callback(
-        Output("base", "value"), Output("more", "value"), Output("pins", "data"), Output("wrong", "children", allow_duplicate=True),
+        Output("base", "value"), Output("more", "value"), Output("pins", "data"), Output("notice", "children"),
         *_control_outputs(), Input("url", "search"), Input("base", "value"), Input("reset", "n_clicks"),
         Input({"type": "restore", "index": ALL}, "n_clicks"), Input({"type": "use", "index": ALL}, "n_clicks"),
         State("pins", "data"), State("found", "data"), prevent_initial_call="initial_duplicate",
@@ -79,11 +79,12 @@ def _register_load(app: Dash, answers: Answers) -> None:
             if not ctx.triggered[0]["value"] or not 0 <= int(cause["index"]) < len(source):
                 return [no_update] * (4 + len(_CONTROLS))
             query = source[int(cause["index"])]
-        problem: Any = no_update
+        problem: Any = None
         try:
             state = of_query(query, answers.bases)
+            check_words(state, answers.bases)
         except InputError as error:
-            state, problem = of_query("", answers.bases), tables.wrong(error)
+            state, problem = of_query("", answers.bases), tables.refused(error)
         kept: Any = no_update if keep else pins_of(search or "")
         return [state.base, "\n".join(state.more), kept, problem, *[state.values.get(k) for k in _CONTROLS]]
 

@@ -88,7 +88,7 @@ def _more() -> html.Fieldset:
 def _results() -> html.Div:
     return html.Div([
         html.Div([html.H1("simpar: what if"), html.P(id="about", className="soft")], className="head"),
-        html.Div(id="wrong", role="alert"),
+        html.Div(id="notice", role="alert"), html.Div(id="wrong", role="alert"),
         html.Div([
             html.Div(id="tiles", className="tiles", role="status"),
             _actions(),

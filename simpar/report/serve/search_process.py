@@ -51,7 +51,7 @@ def settings(scored: Scored, scenario: Scenario) -> dict[str, Any]:
     if recompute != recompute_text(scenario.plan.recompute):
         found["recompute"] = "selective" if recompute == "selective:core_attn" else recompute
     return {
-        "settings": found, "step_time_s": scored.step_time_s, "device_bytes": scored.device_bytes, "text": str(choice),
+        "settings": found, "step_time_s": scored.step_time_s, "text": str(choice),
     }  # fmt: skip
 
 

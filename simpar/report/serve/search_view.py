@@ -11,7 +11,7 @@ from simpar.report.serve.answer import Answers
 from simpar.report.serve.search_job import Job, Jobs
 from simpar.report.serve.state import State as PageState
 from simpar.report.serve.state import of_query
-from simpar.units import format_bytes, format_seconds
+from simpar.units import format_seconds
 
 _FREE = "Free: tp, pp, virtual stages, micro-batch, recomputation (none, selective, full), 1F1B or interleaved; all else as set."
 
@@ -82,12 +82,11 @@ def _counts(rejected: dict[str, int]) -> str:
 
 
 def _table(best: list[dict[str, Any]]) -> html.Table:
-    heads = ("", "step time", "memory", "layout")
+    heads = ("", "step time", "layout")
     rows = []
     for index, item in enumerate(best):
         button = html.Button("Use", id={"type": "use", "index": index}, type="button", **{"aria-label": f"Use layout {index + 1}"})
         rows.append(html.Tr([
-            html.Td(button), html.Td(format_seconds(item["step_time_s"])), html.Td(format_bytes(item["device_bytes"])),
-            html.Td(item["text"]),
+            html.Td(button), html.Td(format_seconds(item["step_time_s"])), html.Td(item["text"]),
         ]))  # fmt: skip
     return html.Table([html.Thead(html.Tr([html.Th(h) for h in heads])), html.Tbody(rows)])

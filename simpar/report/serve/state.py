@@ -194,6 +194,22 @@ def of_query(query: str, bases: Bases) -> State:
     return State(base.name, values, tuple(more))
 
 
+def check_words(state: State, bases: Bases) -> None:
+    """Refuse choices that no drop-down offers: it would show none.
+
+    Raises:
+        InputError: all of them together.
+    """
+    wrong = []
+    start = bases[state.base].values
+    for field in FIELDS:
+        value = state.values.get(field.key)
+        if field.kind == "word" and value not in (*field.choices, AS_WRITTEN, start.get(field.key)):
+            wrong.append(Violation(field.path, value, str(unknown(field.label, str(value), list(field.choices)))))
+    if wrong:
+        raise InputError(wrong)
+
+
 def parse(field: Field, text: str) -> Value:
     """A control's value from text. What is not of its kind stays text: the check of the scenario names it."""
     if field.kind in ("word", "text"):

@@ -39,7 +39,9 @@ button { font: inherit; font-size: 14px; padding: 5px 11px; border: 1px solid #8
   color: var(--ink); cursor: pointer; }
 button.main { background: var(--blue); border-color: var(--blue); color: #fff; }
 button:disabled { color: #767d86; background: #eceef1; cursor: not-allowed; }
-:is(button, input, select, textarea, a, summary, [tabindex]):focus-visible { outline: 3px solid #e69f00; outline-offset: 1px; }
+:is(button, input, select, textarea, a, summary, [tabindex]):focus-visible { outline: 3px solid #d55e00 !important;
+  outline-offset: 1px; }
+.dash-dropdown-wrapper:focus-within { outline: 3px solid #d55e00; outline-offset: 1px; border-radius: 6px; }
 .buttons { display: flex; flex-wrap: wrap; gap: 7px; align-items: center; margin: 6px 0 0; }
 .body { display: flex; flex-direction: column; gap: 12px; min-width: 0; }
 .head { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 4px 20px; align-items: center; }

@@ -67,11 +67,17 @@ def about(answer: Answer) -> str:
 
 def wrong(error: InputError) -> html.Div:
     """Everything that is wrong, in the words of the command line."""
+    return _told("This cannot be simulated. ", "The numbers below are of the last settings that could:", error)
+
+
+def refused(error: InputError) -> html.Div:
+    """What is wrong with an address."""
+    return _told("The address is not one of this page's. ", "The first scenario is shown instead:", error)
+
+
+def _told(what: str, then: str, error: InputError) -> html.Div:
     texts = [str(v).removeprefix(f"{v.file}: ") for v in error.violations] or str(error).splitlines()
-    return html.Div([
-        html.B("This cannot be simulated. "), "The numbers below are of the last settings that could:",
-        html.Ul([html.Li(text) for text in texts]),
-    ], className="wrong")  # fmt: skip
+    return html.Div([html.B(what), then, html.Ul([html.Li(text) for text in texts])], className="wrong")
 
 
 def title_of(state: State, bases: Bases) -> str:

@@ -1,0 +1,297 @@
+"""The what-if page in headless Chromium: load, move a slider, read the numbers, search, export, reload from the address."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_browser import CHROMIUM, Browser
+from typer.testing import CliRunner
+
+from simpar.cli import app as cli
+from simpar.specs.base import data_dir
+from simpar.units import format_bytes, format_seconds
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="headless Chromium is not installed (Debian package chromium)"),
+    pytest.mark.skipif(importlib.util.find_spec("dash") is None, reason="the ui extra (Dash) is not installed"),
+]
+SMALL = "llama3.1-70b_h100x64_tp4cp2pp4"
+READY = "document.querySelector('#tile-step') && document.querySelectorAll('#gantt .js-fill').length > 3"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Address of a running `simpar serve`."""
+    command = [sys.executable, "-m", "simpar.cli", "serve", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert found
+        yield found.group()
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture
+def page(server: str, browser: Browser) -> Browser:
+    """The small scenario, loaded; no message of the console is forgiven."""
+    return opened(browser, f"{server}?scenario={SMALL}")
+
+
+def opened(browser: Browser, url: str) -> Browser:
+    browser.resize(1280, 900)
+    browser.open("about:blank")
+    browser.console.clear()
+    browser.open(url)
+    browser.wait(READY)
+    browser.wait("location.search.includes('scenario=')")
+    return browser
+
+
+def changed(browser: Browser, before: str, selector: str = "#tile-step") -> float:
+    """Seconds until a number is another."""
+    started = time.perf_counter()
+    browser.wait(f"document.querySelector({json.dumps(selector)}).innerText !== {json.dumps(before)}")
+    return time.perf_counter() - started
+
+
+def simulated(path: Path, *overrides: str, detail: str = "stage") -> dict[str, Any]:
+    """What the command line prints."""
+    sets = [part for text in overrides for part in ("--set", text)]
+    return dict(json.loads(CliRunner().invoke(cli, ["simulate", str(path), "--json", "--detail", detail, *sets]).stdout))
+
+
+def agrees(browser: Browser, printed: dict[str, Any]) -> None:
+    """The tiles show the numbers of the command line."""
+    assert browser.text("#tile-step") == format_seconds(printed["step_time_s"])
+    assert browser.text("#tile-rate") == f"{printed['tokens_per_s']:,.0f}"
+    assert browser.text("#tile-mfu") == f"{printed['mfu']:.1%}"
+    assert browser.text("#tile-bubble") == f"{printed['bubble_fraction']:.1%}"
+    assert browser.text("#tile-memory") == format_bytes(printed["peak_memory_bytes"]["device"])
+
+
+def test_sliders_numbers_and_the_command_line(page: Browser) -> None:
+    scenario = data_dir("scenarios") / f"{SMALL}.toml"
+    agrees(page, simulated(scenario))
+    before, days = page.text("#tile-step"), page.text("#tile-days")
+    page.focus("#r-tp")
+    page.key("ArrowRight", 39)
+    changed(page, before)
+    assert page.js("document.querySelector('#v-tp').value") == "8"
+    agrees(page, simulated(scenario, "plan.tp=8", "plan.dp=1"))
+    assert page.text("#tile-days") != days
+    before = page.text("#tile-step")
+    page.focus("#r-nic_bw")
+    page.key("ArrowLeft", 37)
+    page.key("ArrowLeft", 37)
+    changed(page, before)
+    page.wait("location.search.includes('nic_bw=0.5')")
+    time.sleep(0.3)
+    agrees(page, simulated(scenario, "plan.tp=8", "plan.dp=1", "cluster.nic_bandwidth_scale=0.5"))
+    agrees(page, simulated(scenario, "plan.tp=8", "plan.dp=1", "cluster.nic_bandwidth_scale=0.5", detail="layer"))
+    assert page.console == []
+
+
+def test_wrong_settings_are_said_in_place_and_left_again(page: Browser) -> None:
+    step = page.text("#tile-step")
+    page.enter("#v-pp", "3")
+    page.wait("document.querySelector('#wrong .wrong')")
+    assert "must divide the 64 GPUs" in page.text("#wrong")
+    assert page.js("document.querySelector('#results').classList.contains('stale')")
+    page.enter("#v-pp", "4")
+    page.wait("!document.querySelector('#wrong .wrong')")
+    assert page.text("#tile-step") == step
+    page.enter("#v-tokens", "many")
+    page.wait("document.querySelector('#wrong .wrong')")
+    assert "15.6T" in page.text("#wrong")
+    assert page.console == []
+
+
+def test_a_path_in_the_address_is_refused_in_place(server: str, browser: Browser) -> None:
+    browser.open("about:blank")
+    browser.open(f"{server}?scenario={SMALL}&hardware=../../../../etc/passwd")
+    browser.wait("document.querySelector('#notice .wrong')")
+    assert "unknown hardware '../../../../etc/passwd'" in browser.text("#notice")
+    assert "root:" not in browser.js("document.body.innerText")
+    browser.open("about:blank")
+    browser.open(f"{server}?scenario=../pyproject")
+    browser.wait("document.querySelector('#notice .wrong')")
+    assert "unknown scenario" in browser.text("#notice")
+
+
+def test_the_address_brings_everything_back(page: Browser, server: str) -> None:
+    page.click("#pin")
+    page.wait("document.querySelector('#pinned table')")
+    before = page.text("#tile-step")
+    page.focus("#r-mbs")
+    page.key("ArrowRight", 39)
+    changed(page, before)
+    page.enter("#v-tokens", "2T")
+    page.wait("location.search.includes('tokens=2T') && location.search.includes('pin=')")
+    page.wait("document.querySelectorAll('#pinned thead th').length === 3")
+    read = "[...document.querySelectorAll('.tile b, .side input')].map(e => e.innerText || e.value).join('|')"
+    shown, address = page.js(read), page.js("location.search")
+    opened(page, server)
+    assert page.js(read) != shown
+    opened(page, server + address)
+    page.wait("document.querySelectorAll('#pinned thead th').length === 3")
+    page.wait(f"{read} === {json.dumps(shown)}")
+    assert page.js("location.search") == address
+    # A pinned configuration can be taken up again, and removed.
+    page.click('#pinned button[aria-label^="Use"]')
+    page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(before)}")
+    page.wait("document.querySelectorAll('#pinned thead th')[1].innerText.endsWith('tp4cp2pp4')")
+    page.click('#pinned button[aria-label^="Remove"]')
+    page.wait("!document.querySelector('#pinned table')")
+    assert page.console == []
+
+
+def test_a_search_runs_reports_and_its_layout_can_be_used(page: Browser) -> None:
+    page.click("#start")
+    page.wait("document.querySelector('#search progress') || document.querySelector('#search-done')")
+    page.wait("document.querySelector('#search-done')", 120)
+    assert page.text("#search-done").startswith("Done: the best of this space, proven.")
+    best = page.text("#search tbody tr td:nth-child(2)")
+    page.click("#search tbody button")
+    page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(best)}")
+    assert "memory: fits" in page.text("#tiles")
+    assert page.console == []
+
+
+def test_downloads(page: Browser, tmp_path: Path) -> None:
+    page.downloads_to(tmp_path)
+    before = page.text("#tile-step")
+    page.focus("#r-mbs")
+    page.key("ArrowRight", 39)
+    changed(page, before)
+    page.wait("location.search.includes('mbs=2')")
+    page.click("#toml")
+    written = arrived(tmp_path, f"{SMALL}.toml")
+    agrees(page, simulated(written))
+    page.click("#html")
+    report = arrived(tmp_path, f"{SMALL}.html").read_text()
+    assert "<h1>" in report
+    assert page.text("#tile-step") in report
+    if not page.js("document.querySelector('#flags').disabled"):
+        page.click("#flags")
+        page.wait("document.querySelector('#said').innerText.includes('downloaded')")
+    assert page.console == []
+
+
+def arrived(folder: Path, name: str) -> Path:
+    """A finished download."""
+    until = time.monotonic() + 30
+    while not (folder / name).is_file() or list(folder.glob("*.crdownload")):
+        assert time.monotonic() < until, f"{name} did not arrive: {list(folder.iterdir())}"
+        time.sleep(0.05)
+    return folder / name
+
+
+OVERLAPS = """
+(() => {
+  const seen = [...document.querySelectorAll(
+    '.side label:not(.unseen), .side input:not(.dash-dropdown-focus-target), .side .dash-dropdown, .side span.soft, ' +
+    '.side legend, .side button, .side textarea, ' +
+    '.tile span, .tile b, .body > .head > *, .buttons button, .card h2, .card > p, .js-plotly-plot, #wrong')]
+    .map(e => [e, e.getBoundingClientRect()]).filter(([e, r]) => r.width > 0 && r.height > 0);
+  const found = [];
+  for (let i = 0; i < seen.length; i++) for (let j = i + 1; j < seen.length; j++) {
+    const [a, p] = seen[i], [b, q] = seen[j];
+    if (a.contains(b) || b.contains(a)) continue;
+    const w = Math.min(p.right, q.right) - Math.max(p.left, q.left), h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+    if (w > 1 && h > 1) found.push([a.id || a.innerText || a.tagName, b.id || b.innerText || b.tagName, w, h].join(' / '));
+  }
+  return found;
+})()
+"""
+TEXTS = """
+(() => {
+  const found = [];
+  for (const plot of document.querySelectorAll('.js-plotly-plot')) {
+    const seen = [...plot.querySelectorAll('.xtick text, .ytick text, .legendtext, .xtitle, .ytitle, .annotation-text')]
+      .map(e => [e.textContent, e.getBoundingClientRect()]).filter(([t, r]) => t.trim() && r.width > 0);
+    const box = plot.getBoundingClientRect();
+    for (const [t, r] of seen) if (r.left < box.left - 2 || r.right > box.right + 2 || r.bottom > box.bottom + 2)
+      found.push('outside: ' + t);
+    for (let i = 0; i < seen.length; i++) for (let j = i + 1; j < seen.length; j++) {
+      const p = seen[i][1], q = seen[j][1];
+      const w = Math.min(p.right, q.right) - Math.max(p.left, q.left), h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (w > 2 && h > 3) found.push(seen[i][0] + ' / ' + seen[j][0]);
+    }
+  }
+  return found;
+})()
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("scenario", [SMALL, "llama3.1-405b_h100x16384_tp8pp16", "mlp-4096x24_a100x8_dp8"])
+def test_nothing_overlaps_and_nothing_is_cut_off(server: str, browser: Browser, scenario: str, width: int) -> None:
+    opened(browser, f"{server}?scenario={scenario}&pin=scenario%3D{SMALL}")
+    browser.resize(width, 1000)
+    browser.wait("document.querySelector('#pinned table')")
+    time.sleep(0.8)
+    assert browser.js("document.documentElement.scrollWidth") <= width
+    assert browser.js(OVERLAPS) == []
+    assert browser.js(TEXTS) == []
+    small = "[...document.querySelectorAll('.page *, .js-plotly-plot text')].filter(e => e.textContent.trim() && !e.children.length"
+    assert browser.js(small + " && parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.textContent)") == []
+
+
+CONTROLS = """
+[...document.querySelectorAll('.side input:not([type=radio]):not(.dash-dropdown-focus-target), .side textarea, ' +
+  '.body button:not(:disabled)')].map(e => e.id || e.innerText)
+"""
+FOCUSED = """
+(e => [e.id || e.innerText, e.getAttribute('aria-label') || (e.labels && e.labels.length && e.labels[0].innerText) || e.innerText,
+  getComputedStyle(e).outlineStyle, [...document.querySelectorAll('.dash-dropdown')].filter(d => d.parentElement.contains(e))
+  .map(d => d.id)[0] || ''])(document.activeElement)
+"""
+
+
+def test_every_control_is_reached_by_keyboard_and_named(page: Browser) -> None:
+    wanted = set(page.js(CONTROLS))
+    page.js("document.activeElement.blur(); window.scrollTo(0, 0)")
+    found = []
+    for _ in range(70):
+        page.key("Tab", 9)
+        found.append(page.js(FOCUSED))
+    assert wanted <= {at[0] for at in found}
+    assert [at[0] for at in found if at[0] in wanted and not at[1]] == []
+    assert [at[0] for at in found if at[0] in wanted and at[2] == "none"] == []
+    assert set(page.js("[...document.querySelectorAll('.side .dash-dropdown')].map(e => e.id)")) <= {at[3] for at in found}
+    assert page.js("document.querySelectorAll('#v-recompute input').length") == 4
+
+
+def test_drop_down_and_radio_by_keyboard(page: Browser) -> None:
+    before = page.text("#tile-step")
+    page.focus("#v-recompute input")
+    page.key("ArrowDown", 40)
+    changed(page, before)
+    assert "recompute=selective" in page.js("location.search")
+    while page.js(FOCUSED)[3] != "v-precision":
+        page.key("Tab", 9)
+    page.key("ArrowDown", 40)
+    page.wait("document.querySelector('.dash-dropdown-content')")
+    page.key("Escape", 27)
+    page.wait("!document.querySelector('.dash-dropdown-content')")
+    assert page.console == []

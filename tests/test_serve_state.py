@@ -1,0 +1,322 @@
+"""The what-if page without a browser: its address, its scenario, what it refuses, what it computes, what it hands out."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from simpar.cli import app as cli
+from simpar.errors import InputError
+from simpar.report.serve import downloads
+from simpar.report.serve.answer import Answer, Answers, run_of
+from simpar.report.serve.fields import AS_WRITTEN, BY_KEY, FIELDS
+from simpar.report.serve.state import Bases, State, of_controls, of_query, parse_count
+from simpar.specs.base import data_dir
+from simpar.specs.scenario import apply_override, make_scenario, read_scenario
+
+SMALL = "llama3.1-70b_h100x64_tp4cp2pp4"
+FLAGSHIPS = {
+    "llama3.1-405b_h100x16384_tp8pp16": "nic_bw=0.5", "deepseek-v3_h800x2048_pp16ep64": "nic_bw=0.5",
+    "gpt3-175b_a100x384_tp8pp12": "mbs=2", SMALL: "tp=8", "mixtral-8x22b_h100x128_tp2pp8ep8": "nic_bw=2",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def bases() -> Bases:
+    return Bases()
+
+
+def answered(query: str) -> Answer:
+    found = Answers(bases())(of_query(query, bases()))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", list(bases().paths))
+def test_a_scenario_unchanged_is_itself(name: str) -> None:
+    state = of_query(f"scenario={name}", bases())
+    assert state.query(bases()) == urlencode({"scenario": name})
+    path = bases().paths[name]
+    assert state.scenario(bases()) == read_scenario(path)
+    # What is downloaded is the same scenario again, wherever the file lies.
+    again = make_scenario(tomllib.loads(downloads.toml(state.table(bases()))), file=str(path))
+    assert again == read_scenario(path)
+
+
+WORDS = {f.key: st.sampled_from(f.choices) for f in FIELDS if f.kind == "word"}
+NUMBERS = {
+    f.key: st.integers(1, 4096)
+    if f.kind == "int"
+    else st.floats(0.01, 1e4)
+    if f.kind == "float"
+    else st.sampled_from(["2T", "1e12"])
+    for f in FIELDS
+    if f.kind != "word"
+}
+
+
+@given(
+    st.sampled_from(sorted(bases().paths)), st.fixed_dictionaries({}, optional={**WORDS, **NUMBERS}),
+    st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=30), max_size=3),
+)  # fmt: skip
+def test_the_address_reproduces_any_state(base: str, changes: dict[str, Any], more: list[str]) -> None:
+    state = State(base, {**bases()[base].values, **changes}, tuple(more))
+    again = of_query(state.query(bases()), bases())
+    assert again.base == state.base
+    assert again.more == state.more
+    assert {k: v for k, v in again.values.items() if v != state.values[k]} == {}
+    assert again.query(bases()) == state.query(bases())
+
+
+@given(st.text(max_size=200))
+def test_any_address_is_a_state_or_an_input_error(text: str) -> None:
+    try:
+        of_query(text, bases()).table(bases())
+    except InputError as error:
+        told = str(error)
+    else:
+        return
+    assert told
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(BY_KEY)), st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=8), st.booleans())
+    )
+)
+def test_whatever_controls_send_is_answered_or_refused_in_words(values: dict[str, Any]) -> None:
+    state = of_controls(SMALL, {**bases()[SMALL].values, **values}, None)
+    try:
+        state.scenario(bases())
+    except InputError as error:
+        found = error.violations
+    else:
+        return
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("query", "override"),
+    [
+        ("tp=3", "plan.tp=3"), ("pp=3", "plan.pp=3"), ("mbs=0", "training.micro_batch_size=0"), ("nodes=7", "cluster.num_nodes=7"),
+        ("over=0.5", "cluster.oversubscription=0.5"), ("nic_bw=-1", "cluster.nic_bandwidth_scale=-1.0"),
+        ("precision=nvfp4", "training.precision=nvfp4"), ("zero=9", "plan.zero_stage=9"),
+        ("gbs=101", "training.global_batch_size=101"),
+        ("framework=nope", "framework=nope"), ("tp=lots", "plan.tp=lots"), ("set=plan.tpp%3D4", "plan.tpp=4"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_get_the_words_of_the_command_line(query: str, override: str) -> None:
+    path = bases().paths[SMALL]
+    with pytest.raises(InputError) as page:
+        answered(f"scenario={SMALL}&{query}")
+    # The page derives dp from the cluster, as `simpar simulate` does where it is left out.
+    table = tomllib.loads(path.read_text())
+    table["plan"].pop("dp", None)
+    apply_override(table, override)
+    with pytest.raises(InputError) as line:
+        make_scenario(table, file=str(path))
+    assert {str(v) for v in page.value.violations} == {str(v) for v in line.value.violations}
+
+
+READ: list[str] = []
+WATCHING = threading.Event()
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("open", "os.listdir", "os.scandir") and WATCHING.is_set():
+        READ.append(str(arguments[0]))
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.mark.parametrize("up", ["", "../../../../../../../../../.."])
+def test_no_path_of_the_browser_is_read(tmp_path: Path, up: str) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    profile = (data_dir("hardware_profiles") / "dgx-h100.toml").read_text()
+    (secret / "machine.toml").write_text(profile)
+    (secret / "config.json").write_text("{}")
+    (secret / "order.csv").write_text("0F0,0B0\n")
+    place = up + str(secret)
+    tries = [
+        f"hardware={place}/machine.toml", f"model={place}", f"model={place}/config.json", f"schedule={place}/order.csv",
+        f"scenario={place}/machine", f"scenario=..{place}/machine.toml", f"framework={place}",
+        *(f"set={quote(t)}" for t in (
+            f'cluster.hardware="{place}/machine.toml"', f'plan.schedule="{place}/order.csv"', f'model="{place}"', f"model={place}",
+            f'cluster={{hardware="{place}/machine.toml",num_nodes=8}}', f'cluster . hardware="{place}/machine.toml"',
+            f'plan={{schedule="{place}/order.csv"}}', f'file="{place}"',
+        )),
+    ]  # fmt: skip
+    for query in tries:
+        READ.clear()
+        WATCHING.set()
+        try:
+            with pytest.raises(InputError):
+                answered(f"{query}" if query.startswith("scenario") else f"scenario={SMALL}&{query}")
+        finally:
+            WATCHING.clear()
+        assert not [p for p in READ if "secret" in p], query
+
+
+def test_a_scenario_of_ones_own_keeps_its_own_files(tmp_path: Path) -> None:
+    text = bases().paths[SMALL].read_text().replace('"dgx-h100"', '"machine.toml"')
+    (tmp_path / "mine.toml").write_text(text)
+    profile = (
+        (data_dir("hardware_profiles") / "dgx-h100.toml")
+        .read_text()
+        .replace('"fitted/', f'"{data_dir("hardware_profiles")}/fitted/')
+    )
+    (tmp_path / "machine.toml").write_text(profile)
+    own = Bases(tmp_path / "mine.toml")
+    assert own.first == "mine"
+    assert own["mine"].values["hardware"] == AS_WRITTEN
+    assert (
+        of_query("scenario=mine&tp=8", own).scenario(own).hardware.name
+        == of_query(f"scenario={SMALL}", own).scenario(own).hardware.name
+    )
+    with pytest.raises(InputError, match="unknown hardware"):
+        of_query(f"scenario={SMALL}&hardware=machine.toml", own).scenario(own)
+
+
+def test_numbers_are_those_of_the_command_line() -> None:
+    answer = answered(f"scenario={SMALL}&tp=8&nic_bw=0.5&tokens=2T&usd=3&goodput=0.8")
+    path = str(bases().paths[SMALL])
+    arguments = ["simulate", path, "--json", "--set", "plan.tp=8", "--set", "cluster.nic_bandwidth_scale=0.5", "--set", "plan.dp=1"]
+    printed = json.loads(CliRunner().invoke(cli, [*arguments, "--detail", "stage"]).stdout)
+    assert answer.result.to_json() == printed
+    layers = json.loads(CliRunner().invoke(cli, arguments).stdout)
+    assert answer.result.step_time_s == pytest.approx(layers["step_time_s"], rel=1e-9)
+    days = 2e12 / printed["tokens_per_s"] / 0.8 / 86400
+    assert answer.run.days == pytest.approx(days, rel=1e-12)
+    assert answer.run.cost_usd == pytest.approx(days * 24 * 64 * 3, rel=1e-12)
+
+
+def test_cost_does_not_depend_on_speed_alone() -> None:
+    result = answered(f"scenario={SMALL}").result
+    once, twice = run_of(result, 1e12, 2.0, 0.9), run_of(result, 2e12, 2.0, 0.9)
+    assert twice.days == pytest.approx(2 * once.days)
+    assert run_of(result, 1e12, 4.0, 0.9).cost_usd == pytest.approx(2 * once.cost_usd)
+    assert run_of(result, 1e12, 2.0, 0.45).days == pytest.approx(2 * once.days)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("15.6T", 15.6e12), ("300B", 3e11), ("2m", 2e6), (" 1e12 ", 1e12), (5, 5.0), ("7k", 7e3)]
+)
+def test_counts(text: object, value: float) -> None:
+    assert parse_count(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    "query", ["tokens=abc", "tokens=0", "tokens=-1", "goodput=1.2", "goodput=0", "usd=-1", "tokens=inf", "usd=nan", "tokens="]
+)
+def test_wrong_runs(query: str) -> None:
+    with pytest.raises(InputError) as error:
+        answered(f"scenario={SMALL}&{query}")
+    assert error.value.violations[0].right
+
+
+def test_steps_too_large_for_a_page_are_refused_at_once() -> None:
+    started = time.perf_counter()
+    with pytest.raises(InputError, match="more than this page simulates"):
+        answered(f"scenario={SMALL}&gbs=8000000")
+    assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize("name", list(FLAGSHIPS))
+def test_a_change_takes_less_than_half_a_second(name: str) -> None:
+    """CPU seconds of the whole callback, so that other programs on the machine do not decide."""
+    from simpar.report.serve import figures, tables
+
+    answered(f"scenario={name}")
+    best = 9.0
+    for query in (FLAGSHIPS[name], "goodput=0.8"):
+        started = time.process_time()
+        answer = answered(f"scenario={name}&{query}")
+        parts = [figures.gantt(answer.result), figures.waterfall(answer.result), figures.memory(answer.result)]
+        tables.tiles(answer)
+        json.dumps(parts)
+        best = min(best, time.process_time() - started)
+    assert best < 0.5
+
+
+TOML_VALUES = st.recursive(
+    st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(max_size=20)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(max_size=8), TOML_VALUES, max_size=5))
+def test_written_toml_reads_as_what_it_was(table: dict[str, Any]) -> None:
+    assert tomllib.loads(downloads.toml(table)) == table
+
+
+def test_a_taken_port_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    from simpar.cli import main
+
+    pytest.importorskip("dash", reason="the ui extra (Dash) is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as end:
+            main(["serve", "--port", str(port)])
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"--port = {port}" in told
+
+
+def test_without_dash_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from simpar.cli import main
+
+    monkeypatch.setitem(sys.modules, "dash", None)
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--port", "0"])
+    assert end.value.code == 2
+    assert "simpar[ui]" in capsys.readouterr().err
+
+
+def test_only_this_machine_and_its_own_name() -> None:
+    pytest.importorskip("dash", reason="the ui extra (Dash) is not installed")
+    import inspect
+
+    from simpar.report.serve.app import make_app, only_named, serve
+
+    assert inspect.signature(serve).parameters["host"].default == "127.0.0.1"
+    app = make_app()
+    only_named(app, "127.0.0.1")
+    client = app.server.test_client()
+    assert client.get("/", headers={"Host": "127.0.0.1:8050"}).status_code == 200
+    assert client.get("/", headers={"Host": "localhost:8050"}).status_code == 200
+    assert client.get("/", headers={"Host": "rebound.example:8050"}).status_code == 403
+    for path in ("/assets/../../pyproject.toml", "/../pyproject.toml", "/_dash-component-suites/../../../../etc/passwd"):
+        answer = client.get(path, headers={"Host": "localhost"})
+        assert b"[project]" not in answer.data
+        assert b"root:" not in answer.data
+
+
+def test_of_waiting_requests_only_the_newest_is_computed() -> None:
+    pytest.importorskip("dash", reason="the ui extra (Dash) is not installed")
+    from simpar.report.serve.callbacks import Latest
+
+    latest = Latest()
+    old, new = latest.ticket("a"), latest.ticket("a")
+    other = latest.ticket("b")
+    answers, state = Answers(bases()), of_query(f"scenario={SMALL}", bases())
+    assert answers(state, lambda: latest.outdated("a", old)) is None
+    assert answers(state, lambda: latest.outdated("a", new)) is not None
+    assert not latest.outdated("b", other)
