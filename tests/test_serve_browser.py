@@ -159,7 +159,7 @@ def test_the_address_brings_everything_back(page: Browser, server: str) -> None:
     # A pinned configuration can be taken up again, and removed.
     page.click('#pinned button[aria-label^="Use"]')
     page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(before)}")
-    page.wait("document.querySelectorAll('#pinned thead th')[1].innerText.endsWith('tp4cp2pp4')")
+    page.wait("document.querySelectorAll('#pinned thead th')[1].innerText.trim().endsWith('tp4cp2pp4')")
     page.click('#pinned button[aria-label^="Remove"]')
     page.wait("!document.querySelector('#pinned table')")
     assert page.console == []

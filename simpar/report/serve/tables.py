@@ -30,7 +30,7 @@ def headline(answer: Answer) -> list[tuple[str, str, str, str]]:
         ("rate", f"{unit}/s", f"{result.tokens_per_s:,.0f}", f"{result.tokens_per_s_per_gpu:,.1f} per GPU"),
         ("mfu", "MFU", f"{result.mfu:.1%}", f"{result.model_flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s per GPU"),
         ("bubble", "pipeline bubble", f"{result.bubble_fraction:.1%}", f"{result.layout.num_microbatches} micro-batches"),
-        ("memory", f"peak memory: {verdict}", format_bytes(worst.device_bytes),
+        ("memory", f"memory: {verdict}", format_bytes(worst.device_bytes),
          f"of {format_bytes(result.device_memory_bytes)}, rank {worst.rank}"),
         ("days", "days", _short(run.days), f"{_short(run.gpu_hours)} GPU-hours"),
         ("cost", "cost", f"${_short(run.cost_usd)}", "rent of the GPUs"),
