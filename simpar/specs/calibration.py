@@ -76,14 +76,13 @@ def uncalibrated() -> Iterator[None]:
 
 
 def calibration_for(framework: str, since: tuple[int, int], architecture: str) -> RunCalibration:
-    """The constants in force; those of the framework's latest generation before `since`, else of all frameworks on the chip."""
+    """The constants in force: the framework's latest before `since`, else its earliest, else all frameworks' on the chip."""
     if not _ACTIVE.get():
         return NEUTRAL
     month = f"{since[0]:04d}-{since[1]:02d}"
     for name in (framework, "*"):
-        found = [
-            c for c in calibrations() if c.framework == name and c.architecture == architecture and c.since <= month
-        ]
+        found = [c for c in calibrations() if c.framework == name and c.architecture == architecture]
         if found:
-            return max(found, key=lambda c: c.since)
+            past = [c for c in found if c.since <= month]
+            return max(past, key=lambda c: c.since) if past else min(found, key=lambda c: c.since)
     return NEUTRAL
