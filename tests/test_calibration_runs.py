@@ -28,7 +28,7 @@ def test_fit_recovers_the_constants() -> None:
     """The large parts' constants to a few per cent; what is small is pulled towards neutral, and the runs are met all the same."""
     found = fit(samples(TRUE))
     assert found[:2] == pytest.approx(TRUE[:2], rel=0.05)
-    assert np.abs(errors(samples(TRUE), found)).max() < 0.03
+    assert np.abs(errors(samples(TRUE), found)).max() < 0.05
 
 
 def test_fit_shrugs_off_sick_runs() -> None:
