@@ -51,6 +51,8 @@ class Ability:
 
     values: dict[str, tuple[Any, ...]]
     source: str
+    experts_need_sequence_parallel: bool = False
+    """With tensor parallelism."""
 
 
 ABILITIES: Final[dict[str, Ability]] = {
@@ -62,7 +64,8 @@ ABILITIES: Final[dict[str, Ability]] = {
                           "shared_experts"),
         },
         "Megatron-LM arguments.py: 1F1B and interleaved schedules, distributed optimizer with num_distributed_optimizer_instances, "
-        "recompute granularity and modules, optimizer_cpu_offload",
+        "recompute granularity and modules, optimizer_cpu_offload; MoE with tensor parallelism requires sequence parallelism",
+        experts_need_sequence_parallel=True,
     ),
     "torchtitan": Ability(
         {

@@ -5,20 +5,21 @@ Everything is asked of the same layout and pricer that `simulate` uses; only the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simpar.costs.price import Price
-from simpar.costs.pricer import LayoutPricer, ops_of
+from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import StageLayers
 from simpar.parallel.recompute import Recompute
 from simpar.parallel.split import LocalBlock
-from simpar.parallel.work import LocalOp
+from simpar.parallel.work import ExpertExchange, LocalOp
 from simpar.program.program import FloatArray, IntArray
 from simpar.workload.network import Network
+from simpar.workload.ops import Block
 
 PHASES = "FBIW"
 F, B, I, W = range(4)  # noqa: E741
@@ -78,7 +79,7 @@ class Kinds:
 def local_blocks(layout: Layout, kinds: Kinds) -> list[LocalBlock]:
     """One block of each kind on one rank."""
     network = layout.network
-    plain = replace(layout.options, recompute=Recompute())
+    plain = layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
     found: dict[int, LocalBlock] = {}
     for index, kind in enumerate(kinds.layer):
         if kind not in found:
@@ -143,33 +144,56 @@ def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bo
     )  # fmt: skip
 
 
-def serial_seconds(ops: Sequence[LocalOp], price_of: object) -> tuple[float, float]:
+def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price], *, hidden: bool = False) -> tuple[float, float]:
     """A lower bound on a block's time as (dense part, expert part), additive over its parts.
 
     Compute ops run one after the other on one stream, and a collective that starts after one compute op and that the next one
     waits for lies between them whatever else runs: the sum of both is never above the block's makespan.
+
+    Args:
+        ops: of the block in one phase.
+        price_of: their prices.
+        hidden: expert exchanges run beside compute, so nothing waits for them.
     """
     parts = [0.0, 0.0]
     finish: list[float] = []  # of each op, counted from the end of the compute op before it
     last = -1
-    for op in ops:
-        price: Price = price_of(op)  # type: ignore[operator]
-        ready = max((finish[d] for d in op.deps if d > last), default=0.0)
-        expert = op.name.startswith("moe")
+    for index, op in enumerate(ops):
+        waits = [d for d in op.deps if d > last]
+        ready = max((finish[d] for d in waits), default=0.0)
         if op.stream == "compute":
-            waited_for = max((d for d in op.deps if d > last), key=lambda d: finish[d], default=-1)
-            if waited_for >= 0:
-                parts[ops[waited_for].name.startswith("moe")] += ready
-            parts[expert] += price.seconds
+            if ready > 0.0:
+                cause = max(waits, key=lambda d: finish[d])
+                parts[ops[cause].name.startswith("moe")] += ready
+            parts[op.name.startswith("moe")] += price_of(op).seconds
             finish.append(0.0)
-            last = len(finish) - 1
+            last = index
+        elif hidden and isinstance(op.work, ExpertExchange):
+            finish.append(ready)
         else:
-            finish.append(ready + price.seconds)
-    trailing = [i for i in range(last + 1, len(ops))]
-    if trailing:
-        worst = max(trailing, key=lambda i: finish[i])
+            finish.append(ready + price_of(op).seconds)
+    if last < len(ops) - 1:
+        worst = max(range(last + 1, len(ops)), key=lambda i: finish[i])
         parts[ops[worst].name.startswith("moe")] += finish[worst]
     return parts[0], parts[1]
+
+
+def plain_blocks(layout: Layout, kinds: Kinds, *, experts_only: bool) -> dict[int, LocalBlock]:
+    """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers); of those with experts only, if asked."""
+    network = layout.network
+    options = layout.options
+    found: dict[int, Block] = {}
+    for index, kind in enumerate(kinds.layer):
+        found.setdefault(kind + kinds.layers, network.layers[index])
+    named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head))
+    found.update({k: block for k, block in named if block is not None})
+    if network.mtp:
+        found[kinds.mtp] = network.mtp[0]
+    return {
+        kind: layout._split(block, options)
+        for kind, block in found.items()
+        if not experts_only or any(op.region == "expert" for op in block.ops)
+    }
 
 
 @dataclass(frozen=True)
@@ -222,4 +246,4 @@ class Composition:
         return np.array([known[order] for order in self.orders])
 
 
-__all__ = ["PHASES", "BlockTable", "Composition", "Kinds", "block_table", "local_blocks", "ops_of", "serial_seconds"]
+__all__ = ["PHASES", "BlockTable", "Composition", "Kinds", "block_table", "local_blocks", "plain_blocks", "serial_seconds"]

@@ -72,8 +72,8 @@ def pipeline_bound(
     if shape.style == "full":
         tail = seconds[:, B] @ shape.before.T + crossing
         if blocking:
-            # The send of a rank's last backward is among its own ops already.
-            tail = tail - np.minimum(crossing, send)
+            # The send of a rank's last backward is part of what follows, beside which gradients may be reduced already.
+            work = work - np.minimum(crossing, send)
     else:
         tail = np.zeros_like(head)
     group = shape.group(m)

@@ -15,10 +15,11 @@ from simpar.engine.effects import expected_load_factor
 from simpar.parallel.keys import Gather, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import split_layers
+from simpar.parallel.split import LocalBlock
 from simpar.parallel.traffic import _state
 from simpar.parallel.work import HostCopy, OptimizerWork
 from simpar.program.program import FloatArray
-from simpar.search.blocks import BlockTable, Composition, Kinds, block_table, local_blocks, serial_seconds
+from simpar.search.blocks import BlockTable, Composition, Kinds, block_table, plain_blocks, serial_seconds
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.search.residency import RankResidency, residencies
 from simpar.search.shapes import shape_of
@@ -57,6 +58,7 @@ class Pricing:
         self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
         self._floors: dict[object, FloatArray] = {}
+        self._lists: dict[object, dict[int, LocalBlock]] = {}
         self._compositions: dict[object, Composition] = {}
         self._residencies: dict[tuple[str, int, int, int], tuple[RankResidency, ...]] = {}
         self._states: dict[object, StatePrices] = {}
@@ -116,67 +118,60 @@ class Pricing:
         The dense part of a block does not depend on expert parallelism, nor the expert part on the context-parallel style: each
         is priced once per combination that it does depend on, and both are added (see `serial_seconds`).
         """
-        dense = Variant(variant.sequence_parallel, variant.cp_style, variant.overlap_tp, False, "alltoall", variant.precision)
-        total = self._floor_part(group, batch, dense, expert=False)
-        if self.has_experts:
-            experts = Variant(
-                variant.sequence_parallel, "ring", False, variant.overlap_ep, variant.ep_dispatcher, variant.precision
-            )
-            total = total + self._floor_part(group, batch, experts, expert=True)
-        return total
+        total = self._dense_floor(group, batch, variant)
+        return total + self._expert_floor(group, batch, variant) if self.has_experts else total
 
     def compute_floor(self, group: Group, batch: int) -> FloatArray:
-        """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch.
-
-        Kernels of the dense part depend on tp, cp and the micro-batch; those of the experts on the tokens of a rank, ep, etp.
-        """
-        precision = self.space.variants(group)[0].precision
-        variants = self.space.variants(group)
-        if len({v.precision for v in variants}) > 1:
-            return np.minimum.reduce([self.floor(group, batch, v) for v in variants])[[3, 2]]
-        dense_key = (group.tp, group.cp, batch, "dense")
-        if dense_key not in self._floors:
-            styles = dict.fromkeys(v.cp_style for v in variants)
-            flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
-            found = [
-                self._measure_floor(flat, batch, Variant(group.tp > 1, s, False, False, "alltoall", precision), expert=False)
-                for s in styles
-            ]
-            self._floors[dense_key] = np.minimum.reduce(found)[[3, 2]]
-        total = self._floors[dense_key]
-        if not self.has_experts:
-            return total
-        expert_key = (batch / (group.cp * group.tp), group.ep, group.etp, "experts")
-        if expert_key not in self._floors:
-            variant = Variant(group.tp > 1, "ring", False, False, "alltoall", precision)
-            self._floors[expert_key] = self._measure_floor(group, batch, variant, expert=True)[[3, 2]]
-        return total + self._floors[expert_key]
+        """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch."""
+        key = ("compute", self.site(group), batch)
+        if key not in self._floors:
+            found = []
+            variants = self.space.variants(group)
+            for precision, style in dict.fromkeys((v.precision, v.cp_style) for v in variants):
+                sequence = any(v.sequence_parallel for v in variants)
+                found.append(self.floor(group, batch, Variant(sequence, style, False, False, "alltoall", precision))[[3, 2]])
+            self._floors[key] = np.minimum.reduce(found)
+        return self._floors[key]
 
     @property
     def has_experts(self) -> bool:
         """Whether the model has expert layers."""
         return getattr(self.template.model, "moe", None) is not None
 
-    def _floor_part(self, group: Group, batch: int, variant: Variant, *, expert: bool) -> FloatArray:
+    def _dense_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
         site = self.site(group)
-        key = (site if expert else (site[0], site[1], site[4], site[5], site[8:]), batch, variant, expert)
+        v = variant
+        key = ("dense", site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
         if key not in self._floors:
-            self._floors[key] = self._measure_floor(group, batch, variant, expert)
+            flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
+            plain = Variant(v.sequence_parallel, v.cp_style, v.overlap_tp, False, "alltoall", v.precision)
+            layout = self._probe(flat, batch, plain)
+            blocks = plain_blocks(layout, self.kinds, experts_only=False)
+            self._floors[key] = self._floor_of(layout, blocks, expert=False, hidden=False)
         return self._floors[key]
 
-    def _measure_floor(self, group: Group, batch: int, variant: Variant, expert: bool) -> FloatArray:
-        layout = self._probe(group, batch, variant)
+    def _expert_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
+        v, tokens = variant, batch / (group.cp * group.tp)
+        router = tokens if v.sequence_parallel else batch / group.cp
+        site = self.site(group)
+        key = ("expert", tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)
+        if key not in self._floors:
+            layout = self._probe(group, batch, Variant(v.sequence_parallel, "ring", False, False, v.ep_dispatcher, v.precision))
+            lists = (tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision)
+            if lists not in self._lists:
+                self._lists[lists] = plain_blocks(layout, self.kinds, experts_only=True)
+            self._floors[key] = self._floor_of(layout, self._lists[lists], expert=True, hidden=v.overlap_ep)
+        return self._floors[key]
+
+    def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool, hidden: bool) -> FloatArray:
         pricer = LayoutPricer(layout, self.kernels, self.collectives)
         found = np.zeros((4, self.kinds.count))
-        for kind, block in enumerate(local_blocks(layout, self.kinds)):
-            if kind < self.kinds.layers:
-                continue  # without recomputation is enough; filled in below
+        for kind, block in blocks.items():
             for row, ops in enumerate((block.forward, block.backward)):
-                found[row, kind] = serial_seconds(ops, pricer.op_price)[expert]
+                found[row, kind] = serial_seconds(ops, pricer.op_price, hidden=hidden)[expert]
             for row, ops in ((2, block.backward), (3, block.forward)):
-                found[row, kind] = sum(
-                    pricer.op_price(op).seconds for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert
-                )
+                own = (op for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert)
+                found[row, kind] = sum(pricer.op_price(op).seconds for op in own)
         n = self.kinds.layers
         found[:, :n] = found[:, n : 2 * n]
         return found

@@ -149,6 +149,8 @@ class Space:
         flags, plan = (True, False), self.template.plan
         transformer = self._transformer is not None
         sequence = self.values("sequence_parallel", flags) if tp > 1 and transformer else [plan.sequence_parallel]
+        if tp > 1 and self._moe and self.framework and axes.ability(self.framework).experts_need_sequence_parallel:
+            sequence = [s for s in sequence if s]
         styles = self.values("cp_style", ("ring", "all_gather", "ulysses")) if cp > 1 else ["ring"]
         overlap_tp = self.values("overlap_tp", flags) if tp > 1 and transformer else [False]
         overlap_ep = self.values("overlap_ep", flags) if ep > 1 else [False]
