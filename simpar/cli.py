@@ -90,6 +90,30 @@ def compare(first: ScenarioFile, second: ScenarioFile, overrides: SetOption = No
 
 
 @app.command()
+def explain(
+    scenario: ScenarioFile,
+    measured: Annotated[list[str] | None, typer.Option("--measured", help="step_time=12.3s or mem=71GiB. Repeatable.")] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Why a step takes what it takes; with a measurement, where the gap most probably lies."""
+    from simpar.report.explain import explain as explanation
+    from simpar.report.explain import explain_report, parse_measured
+    from simpar.simulate import simulate as run
+    from simpar.specs.scenario import read_scenario
+
+    values = parse_measured(measured or [])
+    result = run(read_scenario(scenario, overrides))
+    found = explanation(result, values)
+    if as_json:
+        _print_json(found)
+        return
+    from simpar.report.step_table import show
+
+    show(explain_report(result, found))
+
+
+@app.command()
 def topology(
     scenario: Annotated[Path, typer.Argument(help="A scenario or a hardware profile, TOML.")],
     html: HtmlOption = None,

@@ -120,6 +120,20 @@ def test_not_fitting_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert "largest are" in out
 
 
+def test_explain_finds_neighbours_and_shares_a_gap(capsys: pytest.CaptureFixture[str]) -> None:
+    base = json.loads(run(capsys, "simulate", SMALL, "--json")[1])["step_time_s"]
+    code, out, _ = run(capsys, "explain", SMALL, "--json", "--measured", f"step_time={base * 1.1}s", "--measured", "mem=60GiB")
+    found = json.loads(out)
+    assert code == 0
+    shares = [part["seconds"] for part in found["measured"]["explanation"]]
+    assert sum(shares) == pytest.approx(0.1 * base, rel=1e-3)
+    assert any(n["step_time_s"] for n in found["neighbours"])
+    assert all(n["reason"] for n in found["neighbours"] if not n["fits"])
+    code, _, err = run(capsys, "explain", SMALL, "--measured", "speed=3")
+    assert code == 2
+    assert "step_time" in err
+
+
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "llama3.1-405b" in run(capsys, "models")[1]
     assert "dgx-h100" in run(capsys, "profiles")[1]

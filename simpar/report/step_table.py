@@ -40,7 +40,7 @@ def _headline(result: Result) -> Table:
     return table
 
 
-def _waterfall(result: Result) -> Table:
+def waterfall_table(result: Result) -> Table:
     table = Table(title="Where the step goes (mean over pipeline ranks)", title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("seconds", justify="right")
@@ -111,7 +111,7 @@ def _assumptions(result: Result) -> Text:
 def step_report(result: Result) -> RenderableType:
     """Everything `simpar simulate` prints."""
     return Group(
-        Text(result.layout.scenario.name, style="bold underline"), _headline(result), Text(""), _waterfall(result), Text(""),
+        Text(result.layout.scenario.name, style="bold underline"), _headline(result), Text(""), waterfall_table(result), Text(""),
         _memory(result), Text(""), Text(advice(result), style="yellow"), _published(result), _assumptions(result),
     )  # fmt: skip
 
