@@ -165,6 +165,22 @@ def test_the_address_brings_everything_back(page: Browser, server: str) -> None:
     assert page.console == []
 
 
+def test_a_long_step_shows_a_first_answer_and_then_the_whole(server: str, browser: Browser) -> None:
+    browser.open("about:blank")
+    browser.open(f"{server}?scenario=korthikanti-530b_a100x280_tp8pp35")
+    browser.wait("document.querySelector('.tile.early')")
+    about = browser.text("#tile-step")
+    browser.wait(READY + " && !document.querySelector('.tile.early')", 60)
+    assert browser.text("#tile-step") == about
+    assert "korthikanti-530b" in browser.js("location.search")
+    browser.focus("#r-nic_bw")
+    browser.key("ArrowLeft", 37)
+    browser.key("ArrowLeft", 37)
+    browser.wait("document.querySelector('.tile.early')")
+    browser.wait("!document.querySelector('.tile.early') && location.search.includes('nic_bw=0.5')", 60)
+    assert browser.text("#tile-step") != about
+
+
 def test_a_search_runs_reports_and_its_layout_can_be_used(page: Browser) -> None:
     page.click("#start")
     page.wait("document.querySelector('#search progress') || document.querySelector('#search-done')")
@@ -191,7 +207,9 @@ def test_downloads(page: Browser, tmp_path: Path) -> None:
     report = arrived(tmp_path, f"{SMALL}.html").read_text()
     assert "<h1>" in report
     assert page.text("#tile-step") in report
-    if not page.js("document.querySelector('#flags').disabled"):
+    if page.js("document.querySelector('#flags').disabled"):
+        assert "launch flags" in page.js("document.querySelector('#flags').title")
+    else:
         page.click("#flags")
         page.wait("document.querySelector('#said').innerText.includes('downloaded')")
     assert page.console == []

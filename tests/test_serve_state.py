@@ -254,6 +254,24 @@ def test_a_change_takes_less_than_half_a_second(name: str) -> None:
     assert best < 0.5
 
 
+@pytest.mark.parametrize("name", ["megatron-529.6b_a100x2520_tp8pp35", "korthikanti-530b_a100x280_tp8pp35"])
+def test_the_first_answer_of_a_long_step_is_that_of_the_whole(name: str) -> None:
+    state = of_query(f"scenario={name}", bases())
+    started = time.process_time()
+    early = Answers(bases()).early(state)
+    assert time.process_time() - started < 1.5
+    assert early is not None
+    answer = answered(f"scenario={name}")
+    assert early.step_time_s == pytest.approx(answer.result.step_time_s, rel=1e-3)
+    assert early.run.cost_usd == pytest.approx(answer.run.cost_usd, rel=1e-3)
+    assert early.short.worst_rank.device_bytes == pytest.approx(answer.result.worst_rank.device_bytes, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", list(FLAGSHIPS))
+def test_short_steps_have_no_first_answer(name: str) -> None:
+    assert Answers(bases()).early(of_query(f"scenario={name}", bases())) is None
+
+
 TOML_VALUES = st.recursive(
     st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(max_size=20)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
@@ -320,3 +338,42 @@ def test_of_waiting_requests_only_the_newest_is_computed() -> None:
     assert answers(state, lambda: latest.outdated("a", old)) is None
     assert answers(state, lambda: latest.outdated("a", new)) is not None
     assert not latest.outdated("b", other)
+
+
+def test_a_search_is_stopped_and_keeps_to_its_limits() -> None:
+    from simpar.report.serve.search_job import MAX_JOBS, Jobs
+
+    jobs, state = Jobs(bases()), of_query(f"scenario={SMALL}", bases())
+    try:
+        first = jobs.start("a", state)
+        for tab in range(MAX_JOBS - 1):
+            jobs.start(f"other {tab}", state)
+        with pytest.raises(InputError, match="searches run already"):
+            jobs.start("one too many", state)
+        jobs.start("a", state)
+        assert first.stopped
+        with pytest.raises(InputError, match="must divide"):
+            jobs.start("a", of_query(f"scenario={SMALL}&tp=3", bases()))
+    finally:
+        jobs.stop_all()
+    assert not any(job.running for job in (first, jobs.of("a")) if job is not None)
+    assert jobs.of("nobody") is None
+
+
+def test_layouts_found_are_settings_of_the_page() -> None:
+    from simpar.report.serve.search_job import Jobs
+
+    jobs, state = Jobs(bases()), of_query(f"scenario={SMALL}", bases())
+    job = jobs.start("a", state)
+    until = time.monotonic() + 90
+    while job.running and time.monotonic() < until:
+        time.sleep(0.1)
+    assert "error" not in job.report
+    times = [best["step_time_s"] for best in job.report["best"]]
+    assert times == sorted(times)
+    for best in job.report["best"][:3]:
+        found = State(state.base, {**state.values, **best["settings"]}, state.more)
+        answer = Answers(bases())(of_query(found.query(bases()), bases()))
+        assert answer is not None
+        assert answer.result.step_time_s == pytest.approx(best["step_time_s"], rel=1e-9)
+        assert answer.result.fits

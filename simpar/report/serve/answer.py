@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from simpar.errors import InputError, Violation
 from simpar.report.serve.state import Bases, State
@@ -14,6 +15,9 @@ from simpar.result.result import Result
 from simpar.simulate import simulate
 from simpar.specs.checks import resolved_dp
 from simpar.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from simpar.report.serve.preview import Preview
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 MAX_ACTIONS = 400_000
@@ -69,8 +73,13 @@ def check_size(scenario: Scenario) -> None:
 
 def run_of(result: Result, tokens: float, usd_per_gpu_hour: float, goodput: float) -> Run:
     """Days, GPU-hours and rent of training `tokens` at the step's throughput, `goodput` of the time."""
-    seconds = tokens / result.tokens_per_s / goodput
-    gpu_hours = seconds / HOUR_S * result.world_size
+    return run_for(result.tokens_per_s, result.world_size, tokens, usd_per_gpu_hour, goodput)
+
+
+def run_for(tokens_per_s: float, gpus: int, tokens: float, usd_per_gpu_hour: float, goodput: float) -> Run:
+    """The same from a throughput."""
+    seconds = tokens / tokens_per_s / goodput
+    gpu_hours = seconds / HOUR_S * gpus
     return Run(seconds / DAY_S, gpu_hours, gpu_hours * usd_per_gpu_hour)
 
 
@@ -101,16 +110,39 @@ class Answers:
                 self._kept.popitem(last=False)
             return answer
 
+    def early(self, state: State, outdated: Callable[[], bool] = lambda: False) -> Preview | None:
+        """A first answer, for long steps only, and only while it is not `outdated`.
+
+        Raises:
+            InputError: as the whole answer.
+        """
+        from simpar.report.serve.preview import preview
+
+        scenario = state.scenario(self.bases)
+        numbers = run_numbers(state)
+        check_size(scenario)
+        with self._lock:
+            return None if outdated() else preview(scenario, *numbers)
+
+    def known(self, state: State) -> bool:
+        """Whether the answer is kept already."""
+        return state.query(self.bases) in self._kept
+
     def _compute(self, query: str, state: State) -> Answer:
         started = time.perf_counter()
         scenario = state.scenario(self.bases)
-        numbers = _run_numbers(state)
+        numbers = run_numbers(state)
         check_size(scenario)
         result = simulate(scenario, detail="stage")
         return Answer(query, state, scenario, result, run_of(result, *numbers), time.perf_counter() - started)
 
 
-def _run_numbers(state: State) -> tuple[float, float, float]:
+def run_numbers(state: State) -> tuple[float, float, float]:
+    """Tokens, price and goodput.
+
+    Raises:
+        InputError: all that are wrong.
+    """
     found: list[float] = []
     wrong: list[Violation] = []
     for key in ("tokens", "usd", "goodput"):

@@ -96,33 +96,57 @@ def pins_of(search: str) -> list[str]:
     return [text for key, text in parse_qsl(search.lstrip("?")) if key == "pin"][:MAX_PINS]
 
 
+_RESULTS = (
+    ("wrong", "children"), ("results", "className"), ("about", "children"), ("tiles", "children"), ("query", "data"),
+    ("gantt-note", "children"), *((name, part) for name in ("gantt", "waterfall", "memory") for part in ("figure", "style")),
+)  # fmt: skip
+_HINT = "Shades alternate by micro-batch; drag to zoom, double-click to see the whole step. "
+
+
 def _register_compute(app: Dash, answers: Answers) -> None:
-    """The controls' state, simulated."""
+    """The controls' state, simulated: at once, or a first answer and then the whole step."""
     latest = Latest()
-    results = [
-        Output("wrong", "children"), Output("results", "className"), Output("about", "children"), Output("tiles", "children"),
-        Output("query", "data"), Output("gantt-note", "children"),
-        *[Output(name, part) for name in ("gantt", "waterfall", "memory") for part in ("figure", "style")],
-    ]  # fmt: skip
-
     controls = [Input(value_id(k), "value") for k in _CONTROLS]
+    results = [Output(*r) for r in _RESULTS]
 
-    @app.callback(*results, Input("base", "value"), Input("more", "value"), State("tab", "data"), *controls)
+    @app.callback(
+        *results, Output("whole", "data"), Input("base", "value"), Input("more", "value"), State("tab", "data"), *controls
+    )
     def compute(base: str, more: str | None, tab: str, *values: Any) -> list[Any]:
         ticket = latest.ticket(str(tab))
         state = of_controls(base, dict(zip(_CONTROLS, values, strict=True)), more)
         try:
+            early = None if answers.known(state) else answers.early(state, lambda: latest.outdated(str(tab), ticket))
+            if early is not None:
+                none = [no_update] * (len(results) - 4)
+                return [None, "body", "", tables.early_tiles(early), *none, {"query": state.query(answers.bases), "ticket": ticket}]
             answer = answers(state, lambda: latest.outdated(str(tab), ticket))
         except InputError as error:
-            return [tables.wrong(error), "body stale", *[no_update] * (len(results) - 2)]
-        if answer is None:
-            return [no_update] * len(results)
-        chart, note = figures.gantt(answer.result)
-        hint = "Shades alternate by micro-batch; drag to zoom, double-click to see the whole step. " + note
-        return [
-            None, "body", tables.about(answer), tables.tiles(answer), answer.query, hint,
-            *chart, *figures.waterfall(answer.result), *figures.memory(answer.result),
-        ]  # fmt: skip
+            return [tables.wrong(error), "body stale", *[no_update] * (len(results) - 2), None]
+        return [*([no_update] * len(results) if answer is None else _shown(answer)), None]
+
+    again = [Output(*r, allow_duplicate=True) for r in _RESULTS]
+
+    @app.callback(*again, Input("whole", "data"), State("tab", "data"), prevent_initial_call=True)
+    def finish(whole: dict[str, Any] | None, tab: str) -> list[Any]:
+        none = [no_update] * len(again)
+        if not whole:
+            return none
+        try:
+            state = of_query(str(whole["query"]), answers.bases)
+            answer = answers(state, lambda: latest.outdated(str(tab), int(whole["ticket"])))
+        except InputError as error:
+            return [tables.wrong(error), "body stale", *none[2:]]
+        return none if answer is None or latest.outdated(str(tab), int(whole["ticket"])) else _shown(answer)
+
+
+def _shown(answer: Answer) -> list[Any]:
+    """Values of _RESULTS."""
+    chart, note = figures.gantt(answer.result)
+    return [
+        None, "body", tables.about(answer), tables.tiles(answer), answer.query, _HINT + note, *chart,
+        *figures.waterfall(answer.result), *figures.memory(answer.result),
+    ]  # fmt: skip
 
 
 def _state_of(query: str | None, answers: Answers) -> Answer:

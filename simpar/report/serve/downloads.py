@@ -7,10 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from simpar.errors import InputError, Violation
 from simpar.report.serve.answer import Answer
 from simpar.report.serve.state import Bases
 from simpar.report.step_html import step_page
 from simpar.simulate import simulate
+
+NO_FLAGS = "simpar.interop exports no launch flags in this version"
+"""Why the button for launch flags is off; empty = on."""
 
 
 def scenario_toml(answer: Answer, bases: Bases) -> str:
@@ -82,4 +86,4 @@ def launch_flags(answer: Answer) -> tuple[str, str]:
     Raises:
         InputError: no flags for this framework or plan.
     """
-    raise NotImplementedError
+    raise InputError([Violation("framework", answer.scenario.framework, NO_FLAGS)])

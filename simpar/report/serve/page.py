@@ -7,6 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
+from simpar.report.serve.downloads import NO_FLAGS
 from simpar.report.serve.fields import AS_WRITTEN, FIELDS, GROUPS, Field, Value
 from simpar.report.serve.state import Base, Bases
 
@@ -32,8 +33,8 @@ def page(bases: Bases) -> html.Div:
     base = bases[bases.first]
     stores = [
         dcc.Location(id="url", refresh=False), dcc.Store(id="query"), dcc.Store(id="pins", data=[]), dcc.Store(id="address"),
-        dcc.Store(id="tab", data=uuid.uuid4().hex), dcc.Store(id="found", data=[]), dcc.Download(id="download"),
-        dcc.Interval(id="tick", interval=400, disabled=True),
+        dcc.Store(id="tab", data=uuid.uuid4().hex), dcc.Store(id="found", data=[]), dcc.Store(id="whole"),
+        dcc.Download(id="download"), dcc.Interval(id="tick", interval=400, disabled=True),
     ]  # fmt: skip
     side = html.Div([_start(bases), *[_group(name, base) for name in GROUPS], _more()], className="side")
     return html.Div([*stores, html.Div([side, _results()], className="page")])
@@ -112,7 +113,7 @@ def _actions() -> html.Div:
         html.Div([
             button("pin", "Pin this configuration", "main"), button("start", "Search the layout"),
             button("stop", "Stop", disabled=True),
-            button("toml", "Scenario (TOML)"), button("html", "Report (HTML)"), button("flags", "Launch flags"),
+            button("toml", "Scenario (TOML)"), button("html", "Report (HTML)"), button("flags", "Launch flags", disabled=bool(NO_FLAGS), title=NO_FLAGS),
         ], className="buttons"),
         html.P(id="said", className="soft", role="status"),
     ])  # fmt: skip

@@ -9,6 +9,7 @@ from dash import html
 
 from simpar.errors import InputError
 from simpar.report.serve.answer import Answer
+from simpar.report.serve.preview import Preview
 from simpar.report.serve.state import Bases, State
 from simpar.search.choice import recompute_text
 from simpar.specs.model import TransformerSpec
@@ -52,6 +53,22 @@ def tiles(answer: Answer) -> list[html.Div]:
         parts = [html.Span(label), html.B(number, id=f"tile-{name}"), html.Span(more)]
         found.append(html.Div(parts, className=f"tile {style}"))
     return found
+
+
+def early_tiles(early: Preview) -> list[html.Div]:
+    """The first answer for a long step, marked as about."""
+    short, run = early.short, early.run
+    flops = short.model_flops_per_s_per_gpu * early.tokens_per_s / short.tokens_per_s
+    rows = [
+        ("step", "step time, about", format_seconds(early.step_time_s), "the whole step is being simulated"),
+        ("rate", "per second, about", f"{early.tokens_per_s:,.0f}", f"{early.tokens_per_s / short.world_size:,.1f} per GPU"),
+        ("mfu", "MFU, about", f"{flops / short.peak_flops_per_s:.1%}", f"{flops / 1e12:,.0f} TFLOP/s per GPU"),
+        ("memory", "memory: " + ("fits" if short.fits else "DOES NOT FIT"), format_bytes(short.worst_rank.device_bytes),
+         f"of {format_bytes(short.device_memory_bytes)}"),
+        ("days", "days, about", _short(run.days), f"{_short(run.gpu_hours)} GPU-hours"),
+        ("cost", "cost, about", f"${_short(run.cost_usd)}", "rent of the GPUs"),
+    ]  # fmt: skip
+    return [html.Div([html.Span(a), html.B(b, id=f"tile-{i}"), html.Span(c)], className="tile early") for i, a, b, c in rows]
 
 
 def about(answer: Answer) -> str:
