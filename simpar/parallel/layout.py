@@ -45,6 +45,7 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         loss=loss,
         loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
         logits_fp32_copies=spec.logits_copies(compiled),
+        logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
         qkv_copies=spec.qkv_copies,
     )
@@ -157,7 +158,8 @@ class Layout:
         whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
         implementation: Implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
         return SplitOptions(
-            degrees=self.degrees, style=self.style, recompute=recompute, dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
+            degrees=self.degrees, style=self.style, recompute=recompute,
+            dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
             attention_kernel=self.attention_kernel, memory_implementation=implementation,
             accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,
@@ -246,7 +248,8 @@ class Layout:
             gradient = 4.0 if reduce_dtype == "fp32" else 2.0
         # With several micro-batches they are there from the first one's backward on, that is at the peak.
         persist = spec.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1
-        return StateBytes(parameter, gradient + spec.gradient_copy_bytes, master, moments,
+        copy = spec.gradient_copy_bytes if gradient > 2.0 else 0.0
+        return StateBytes(parameter, gradient + copy, master, moments,
                           4.0 if reduce_dtype == "fp32" or full else 2.0, gather, persist)  # fmt: skip
 
     @cached_property

@@ -292,31 +292,54 @@ def _step(trace: _Trace, sharded: _Sharded, passes: list[Pass]) -> None:
                 sharded.after_backward(stage, index)
 
 
-def replayed(layout: Layout, stages: list[int], passes: list[Pass], limit_bytes: int | None = None) -> AllocatorPeak:
-    """Peaks of the allocator on a rank."""
-    rules = AllocatorRules(expandable_segments=layout.framework.expandable_segments, limit_bytes=limit_bytes)
-    events = rank_events(layout, stages, passes)
-    if len(events) > MAX_EVENTS:
-        events = rank_events(layout, stages, passes, thin=True)
-    return replay(events, rules)
-
-
 class Replays:
-    """Reserved over allocated of the ranks of a layout, replayed when first asked for and only where it matters."""
+    """The allocator's view of a layout's ranks, replayed when first asked for and only where it matters."""
 
     def __init__(self, layout: Layout, held: dict[int, list[int]], passes: Callable[[int], list[Pass]]) -> None:
         self._layout, self._held, self._passes = layout, held, passes
         self._chosen: tuple[int, ...] = tuple(sorted(held))
-        self._found: dict[int, float] = {}
+        self._events: dict[int, list[Event]] = {}
+        self._found: dict[tuple[int, float | None], AllocatorPeak] = {}
 
     def choose(self, allocated: dict[int, float]) -> None:
         """Replay the first rank and the fullest only; the others take the ratio of the nearest of these."""
         self._chosen = tuple(sorted({min(allocated), max(allocated, key=lambda rank: allocated[rank])}))
 
-    def ratio(self, rank: int) -> float:
-        """Reserved over allocated of a rank, 1 or more."""
+    def peak(self, rank: int, room: float | None = None) -> AllocatorPeak:
+        """Peaks of the rank nearest to `rank` that is replayed.
+
+        Args:
+            room: what the device can give over what is allocated at the peak; none = no limit.
+        """
         nearest = min(self._chosen, key=lambda chosen: abs(chosen - rank))
-        if nearest not in self._found:
-            peak = replayed(self._layout, self._held[nearest], self._passes(nearest))
-            self._found[nearest] = peak.reserved_bytes / peak.allocated_bytes if peak.allocated_bytes else 1.0
-        return self._found[nearest]
+        key = (nearest, None if room is None else round(room, 3))
+        if key not in self._found:
+            limit = None if room is None else int(self.peak(nearest).allocated_bytes * room)
+            rules = AllocatorRules(expandable_segments=self._layout.framework.expandable_segments, limit_bytes=limit)
+            self._found[key] = replay(self._requests(nearest), rules)
+        return self._found[key]
+
+    def _requests(self, rank: int) -> list[Event]:
+        if rank not in self._events:
+            events = rank_events(self._layout, self._held[rank], self._passes(rank))
+            if len(events) > MAX_EVENTS:
+                events = rank_events(self._layout, self._held[rank], self._passes(rank), thin=True)
+            self._events[rank] = events
+        return self._events[rank]
+
+    def ratio(self, rank: int) -> float:
+        """Reserved over allocated of a rank on a device without end, 1 or more."""
+        peak = self.peak(rank)
+        return peak.reserved_bytes / peak.allocated_bytes if peak.allocated_bytes else 1.0
+
+    def reserved_bytes(self, rank: int, allocated: float, fragmentation: float, room_bytes: float) -> float:
+        """Reserved by a rank that allocates so much at its peak, where the device has `room_bytes` for its allocator.
+
+        A full device is no end yet: the allocator gives unused segments back and asks again, so what is reserved stops at the
+        room as long as the requests can still be served.
+        """
+        whole = allocated * self.ratio(rank) * fragmentation
+        if whole <= room_bytes or allocated * fragmentation > room_bytes:
+            return whole
+        squeezed = self.peak(rank, room_bytes / (allocated * fragmentation))
+        return whole if squeezed.out_of_memory else room_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from simpar.engine.timeline import Timeline
 from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
+from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
@@ -36,6 +38,7 @@ class RankMemory:
         dynamic: bytes [events, categories] after each event, of CATEGORIES.
         outside: context and NCCL bytes, outside the allocator.
         fragmentation: reserved over what the replayed requests reserve.
+        capacity_bytes: of the device.
         replays: the allocator's view of the ranks; none = reserved follows from `fragmentation` alone.
     """
 
@@ -46,6 +49,7 @@ class RankMemory:
     outside: tuple[tuple[str, float], ...]
     fragmentation: float
     replays: Replays | None = None
+    capacity_bytes: float = math.inf
 
     @cached_property
     def total(self) -> FloatArray:
@@ -66,8 +70,10 @@ class RankMemory:
     @property
     def reserved_bytes(self) -> float:
         """Peak reserved by the caching allocator."""
-        ratio = self.replays.ratio(self.rank) if self.replays is not None else 1.0
-        return self.allocated_bytes * ratio * self.fragmentation
+        if self.replays is None:
+            return self.allocated_bytes * self.fragmentation
+        room = self.capacity_bytes - sum(v for _, v in self.outside)
+        return self.replays.reserved_bytes(self.rank, self.allocated_bytes, self.fragmentation, room)
 
     @property
     def device_bytes(self) -> float:
@@ -234,6 +240,12 @@ def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntA
     index = {name: i for i, name in enumerate(CATEGORIES)}
     releases = layout.framework.input_gradient_releases
     sums = [[_block_bytes(b, releases=releases) for b in blocks] for blocks in layout.stage_blocks]
+    if layout.framework.keeps_stage_outputs and layout.plan.pp > 1:
+        for blocks, stage in zip(sums, layout.stages, strict=True):
+            if blocks and not stage.head:
+                kept, logits, working, transient, deferred = blocks[-1]
+                kept += boundary_bytes(layout.network.boundary_bytes[stage.first + stage.count], layout.plan)
+                blocks[-1] = (kept, logits, working, transient, deferred)
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
     gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]
@@ -265,8 +277,10 @@ def memory_over_time(
     role = program.role[op] if len(op) else np.zeros(0, dtype=np.int64)
     spec = layout.framework
     groups = sum(layout.placement(d).size > 1 for d in ("tp", "cp", "pp", "dp", "ep"))
+    groups += spec.communicators if groups else 0
     outside = (("context", spec.context_bytes), ("nccl", groups * spec.nccl_bytes_per_group))
     ranks = []
+    capacity = layout.hardware.gpu.memory.value
     replays = Replays(layout, held, lambda rank: _passes(layout, program, timeline, roles[rank]))
     for rank in sorted(held):
         mine = np.flatnonzero(role == roles[rank])
@@ -277,7 +291,7 @@ def memory_over_time(
         times = np.concatenate([[0.0], time[order]])
         static = static_state(layout, held[rank])
         dynamic = np.cumsum(delta, axis=0)
-        ranks.append(RankMemory(rank, static, times, dynamic, outside, spec.fragmentation, replays))
+        ranks.append(RankMemory(rank, static, times, dynamic, outside, spec.fragmentation, replays, capacity))
     replays.choose({r.rank: r.allocated_bytes for r in ranks})
     return tuple(ranks)
 

@@ -125,7 +125,11 @@ class FrameworkSpec:
     Memory outside the model
 
         context_bytes: CUDA context, cuBLAS and framework workspaces.
-        nccl_bytes_per_group: buffers of one communicator with its channels.
+        nccl_bytes_per_group: buffers of one communicator with its channels (A100, NVLink: 0.54 GiB of two ranks, 0.69 of more;
+            NCCL issue 964).
+        communicators: further communicators in use beside one per dimension of the layout.
+        keeps_stage_outputs: the pipeline engine holds every stage output until its backward (DeepSpeed; Megatron before
+            deallocate_pipeline_outputs).
         contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
         fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see
             (side streams, workspaces).
@@ -200,7 +204,9 @@ class FrameworkSpec:
     microbatch_cpu_s: float = 1e-3
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     context_bytes: float = 1.0 * 2**30
-    nccl_bytes_per_group: float = 0.3 * 2**30
+    nccl_bytes_per_group: float = 0.6 * 2**30
+    communicators: int = 0
+    keeps_stage_outputs: bool = False
     contiguous_buffers: bool = True
     fragmentation: float = 1.0
     expandable_segments: bool = False

@@ -140,8 +140,11 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "overlap_param_gather": False,
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("",
                   "unfused"),),
-                 "microbatch_cpu_s": 2e-3, "wgrad_accumulation_fusion": False},
-                "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed"),
+                 "microbatch_cpu_s": 2e-3, "wgrad_accumulation_fusion": False, "weight_gradients": "each",
+                 "gradient_copy_bytes": 2.0, "context_bytes": 1.5 * GiB, "communicators": 5, "keeps_stage_outputs": True},
+                "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
+                "runtime/pipe/engine.py holds outputs, topology.py and p2p.py add data, model and slice groups and one per "
+                "neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 ones; context from the chronicles"),
         ),
     ),
     "zero-bubble": (
@@ -161,14 +164,15 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2023, 1),
              {"fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
               "dropout": 0.0,
-              "zero_stage_default": 1, "gradient_dtype": "fp32", "overlap_grad_reduce": False,
+              "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
               "recompute_default": "none", "wgrad_accumulation_fusion": False, "tp_scatter_gather_p2p": False,
-              "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 2.0,
-               "loss": "unfused",
+              "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
+               "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
-             "the named kernels"),),
+             "the named kernels. Inferred from which of its runs fit: 13B without model parallelism does, so gradients take 2 bytes; "
+             "long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
     ),
     "aa-scaling-fused-norm": (
         "aa-scaling",

@@ -21,6 +21,7 @@ class BlockStyle:
         loss: how logits and cross-entropy are kept: fused (in place), unfused (fp32 copies), chunked over the sequence.
         loss_chunks: chunks of the chunked loss.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
+        logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
         qkv_copies: further copies of the packed queries, keys and values that attention keeps.
         saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
             (torch eager) instead of gathering again (Megatron).
@@ -36,5 +37,6 @@ class BlockStyle:
     loss: Literal["fused", "unfused", "chunked"] = "fused"
     loss_chunks: int = 1
     logits_fp32_copies: float = 1.0
+    logits_gathered: int = 1
     saves_gathered_input: bool = False
     qkv_copies: float = 0.0
