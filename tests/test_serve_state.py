@@ -189,6 +189,11 @@ def test_a_scenario_of_ones_own_keeps_its_own_files(tmp_path: Path) -> None:
         of_query("scenario=mine&tp=8", own).scenario(own).hardware.name
         == of_query(f"scenario={SMALL}", own).scenario(own).hardware.name
     )
+    answer = Answers(own)(of_query("scenario=mine&tp=8", own))
+    assert answer is not None
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "copy.toml").write_text(downloads.scenario_toml(answer, own))
+    assert read_scenario(tmp_path / "elsewhere" / "copy.toml").hardware == answer.scenario.hardware
     with pytest.raises(InputError, match="unknown hardware"):
         of_query(f"scenario={SMALL}&hardware=machine.toml", own).scenario(own)
 
@@ -376,4 +381,5 @@ def test_layouts_found_are_settings_of_the_page() -> None:
         answer = Answers(bases())(of_query(found.query(bases()), bases()))
         assert answer is not None
         assert answer.result.step_time_s == pytest.approx(best["step_time_s"], rel=1e-9)
-        assert answer.result.fits
+        assert answer.result.fits == best["fits"]
+        assert answer.result.worst_rank.device_bytes == pytest.approx(best["device_bytes"])

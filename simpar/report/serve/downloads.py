@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from simpar.errors import InputError, Violation
@@ -12,14 +13,23 @@ from simpar.report.serve.answer import Answer
 from simpar.report.serve.state import Bases
 from simpar.report.step_html import step_page
 from simpar.simulate import simulate
+from simpar.specs.hardware import profile_names
+from simpar.specs.models_io import model_names
 
 NO_FLAGS = "simpar.interop exports no launch flags in this version"
 """Why the button for launch flags is off; empty = on."""
 
 
 def scenario_toml(answer: Answer, bases: Bases) -> str:
-    """The scenario as a file that `simpar simulate` reads; names of registries stay names."""
-    return toml(answer.state.table(bases))
+    """The scenario as a file that `simpar simulate` reads: registered names stay, the scenario's own files get whole paths."""
+    table = answer.state.table(bases)
+    folder = Path(bases[answer.state.base].file).resolve().parent
+    cluster = table["cluster"] = dict(table["cluster"])
+    for part, key, names in ((table, "model", model_names()), (cluster, "hardware", profile_names())):
+        value = part.get(key)
+        if isinstance(value, str) and value not in names and (folder / value).exists():
+            part[key] = str(folder / value)
+    return toml(table)
 
 
 def report_html(answer: Answer) -> str:

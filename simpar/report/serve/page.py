@@ -113,7 +113,8 @@ def _actions() -> html.Div:
         html.Div([
             button("pin", "Pin this configuration", "main"), button("start", "Search the layout"),
             button("stop", "Stop", disabled=True),
-            button("toml", "Scenario (TOML)"), button("html", "Report (HTML)"), button("flags", "Launch flags", disabled=bool(NO_FLAGS), title=NO_FLAGS),
+            button("toml", "Scenario (TOML)"), button("html", "Report (HTML)"),
+            button("flags", "Launch flags", disabled=bool(NO_FLAGS), title=NO_FLAGS),
         ], className="buttons"),
         html.P(id="said", className="soft", role="status"),
     ])  # fmt: skip

@@ -14,6 +14,7 @@ from simpar.errors import SimparError
 from simpar.search.branch import Branch, Progress, Scored
 from simpar.search.choice import recompute_text, split_text
 from simpar.search.space import Space
+from simpar.simulate import simulate
 from simpar.specs.scenario import Scenario, make_scenario
 
 KEEP = 5
@@ -55,6 +56,12 @@ def settings(scored: Scored, scenario: Scenario) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def simulated(scored: Scored, scenario: Scenario) -> dict[str, Any]:
+    """What the page will say of the layout's memory once it is used."""
+    result = simulate(scored.choice.scenario(scenario), detail="stage")
+    return {"device_bytes": result.worst_rank.device_bytes, "fits": result.fits}
+
+
 class _Reporter:
     """Prints progress, not more often than a page can show it."""
 
@@ -70,7 +77,8 @@ class _Reporter:
     def say(self, bound: float, seconds: float, *, done: bool) -> None:
         """One line."""
         scenario = self.branch.space.template
-        best = [settings(s, scenario) for s in sorted(self.branch.best, key=lambda s: s.step_time_s)]
+        scored = sorted(self.branch.best, key=lambda s: s.step_time_s)
+        best = [settings(s, scenario) | (simulated(s, scenario) if done else {}) for s in scored]
         gap = max(0.0, 1.0 - bound / best[0]["step_time_s"]) if best and not done else 0.0 if best else None
         account = self.branch.account
         _line({

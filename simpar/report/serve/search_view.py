@@ -11,7 +11,7 @@ from simpar.report.serve.answer import Answers
 from simpar.report.serve.search_job import Job, Jobs
 from simpar.report.serve.state import State as PageState
 from simpar.report.serve.state import of_query
-from simpar.units import format_seconds
+from simpar.units import format_bytes, format_seconds
 
 _FREE = "Free: tp, pp, virtual stages, micro-batch, recomputation (none, selective, full), 1F1B or interleaved; all else as set."
 
@@ -73,7 +73,8 @@ def _progress(job: Job) -> html.Div:
         text = f" lower bound {format_seconds(report['bound_s'])}" + ("" if gap is None else f", gap {gap:.1%}") + f", {counts}"
         return html.Div([proven, text])
     word = "Stopped" if job.stopped else "Done"
-    proof = "" if job.stopped or gap is None else ": the best of this space, proven"
+    sound = all(best.get("fits", True) for best in report["best"])
+    proof = "" if job.stopped or gap is None or not sound else ": the best of this space, proven"
     return html.Div(html.Span(f"{word}{proof}. {counts}.", id="search-done"))
 
 
@@ -81,12 +82,20 @@ def _counts(rejected: dict[str, int]) -> str:
     return ", ".join(f"{n:,} {reason}" for reason, n in rejected.items() if n)
 
 
+def _memory(item: dict[str, Any]) -> html.Td:
+    """Of the fullest rank, once the search is done and the layout simulated."""
+    if "fits" not in item:
+        return html.Td("")
+    text = format_bytes(item["device_bytes"]) + ("" if item["fits"] else ", DOES NOT FIT when simulated")
+    return html.Td(text, className="" if item["fits"] else "bad")
+
+
 def _table(best: list[dict[str, Any]]) -> html.Table:
-    heads = ("", "step time", "layout")
+    heads = ("", "step time", "memory", "layout")
     rows = []
     for index, item in enumerate(best):
         button = html.Button("Use", id={"type": "use", "index": index}, type="button", **{"aria-label": f"Use layout {index + 1}"})
         rows.append(html.Tr([
-            html.Td(button), html.Td(format_seconds(item["step_time_s"])), html.Td(item["text"]),
+            html.Td(button), html.Td(format_seconds(item["step_time_s"])), _memory(item), html.Td(item["text"]),
         ]))  # fmt: skip
     return html.Table([html.Thead(html.Tr([html.Th(h) for h in heads])), html.Tbody(rows)])
