@@ -17,7 +17,7 @@ def samples(theta: np.ndarray, count: int = 40, noise: float = 0.0, outliers: in
         measured = (parts @ theta + 0.1) * float(np.exp(noise * generator.standard_normal()))
         if index < outliers:
             measured *= 10
-        found.append(Sample(("f", "chip", "2024-01"), f"source{index % 4}", f"model{index % 7}", tuple(parts), 0.1, measured))
+        found.append(Sample(("f", "chip", "2024-01"), "gpu", f"source{index % 4}", f"model{index % 7}", tuple(parts), 0.1, measured))
     return found
 
 
@@ -48,6 +48,7 @@ def test_lookup() -> None:
     mine = next(c for c in entries if c.framework != "*")
     year, month = (int(x) for x in mine.since.split("-"))
     assert calibration_for(mine.framework, (year, month), mine.architecture) == mine
+    assert calibration_for(mine.framework, (year, month), mine.architecture, "no such GPU") == mine
     assert calibration_for("no such framework", (2025, 1), "hopper").framework == "*"
     assert calibration_for("megatron-core", (2025, 1), "no such chip") == NEUTRAL
     with uncalibrated():

@@ -101,7 +101,8 @@ class Layout:
     def calibration(self) -> RunCalibration:
         """What published runs of this framework on this GPU generation add to the priced parts."""
         spec = self.framework
-        return calibration_for(spec.name, spec.since, self.hardware.gpu.architecture)
+        gpu = self.hardware.gpu
+        return calibration_for(spec.name, spec.since, gpu.architecture, gpu.name)
 
     @cached_property
     def num_microbatches(self) -> int:

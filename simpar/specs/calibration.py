@@ -28,6 +28,7 @@ class RunCalibration(Spec):
 
     framework: str
     architecture: str
+    """A GPU's name as in its profile, or an architecture for all its GPUs together."""
     since: str = "2000-01"
     """First month of the framework's behaviour that it holds for."""
     compute: Factor = 1.0
@@ -75,13 +76,16 @@ def uncalibrated() -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-def calibration_for(framework: str, since: tuple[int, int], architecture: str) -> RunCalibration:
-    """The constants in force: the framework's latest before `since`, else its earliest, else all frameworks' on the chip."""
+def calibration_for(framework: str, since: tuple[int, int], architecture: str, gpu: str = "") -> RunCalibration:
+    """The constants in force: of the framework on this GPU, else on its architecture, else of all frameworks there.
+
+    Of several generations the latest before `since` counts, or the earliest where all are later.
+    """
     if not _ACTIVE.get():
         return NEUTRAL
     month = f"{since[0]:04d}-{since[1]:02d}"
-    for name in (framework, "*"):
-        found = [c for c in calibrations() if c.framework == name and c.architecture == architecture]
+    for name, chip in ((framework, gpu), (framework, architecture), ("*", architecture)):
+        found = [c for c in calibrations() if c.framework == name and c.architecture == chip]
         if found:
             past = [c for c in found if c.since <= month]
             return max(past, key=lambda c: c.since) if past else min(found, key=lambda c: c.since)

@@ -51,9 +51,10 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: its parts in seconds [len(NAMES)], the rest that no constant scales, and what was measured."""
+    """One run (group: framework, architecture, generation): its parts in seconds [len(NAMES)], the rest that no constant scales, and what was measured."""
 
     group: tuple[str, str, str]
+    gpu: str
     source: str
     model: str
     parts: tuple[float, ...]
@@ -87,7 +88,7 @@ def sample_of(scenario: Scenario, source: str, model: str, measured: float) -> S
     parts[4] = 1.0
     since = f"{spec.since[0]:04d}-{spec.since[1]:02d}"
     group = (spec.name, scenario.hardware.gpu.architecture, since)
-    return Sample(group, source, model, tuple(parts), rest, measured)
+    return Sample(group, scenario.hardware.gpu.name, source, model, tuple(parts), rest, measured)
 
 
 def fit(samples: Sequence[Sample], fixed: frozenset[int] = frozenset()) -> FloatArray:
@@ -180,8 +181,10 @@ def main() -> None:
     groups: dict[tuple[str, str, str], list[Sample]] = defaultdict(list)
     chips: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
+        name, architecture, since = sample.group
         groups[sample.group].append(sample)
-        chips[sample.group[1]].append(sample)
+        groups[name, sample.gpu, since].append(sample)
+        chips[architecture].append(sample)
     text = ["# Written by `python -m simpar.validation.fit_runs`; do not edit. See specs/calibration.py.\n"]
     for group, members in sorted(groups.items()):
         if len(members) >= LEAST_ROWS:
