@@ -13,7 +13,7 @@ from simpar.report.shown import shown_roles
 from simpar.result.result import Result
 
 MAX_RECTANGLES = 10_000
-MAX_HOVER = 2500
+MAX_HOVER = 600
 """Ops with a text under the pointer; more make every change slow in the browser."""
 _FONT = {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": "#1c1f23"}
 _AXIS = {"gridcolor": "#e8eaed", "zerolinecolor": "#b8bec6", "automargin": True}
