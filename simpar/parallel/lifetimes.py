@@ -62,13 +62,24 @@ class _Order:
     def _kept(self) -> dict[str, int]:
         """What stays after the forward, by tensor."""
         saved, _ = self.splitter.saved()
-        sizes = {}
+        sizes: dict[str, int] = {}
         for name, amount in saved:
+            if name == "head/logits":
+                sizes |= self._kept_logits()
+                continue
             parts = self.tensors.get(name, (int(amount),))
             total = sum(parts) or 1
             for index, part in enumerate(parts):
                 sizes[f"{name}#{index}"] = round(part * amount / total)
         return sizes
+
+    def _kept_logits(self) -> dict[str, int]:
+        """What the loss leaves for its backward."""
+        if self.splitter.style.logits_fp32_copies <= 0:
+            return {"head/logits#0": self.tensors["head/logits"][0]}
+        element, copies, kept = self._loss_parts()
+        found = {"loss.saved": int(4 * element)} if copies else {}
+        return found | ({"head/logits#0": self.tensors["head/logits"][0]} if kept else {})
 
     def build(self, *, split_backward: bool) -> Lifetimes:
         """Forward and backward steps."""
@@ -146,7 +157,11 @@ class _Order:
             self._ask_saved(item)
             after = following[item.name]
             before, output = output, ""
-            if after is None or not after.saves or f"{after.saves[0].name}#0" in self.alive:
+            if item.name == "head/loss":
+                self._loss_forward()
+            if item.name == "head/loss":
+                pass  # one number per token
+            elif after is None or not after.saves or f"{after.saves[0].name}#0" in self.alive:
                 output = f"{item.name}.out"
                 self._ask(output, self._width(item))
             else:
@@ -159,6 +174,44 @@ class _Order:
         for name in (gathered, output):
             if name:
                 self._free(name)
+
+    def _loss_parts(self) -> tuple[float, int, bool]:
+        """(elements, full fp32 tensors in the backward, whether the 16-bit logits live on) of the unfused loss.
+
+        Of the bytes per logit at the peak every full 4 are an fp32 tensor: the log-softmax, its gradient and the logits'. A
+        compiled loss (4 bytes or fewer) stores no fp32: the 16-bit logits and their gradient.
+        """
+        style = self.splitter.style
+        element = float(self.tensors["head/logits"][0]) / 2.0
+        per_logit = 2.0 + 4.0 * style.logits_fp32_copies
+        return element, int(per_logit // 4) if per_logit > 4.0 else 0, per_logit <= 4.0 or per_logit % 4 >= 2.0
+
+    def _loss_forward(self) -> None:
+        if self.splitter.style.logits_fp32_copies <= 0 or "head/logits#0" not in self.alive:
+            return
+        element, copies, kept = self._loss_parts()
+        if not copies:
+            return
+        if copies > 1:
+            self._ask("loss.cast", 4 * element)
+        self._ask("loss.saved", 4 * element)
+        self._free("loss.cast")
+        if not kept:
+            self._free("head/logits#0")
+
+    def _loss_backward(self) -> str:
+        """Gradients of the loss; returns the name of the logits' gradient."""
+        if self.splitter.style.logits_fp32_copies <= 0:
+            return "head/logits#0"
+        element, copies, _ = self._loss_parts()
+        for index in range(copies - 1):
+            self._ask(f"loss.gradient#{index}", 4 * element)
+        self._free("loss.saved")
+        self._ask("loss.gradient", 2 * element)
+        for index in range(copies - 1):
+            self._free(f"loss.gradient#{index}")
+        self._free("head/logits#0")
+        return "loss.gradient"
 
     def _ask_saved_input(self, op: Op) -> None:
         first = op.saves[0]
@@ -182,6 +235,10 @@ class _Order:
         gradient = "gradient.out"
         self._ask(gradient, self._bytes("bsd", "residual"))
         for op in reversed(ops):
+            if op.name == "head/loss":
+                self._free(gradient)
+                gradient = self._loss_backward()
+                continue
             gradient = self._op_backward(op, gradient, late if split_backward else None)
             for name in mine.get(op.name, ()):
                 if split_backward and op.equation and op.saves and name.startswith(f"{op.saves[0].name}#"):
@@ -237,13 +294,8 @@ def _pieces(splitter: Splitter) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for name, amount in splitter.tensors().items():
         if name == "head/logits":
-            element = splitter.local("bsv", "tensor")
-            parts, rest = [int(2 * element / splitter.style.loss_chunks)], amount - 2 * element / splitter.style.loss_chunks
-            while rest > 0.5:
-                part = min(rest, 4 * element / splitter.style.loss_chunks)
-                parts.append(int(part))
-                rest -= part
-            found[name] = tuple(parts)
+            # The 16-bit logits; what the loss makes of them comes and goes with it.
+            found[name] = (int(2 * splitter.local("bsv", "tensor") * splitter.style.logits_gathered / splitter.style.loss_chunks),)
         elif name == "attention/softmax" and splitter.style.dropout:
             found[name] = (int(amount * 2 / 5), int(amount * 2 / 5), int(amount / 5))
         else:

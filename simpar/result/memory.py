@@ -122,7 +122,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("gradients", a.gradients + b.gradients),
         ("optimizer", 0.0 if offloaded else a.optimizer + b.optimizer),
     ]
-    found += [("fsdp_buffers", _fsdp_buffers(layout, stages, dense + experts))]
+    found += [("fsdp_buffers", _fsdp_buffers(layout, dense + experts))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]))
 
@@ -137,33 +137,68 @@ def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     return dense.passing_gradients + experts.passing_gradients
 
 
-def _fsdp_buffers(layout: Layout, stages: list[int], held: float) -> float:
-    """Gathered parameters and unsharded gradients of a fully sharded rank.
+def _stays_gathered(layout: Layout) -> bool:
+    """A fully sharded pipeline stage keeps its parameters gathered and accumulates gradients unsharded (torch FSDP2)."""
+    return layout.plan.pp > 1 and layout.framework.fsdp_unsharded_with_pp
 
-    Without a pipeline: the groups in use and prefetched, unsharded gradients of a group and its reduction buffers.
-    Under a pipeline everything stays gathered and gradients accumulate unsharded: 6 + 16/D (torch FSDP2).
-    """
-    if layout.plan.zero_stage < 3 or layout.data_ranks == 1:
+
+def _fsdp_buffers(layout: Layout, held: float) -> float:
+    """Gathered parameters and unsharded gradients that rest on a fully sharded rank of a pipeline: 6 + 16/D bytes in all."""
+    if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not _stays_gathered(layout):
         return 0.0
-    state, spec = layout.state_bytes, layout.framework
-    if layout.plan.pp > 1 and spec.fsdp_unsharded_with_pp:
-        return held * (state.gather + state.reduce)
-    groups = [b.dense_parameters + b.expert_parameters for s in stages for b in layout.stage_blocks[s]]
-    largest = max(groups, default=0.0)
-    gathered = largest * state.gather * (spec.fsdp_prefetch_groups + 1)
-    return gathered + largest * (2.0 + state.reduce)
+    return held * (layout.state_bytes.gather + layout.state_bytes.reduce)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathers:
+    """What passes over the blocks of a fully sharded stage, float bytes [blocks]: one group per block (torch FSDP2).
+
+    Attributes:
+        forward: gathered weights of the block and of those prefetched.
+        at_loss: the same in the backward, before the block's own gradients exist.
+        backward: with the block's unsharded gradients and the buffer in which those of the block behind it are reduced.
+    """
+
+    forward: list[float]
+    at_loss: list[float]
+    backward: list[float]
+
+    @classmethod
+    def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> _Gathers:
+        """Of one stage; zeros where nothing is gathered per block."""
+        sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and not _stays_gathered(layout)
+        if not sharded or layout.training.optimizer == "none":
+            zeros = [0.0] * len(blocks)
+            return cls(zeros, zeros, zeros)
+        state, ahead = layout.state_bytes, layout.framework.fsdp_prefetch_groups
+        held = [b.dense_parameters + b.expert_parameters for b in blocks]
+        forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
+        at_loss = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
+        reduced = [*held[1:], 0.0]
+        backward = [g + 2.0 * own + state.reduce * r for g, own, r in zip(at_loss, held, reduced, strict=True)]
+        return cls(forward, at_loss, backward)
 
 
 _BlockBytes = tuple[float, float, float, float, float]
 """(activations, logits, recompute working set, gradients in flight, what a split backward keeps until W) of one block."""
 
 
-def _block_bytes(block: LocalBlock, *, releases: bool) -> _BlockBytes:
+def _passing(block: LocalBlock, at_loss: float, backward: float) -> float:
+    """What a backward adds at its worst: the gradients in flight and what passes with the weights.
+
+    At a head the loss is the worst while its copies of the logits live, or its matmul, when the gradient alone is left of them.
+    """
+    copies = 4.0 * block.options.style.logits_fp32_copies
+    logits = sum(v for name, v in block.saved if name == "head/logits")
+    return max(block.transient + at_loss, block.transient + backward - logits * copies / (2.0 + copies))
+
+
+def _block_bytes(block: LocalBlock, at_loss: float, backward: float, *, releases: bool) -> _BlockBytes:
     logits = sum(v for name, v in block.saved if name == "head/logits")
     kept = block.saved_bytes - logits
     # Where the input gradient frees nothing, activations and logits wait for the weight gradient.
     deferred = block.deferred if releases else kept + logits
-    return kept, logits, max(block.working, 0.0), block.transient, deferred
+    return kept, logits, max(block.working, 0.0), _passing(block, at_loss, backward), deferred
 
 
 _Event = tuple[bool, str, float]
@@ -197,9 +232,15 @@ def _backward_events(blocks: list[_BlockBytes], *, split: bool) -> list[_Event]:
 
 
 def _key_events(
-    key: object, sums: list[list[_BlockBytes]], split: set[int], offloaded: float, gradients: Sequence[Sequence[float]]
+    key: object, sums: list[list[_BlockBytes]], split: set[int], offloaded: float, gradients: Sequence[Sequence[float]],
+    gathered: Sequence[Sequence[float]],
 ) -> list[_Event]:
-    """What an op with this price does to memory. `gradients`: of each stage's blocks, where they do not rest."""
+    """What an op with this price does to memory.
+
+    Args:
+        gradients: of each stage's blocks, where they do not rest.
+        gathered: weights gathered while a block's forward runs.
+    """  # fmt: skip
     opens = closes = True
     parts: list[tuple[str, int, int, int | None]]
     if isinstance(key, Offload):
@@ -225,6 +266,8 @@ def _key_events(
             continue
         if phase == "F":
             found: list[_Event] = [(False, "activations", sum(b[0] for b in blocks)), (False, "logits", sum(b[1] for b in blocks))]
+            weights = max(gathered[stage][first:last])
+            found += [(False, "fsdp_buffers", weights), (True, "fsdp_buffers", -weights)]
         elif phase == "W":
             found = [(True, "activations", -sum(b[4] for b in blocks))]
         else:
@@ -239,7 +282,11 @@ def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntA
     """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
     index = {name: i for i, name in enumerate(CATEGORIES)}
     releases = layout.framework.input_gradient_releases
-    sums = [[_block_bytes(b, releases=releases) for b in blocks] for blocks in layout.stage_blocks]
+    gathers = [_Gathers.of(layout, blocks) for blocks in layout.stage_blocks]
+    sums = [
+        [_block_bytes(b, g.at_loss[i], g.backward[i], releases=releases) for i, b in enumerate(blocks)]
+        for blocks, g in zip(layout.stage_blocks, gathers, strict=True)
+    ]
     if layout.framework.keeps_stage_outputs and layout.plan.pp > 1:
         for blocks, stage in zip(sums, layout.stages, strict=True):
             if blocks and not stage.head:
@@ -249,7 +296,8 @@ def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntA
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
     gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]
-    per_key = [_key_events(key, sums, split, away, gradients) for key in program.price_keys]
+    gathered = [g.forward for g in gathers]
+    per_key = [_key_events(key, sums, split, away, gradients, gathered) for key in program.price_keys]
     counts = np.array([len(events) for events in per_key], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])
     flat = [e for events in per_key for e in events]

@@ -104,6 +104,7 @@ class FrameworkSpec:
         loss_chunks: chunks of the chunked loss.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak beside the 2-byte ones.
         logits_fp32_copies_compiled: the same where the loss is compiled; none = compiling changes nothing.
+        logits_fp32_copies_parallel: the same where the vocabulary is split over tensor ranks; none = no difference.
         cross_entropy_all_reduces: all-reduces of one value per token over the tensor group.
         logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
 
@@ -193,6 +194,7 @@ class FrameworkSpec:
     loss_chunks: int = 1
     logits_fp32_copies: float = 1.0
     logits_fp32_copies_compiled: float | None = None
+    logits_fp32_copies_parallel: float | None = None
     cross_entropy_all_reduces: int = 3
     logits_vocab_parallel: bool = True
     compile: bool = False
@@ -217,10 +219,12 @@ class FrameworkSpec:
     schedule: str = "1f1b"
     layer_rounding: Literal["front", "cost"] = "front"
 
-    def logits_copies(self, compiled: bool) -> float:
+    def logits_copies(self, compiled: bool, tp: int) -> float:
         """fp32 tensors of logits size alive at the peak."""
         if compiled and self.logits_fp32_copies_compiled is not None:
             return self.logits_fp32_copies_compiled
+        if tp > 1 and self.logits_fp32_copies_parallel is not None:
+            return self.logits_fp32_copies_parallel
         return self.logits_fp32_copies
 
     def attention_kernel(self, architecture: str) -> AttentionKernel:

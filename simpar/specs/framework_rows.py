@@ -207,12 +207,13 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "logits_vocab_parallel": True, "p2p_blocking": True,
-              "optimizer_traffic_bytes": 32.0},
-             "torchtitan and torch FSDP2 sources"),
+              "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 4.5},
+             "torchtitan and torch FSDP2 sources; tensor/parallel/loss.py: the vocabulary-parallel loss is composite, five "
+             "fp32 tensors at its backward (20 bytes per logit)"),
          Row((2024, 12), {"expandable_segments": True}, "torchtitan run_train.sh sets expandable_segments"),
-         Row((2025, 3), {"logits_fp32_copies_compiled": 1.0},
-             "the loss is compiled too: published H200 and B200 peaks are 4 TV and 8 TV bytes below those of "
-             "December 2024"),
+         Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
+             "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed "
+             "from the row statistics)"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "torch 2.8-2.9 SDPA backend order on Hopper and Blackwell"),
          Row((2026, 3), {"loss": "chunked", "loss_chunks": 8}, "torchtitan ChunkedLossWrapper as the default")),
