@@ -262,13 +262,9 @@ def _resting(pricing: Pricing, group: Group, variant: Variant, state: State, cut
     resting = dense * per[0][0] + expert * per[1][0]
     optimizer = dense * per[0][1] + expert * per[1][1]
     if state.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none":
-        spec, bytes_ = layout.framework, layout.state_bytes
-        if shape.ranks > 1 and spec.fsdp_unsharded_with_pp:
-            resting = resting + (dense + expert) * (bytes_.gather + bytes_.reduce)
-        else:
-            present = (cut.held @ cut.composition.counts) > 0
-            largest = np.where(present, (cut.table.dense + cut.table.expert)[None], 0.0).max(axis=1)
-            resting = resting + largest * (bytes_.gather * (spec.fsdp_prefetch_groups + 1) + 2.0 + bytes_.reduce)
+        # Without a pipeline gathered weights come and go with their blocks (result/memory.py): a bound leaves them out.
+        if shape.ranks > 1 and layout.framework.fsdp_unsharded_with_pp:
+            resting = resting + (dense + expert) * (layout.state_bytes.gather + layout.state_bytes.reduce)
     return resting, optimizer
 
 
