@@ -77,16 +77,33 @@ def uncalibrated() -> Iterator[None]:
 
 
 def calibration_for(framework: str, since: tuple[int, int], architecture: str, gpu: str = "") -> RunCalibration:
-    """The constants in force: of the framework on this GPU, else on its architecture, else of all frameworks there.
+    """The constants in force: of the framework on this GPU, on its architecture, or of all frameworks there.
 
-    Of several generations the latest before `since` counts, or the earliest where all are later.
+    The more particular constants win unless they did worse on runs that they had not seen than more general ones did.
     """
     if not _ACTIVE.get():
         return NEUTRAL
-    month = f"{since[0]:04d}-{since[1]:02d}"
-    for name, chip in ((framework, gpu), (framework, architecture), ("*", architecture)):
-        found = [c for c in calibrations() if c.framework == name and c.architecture == chip]
-        if found:
-            past = [c for c in found if c.since <= month]
-            return max(past, key=lambda c: c.since) if past else min(found, key=lambda c: c.since)
+    month = 12 * since[0] + since[1]
+    chain = [
+        found
+        for name, chip in ((framework, gpu), (framework, architecture), ("*", architecture))
+        if (found := _generation(name, chip, month)) is not None
+    ]
+    for index, entry in enumerate(chain):
+        if all(entry.median_cross_validated <= other.median_cross_validated for other in chain[index + 1 :]):
+            return entry
     return NEUTRAL
+
+
+def _generation(name: str, chip: str, month: int) -> RunCalibration | None:
+    """The latest entry not after `month` (counted from year 0), or one that begins within a year of it."""
+    found = [c for c in calibrations() if c.framework == name and c.architecture == chip]
+    past = [c for c in found if _month(c) <= month]
+    if past:
+        return max(past, key=_month)
+    return min((c for c in found if _month(c) - month <= 12), key=_month, default=None)
+
+
+def _month(entry: RunCalibration) -> int:
+    year, month = entry.since.split("-")
+    return 12 * int(year) + int(month)
