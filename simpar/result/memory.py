@@ -122,9 +122,33 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("gradients", a.gradients + b.gradients),
         ("optimizer", 0.0 if offloaded else a.optimizer + b.optimizer),
     ]
+    found += [("communication_buffers", _receive_buffers(layout, stages))]
     found += [("fsdp_buffers", _fsdp_buffers(layout, dense + experts))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]))
+
+
+def _receive_buffers(layout: Layout, stages: list[int]) -> float:
+    """Buffers for what arrives from other stages where every micro-batch has its own; an activation in flight is one of them."""
+    if not layout.framework.receive_buffers_per_microbatch or layout.plan.pp == 1:
+        return 0.0
+    total, count = 0.0, layout.num_microbatches
+    for index in stages:
+        stage = layout.stages[index]
+        sizes = layout.network.boundary_bytes
+        if not stage.head:
+            total += count * boundary_bytes(sizes[stage.first + stage.count], layout.plan)
+        if not stage.embedding:
+            total += max(count - (layout.num_stages - index), 0) * boundary_bytes(sizes[stage.first], layout.plan)
+    return total
+
+
+def _last_outputs(layout: Layout, block: LocalBlock) -> float:
+    """16-bit logits of a micro-batch where they stay to the end of the step."""
+    if not layout.framework.keeps_last_outputs or layout.plan.pp == 1:
+        return 0.0
+    logits = sum(v for name, v in block.saved if name == "head/logits")
+    return logits * 2.0 / (2.0 + 4.0 * block.options.style.logits_fp32_copies)
 
 
 def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
@@ -233,13 +257,14 @@ def _backward_events(blocks: list[_BlockBytes], *, split: bool) -> list[_Event]:
 
 def _key_events(
     key: object, sums: list[list[_BlockBytes]], split: set[int], offloaded: float, gradients: Sequence[Sequence[float]],
-    gathered: Sequence[Sequence[float]],
+    gathered: Sequence[Sequence[float]], outputs: Sequence[Sequence[float]],
 ) -> list[_Event]:
     """What an op with this price does to memory.
 
     Args:
         gradients: of each stage's blocks, where they do not rest.
         gathered: weights gathered while a block's forward runs.
+        outputs: what a block's forward leaves to the end of the step.
     """  # fmt: skip
     opens = closes = True
     parts: list[tuple[str, int, int, int | None]]
@@ -266,6 +291,7 @@ def _key_events(
             continue
         if phase == "F":
             found: list[_Event] = [(False, "activations", sum(b[0] for b in blocks)), (False, "logits", sum(b[1] for b in blocks))]
+            found.append((True, "logits", sum(outputs[stage][first:last])))
             weights = max(gathered[stage][first:last])
             found += [(False, "fsdp_buffers", weights), (True, "fsdp_buffers", -weights)]
         elif phase == "W":
@@ -297,7 +323,8 @@ def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntA
     away = layout.plan.offload.activations
     gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]
     gathered = [g.forward for g in gathers]
-    per_key = [_key_events(key, sums, split, away, gradients, gathered) for key in program.price_keys]
+    outputs = [[_last_outputs(layout, b) for b in blocks] for blocks in layout.stage_blocks]
+    per_key = [_key_events(key, sums, split, away, gradients, gathered, outputs) for key in program.price_keys]
     counts = np.array([len(events) for events in per_key], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])
     flat = [e for events in per_key for e in events]

@@ -261,10 +261,10 @@ def _resting(pricing: Pricing, group: Group, variant: Variant, state: State, cut
     dense, expert = cut.weights[:, 0] - both * layout.tied_extra, cut.weights[:, 1]
     resting = dense * per[0][0] + expert * per[1][0]
     optimizer = dense * per[0][1] + expert * per[1][1]
-    if state.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none":
-        # Without a pipeline gathered weights come and go with their blocks (result/memory.py): a bound leaves them out.
-        if shape.ranks > 1 and layout.framework.fsdp_unsharded_with_pp:
-            resting = resting + (dense + expert) * (layout.state_bytes.gather + layout.state_bytes.reduce)
+    # Without a pipeline gathered weights come and go with their blocks (result/memory.py): a bound leaves them out.
+    unsharded = shape.ranks > 1 and layout.framework.fsdp_unsharded_with_pp and layout.training.optimizer != "none"
+    if state.zero_stage == 3 and layout.data_ranks > 1 and unsharded:
+        resting = resting + (dense + expert) * (layout.state_bytes.gather + layout.state_bytes.reduce)
     return resting, optimizer
 
 

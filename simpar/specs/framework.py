@@ -131,6 +131,8 @@ class FrameworkSpec:
         communicators: further communicators in use beside one per dimension of the layout.
         keeps_stage_outputs: the pipeline engine holds every stage output until its backward (DeepSpeed; Megatron before
             deallocate_pipeline_outputs).
+        keeps_last_outputs: the logits of every micro-batch stay to the end of the step (torch.distributed.pipelining).
+        receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
         contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
         fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see
             (side streams, workspaces).
@@ -209,6 +211,8 @@ class FrameworkSpec:
     nccl_bytes_per_group: float = 0.6 * 2**30
     communicators: int = 0
     keeps_stage_outputs: bool = False
+    keeps_last_outputs: bool = False
+    receive_buffers_per_microbatch: bool = False
     contiguous_buffers: bool = True
     fragmentation: float = 1.0
     expandable_segments: bool = False
