@@ -237,9 +237,30 @@ def serve(
     scenario: Annotated[Path | None, typer.Option(help="A scenario of your own to start from.")] = None,
 ) -> None:
     """A local page to change model, cluster and layout and see what follows."""
+    from simpar.interop.megatron import launch_script
     from simpar.report.serve.app import serve as run_page
 
-    run_page(host, port, scenario)
+    run_page(host, port, scenario, launch_script)
+
+
+@app.command()
+def export(
+    framework: Annotated[str, typer.Argument(help="megatron.")],
+    scenario: ScenarioFile,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write here instead of printing.")] = None,
+) -> None:
+    """A scenario as the launch script of a framework."""
+    from simpar.interop.megatron import launch_script
+    from simpar.registry import Registry
+    from simpar.report.output import write_file
+    from simpar.specs.scenario import read_scenario
+
+    text = Registry("export format", {"megatron": launch_script})[framework](read_scenario(scenario, overrides))
+    if out is None:
+        print(text, end="")
+    else:
+        write_file(out, text.encode(), "--out")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from simpar.errors import InputError, Violation
+from simpar.specs.scenario import Scenario
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def make_app(scenario: Path | None = None) -> Any:
+Export = Callable[[Scenario], str]
+"""A scenario's launch script as text; raises InputError where the framework cannot run it."""
+
+
+def make_app(scenario: Path | None = None, export: Export | None = None) -> Any:
     """The Dash application, not yet served.
+
+    Args:
+        scenario: one of the user's own to start from.
+        export: writes a scenario's launch script; none = the page offers no such download.
 
     Raises:
         InputError: Dash is not installed, or the scenario breaks a rule.
@@ -30,8 +40,8 @@ def make_app(scenario: Path | None = None) -> Any:
 
     bases = Bases(scenario)
     app = Dash("simpar", title="simpar: what if", update_title="", assets_folder="no-assets", index_string=INDEX)
-    app.layout = lambda: page(bases)
-    register(app, Answers(bases))
+    app.layout = lambda: page(bases, can_export=export is not None)
+    register(app, Answers(bases), export)
     return app
 
 
@@ -72,13 +82,15 @@ def only_named(app: Any, host: str) -> None:
     app.server.before_request(check)
 
 
-def serve(host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None) -> None:
+def serve(
+    host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None, export: Export | None = None
+) -> None:
     """Serve the page until interrupted.
 
     Raises:
         InputError: Dash is missing, the scenario is wrong, the port is taken.
     """
-    app = make_app(scenario)
+    app = make_app(scenario, export)
     bound = listen(host, port)
     only_named(app, host)
     import logging

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
@@ -15,12 +16,13 @@ from simpar.report.serve.page import slider_id, value_id
 from simpar.report.serve.search_view import register_search
 from simpar.report.serve.state import check_words, of_controls, of_query
 from simpar.report.serve.style import ADDRESS, NEAREST
+from simpar.specs.scenario import Scenario
 
 MAX_PINS = 5
 _CONTROLS = [*(f.key for f in FIELDS)]
 
 
-def register(app: Dash, answers: Answers) -> None:
+def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | None = None) -> None:
     """Attach all callbacks."""
     for field in SLIDERS:
         app.clientside_callback(
@@ -32,7 +34,7 @@ def register(app: Dash, answers: Answers) -> None:
     _register_load(app, answers)
     _register_compute(app, answers)
     _register_pins(app, answers)
-    _register_downloads(app, answers)
+    _register_downloads(app, answers, export)
     register_search(app, answers)
 
 
@@ -198,7 +200,7 @@ def _pin_buttons(index: int) -> html.Div:
     return html.Div([button("Use", "restore"), button("Remove", "drop")], className="buttons")
 
 
-def _register_downloads(app: Dash, answers: Answers) -> None:
+def _register_downloads(app: Dash, answers: Answers, export: Callable[[Scenario], str] | None) -> None:
     @app.callback(
         Output("download", "data"), Output("said", "children"), Input("toml", "n_clicks"), Input("html", "n_clicks"),
         Input("flags", "n_clicks"), State("query", "data"), prevent_initial_call=True,
@@ -211,7 +213,7 @@ def _register_downloads(app: Dash, answers: Answers) -> None:
             elif ctx.triggered_id == "html":
                 name, text = downloads.file_name(answer, ".html"), downloads.report_html(answer)
             else:
-                name, text = downloads.launch_flags(answer)
+                name, text = downloads.file_name(answer, ".sh"), downloads.launch_flags(answer, export)
         except SimparError as error:
             return no_update, str(error)
         return dcc.send_string(text, name), f"{name} is downloaded."

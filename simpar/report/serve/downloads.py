@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from simpar.report.step_html import step_page
 from simpar.simulate import simulate
 from simpar.specs.hardware import profile_names
 from simpar.specs.models_io import model_names
+from simpar.specs.scenario import Scenario
 
-NO_FLAGS = "simpar.interop exports no launch flags in this version"
-"""Why the button for launch flags is off; empty = on."""
+NO_FLAGS = "this page was started without an exporter of launch flags"
+"""Why the button for launch flags is off, where it is."""
 
 
 def scenario_toml(answer: Answer, bases: Bases) -> str:
@@ -90,10 +91,12 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def launch_flags(answer: Answer) -> tuple[str, str]:
-    """(file name, content) of the launch flags of the scenario's framework.
+def launch_flags(answer: Answer, export: Callable[[Scenario], str] | None) -> str:
+    """The launch script of the scenario.
 
     Raises:
-        InputError: no flags for this framework or plan.
+        InputError: no exporter, or a layout that its framework cannot run.
     """
-    raise InputError([Violation("framework", answer.scenario.framework, NO_FLAGS)])
+    if export is None:
+        raise InputError([Violation("launch flags", "", NO_FLAGS)])
+    return export(answer.scenario)

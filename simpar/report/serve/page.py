@@ -28,7 +28,7 @@ def slider_id(key: str) -> str:
     return f"r-{key}"
 
 
-def page(bases: Bases) -> html.Div:
+def page(bases: Bases, *, can_export: bool = False) -> html.Div:
     """The whole page, at the first scenario."""
     base = bases[bases.first]
     stores = [
@@ -37,7 +37,7 @@ def page(bases: Bases) -> html.Div:
         dcc.Download(id="download"), dcc.Interval(id="tick", interval=400, disabled=True),
     ]  # fmt: skip
     side = html.Div([_start(bases), *[_group(name, base) for name in GROUPS], _more()], className="side")
-    return html.Div([*stores, html.Div([side, _results()], className="page")])
+    return html.Div([*stores, html.Div([side, _results(can_export)], className="page")])
 
 
 def _start(bases: Bases) -> html.Fieldset:
@@ -86,13 +86,13 @@ def _more() -> html.Fieldset:
     ])  # fmt: skip
 
 
-def _results() -> html.Div:
+def _results(can_export: bool) -> html.Div:
     return html.Div([
         html.Div([html.H1("simpar: what if"), html.P(id="about", className="soft")], className="head"),
         html.Div(id="notice", role="alert"), html.Div(id="wrong", role="alert"),
         html.Div([
             html.Div(id="tiles", className="tiles", role="status"),
-            _actions(),
+            _actions(can_export),
             html.Div(id="search", **{"aria-live": "polite"}),
             html.Div(id="pinned"),
             html.Div([
@@ -105,7 +105,7 @@ def _results() -> html.Div:
     ], className="body", role="main")  # fmt: skip
 
 
-def _actions() -> html.Div:
+def _actions(can_export: bool) -> html.Div:
     def button(name: str, text: str, style: str = "", **more: Any) -> html.Button:
         return html.Button(text, id=name, type="button", className=style, **more)
 
@@ -114,7 +114,7 @@ def _actions() -> html.Div:
             button("pin", "Pin this configuration", "main"), button("start", "Search the layout"),
             button("stop", "Stop", disabled=True),
             button("toml", "Scenario (TOML)"), button("html", "Report (HTML)"),
-            button("flags", "Launch flags", disabled=bool(NO_FLAGS), title=NO_FLAGS),
+            button("flags", "Launch flags", disabled=not can_export, title="" if can_export else NO_FLAGS),
         ], className="buttons"),
         html.P(id="said", className="soft", role="status"),
     ])  # fmt: skip
