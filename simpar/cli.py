@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from simpar.interop.commands import import_app
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     help="Predict memory, bubbles and throughput of training large models in parallel.",
@@ -19,6 +21,7 @@ validate_app = typer.Typer(
     help="Compare predictions with measurements; without a subcommand, all published cases.",
 )  # fmt: skip
 app.add_typer(validate_app, name="validate")
+app.add_typer(import_app, name="import")
 
 ScenarioFile = Annotated[Path, typer.Argument(help="A scenario, TOML.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override one field: plan.pp=8. Repeatable.")]
