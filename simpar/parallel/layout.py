@@ -44,10 +44,11 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         linear_input_bytes=1.0 if training.precision in _FP8 and not spec.saves_gathered_input else 2.0,
         loss=loss,
         loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
-        logits_fp32_copies=spec.logits_copies(compiled, plan.tp),
+        logits_fp32_copies=spec.logits_copies(compiled, plan.tp, fused=training.cross_entropy == "fused"),
         logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
         qkv_copies=spec.qkv_copies,
+        output_copies=float(spec.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
     )
 
 

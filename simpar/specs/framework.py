@@ -47,6 +47,7 @@ class FrameworkSpec:
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
         qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out
             of place).
+        saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every
             layer).
 
@@ -105,6 +106,7 @@ class FrameworkSpec:
         logits_fp32_copies: fp32 tensors of logits size alive at the peak beside the 2-byte ones.
         logits_fp32_copies_compiled: the same where the loss is compiled; none = compiling changes nothing.
         logits_fp32_copies_parallel: the same where the vocabulary is split over tensor ranks; none = no difference.
+        logits_fp32_copies_fused: the same where a run asks for its framework's fused loss; none = no difference.
         cross_entropy_all_reduces: all-reduces of one value per token over the tensor group.
         logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
 
@@ -135,7 +137,7 @@ class FrameworkSpec:
         receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
         contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
         fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see
-            (side streams, workspaces).
+            (side streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
         expandable_segments: the allocator setting of the launch scripts.
 
     FSDP
@@ -163,6 +165,7 @@ class FrameworkSpec:
     saves_gathered_input: bool = False
     dropout: float = 0.0
     qkv_copies: float = 0.0
+    saves_exchanged_output: bool = False
     recompute_default: Recompute = "none"
     gradient_dtype: GradientDtype = "fp32"
     gradient_reduce_dtype: GradientDtype | None = None
@@ -197,6 +200,7 @@ class FrameworkSpec:
     logits_fp32_copies: float = 1.0
     logits_fp32_copies_compiled: float | None = None
     logits_fp32_copies_parallel: float | None = None
+    logits_fp32_copies_fused: float | None = None
     cross_entropy_all_reduces: int = 3
     logits_vocab_parallel: bool = True
     compile: bool = False
@@ -214,7 +218,7 @@ class FrameworkSpec:
     keeps_last_outputs: bool = False
     receive_buffers_per_microbatch: bool = False
     contiguous_buffers: bool = True
-    fragmentation: float = 1.0
+    fragmentation: float = 1.025
     expandable_segments: bool = False
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
@@ -223,8 +227,10 @@ class FrameworkSpec:
     schedule: str = "1f1b"
     layer_rounding: Literal["front", "cost"] = "front"
 
-    def logits_copies(self, compiled: bool, tp: int) -> float:
-        """fp32 tensors of logits size alive at the peak."""
+    def logits_copies(self, compiled: bool, tp: int, *, fused: bool = False) -> float:
+        """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""
+        if fused and self.logits_fp32_copies_fused is not None:
+            return self.logits_fp32_copies_fused
         if compiled and self.logits_fp32_copies_compiled is not None:
             return self.logits_fp32_copies_compiled
         if tp > 1 and self.logits_fp32_copies_parallel is not None:

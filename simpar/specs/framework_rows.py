@@ -94,9 +94,14 @@ _MEGATRON: Final = (
     ),
     Row(
         (2025, 5),
-        {"weight_gradients": "shapes", "logits_fp32_copies": 0.0},
+        {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0},
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
-        "16-bit logits into their gradient in place (--cross-entropy-fusion-impl te)",
+        "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)",
+    ),
+    Row(
+        (2025, 10),
+        {"saves_exchanged_output": True},
+        "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange",
     ),
     Row(
         (2025, 11),
@@ -126,6 +131,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
             Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True},
                 "NeMo 24.07 performance recipes: grad_reduce_in_fp32 = False, so that main gradients are bf16 as well "
                 "(Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
+            Row((2025, 5), {"logits_fp32_copies": 0.0}, "NeMo 25.04 recipes: cross_entropy_fusion_impl = te"),
         ),
     ),
     "megatron-bridge": (

@@ -280,6 +280,8 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "routing": _routing(str(row.get("moe_routing") or "")),
     }
+    if re.search(r"cross.entropy fusion on", str(row.get("notes") or "")):
+        table["cross_entropy"] = "fused"
     if row.get("compile") is not None:
         table["compile"] = bool(row["compile"])
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):

@@ -23,6 +23,7 @@ class BlockStyle:
         logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
         qkv_copies: further copies of the packed queries, keys and values that attention keeps.
+        output_copies: further copies of the attention output kept until the backward.
         saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
             (torch eager) instead of gathering again (Megatron).
     """
@@ -40,3 +41,4 @@ class BlockStyle:
     logits_gathered: int = 1
     saves_gathered_input: bool = False
     qkv_copies: float = 0.0
+    output_copies: float = 0.0

@@ -94,6 +94,8 @@ def _core_attention(model: TransformerSpec, style: BlockStyle) -> Op:
         inner = (Tensor("attention/softmax", "bnst", 5 if style.dropout else 2, "tensor"),)
     if style.qkv_copies and model.mla is None:
         inner = (*inner, Tensor("attention/qkv_copies", "bsp", 2 * style.qkv_copies, "tensor"))
+    if style.output_copies:
+        inner = (*inner, Tensor("attention/out_copies", "bsnj", 2 * style.output_copies, "tensor"))
     return Op(
         "attention/core", OpType.ATTENTION, "core_attn", "tensor", saves=(*qkv, out, *inner), causal=True,
         kernels=1 if style.flash_attention else 4,
