@@ -29,11 +29,11 @@ _CPU: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 
 
 def _number(element: Element, name: str, file: str, wrong: list[str], default: int | None = None) -> int:
-    text: str | None = element.get(name)
+    text = element.get(name)
     if text is None and default is not None:
         return default
     try:
-        return int(text if text is not None else "", 0)
+        return int(text or "", 0)
     except ValueError:
         wrong.append(f"{file}: <{element.tag}> {name} = {text!r}: must be a whole number")
         return 0
@@ -52,7 +52,7 @@ def pcie_bytes_per_s(speed: str | None, width: str | None) -> float | None:
     Line code 8b/10b up to 5 GT/s, 128b/130b up to 32, 242/256 flits at 64 (PCI Express base specifications).
     """
     found = re.match(r"\s*([\d.]+)\s*GT/s", speed or "")
-    lanes = int(width) if (width or "").isdigit() else 0
+    lanes = int(width) if width and width.isdigit() else 0
     if found is None or not lanes:
         return None
     transfers = float(found[1])
