@@ -227,7 +227,7 @@ class FrameworkSpec:
     schedule: str = "1f1b"
     layer_rounding: Literal["front", "cost"] = "front"
 
-    def logits_copies(self, compiled: bool, tp: int, *, fused: bool = False) -> float:
+    def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
         """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""
         if fused and self.logits_fp32_copies_fused is not None:
             return self.logits_fp32_copies_fused

@@ -119,7 +119,10 @@ def with_microbatches(scenario: Scenario, count: int) -> Scenario:
 
 
 def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
-    """The prediction `times` as far along as `second` is from `first`: every time grows along a straight line."""
+    """The prediction `times` as far along as `second` is from `first`: every time grows along a straight line.
+
+    So does memory, where something is held for every micro-batch (receive buffers, outputs); else both are the same.
+    """
 
     def along(a: float, b: float) -> float:
         return a + (b - a) * times
@@ -133,12 +136,22 @@ def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
         (1.0 - first.busiest_bubble_fraction) * first.longest_span_s,
         (1.0 - second.busiest_bubble_fraction) * second.longest_span_s,
     )
+    def along_ranks(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(max(along(x, y), y) for x, y in zip(a, b, strict=True))
+
     names = dict.fromkeys([*first.waterfall, *second.waterfall])
+    allocated = along_ranks(first.allocated_per_rank, second.allocated_per_rank)
+    reserved = along_ranks(first.reserved_per_rank, second.reserved_per_rank)
     return replace(
         second,
         step_time_s=step,
         step_low_s=along(first.step_low_s, second.step_low_s),
         step_high_s=along(first.step_high_s, second.step_high_s),
+        allocated_bytes=max(allocated),
+        reserved_bytes=max(reserved),
+        allocated_per_rank=allocated,
+        reserved_per_rank=reserved,
+        device_bytes=max(along(first.device_bytes, second.device_bytes), second.device_bytes),
         bubble_fraction=1.0 - busy / window if window else 0.0,
         busiest_bubble_fraction=1.0 - busiest / span if span else 0.0,
         pipeline_s=window,
