@@ -30,7 +30,8 @@ def as_json(path: Path, name: str, ranks: int, hosts: int, points: list[tuple[fl
     """A file in the layout of `nccl-tests -J`; times in seconds."""
     devices = [{"rank": r, "group": 0, "pid": r, "hostname": f"h{r * hosts // ranks}", "device": r} for r in range(ranks)]
     bodies = [{"time": t * 1e6, "alg_bw": s / t / 1e9, "bus_bw": s / t / 1e9, "nwrong": 0.0} for s, t in points]
-    rows = [{"size": int(s), "count": int(s) // 4, "type": "float", "redop": "sum", "root": "-1", "out_of_place": body, "in_place": None}
+    rows = [{"size": int(s), "count": int(s) // 4, "type": "float", "redop": "sum", "root": "-1",
+             "out_of_place": body, "in_place": None}
             for (s, _), body in zip(points, bodies, strict=True)]  # fmt: skip
     config = {"ngpus": 1, "devices": devices}
     table = {"version": 1, "args": [f"/opt/build/{name}_perf", "-b", "1K"], "config": config, "results": rows}
