@@ -168,6 +168,12 @@ def test_matrices_of_four_gpus(tmp_path: Path, cell: str, kind: str, domain: int
     assert up.bandwidth.kind == ("published" if links == 18 else "derived")  # 18 links are the base's own
 
 
+def test_names_of_nics() -> None:
+    names = {("rocep13s0f0", "roceo12399"): "roce", ("ibp24s0",): "infiniband", ("rdmap0s6",): "efa", ("ens5", "eth0"): "ethernet"}
+    assert {devices: nvidia_topo.nic_kind(devices) for devices in names} == names
+    assert nvidia_topo.nic_kind(["mlx5_0"]) == nvidia_topo.nic_kind([]) == nvidia_topo.nic_kind(["eth0", "mlx5_0"]) == ""
+
+
 def test_xml_agrees_with_the_data_sheet() -> None:
     part = nccl_xml.read(DATA / "nccl_topo_8gpu.xml")
     profile, base = merge("dgx-h100", [part]), load_hardware("dgx-h100")

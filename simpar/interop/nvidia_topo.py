@@ -61,6 +61,9 @@ def nic_kind(names: Sequence[str]) -> str:
     stems = {re.sub(r"[\d_].*", "", name.lower()) for name in names}
     if stems and stems <= {"rdmap", "efa"}:
         return "efa"
+    for prefix, kind in (("roce", "roce"), ("ib", "infiniband")):
+        if stems and all(s.startswith(prefix) for s in stems):
+            return kind
     return "ethernet" if stems and all(s.startswith(("eth", "ens", "eno", "enp")) for s in stems) else ""
 
 
