@@ -20,8 +20,6 @@ from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
 
 Pass = tuple[str, int, int, int]
 """(phase, model stage, first block, past the last block)."""
-BEYOND_PEAK: Final = 6
-"""Passes replayed after the most micro-batches were in flight."""
 MAX_EVENTS: Final = 12_000
 """Past so many requests only what is saved is replayed, without what comes and goes within a pass."""
 
@@ -41,17 +39,21 @@ def passes_of(keys: list[object], stage_blocks: tuple[tuple[LocalBlock, ...], ..
 
 
 def until_steady(passes: list[Pass]) -> list[Pass]:
-    """The passes up to the most blocks in flight, and some beyond."""
-    held = most = 0
-    at = 0
-    for index, (phase, _, first, last) in enumerate(passes):
-        if phase == "F":
-            held += last - first
-        elif phase in "BI":
-            held -= last - first
+    """The passes up to the most blocks in flight, and until every block has run forward once more after that."""
+    ends = "W" if any(phase == "W" for phase, *_ in passes) else "BI"
+    blocks = {(stage, index) for _, stage, first, last in passes for index in range(first, last)}
+    held = most = at = 0
+    for position, (phase, _, first, last) in enumerate(passes):
+        held += (last - first) * ((phase == "F") - (phase in ends))
         if held > most:
-            most, at = held, index
-    return passes[: at + 1 + BEYOND_PEAK]
+            most, at = held, position
+    again = 0
+    for position in range(at + 1, len(passes)):
+        phase, _, first, last = passes[position]
+        again += (last - first) * (phase == "F")
+        if again > len(blocks):
+            return passes[:position]
+    return passes
 
 
 @dataclass
