@@ -24,7 +24,7 @@ BASE: dict[str, Any] = {
     "framework_version": "2025-12",
     "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
     "plan": {},
-    "training": {"sequence_length": 8192, "global_batch_size": 32, "micro_batch_size": 1, "precision": "bf16", "optimizer": "adamw"},
+    "training": {"sequence_length": 8192, "global_batch_size": 32, "micro_batch_size": 1, "precision": "bf16"},
 }
 PLANS: dict[str, dict[str, Any]] = {
     "tp8 sp": {"tp": 8, "sequence_parallel": True},
@@ -33,7 +33,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp4 interleaved": {"pp": 4, "virtual_stages": 2, "schedule": "interleaved"},
     "pp4 zb-h1": {"pp": 4, "schedule": "zb-h1"},
     "cp4 full": {"cp": 4, "recompute": "full"},
-    "tp2 selective": {"tp": 2, "sequence_parallel": True, "recompute": {"granularity": "selective", "modules": ("mlp", "layernorm")}},
+    "tp2 selective": {"tp": 2, "sequence_parallel": True, "recompute": {"granularity": "selective", "modules": ("mlp",)}},
     "fsdp8": {"zero_stage": 3, "framework": "torchtitan"},
     "fsdp8 full": {"zero_stage": 3, "recompute": "full", "framework": "torchtitan"},
     "fsdp8 op": {"zero_stage": 3, "recompute": {"granularity": "selective", "modules": ("op",)}, "framework": "torchtitan"},

@@ -246,16 +246,16 @@ def _states(trace: _Trace, stages: list[int]) -> list[float]:
         return []
     buffers = zero in (1, 2) and layout.framework.contiguous_buffers
     if buffers:
+        # Each weight moves into the buffer, at the start and not at the peak of a step.
         trace.ask(total * state.parameter)
+        for tensor in own:
+            trace.free(tensor)
     if zero < 3:
         trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
     elif plan.pp > 1 and layout.framework.fsdp_unsharded_with_pp and layout.data_ranks > 1:
         for w, _ in weights:
             trace.ask(w * state.gather)
             trace.ask(w * state.reduce)
-    if buffers:
-        for tensor in own:
-            trace.free(tensor)
     for size in placeholders(layout, stages).values():
         trace.ask(size)
     moments = []
