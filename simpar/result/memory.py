@@ -304,7 +304,7 @@ def _key_events(
     return [e for e in events if e[2]]
 
 
-def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntArray, FloatArray]:
+def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tuple[IntArray, BoolArray, IntArray, FloatArray]:
     """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
     index = {name: i for i, name in enumerate(CATEGORIES)}
     releases = layout.framework.input_gradient_releases
@@ -325,6 +325,11 @@ def _events(layout: Layout, program: Program) -> tuple[IntArray, BoolArray, IntA
     gathered = [g.forward for g in gathers]
     outputs = [[_last_outputs(layout, b) for b in blocks] for blocks in layout.stage_blocks]
     per_key = [_key_events(key, sums, split, away, gradients, gathered, outputs) for key in program.price_keys]
+    for key, events in zip(program.price_keys, per_key, strict=True):
+        if isinstance(key, OptimizerStep):
+            # What the pipeline engine kept of every micro-batch goes with the step.
+            left = layout.num_microbatches * sum(sum(outputs[stage]) for stage in held[key.rank])
+            events += [(True, "logits", -left)] if left else []
     counts = np.array([len(events) for events in per_key], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])
     flat = [e for events in per_key for e in events]
@@ -347,7 +352,7 @@ def memory_over_time(
         held: pipeline rank -> model stages.
         roles: pipeline rank -> the role that stands for it.
     """
-    op, end, kind, amount = _events(layout, program)
+    op, end, kind, amount = _events(layout, program, held)
     time = np.where(end, timeline.finish[op], timeline.start[op]) if len(op) else np.zeros(0)
     role = program.role[op] if len(op) else np.zeros(0, dtype=np.int64)
     spec = layout.framework
