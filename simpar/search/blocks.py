@@ -15,9 +15,10 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import StageLayers
 from simpar.parallel.recompute import Recompute
-from simpar.parallel.split import LocalBlock
+from simpar.parallel.split import LocalBlock, Splitter
 from simpar.parallel.work import ExpertExchange, LocalOp
 from simpar.program.program import FloatArray, IntArray
+from simpar.result.memory import _block_bytes
 from simpar.workload.network import Network
 from simpar.workload.ops import Block
 
@@ -105,8 +106,11 @@ class BlockTable:
         host: float array [4 phases, kinds], to launch.
         compute: float array [4 phases, kinds]: compute kernels alone, a bound for passes that overlap.
         kept: float array [kinds], bytes from forward to backward, logits included.
-        bump: float array [kinds], bytes alive in the backward only.
+        bump: float array [kinds], bytes alive in the backward only; bump_sharded: the same where weights are fully sharded.
         deferred: float array [kinds], bytes that stay from the input gradient to the weight gradient.
+        released: float array [kinds], of `bump`, what the loss has freed when its weights' gradients appear.
+        outputs: float array [kinds], bytes that a forward leaves to the end of the step.
+        shapes: of each kind, bytes of what stands for weight gradients, by shape.
         dense, expert, lora: float arrays [kinds], weights; the trained ones of low-rank adaptation.
         pass_s: host seconds of every pass of a stage.
     """
@@ -116,7 +120,11 @@ class BlockTable:
     compute: FloatArray
     kept: FloatArray
     bump: FloatArray
+    bump_sharded: FloatArray
     deferred: FloatArray
+    released: FloatArray
+    outputs: FloatArray
+    shapes: tuple[dict[tuple[int, int], float], ...]
     dense: FloatArray
     expert: FloatArray
     lora: FloatArray
@@ -134,14 +142,32 @@ def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bo
             host[phase, kind] = pricer._launch_seconds(price, PHASES[phase])
             communicated = ("tp", "cp", "ep", "dp", "pp", "etp")
             compute[phase, kind] = sum(s for n, s in price.terms if n not in communicated)
-    kept = np.array([b.saved_bytes for b in blocks])
     releases = layout.framework.input_gradient_releases
+    parts = np.array([_block_bytes(b, 0.0, 0.0, releases=releases) for b in blocks])
+    kept = parts[:, 0] + parts[:, 1]
+    copies = np.array([4.0 * b.options.style.logits_fp32_copies for b in blocks])
     return BlockTable(
-        seconds, host, compute, kept, np.array([max(b.working, 0.0) + b.transient for b in blocks]),
-        np.array([b.deferred for b in blocks]) if releases else kept,
+        seconds, host, compute, kept, parts[:, 2] + parts[:, 3], parts[:, 2] + np.array([_bare_transient(b) for b in blocks]), parts[:, 4], parts[:, 1] * copies / (2.0 + copies),
+        parts[:, 1] * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs,
+        tuple(Splitter(b.block, b.options).weight_shapes() for b in blocks),
         np.array([b.dense_parameters for b in blocks]), np.array([b.expert_parameters for b in blocks]),
         np.array([b.lora_parameters for b in blocks]), layout.calibration.pass_s,
     )  # fmt: skip
+
+
+def _bare_transient(block: LocalBlock) -> float:
+    """Bytes of gradients in flight where nothing stands for the weights' gradients (full sharding)."""
+    options = replace(block.options, weight_gradients="none", grouped_weight_gradients="none")
+    return block.transient if options == block.options else Splitter(block.block, options).transient()
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead."""
+
+    gather: float
+    reduce: float
+    ahead: int
 
 
 def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price], *, hidden: bool = False) -> tuple[float, float]:
@@ -228,19 +254,31 @@ class Composition:
         """(dense, expert) weights of each stage."""
         return self.counts @ table.dense, self.counts @ table.expert
 
-    def bytes(self, table: BlockTable) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """(kept, deferred, most beyond it in a whole backward, in an input gradient) of each stage, see `StageBytes`."""
-        whole = self._worst(table.bump, table.kept)
-        part = self._worst(table.bump, table.kept - table.deferred)
-        return self.counts @ table.kept, self.counts @ table.deferred, whole, part
+    def bytes(
+        self, table: BlockTable, gathered: Gathered | None = None, sent: float = 0.0, *, sharded: bool = False
+    ) -> tuple[FloatArray, ...]:
+        """The columns of `StageBytes`; `sent`: bytes of a stage's output where it stays until the backward."""
+        kept = self.counts @ table.kept
+        kept[:-1] += sent * (self.counts[:-1].sum(axis=1) > 0)
+        whole = self._worst(table, table.kept, gathered, sharded)
+        part = self._worst(table, table.kept - table.deferred, gathered, sharded)
+        return kept, self.counts @ table.deferred, whole, part, self.counts @ table.outputs
 
-    def _worst(self, bump: FloatArray, freed: FloatArray) -> FloatArray:
+    def _worst(self, table: BlockTable, freed: FloatArray, gathered: Gathered | None, sharded: bool) -> FloatArray:
         """Most bytes beyond what is kept while a pass goes backward through a stage, freeing as it goes."""
         known: dict[tuple[int, ...], float] = {}
+        held = table.dense + table.expert
         for order in set(self.orders):
             gone, worst = 0.0, 0.0
-            for kind in reversed(order):
-                worst = max(worst, float(bump[kind]) - gone)
+            for index in range(len(order) - 1, -1, -1):
+                kind = order[index]
+                bump = float((table.bump_sharded if sharded else table.bump)[kind])
+                if gathered is not None:
+                    weights = gathered.gather * float(held[list(order[max(index - gathered.ahead, 0) : index + 1])].sum())
+                    behind = float(held[order[index + 1]]) if index + 1 < len(order) else 0.0
+                    own = 2.0 * float(held[kind]) + gathered.reduce * behind - float(table.released[kind])
+                    bump += weights + max(own, 0.0)
+                worst = max(worst, bump - gone)
                 gone += float(freed[kind])
             known[order] = worst
         return np.array([known[order] for order in self.orders])

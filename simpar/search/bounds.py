@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
-from simpar.search.blocks import B, BlockTable, Composition, F, I, W
+from simpar.search.blocks import B, BlockTable, Composition, F, Gathered, I, W
 from simpar.search.choice import Group, Offload, Pipeline, State, Variant
 from simpar.search.pricing import Pricing
 from simpar.search.residency import StageBytes
@@ -127,6 +127,7 @@ class Cut:
         held: float array [ranks, stages], 1 where a rank holds a stage.
         dense, expert: distinct weights of whole stages; which: int array [stages] into them.
         weights: [ranks, 2], weights of a rank, dense and expert.
+        placeholders: [ranks], bytes that stand for weight gradients: one tensor of every shape.
     """
 
     shape: Shape
@@ -137,6 +138,7 @@ class Cut:
     expert: FloatArray
     which: IntArray
     weights: FloatArray
+    placeholders: FloatArray
 
     @classmethod
     def of(cls, pricing: Pricing, group: Group, variant: Variant, pipeline: Pipeline) -> Cut:
@@ -147,7 +149,15 @@ class Cut:
         pairs = np.stack(composition.parameters(table), axis=1)
         distinct, which = np.unique(pairs, axis=0, return_inverse=True)
         held = (shape.share > 0).astype(np.float64)
-        return cls(shape, composition, table, held, distinct[:, 0], distinct[:, 1], which.ravel(), held @ pairs)
+        present = (held @ composition.counts) > 0
+        stand_ins: list[float] = []
+        for row in present:
+            shapes: dict[tuple[int, int], float] = {}
+            for kind in np.flatnonzero(row):
+                shapes |= table.shapes[kind]
+            stand_ins.append(sum(shapes.values()))
+        placeholders = np.array(stand_ins)
+        return cls(shape, composition, table, held, distinct[:, 0], distinct[:, 1], which.ravel(), held @ pairs, placeholders)
 
 
 def state_bound(
@@ -155,7 +165,7 @@ def state_bound(
 ) -> StateBound:
     """Bounds and bytes of `states` under one cut of the layers."""
     cut = Cut.of(pricing, group, variant, pipeline)
-    rows = [(*_seconds(pricing, group, variant, s, cut, m), *_resting(pricing, group, variant, s, cut)) for s in states]
+    rows = [(*_seconds(pricing, group, variant, s, cut, m), *_resting(pricing, group, variant, s, cut, m)) for s in states]
     return StateBound(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
@@ -251,21 +261,23 @@ def _first_buckets(
     return found
 
 
-def _resting(pricing: Pricing, group: Group, variant: Variant, state: State, cut: Cut) -> tuple[FloatArray, FloatArray]:
+def _resting(
+    pricing: Pricing, group: Group, variant: Variant, state: State, cut: Cut, m: int
+) -> tuple[FloatArray, FloatArray]:
     """Resting bytes of every rank; the formulas of `result.memory.static_state`."""
     layout = pricing.state_layout(group, variant, state).layout
-    shape, per = cut.shape, pricing.state_bytes(group, variant, state)
+    shape, per = cut.shape, pricing.state_bytes(group, variant, state, passing=m == 1 and group.pp == 1)
     if layout.options.lora_rank:
         return _resting_lora(layout, state, cut, per)
     both = (cut.held[:, 0] > 0) & (cut.held[:, -1] > 0)
     dense, expert = cut.weights[:, 0] - both * layout.tied_extra, cut.weights[:, 1]
     resting = dense * per[0][0] + expert * per[1][0]
     optimizer = dense * per[0][1] + expert * per[1][1]
-    # Without a pipeline gathered weights come and go with their blocks (result/memory.py): a bound leaves them out.
-    unsharded = shape.ranks > 1 and layout.framework.fsdp_unsharded_with_pp and layout.training.optimizer != "none"
-    if state.zero_stage == 3 and layout.data_ranks > 1 and unsharded:
+    if layout.training.optimizer == "none":
+        return resting, optimizer
+    if state.zero_stage == 3 and layout.data_ranks > 1 and shape.ranks > 1 and layout.framework.fsdp_unsharded_with_pp:
         resting = resting + (dense + expert) * (layout.state_bytes.gather + layout.state_bytes.reduce)
-    return resting, optimizer
+    return resting + (cut.placeholders if state.zero_stage < 3 else 0.0), optimizer
 
 
 def _resting_lora(
@@ -280,10 +292,18 @@ def _resting_lora(
 
 
 def activation_peaks(
-    pricing: Pricing, group: Group, pipeline: Pipeline, m: int, items: Sequence[tuple[BlockTable, Composition]], away: float
-) -> FloatArray:
-    """Peak bytes beyond the resting state, [R, ranks], of R recomputations (table, composition)."""
-    columns = zip(*(composition.bytes(table) for table, composition in items), strict=True)
+    pricing: Pricing, group: Group, pipeline: Pipeline, m: int, items: Sequence[tuple[BlockTable, Composition]], away: float,
+    gathered: Gathered | None = None, sent: float = 0.0, *, sharded: bool = False,
+) -> FloatArray:  # fmt: skip
+    """Peak bytes beyond the resting state, [R, ranks], of R recomputations (table, composition).
+
+    Args:
+        away: fraction of the activations that is offloaded; then a lower bound.
+        gathered: weights that come and go with their blocks.
+        sent: bytes of a stage's output, where it stays.
+        sharded: weights are fully sharded.
+    """
+    columns = zip(*(c.bytes(t, gathered, sent, sharded=sharded) for t, c in items), strict=True)
     stage = StageBytes(*(np.array(column) for column in columns))
     return np.stack([r.peak(stage, away) for r in pricing.residency(pipeline, group.pp, m)], axis=1)
 

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,25 +21,18 @@ import numpy as np
 from simpar.program.program import FloatArray
 from simpar.search import bounds
 from simpar.search.blocks import BlockTable, Composition
-from simpar.search.choice import Choice, Group, Offload, Pipeline, State, Variant
+from simpar.search.choice import Choice, Group, Offload, Pipeline, Variant
+from simpar.search.incumbents import SLACK, Incumbents, Scored
 from simpar.search.pricing import Pricing
 from simpar.search.shapes import shape_of, style_of
 from simpar.search.space import Space
 from simpar.search.tiers import Tiers
 
-MEMORY, BOUND, DOMINATED, SIMULATED_MEMORY = "does not fit the memory", "cannot beat the best", "needs less offload", "does not fit when simulated"
+MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "offloads more than it needs"
+SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
 BATCH = 64
-_SLACK = 1e-9
-"""Relative slack of bound comparisons, for sums in another order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A layout that was simulated."""
-
-    choice: Choice
-    step_time_s: float
-    device_bytes: float
+Node = tuple[Group, int, int]
+"""A mesh, sequences per micro-batch, micro-batches per step."""
 
 
 @dataclass
@@ -48,11 +41,14 @@ class Account:
 
     rejected: Counter[str] = field(default_factory=Counter)
     evaluated: Counter[str] = field(default_factory=Counter)
+    kept: int = 0
+    """Simulated and neither rejected for memory nor for a constraint: with `rejected` they add up to the space."""
 
     def merge(self, other: Account) -> None:
         """Add another part's account."""
         self.rejected.update(other.rejected)
         self.evaluated.update(other.evaluated)
+        self.kept += other.kept
 
 
 @dataclass
@@ -70,11 +66,20 @@ class Progress:
         """(incumbent - bound) / incumbent; infinite without an incumbent."""
         if self.incumbent is None:
             return float("inf")
-        return max(0.0, 1.0 - self.bound / self.incumbent.step_time_s)
+        return max(0.0, 1.0 - self.bound / self.incumbent.value)
 
 
 class Branch:
-    """The search over some meshes of a space."""
+    """The search over a space, or some meshes of it.
+
+    Args:
+        space: what may be chosen.
+        keep: how many of the best are wanted.
+        pricing: memo to share.
+        incumbents: limits and what is known already; none = the `keep` fastest.
+        examine: value of a simulated layout (None: it misses a constraint); none = its step time.
+        least_headroom: bytes that must stay free on every device.
+    """
 
     def __init__(
         self,
@@ -82,21 +87,21 @@ class Branch:
         *,
         keep: int = 10,
         pricing: Pricing | None = None,
+        incumbents: Incumbents | None = None,
+        examine: Callable[[Choice, float, float], float | None] | None = None,
         on_scored: Callable[[Scored], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
-        largest_s: float = float("inf"),
         least_headroom: float = 0.0,
     ) -> None:
         self.space = space
         self.pricing = pricing or Pricing(space)
         self.tiers = Tiers(self.pricing)
-        self.keep = keep
         self.account = Account()
-        self.best: list[Scored] = []
+        self.incumbents = incumbents or Incumbents(keep)
+        self.examine = examine
         self.on_scored, self.on_progress = on_scored, on_progress
-        self.largest_s = largest_s
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
-        self.heap: list[tuple[float, int, str, Any, int]] = []
+        self.heap: list[tuple[float, int, str, Any, int, float]] = []
         self._tick = itertools.count()
         self._cuts: dict[object, Any] = {}
         self._started = time.monotonic()
@@ -105,40 +110,54 @@ class Branch:
     # -- the tree ----------------------------------------------------------------------------------------------------
 
     @property
-    def cutoff(self) -> float:
-        """What a layout must beat."""
-        worst = self.best[-1].step_time_s if len(self.best) >= self.keep else float("inf")
-        return min(worst, self.largest_s)
+    def best(self) -> list[Scored]:
+        """The best so far, best first."""
+        return self.incumbents.best
 
-    def push(self, bound: float, kind: str, payload: Any, count: int) -> None:
-        """A set of `count` layouts, none faster than `bound`."""
-        if bound * (1.0 - _SLACK) >= self.cutoff:
-            self.account.rejected[BOUND] += count
+    def push(self, bound: float, kind: str, payload: Any, count: int, device_bytes: float = 0.0) -> None:
+        """A set of `count` layouts, none faster than `bound` nor smaller than `device_bytes`."""
+        reason = self._reject(bound, device_bytes)
+        if reason:
+            self.account.rejected[reason] += count
         else:
-            heapq.heappush(self.heap, (bound, next(self._tick), kind, payload, count))
+            key = self.incumbents.rank(bound, device_bytes)
+            heapq.heappush(self.heap, (key, next(self._tick), kind, payload, count, bound))
 
-    def run(self, groups: Sequence[Group] | None = None) -> None:
+    def _reject(self, bound: float, device_bytes: float) -> str:
+        if self.incumbents.late(np.array(bound)):
+            return CONSTRAINT
+        return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes)) else ""
+
+    def nodes(self, groups: Sequence[Group] | None = None) -> list[Node]:
+        """Every mesh and micro-batch."""
+        found = self.space.groups if groups is None else groups
+        return [(g, b, m) for g in found for b, m in self.space.micro_batches(g)]
+
+    def run(self, nodes: Sequence[Node] | None = None) -> None:
         """Search until nothing can beat the best."""
-        for group in self.space.groups if groups is None else groups:
-            for batch, m in self.space.micro_batches(group):
-                self.push(0.0, "mesh", (group, batch, m), self.space.count(group, m))
+        for node in self.nodes() if nodes is None else nodes:
+            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]))
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
             "layouts": self.open_layouts, "undercut": self.open_undercut, "layout": self.open_layout,
         }  # fmt: skip
+        single = not self.incumbents.front
         while self.heap:
+            key, _, kind, payload, count, bound = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.tiers.swept
-            bound, _, kind, payload, count = heapq.heappop(self.heap)
-            if bound * (1.0 - _SLACK) >= self.cutoff:
+            if single and key * (1.0 - SLACK) >= self.incumbents.cutoff:
                 self.account.rejected[BOUND] += count + sum(entry[4] for entry in self.heap)
                 self.heap.clear()
                 break
             openers[kind](bound, payload, count)
             if self.on_progress is not None:
-                best = self.best[0] if self.best else None
-                self.on_progress(
-                    Progress(best, bound, len(self.heap), self.account.evaluated["discrete_event"], time.monotonic() - self._started)
-                )
+                self.on_progress(self.progress(key))
+
+    def progress(self, bound: float) -> Progress:
+        """Where the search stands."""
+        best = self.best[0] if self.best else None
+        simulated = self.account.evaluated["discrete_event"]
+        return Progress(best, bound, len(self.heap), simulated, time.monotonic() - self._started)
 
     # -- mesh and micro-batch ------------------------------------------------------------------------------------------
 
@@ -154,7 +173,7 @@ class Branch:
         floor = self.pricing.compute_floor(group, batch)
         per_kind = floor.sum(axis=0)
         total = float(per_kind[self._all_blocks()].sum())
-        self.push(m * total / group.pp, "crude", payload, count)
+        self.push(m * total / group.pp, "crude", payload, count, self.least_bytes(group))
 
     def _all_blocks(self) -> list[int]:
         if "all" not in self._cuts:
@@ -178,7 +197,7 @@ class Branch:
             offloaded = any(o.optimizer for o in self.space.offloads)
             least = float("inf")
             for state in self.space.states(group):
-                per_dense, per_expert = self.pricing.state_bytes(group, variant, state)
+                per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
                 column = slice(0, 1) if offloaded else slice(0, 2)
                 least = min(least, dense * sum(per_dense[column]) + expert * sum(per_expert[column]))
             spec = self.pricing.framework
@@ -188,8 +207,9 @@ class Branch:
     def outside_bytes(self, group: Group) -> float:
         """Context and communicators of one rank."""
         spec = self.pricing.framework
-        sizes = (group.tp, group.cp, group.pp, group.dp * group.cp, group.ep)
-        return float(spec.context_bytes + sum(s > 1 for s in sizes) * spec.nccl_bytes_per_group)
+        groups = sum(s > 1 for s in (group.tp, group.cp, group.pp, group.dp * group.cp, group.ep))
+        groups += spec.communicators if groups else 0
+        return float(spec.context_bytes + groups * spec.nccl_bytes_per_group)
 
     # -- variants ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +232,7 @@ class Branch:
             least = np.minimum(least, found.max(axis=1).min(axis=0))
         each = self.space.count(group, m) // len(variants)
         for variant, value in zip(variants, least, strict=True):
-            self.push(float(value), "variant", (group, batch, m, variant), each)
+            self.push(float(value), "variant", (group, batch, m, variant), each, self.least_bytes(group))
 
     def _stacks(self, pp: int, pipelines: tuple[Pipeline, ...]) -> list[tuple[FloatArray, FloatArray, bool, str]]:
         """Distinct cuts of the pipelines: blocks per rank, blocks before it, as [cuts, ranks, kinds]."""
@@ -246,7 +266,8 @@ class Branch:
             composition = self.pricing.composition(pipeline, group.pp, 0)
             pipe = self._pipe(group, pipeline, [(table, composition)], m, send)
             count = self.space.recompute_count(group.pp, pipeline) * inner
-            self.push(float(pipe.least[0]), "pipeline", (group, batch, m, variant, pipeline), count)
+            payload_ = (group, batch, m, variant, pipeline)
+            self.push(float(pipe.least[0]), "pipeline", payload_, count, self.least_bytes(group))
 
     def _pipe(
         self, group: Group, pipeline: Pipeline, items: Sequence[tuple[BlockTable, Composition]], m: int, send: float
@@ -273,15 +294,14 @@ class Branch:
         send = self.pricing.send(group, batch, variant)
         pipe = self._pipe(group, pipeline, items, m, send)
         spread = self.state_bound(group, variant, pipeline, m)
-        outside = self.outside_bytes(group)
         times, needs = [], []
         for offload in offloads:
-            peaks = bounds.activation_peaks(self.pricing, group, pipeline, m, items, offload.activations)
+            bytes_ = self._device_bytes(group, batch, m, variant, pipeline, items, spread, offload)
             found = bounds.combine(pipe, spread, int(offload.optimizer))
             if offload.activations:
                 found = np.maximum(found, self._host_load(group, pipeline, items, m, offload)[:, None])
             times.append(found)
-            needs.append(bounds.device_bytes(self.pricing, peaks, spread, offload, outside))
+            needs.append(bytes_)
         time_s, need = np.array(times), np.array(needs)  # [offloads, recomputes, states]
         self.account.evaluated["bounds"] += time_s.size
         fits = need <= self.capacity
@@ -289,18 +309,41 @@ class Branch:
         self.account.rejected[MEMORY] += int((~fits).sum())
         self.account.rejected[DOMINATED] += int(dominated.sum())
         open_ = fits & ~dominated
-        beaten = open_ & (time_s * (1.0 - _SLACK) >= self.cutoff)
+        late = open_ & self.incumbents.late(time_s)
+        beaten = open_ & ~late & self.incumbents.beaten(time_s, need)
+        self.account.rejected[CONSTRAINT] += int(late.sum())
         self.account.rejected[BOUND] += int(beaten.sum())
-        left = np.flatnonzero((open_ & ~beaten).ravel())
+        left = np.flatnonzero((open_ & ~beaten & ~late).ravel())
         if len(left):
-            values = time_s.ravel()[left]
+            values = (need if self.incumbents.by_memory else time_s).ravel()[left]
             order = left[np.argsort(values, kind="stable")]
             key = (group, batch, variant, pipeline, recomputes, states, offloads)
             self._push_layouts(key, order, time_s.ravel(), need.ravel(), 0)
 
+    def _device_bytes(
+        self, group: Group, batch: int, m: int, variant: Variant, pipeline: Pipeline,
+        items: Sequence[tuple[BlockTable, Composition]], spread: bounds.StateBound, offload: Offload,
+    ) -> FloatArray:  # fmt: skip
+        """Peak use of the fullest device, [R, D]: exact, or a lower bound that the simulation checks."""
+        sent, states = self.pricing.sent_bytes(group, batch, variant), self.space.states(group)
+        modes = [(self.pricing.gathered(group, variant, state), state.zero_stage == 3) for state in states]
+        found = np.empty((len(items), len(states)))
+        for mode in set(modes):
+            which = np.array([each == mode for each in modes])
+            gathered, sharded = mode
+            peaks = bounds.activation_peaks(
+                self.pricing, group, pipeline, m, items, offload.activations, gathered, sent, sharded=sharded
+            )
+            every = bounds.device_bytes(self.pricing, peaks, spread, offload, self.outside_bytes(group))
+            found[:, which] = every[:, which]
+        return found
+
     def _push_layouts(self, key: Any, order: np.ndarray, time_s: FloatArray, need: FloatArray, first: int) -> None:
         if first < len(order):
-            self.push(float(time_s[order[first]]), "layouts", (key, order, time_s, need, first), len(order) - first)
+            payload = (key, order, time_s, need, first)
+            rest = order[first:]
+            bound, least = float(time_s[rest].min()), float(need[rest].min())
+            self.push(bound, "layouts", payload, len(rest), least)
 
     def _host_load(
         self, group: Group, pipeline: Pipeline, items: Sequence[tuple[BlockTable, Composition]], m: int, offload: Offload
@@ -336,21 +379,22 @@ class Branch:
         """The longest path of the next few layouts of a pipeline."""
         del bound, count
         key, order, time_s, need, first = payload
-        cutoff = self.cutoff
-        take = [i for i in order[first : first + BATCH] if time_s[i] * (1.0 - _SLACK) < cutoff]
+        batch = order[first : first + BATCH]
+        late = self.incumbents.late(time_s[batch])
+        hopeless = ~late & self.incumbents.beaten(time_s[batch], need[batch])
+        self.account.rejected[CONSTRAINT] += int(late.sum())
+        self.account.rejected[BOUND] += int(hopeless.sum())
+        take = batch[~late & ~hopeless]
         choices = [self.choice(key, int(i)) for i in take]
         for choice, value, only_bound, index in zip(choices, *self.tiers.longest_paths(choices), take, strict=True):
             kind = "undercut" if only_bound else "layout"
-            self.push(max(float(value), float(time_s[index])), kind, (choice, float(need[index])), 1)
-        done = first + len(take)
-        if len(take) < min(BATCH, len(order) - first):
-            self.account.rejected[BOUND] += len(order) - done
-        else:
-            self._push_layouts(key, order, time_s, need, done)
+            space_s, bytes_ = max(float(value), float(time_s[index])), float(need[index])
+            self.push(space_s, kind, (choice, bytes_), 1, bytes_)
+        self._push_layouts(key, order, time_s, need, first + len(batch))
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""
-        self.push(max(bound, self.tiers.longest_path(payload[0])), "layout", payload, count)
+        self.push(max(bound, self.tiers.longest_path(payload[0])), "layout", payload, count, payload[1])
 
     @staticmethod
     def choice(key: Any, index: int) -> Choice:
@@ -363,23 +407,23 @@ class Branch:
     def open_layout(self, bound: float, payload: tuple[Choice, float], count: int) -> None:
         """Simulate one layout."""
         del bound, count
-        choice, need = payload
+        choice, _ = payload
         self.account.evaluated["discrete_event"] += 1
-        value, fits = self.tiers.discrete_event(choice)
-        if not fits:
+        time_s, need = self.tiers.discrete_event(choice)
+        if need > self.capacity:
             self.account.rejected[SIMULATED_MEMORY] += 1
             return
-        scored = Scored(choice, value, need)
+        value = time_s if self.examine is None else self.examine(choice, time_s, need)
+        if value is None or self.incumbents.late(np.array(time_s)):
+            self.account.rejected[CONSTRAINT] += 1
+            return
+        if self.examine is None:
+            value = self.incumbents.rank(time_s, need)
+        scored = Scored(choice, time_s, need, value)
+        self.account.kept += 1
         if self.on_scored is not None:
             self.on_scored(scored)
-        self.best.append(scored)
-        self.best.sort(key=lambda s: (s.step_time_s, s.choice.complexity))
-        del self.best[self.keep :]
+        self.incumbents.add(scored)
 
 
-def states_of(space: Space, group: Group) -> Iterator[State]:
-    """Spreads of a group, for tests."""
-    return iter(space.states(group))
-
-
-__all__ = ["Account", "Branch", "Progress", "Scored"]
+__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Account", "Branch", "Node", "Progress", "Scored"]

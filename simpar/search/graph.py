@@ -135,6 +135,8 @@ class _Builder:
         self.ends = [-1] * (3 * stages * self.m)
         self.sent = [-1] * (2 * stages * self.m)
         self.keys: dict[object, int] = {}
+        self.passes: dict[tuple[int, Phase], int] = {}
+        self.boundaries: dict[tuple[int, bool], int] = {}
         self.streams: dict[tuple[int, str], int] = {}
         self.later: list[tuple[int, int]] = []
         """(op, slot of `sent`): waits for a boundary tensor that another rank sends."""
@@ -154,7 +156,7 @@ class _Builder:
                 deps.append(last)
             self.streams[rank, kind] = op
         graph.preds.append(deps)
-        graph.price.append(self.keys.setdefault(key, len(self.keys)))
+        graph.price.append(self.price(key))
         graph.compute.append(rank if computes else -1)
         graph.beside.append(-1 if computes else rank)
         return op
@@ -210,24 +212,42 @@ class _Builder:
             return self.flow.gathers_at_start and self.first_forward[stage] == microbatch
         return self.flow.overlaps_reduction and self.last_backward[stage] == (phase, microbatch)
 
+    def price(self, key: object) -> int:
+        """Index of a price key."""
+        return self.keys.setdefault(key, len(self.keys))
+
     def action(self, rank: int, stage: int, phase: Phase, microbatch: int) -> None:
-        model, letter = self.model[stage], _LETTER[phase]
-        cut = self.cut(stage, phase, microbatch)
-        if cut and self.flow.blocks[model]:
-            pieces = sorted(self.flow.buckets[stage], reverse=phase is not Phase.F)
-        else:
-            pieces = [(0, self.flow.blocks[model])]
+        if self.cut(stage, phase, microbatch):
+            self.pieces(rank, stage, phase, microbatch)
+            return
+        known = self.passes.get((stage, phase))
+        if known is None:
+            model = self.model[stage]
+            known = self.passes[stage, phase] = self.price(Compute(_LETTER[phase], model, 0, self.flow.blocks[model]))  # type: ignore[arg-type]
+        graph, last = self.graph, self.streams.get((rank, "compute"), -1)
+        op = len(graph.preds)
+        graph.preds.append([last] if last >= 0 else [])
+        graph.price.append(known)
+        graph.compute.append(rank)
+        graph.beside.append(-1)
+        self.streams[rank, "compute"] = op
+        self.arrivals(op, stage, phase, microbatch)
+        self.done(rank, stage, phase, microbatch, op)
+
+    def pieces(self, rank: int, stage: int, phase: Phase, microbatch: int) -> None:
+        """A pass cut by gathers or gradient buckets."""
+        model, letter, forward = self.model[stage], _LETTER[phase], phase is Phase.F
+        pieces = sorted(self.flow.buckets[stage], reverse=not forward) if self.flow.blocks[model] else [(0, 0)]
         op = -1
         for index, (first, last) in enumerate(pieces):
             deps: list[int] = []
-            if cut and phase is Phase.F:
+            if forward:
                 owner = stage if self.schedule.replicas == 1 else model
-                covering = [f for f, z in self.flow.buckets[stage] if f <= first < z]
-                deps += [self.gathers[owner, f] for f in covering]
+                deps = [self.gathers[owner, f] for f, z in self.flow.buckets[stage] if f <= first < z]
             op = self.add(Compute(letter, model, first, last), rank, ("compute",), deps)  # type: ignore[arg-type]
             if index == 0:
                 self.arrivals(op, stage, phase, microbatch)
-            if cut and phase is not Phase.F:
+            if not forward:
                 self.reduce(stage, first, op)
         self.done(rank, stage, phase, microbatch, op)
 
@@ -241,11 +261,25 @@ class _Builder:
         target = self.after[stage] if forward else self.before[stage]
         if target < 0 or self.rank_of[target] == rank:
             return
-        streams = ["pp_forward" if forward else "pp_backward"]
-        if self.flow.blocking:
-            streams.append("compute")
-        key = Send(self.model[stage], self.model[target], not forward)
-        self.sent[2 * slot + forward] = self.add(key, rank, streams, [op])
+        known = self.boundaries.get((stage, forward))
+        if known is None:
+            known = self.boundaries[stage, forward] = self.price(Send(self.model[stage], self.model[target], not forward))
+        kind, graph = "pp_forward" if forward else "pp_backward", self.graph
+        sent = len(graph.preds)
+        last = self.streams.get((rank, kind), -1)
+        graph.preds.append([op, last] if last >= 0 else [op])
+        graph.price.append(known)
+        blocking = self.flow.blocking
+        graph.compute.append(rank if blocking else -1)
+        graph.beside.append(-1 if blocking else rank)
+        self.streams[rank, kind] = sent
+        if blocking:
+            # It follows the pass on the compute stream too.
+            before = self.streams[rank, "compute"]
+            if before not in graph.preds[sent]:
+                graph.preds[sent].append(before)
+            self.streams[rank, "compute"] = sent
+        self.sent[2 * slot + forward] = sent
 
     def pair(self, rank: int, forward: object, backward: object) -> None:
         """A forward and a backward as one op."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
-from simpar.costs.pricer import HOST_ADAM_BYTES_PER_S, LayoutPricer
+from simpar.costs.pricer import KeyPrice, LayoutPricer
 from simpar.parallel.data import state_memory
 from simpar.engine.effects import expected_load_factor
-from simpar.parallel.keys import Gather, Reduce, Send
+from simpar.parallel.keys import Gather, OptimizerStep, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.pipeline import split_layers
+from simpar.parallel.pipeline import boundary_bytes, split_layers
 from simpar.parallel.split import LocalBlock
-from simpar.parallel.traffic import _state
-from simpar.parallel.work import HostCopy, OptimizerWork
+from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
-from simpar.search.blocks import BlockTable, Composition, Kinds, block_table, plain_blocks, serial_seconds
+from simpar.search.blocks import BlockTable, Composition, Gathered, Kinds, block_table, plain_blocks, serial_seconds
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.search.residency import RankResidency, residencies
 from simpar.search.shapes import shape_of
@@ -89,6 +89,12 @@ class Pricing:
         group = self.space.groups[0]
         variant = self.space.variants(group)[0]
         return Kinds.of(self._probe(group, 1, variant).network)
+
+    @cached_property
+    def model_flops(self) -> float:
+        """Model FLOPs of one step, forward and backward; the same for all layouts."""
+        group = self.space.groups[0]
+        return self._probe(group, 1, self.space.variants(group)[0]).model_flops
 
     def site(self, group: Group) -> tuple[object, ...]:
         """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on."""
@@ -200,7 +206,7 @@ class Pricing:
                 update={"pp": pp, "schedule": pipeline.schedule, "virtual_stages": pipeline.virtual_stages}
             )
             schedule = schedule_of(self.template.model_copy(update={"plan": plan}), m)
-            self._residencies[key] = residencies(schedule)
+            self._residencies[key] = residencies(schedule, outputs=self.framework.keeps_last_outputs and pp > 1)
         return self._residencies[key]
 
     def send(self, group: Group, batch: int, variant: Variant) -> float:
@@ -214,6 +220,23 @@ class Pricing:
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             self._sends[key] = pricer.price(Send(0, 0, backward=False)).seconds if same else 0.0
         return self._sends[key]
+
+    def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
+        """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""
+        if group.pp == 1 or not self.framework.keeps_stage_outputs:
+            return 0.0
+        layout = self._probe(group, batch, variant)
+        sizes = set(layout.network.boundary_bytes)
+        return boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
+
+    def gathered(self, group: Group, variant: Variant, state: State) -> Gathered | None:
+        """How weights come and go with their blocks under full sharding; None where they do not."""
+        layout = self.state_layout(group, variant, state).layout
+        stays = group.pp > 1 and layout.framework.fsdp_unsharded_with_pp
+        if state.zero_stage != 3 or layout.data_ranks == 1 or stays or layout.training.optimizer == "none":
+            return None
+        bytes_ = layout.state_bytes
+        return Gathered(bytes_.gather, bytes_.reduce, layout.framework.fsdp_prefetch_groups)
 
     def blocking(self, pipeline: Pipeline, pp: int) -> bool:
         """Whether sends hold the compute stream; the rule of `program.lower.p2p_blocks`."""
@@ -256,12 +279,18 @@ class Pricing:
             self._states[key] = StatePrices(gather, reduce, *pairs)
         return self._states[key]
 
-    def state_bytes(self, group: Group, variant: Variant, state: State) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Resting bytes per dense and per expert weight: (parameters and gradients, optimizer) each."""
+    def state_bytes(
+        self, group: Group, variant: Variant, state: State, *, passing: bool = False
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Resting bytes per dense and per expert weight: (parameters and gradients, optimizer) each.
+
+        `passing`: gradients may exist from the only backward to the update alone; then a bound leaves them out.
+        """
         key = ("bytes", variant.precision, state.zero_stage)
         if key not in self._pricers:
             self._pricers[key] = self.state_layout(group, variant, state)
-        bytes_ = self._pricers[key].layout.state_bytes
+        persist = self.framework.gradients_persist or not passing
+        bytes_ = replace(self._pricers[key].layout.state_bytes, gradients_persist=persist)
         ranks = group.dp * group.cp
         shards = state.shard_size or ranks
         edp = group.tp * group.cp * group.dp // (group.etp * group.ep)
@@ -276,28 +305,19 @@ class Pricing:
         key = (group, variant.precision, state.zero_stage, state.shard_size, what, dense, expert)
         if key not in self._amounts:
             pricer = self.state_layout(group, variant, state)
-            layout, whole = pricer.layout, Gather(0, 0, 0) if what == "gather" else Reduce(0, 0, 0)
-            if layout.options.lora_rank:
-                # Frozen weights are not reduced; leaving their gathers out keeps the bound one.
-                dense = expert = 0.0
-            calls = [c for n, e in ((dense, False), (expert, True)) if n > 0 for c in _state(layout, whole, n, expert=e)]
-            self._amounts[key] = sum(pricer._timed(c.name, c.bytes, layout.placement(c.dimension)).seconds for c in calls)
+            whole = Gather(0, 0, 1) if what == "gather" else Reduce(0, 0, 1)
+            self._amounts[key] = _with_weights(pricer, dense, expert, whole).seconds
         return self._amounts[key]
 
     def loss(self, group: Group, variant: Variant, state: State, *, gathers: bool) -> float:
         """Share of the time beside data-parallel traffic in which compute makes no progress: f / (1 + f) of the least f."""
         key = (group, variant.precision, state.zero_stage, state.shard_size, "loss", gathers)
         if key not in self._amounts:
-            pricer = self.state_layout(group, variant, state)
-            layout, table = pricer.layout, self.table(group, 1, variant, "none", split=False)
-            hybrid = layout.shard_ranks < layout.data_ranks and layout.plan.zero_stage > 0
-            placement = layout.placement("shard" if hybrid else "dp")
-            name = "all_reduce" if state.zero_stage == 0 else "reduce_scatter"
+            pricer, table = self.state_layout(group, variant, state), self.table(group, 1, variant, "none", split=False)
+            keys = [Reduce(0, 0, 1), *([Gather(0, 0, 1)] if gathers else [])]
             least = float(table.dense[table.dense > 0].min(initial=np.inf))
-            calls = [(name, least * layout.state_bytes.reduce)]
-            if gathers:
-                calls.append(("all_gather", least * layout.state_bytes.gather))
-            factor = min((pricer._interference(n, a, placement) for n, a in calls if np.isfinite(a)), default=0.0)
+            found = [_with_weights(pricer, least, 0.0, key_).interference for key_ in keys if np.isfinite(least)]
+            factor = min(found, default=0.0)
             self._amounts[key] = factor / (1.0 + factor)
         return self._amounts[key]
 
@@ -305,22 +325,12 @@ class Pricing:
         """Seconds of a rank's update."""
         key = (group, variant.precision, state.zero_stage, state.shard_size, "step", dense, expert, offloaded)
         if key not in self._amounts:
+            choice = Choice(group, 1, variant, ONE_STAGE, "none", state, Offload(0.0, offloaded))
             pricer = self.state_layout(group, variant, state)
-            layout, spec = pricer.layout, pricer.layout.framework
-            sharded = state.zero_stage >= 1
-            own = dense / (layout.shard_ranks if sharded else 1) + expert / (layout.expert_shard_ranks if sharded else 1)
-            if layout.options.lora_rank:
-                own = 0.0
-            seconds = pricer._timed("all_reduce", 4.0, layout.placement("world")).seconds
-            seconds += spec.optimizer_cpu_s + layout.calibration.step_s
             if offloaded:
-                state_bytes = layout.state_bytes
-                seconds += pricer._work(HostCopy(own * (state_bytes.gradient + 2.0))).seconds
-                seconds += own * (state_bytes.gradient + 2.0 * state_bytes.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
-            else:
-                work = OptimizerWork(own, spec.optimizer_traffic_bytes, spec.optimizer_kernel)
-                seconds += pricer._work(work).seconds * layout.calibration.memory
-            self._amounts[key] = seconds
+                layout = self._layout(choice.scenario(self.template), 1, 1)
+                pricer = LayoutPricer(layout, self.kernels, self.collectives)
+            self._amounts[key] = _with_weights(pricer, dense, expert, OptimizerStep(0)).seconds
         return self._amounts[key]
 
     def waits(self, style: str) -> bool:
@@ -335,6 +345,24 @@ class Pricing:
         group = self.space.groups[0]
         layout = self._probe(group, 1, self.space.variants(group)[0])
         return LayoutPricer(layout, self.kernels, self.collectives)._work(HostCopy(1e9)).seconds / 1e9
+
+
+def _with_weights(pricer: LayoutPricer, dense: float, expert: float, key: Gather | Reduce | OptimizerStep) -> KeyPrice:
+    """The price of `key` if the one stage of the pricer's layout held these weights: the pricer's own formulas.
+
+    Under low-rank adaptation nothing is known of the trained weights: they count as none, which keeps bounds ones.
+    """
+    layout = copy.copy(pricer.layout)
+    lora = bool(layout.options.lora_rank)
+
+    def block_parameters(stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
+        return (0.0, 0.0) if lora and trainable else (dense, expert)
+
+    layout.__dict__["block_parameters"] = block_parameters
+    other = copy.copy(pricer)
+    other.layout = layout
+    other.__dict__["stages_of_rank"] = {0: [0]}
+    return other._price(key)
 
 
 __all__ = ["NOTHING", "ONE_STAGE", "Pricing", "StatePrices"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.pricer import LayoutPricer
-from simpar.engine import discrete_event
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.program.lower import lower
@@ -22,7 +22,7 @@ from simpar.search.pricing import Pricing
 from simpar.search.graph import Flow, Graph, build
 from simpar.search.replay import makespans
 from simpar.search.shapes import style_of
-from simpar.simulate import interpret, prepare, schedule_of
+from simpar.simulate import interpret, prepare, run, schedule_of
 
 
 @dataclass(frozen=True)
@@ -275,13 +275,11 @@ class Tiers:
         self.swept += 1
         return float(makespans(step.graph, table.seconds[None], table.interference[None])[0])
 
-    def discrete_event(self, choice: Choice) -> tuple[float, bool]:
-        """Tier 3: the step time on SimPy, and whether the layout fits by the memory's timeline."""
-        scenario = choice.scenario(self.pricing.template)
-        priced = prepare(scenario, detail=self.detail(choice))
-        timeline = discrete_event.run(priced.program, priced.table, interference=True)
-        # Only memory that depends on time needs the timeline; the rest was exact before.
-        return timeline.makespan, not choice.offload.activations or interpret(priced, timeline).fits
+    def discrete_event(self, choice: Choice) -> tuple[float, float]:
+        """Tier 3: the step time on SimPy, and the bytes that the fullest device uses (infinite where it does not fit)."""
+        priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice))
+        result = interpret(priced, run(priced, interference=True))
+        return result.step_time_s, result.worst_rank.device_bytes if result.fits else inf
 
 
 __all__ = ["Step", "Tiers"]

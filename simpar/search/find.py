@@ -1,0 +1,195 @@
+"""One search from request to finding: seed, parts, executor, store; interruptible at any time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from simpar.search.branch import Account
+from simpar.search.executors import Task, dask, in_process, processes
+from simpar.search.incumbents import Incumbents, Scored
+from simpar.search.parts import PartResult, Wish, branch_for, parts_of, seed_space
+from simpar.search.pricing import Pricing
+from simpar.search.space import Space
+from simpar.search.store import Store
+
+SEED_FROM = 100_000
+"""Spaces larger than this are seeded."""
+
+
+@dataclass
+class Found:
+    """What a search found.
+
+    Attributes:
+        space: that was searched.
+        wish: what was wanted.
+        best: simulated layouts, best first (or the front, fastest first).
+        account: where every layout went.
+        size: layouts in the space.
+        bound: nothing in the space has a smaller value than this, or than the best.
+        finished: every part was searched.
+        seconds: it took.
+    """
+
+    space: Space
+    wish: Wish
+    best: list[Scored]
+    account: Account
+    size: int
+    bound: float
+    finished: bool
+    seconds: float
+
+    @property
+    def gap(self) -> float | None:
+        """(best - bound) / best: 0 when finished, None when nothing was found."""
+        if not self.best:
+            return 0.0 if self.finished else None
+        value = min(s.value for s in self.best)
+        return 0.0 if self.finished else max(0.0, 1.0 - min(self.bound, value) / value)
+
+
+@dataclass
+class Watch:
+    """Progress as it is shown: the incumbent, the gap, parts done."""
+
+    best: Scored | None
+    bound: float
+    done: int
+    parts: int
+    simulated: int
+    seconds: float
+
+    @property
+    def gap(self) -> float | None:
+        """As in `Found`."""
+        return max(0.0, 1.0 - min(self.bound / self.best.value, 1.0)) if self.best else None
+
+
+Listener = Callable[[Watch], None]
+
+
+@dataclass
+class _State:
+    incumbents: Incumbents
+    account: Account = field(default_factory=Account)
+    bounds: dict[int, float] = field(default_factory=dict)
+    done: int = 0
+    simulated: int = 0
+
+
+def find(
+    space: Space, wish: Wish, *, executor: str = "local", workers: int | None = 1, scheduler: str | None = None,
+    store: Store | None = None, resume: bool = False, listener: Listener | None = None,
+) -> Found:
+    """Search a space.
+
+    Args:
+        executor: "local" (`workers` processes; 1 = this one) or "dask" (at `scheduler`).
+        store: where every finished layout and part goes at once.
+        resume: go on from what the store holds of this search; else it starts anew.
+        listener: told the progress.
+
+    Returns:
+        What was found; after Ctrl-C what was found until then, `finished` False.
+
+    Raises:
+        InputError: the executor cannot work.
+    """
+    started = time.monotonic()
+    if not space.groups:
+        return Found(space, wish, [], Account(), 0, inf, True, time.monotonic() - started)
+    pricing = Pricing(space)
+    branch = branch_for(space, wish, pricing)
+    parts = dict(enumerate(parts_of(branch, _part_count(executor, workers, store is not None))))
+    state = _State(replace(branch.incumbents, best=[]))
+    if store is not None:
+        if not resume:
+            store.forget()
+        _recall(store, state, parts)
+
+    def scored(found: Scored) -> None:
+        state.simulated += 1
+        state.incumbents.add(found)
+        if store is not None:
+            store.add(found)
+
+    def tell() -> None:
+        if listener is not None:
+            best = state.incumbents.best[0] if state.incumbents.best else None
+            bound = min((state.bounds.get(p, 0.0) for p in parts), default=best.value if best else 0.0)
+            listener(Watch(best, bound, state.done, state.done + len(parts), state.simulated, time.monotonic() - started))
+
+    def bounded(part: int, bound: float) -> None:
+        state.bounds[part] = bound
+        tell()
+
+    finished = True
+    try:
+        if space.size > SEED_FROM and len(state.incumbents.best) < wish.keep and not wish.front:
+            _seed(space, replace(wish, keep=1), pricing if workers == 1 else None, scored)
+        tell()
+        task = Task(space, wish, dict(parts), lambda: state.incumbents.best, scored, bounded)
+        for result in _executor(executor, task, workers, scheduler):
+            for found in result.best:
+                state.incumbents.add(found)
+            state.account.merge(result.account())
+            state.done += 1
+            del parts[result.part]
+            if store is not None:
+                store.part_done(result.part, result.to_json())
+            tell()
+    except KeyboardInterrupt:
+        finished = False
+    bound = min((state.bounds.get(p, 0.0) for p in parts), default=inf)
+    best = state.incumbents.best
+    return Found(space, wish, best, state.account, space.size, bound, finished, time.monotonic() - started)
+
+
+def _executor(name: str, task: Task, workers: int | None, scheduler: str | None) -> Iterator[PartResult]:
+    if name == "dask":
+        return dask(task, scheduler)
+    return in_process(task) if workers == 1 else processes(task, workers)
+
+
+def _recall(store: Store, state: _State, parts: dict[int, Any]) -> None:
+    """Take over what the store holds."""
+    for scored in store.layouts():
+        state.incumbents.add(scored)
+    for part, account in store.parts().items():
+        if parts.pop(part, None) is not None:
+            found = PartResult(part, (), account["rejected"], account["evaluated"], account["kept"])
+            state.account.merge(found.account())
+            state.done += 1
+
+
+def _part_count(executor: str, workers: int | None, stored: bool) -> int:
+    """As few parts as keep everybody busy: a part prunes best when it is large. With a store enough to lose little."""
+    if executor == "dask":
+        return 16
+    return (8 if stored else 1) * (workers or os.cpu_count() or 1)
+
+
+def _seed(space: Space, wish: Wish, pricing: Pricing | None, scored: Callable[[Scored], None]) -> None:
+    """The best of a small corner of the space, so that there is something to show and to beat from the start."""
+    corner = seed_space(space)
+    if corner.groups and 0 < corner.size < space.size / 4:
+        branch_for(corner, wish, pricing, on_scored=scored).run()
+
+
+def find_over(spaces: Sequence[Space], wish: Wish, **options: Any) -> list[Found]:
+    """The same search on several cluster sizes; with `num_gpus` as objective the smallest that can, then no more."""
+    found: list[Found] = []
+    for space in sorted(spaces, key=lambda s: s.template.world_size):
+        found.append(find(space, wish, **options))
+        if not found[-1].finished or (wish.objective == "num_gpus" and found[-1].best):
+            break
+    return found
+
+
+__all__ = ["Found", "Watch", "find", "find_over"]
