@@ -17,7 +17,8 @@ def samples(theta: np.ndarray, count: int = 40, noise: float = 0.0, outliers: in
         measured = (parts @ theta + 0.1) * float(np.exp(noise * generator.standard_normal()))
         if index < outliers:
             measured *= 10
-        found.append(Sample(("f", "chip", "2024-01"), "gpu", f"source{index % 4}", f"model{index % 7}", tuple(parts), 0.1, measured))
+        names = (f"source{index % 4}", f"model{index % 7}")
+        found.append(Sample(("f", "chip", "2024-01"), "gpu", *names, tuple(parts), 0.1, measured))
     return found
 
 

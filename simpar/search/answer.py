@@ -116,7 +116,7 @@ def answer(found: list[Found]) -> Answer:
     ]
     tied = sorted((c for c in candidates if c.tied), key=lambda c: (c.scored.choice.complexity, c.scored.value))
     rest = [c for c in candidates if not c.tied]
-    ordered = tuple([*tied, *rest])
+    ordered = (*tied, *rest)
     return Answer(ordered, tuple(found), _runner_up(ordered) if not wish.front else None)
 
 

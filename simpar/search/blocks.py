@@ -61,7 +61,7 @@ class Kinds:
         for present in (network.embedding, network.mtp, network.mtp_head, network.head):
             numbers.append(following if present else -1)
             following += bool(present)
-        return cls(layer, len(index), *numbers, mtp_count=len(network.mtp))
+        return cls(layer, len(index), *numbers, mtp_count=len(network.mtp))  # type: ignore[misc]
 
     def sequence(self, stage: StageLayers, limit: int | None) -> list[int]:
         """Kinds of a stage's blocks in order; only its first `limit` layers recompute."""
@@ -147,7 +147,7 @@ def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bo
     kept = parts[:, 0] + parts[:, 1]
     copies = np.array([4.0 * b.options.style.logits_fp32_copies for b in blocks])
     return BlockTable(
-        seconds, host, compute, kept, parts[:, 2] + parts[:, 3], parts[:, 2] + np.array([_bare_transient(b) for b in blocks]), parts[:, 4], parts[:, 1] * copies / (2.0 + copies),
+        seconds, host, compute, kept, parts[:, 2] + parts[:, 3], parts[:, 2] + np.array([_bare_transient(b) for b in blocks]), parts[:, 4], parts[:, 1] * copies / (2.0 + copies),  # noqa: E501
         parts[:, 1] * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs,
         tuple(Splitter(b.block, b.options).weight_shapes() for b in blocks),
         np.array([b.dense_parameters for b in blocks]), np.array([b.expert_parameters for b in blocks]),
@@ -205,7 +205,7 @@ def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price],
 
 
 def plain_blocks(layout: Layout, kinds: Kinds, *, experts_only: bool) -> dict[int, LocalBlock]:
-    """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers); of those with experts only, if asked."""
+    """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers); of those with experts only, if asked."""  # noqa: E501
     network = layout.network
     options = layout.options
     found: dict[int, Block] = {}
@@ -244,7 +244,7 @@ class Composition:
     def seconds(self, table: BlockTable) -> FloatArray:
         """Durations [4 phases, stages]: the device or the host, whichever takes longer over the stage, and the host's own."""
         own = table.pass_s * (self.counts.sum(axis=1) > 0)
-        return np.maximum(table.seconds @ self.counts.T, table.host @ self.counts.T) + own
+        return np.maximum(table.seconds @ self.counts.T, table.host @ self.counts.T) + own  # type: ignore[no-any-return]
 
     def compute(self, table: BlockTable) -> FloatArray:
         """Compute kernels alone, [4 phases, stages]."""

@@ -39,7 +39,7 @@ class PipelineBound:
     @property
     def least(self) -> FloatArray:
         """[R]: without states and update."""
-        return (self.head + self.work + self.tail).max(axis=1)
+        return (self.head + self.work + self.tail).max(axis=1)  # type: ignore[no-any-return]
 
 
 def pipeline_bound(

@@ -199,7 +199,7 @@ class Branch:
             for state in self.space.states(group):
                 per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
                 column = slice(0, 1) if offloaded else slice(0, 2)
-                least = min(least, dense * sum(per_dense[column]) + expert * sum(per_expert[column]))
+                least = min(least, dense * sum(per_dense[column]) + expert * sum(per_expert[column]))  # type: ignore[call-overload]
             spec = self.pricing.framework
             self._cuts[key] = least / group.pp * spec.fragmentation + self.outside_bytes(group)
         return float(self._cuts[key])

@@ -7,6 +7,7 @@ ops. This builder covers what the search needs most (stage detail, whole stages,
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class Graph:
         """The same of a lowered program."""
         program.check()
         ptr, preds = program.predecessors[0].tolist(), program.predecessors[1].tolist()
-        graph = cls([preds[a:b] for a, b in zip(ptr[:-1], ptr[1:], strict=True)], program.price.tolist())
+        graph = cls([preds[a:b] for a, b in itertools.pairwise(ptr)], program.price.tolist())
         sptr, streams = program.op_streams[0].tolist(), program.op_streams[1].tolist()
         for op in range(program.num_ops):
             held = [program.streams[s] for s in streams[sptr[op] : sptr[op + 1]]]

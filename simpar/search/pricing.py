@@ -11,8 +11,8 @@ import numpy as np
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import KeyPrice, LayoutPricer
-from simpar.parallel.data import state_memory
 from simpar.engine.effects import expected_load_factor
+from simpar.parallel.data import state_memory
 from simpar.parallel.keys import Gather, OptimizerStep, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import boundary_bytes, split_layers
@@ -147,7 +147,7 @@ class Pricing:
     def _dense_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
         site = self.site(group)
         v = variant
-        key = ("dense", site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
+        key = ("dense", site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)  # noqa: E501
         if key not in self._floors:
             flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
             plain = Variant(v.sequence_parallel, v.cp_style, v.overlap_tp, False, "alltoall", v.precision)
@@ -316,12 +316,12 @@ class Pricing:
             pricer, table = self.state_layout(group, variant, state), self.table(group, 1, variant, "none", split=False)
             keys = [Reduce(0, 0, 1), *([Gather(0, 0, 1)] if gathers else [])]
             least = float(table.dense[table.dense > 0].min(initial=np.inf))
-            found = [_with_weights(pricer, least, 0.0, key_).interference for key_ in keys if np.isfinite(least)]
+            found = [_with_weights(pricer, least, 0.0, key_).interference for key_ in keys if np.isfinite(least)]  # type: ignore[arg-type]
             factor = min(found, default=0.0)
             self._amounts[key] = factor / (1.0 + factor)
         return self._amounts[key]
 
-    def optimizer_seconds(self, group: Group, variant: Variant, state: State, dense: float, expert: float, offloaded: bool) -> float:
+    def optimizer_seconds(self, group: Group, variant: Variant, state: State, dense: float, expert: float, offloaded: bool) -> float:  # noqa: E501
         """Seconds of a rank's update."""
         key = (group, variant.precision, state.zero_stage, state.shard_size, "step", dense, expert, offloaded)
         if key not in self._amounts:

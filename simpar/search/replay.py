@@ -80,7 +80,7 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray) -> FloatArray:
         for pred in waits[1:]:
             start = maximum(start, finish[pred])
         key, role = price[op], compute[op]
-        if role >= 0 and not loud[key]:
+        if role >= 0 and not loud[key]:  # type: ignore[index]
             stretches = busy.get(role)
             end = start + durations[key] if not stretches else _slowed(start, durations[key], stretches)
         else:

@@ -86,7 +86,7 @@ class Space:
         pps = self.values("pp", [d for d in parts if d <= self.layers + 2])
         dps = self.restrictions.get("dp")
         for tp, cp in product(tps, self.values("cp", self._default_cp(parts))):
-            styles = [v for v in self._all_variants(tp, cp, 1)]
+            styles = list(self._all_variants(tp, cp, 1))
             if not any(self._block_fits(tp, cp, v) for v in styles):
                 continue
             for pp in pps:
@@ -112,7 +112,7 @@ class Space:
         for ep in self.values("ep", divisors(moe.num_experts)):
             if moe.num_experts % ep:
                 continue
-            for etp in self.values("etp", [d for d in divisors(tp)]):
+            for etp in self.values("etp", list(divisors(tp))):
                 if moe.moe_intermediate_size % etp or inside % (ep * etp):
                     continue
                 if ep == 1 and etp != tp:

@@ -18,8 +18,8 @@ from simpar.program.program import FloatArray, IntArray, PriceTable
 from simpar.schedules import Schedule
 from simpar.search.bounds import Traffic
 from simpar.search.choice import Choice
-from simpar.search.pricing import Pricing
 from simpar.search.graph import Flow, Graph, build
+from simpar.search.pricing import Pricing
 from simpar.search.replay import makespans
 from simpar.search.shapes import style_of
 from simpar.simulate import interpret, prepare, run, schedule_of
@@ -229,7 +229,7 @@ class Tiers:
         state = ("state", choice.group, choice.variant.precision, choice.state, choice.offload.optimizer)
         send = ("send", choice.group, choice.micro_batch_size, choice.variant.sequence_parallel, choice.variant.precision)
         return {
-            "block": block, "state": state, "send": send, "host": (block, choice.offload.activations), "other": (block, state, send),
+            "block": block, "state": state, "send": send, "host": (block, choice.offload.activations), "other": (block, state, send),  # noqa: E501
         }  # fmt: skip
 
     def pricer(self, choice: Choice, step: Step) -> LayoutPricer:

@@ -177,7 +177,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
-             "the named kernels. Inferred from which of its runs fit: 13B without model parallelism does, so gradients take 2 bytes; "
+             "the named kernels. Inferred from which of its runs fit: 13B without model parallelism does, so "
+             "gradients take 2 bytes; "
              "long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
     ),
     "aa-scaling-fused-norm": (
@@ -215,7 +216,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "fsdp_prefetch_groups": 1, "logits_vocab_parallel": True, "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 4.5,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True},
-             "torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); torchtitan and torch FSDP2 sources; tensor/parallel/loss.py: the vocabulary-parallel loss is composite, five "
+             "torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
+             "grad_recv_info); torchtitan and torch FSDP2 sources; tensor/parallel/loss.py: the "
+             "vocabulary-parallel loss is composite, five "
              "fp32 tensors at its backward (20 bytes per logit)"),
          Row((2024, 12), {"expandable_segments": True}, "torchtitan run_train.sh sets expandable_segments"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},

@@ -51,7 +51,8 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run (group: framework, architecture, generation): its parts in seconds [len(NAMES)], the rest that no constant scales, and what was measured."""
+    """One run (group: framework, architecture, generation): its parts in seconds [len(NAMES)], the rest that no constant
+    scales, and what was measured."""
 
     group: tuple[str, str, str]
     gpu: str
