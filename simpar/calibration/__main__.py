@@ -1,0 +1,229 @@
+"""`simpar calibrate`: measure this machine and write its hardware profile. Needs torch and the standard library only.
+
+Also `python -m simpar.calibration` and `torchrun --nproc-per-node N -m simpar.calibration`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simpar.calibration import bench_collectives, bench_gemm, bench_ops, profile_out
+from simpar.calibration.bench_collectives import Group
+from simpar.calibration.measure import Case, Clock, clocks, machine, measure, record_of, timing_of, torch_module
+from simpar.calibration.store import CalibrationError, Record, Store
+
+COLLECTIVE_SHARE = 0.5
+"""Of the budget, where several processes run."""
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure and where to write.
+
+    Attributes:
+        out: the profile; None = measure only.
+        budget_s: time for all measurements.
+        store: the JSONL file. resume: it must be there and is continued.
+        base: shipped profile to start from; empty = the nearest.
+        device: cpu, cuda or auto. threads: of a process on a CPU.
+        timeout_s: longest wait for another rank.
+        tiny: small sizes, to try the command.
+    """
+
+    out: Path | None
+    budget_s: float = 120.0
+    store: Path = Path("calibration.jsonl")
+    resume: bool = False
+    base: str = ""
+    device: str = "auto"
+    threads: int = 1
+    timeout_s: float = 60.0
+    tiny: bool = False
+
+
+def seconds(text: str) -> float:
+    """ "120s", "5min", "1h" or a plain number of seconds.
+
+    Raises:
+        CalibrationError: anything else.
+    """
+    for unit, factor in (("min", 60.0), ("ms", 1e-3), ("s", 1.0), ("h", 3600.0), ("m", 60.0), ("", 1.0)):
+        if text.strip().endswith(unit):
+            try:
+                value = float(text.strip().removesuffix(unit)) * factor
+            except ValueError:
+                break
+            if 0 <= value < float("inf"):
+                return value
+            break
+    raise CalibrationError(f"{text!r} is not a time; write 120s, 5min or 1h")
+
+
+def options_from(
+    out: Path | None, budget: str, resume: Path | None, base: str, device: str, threads: int, timeout: str, tiny: bool
+) -> Options:
+    """Options as the command line has them.
+
+    Raises:
+        CalibrationError: one of them is wrong.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise CalibrationError(f"--device = {device!r}: no such device; choose auto, cpu or cuda")
+    if threads < 1:
+        raise CalibrationError(f"--threads = {threads}: at least 1")
+    if out is None and resume is None:
+        raise CalibrationError("--out is missing: the profile to write, such as my_cluster.toml")
+    if out is not None and out.suffix != ".toml":
+        raise CalibrationError(f"--out = {str(out)!r}: a profile's name ends in .toml; write {out.stem}.toml")
+    if resume is not None and not resume.is_file():
+        raise CalibrationError(f"--resume = {str(resume)!r}: no such file; give the .jsonl of an earlier run")
+    store = resume or (out or Path("calibration")).with_suffix(".jsonl")
+    return Options(out, seconds(budget), store, resume is not None, base, device, threads, seconds(timeout), tiny)
+
+
+def _device(torch: object, asked: str) -> str:
+    has = bool(torch.cuda.is_available())  # type: ignore[attr-defined]
+    if asked == "cuda" and not has:
+        raise CalibrationError("--device = 'cuda': torch sees no GPU; choose cpu, or install a torch with CUDA and a driver")
+    return "cuda" if has and asked != "cpu" else "cpu"
+
+
+def _open(options: Options, device: str, rank: int) -> Store:
+    """Rank 0's store with the machine noted in it."""
+    if rank:
+        return Store(Path(os.devnull) / "none")
+    if options.store.exists() and not options.resume:
+        raise CalibrationError(f"{options.store}: is there already; continue it with --resume {options.store}, or move it away")
+    store, facts = Store(options.store), machine(device)
+    old = store.records.get("machine")
+    if old is not None and (old["name"], old["threads"]) != (facts["name"], facts["threads"]):
+        rule = f"measured on {old['name']!r} with {old['threads']} threads, this is {facts['name']!r} with {facts['threads']}"
+        raise CalibrationError(f"{options.store}: {rule}; start a new store")
+    store.append(facts)
+    return store
+
+
+def _slice(deadline: float, left: int) -> float:
+    """When the next of `left` cases should end, for all to get a share of the time."""
+    now = time.monotonic()
+    return now + max(0.0, deadline - now) / max(left, 1)
+
+
+def _collectives(group: Group, clock: Clock, store: Store, options: Options, deadline: float, say: Report) -> None:
+    cases = bench_collectives.cases(group, options.tiny)
+    todo = bench_collectives.open_cases(group, cases, {c.key: store.finished(c.key) for c in cases})
+    for i, case in enumerate(todo):
+        if group.from_first(time.monotonic() >= deadline):
+            return
+        samples = bench_collectives.measure_collective(case.build(), group, clock, _slice(deadline, len(todo) + 1 - i))
+        if group.rank == 0:
+            _keep(store, record_of(case, samples), say)
+    key = f"overlap/{group.size}"
+    if group.from_first(store.finished(key) or time.monotonic() >= deadline):
+        return
+    alone, beside = bench_collectives.measure_overlap(group, clock, deadline, options.tiny)
+    if group.rank == 0:
+        slowdown = timing_of(beside).median_s / timing_of(alone).median_s
+        fields: Record = {"op": "gemm_beside_all_reduce", "ranks": group.size, "slowdown": slowdown, "alone_samples_s": alone}
+        _keep(store, record_of(Case(key, "overlap", fields, lambda: lambda: None), beside), say)
+
+
+def _keep(store: Store, record: Record, say: Report) -> None:
+    store.append(record)
+    say(f"{record['key']:58s} {record['seconds'] * 1e6:12.1f} us  +- {100 * record['spread']:.1f} %")
+
+
+def _local(store: Store, clock: Clock, device: str, options: Options, deadline: float, say: Report) -> int:
+    """Measure what one device does alone; returns how many cases had no time left."""
+    cases = [*bench_gemm.cases(device, options.tiny), *bench_ops.cases(device, options.tiny)]
+    # What was never measured comes before what only wants to be narrower.
+    todo = sorted((c for c in cases if not store.finished(c.key)), key=lambda c: c.key in store.records)
+    for i, case in enumerate(todo):
+        if time.monotonic() >= deadline:
+            return sum(c.key not in store.records for c in todo[i:])
+        known = store.records.get(case.key, {}).get("samples_s", ())
+        try:
+            samples = measure(case.build(), clock, _slice(deadline, len(todo) - i), known)
+        except (RuntimeError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+            say(f"{case.key}: left out: {reason}")
+            continue
+        _keep(store, {**record_of(case, samples), "clocks": clocks() if device == "cuda" else ""}, say)
+    return 0
+
+
+def calibrate(options: Options, say: Report = print) -> int:
+    """Measure, and write the profile on rank 0; 0 = done.
+
+    Raises:
+        CalibrationError: no torch, no NCCL, a rank that hangs, a wrong file; what was measured is kept.
+    """
+    torch = torch_module()
+    device = _device(torch, options.device)
+    if device == "cpu":
+        torch.set_num_threads(options.threads)
+    if options.out is not None:
+        profile_out.profiles_dir()
+    begin = time.monotonic()
+    store, clock = _open(options, device, int(os.environ.get("RANK", "0"))), Clock(device)
+    group = Group(device, options.timeout_s)
+    if group.size > 1:
+        _collectives(group, clock, store, options, begin + COLLECTIVE_SHARE * options.budget_s, say)
+        group.close()
+        if group.rank:
+            return 0
+    missed = _local(store, clock, device, options, begin + options.budget_s, say)
+    if missed:
+        say(f"time is up with {missed} cases not measured; go on with --resume {options.store}")
+    if options.out is not None:
+        profile_out.write(store, options.out, options.base)
+        say(f"wrote {options.out} (measurements: {options.store})")
+    return 0
+
+
+def run(options: Options) -> int:
+    """`calibrate` with errors as one message on stderr; the exit code."""
+    try:
+        return calibrate(options)
+    except CalibrationError as error:
+        kept = f"; measurements so far are kept in {options.store}" if options.store.exists() else ""
+        print(f"simpar calibrate: {error}{kept}", file=sys.stderr, flush=True)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # Communicators of a lost rank would keep the interpreter from ending.
+            sys.stdout.flush()
+            os._exit(2)
+        return 2
+    except KeyboardInterrupt:
+        print(f"simpar calibrate: interrupted; go on with --resume {options.store}", file=sys.stderr)
+        return 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line of `python -m simpar.calibration`."""
+    parser = argparse.ArgumentParser(prog="python -m simpar.calibration", description="Measure this machine for simpar.")
+    parser.add_argument("--out", type=Path, help="the hardware profile to write, TOML")
+    parser.add_argument("--budget", default="120s", help="time for all measurements (default 120s)")
+    parser.add_argument("--resume", type=Path, help="continue this .jsonl")
+    parser.add_argument("--base", default="", help="shipped profile to start from (default: the nearest)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--threads", type=int, default=1, help="of each process on a CPU (default 1)")
+    parser.add_argument("--timeout", default="60s", help="longest wait for another rank")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the command")
+    a = parser.parse_args(arguments)
+    try:
+        options = options_from(a.out, a.budget, a.resume, a.base, a.device, a.threads, a.timeout, a.tiny)
+    except CalibrationError as error:
+        print(f"simpar calibrate: {error}", file=sys.stderr)
+        return 2
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
