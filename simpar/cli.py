@@ -266,6 +266,29 @@ def export(
         write_file(out, text.encode(), "--out")
 
 
+@app.command()
+def calibrate(
+    out: Annotated[Path | None, typer.Option(help="The hardware profile to write, TOML.")] = None,
+    budget: Annotated[str, typer.Option(help="Time for all measurements.")] = "120s",
+    resume: Annotated[Path | None, typer.Option(help="Continue this .jsonl of an earlier run.")] = None,
+    base: Annotated[str, typer.Option(help="Shipped profile to start from; empty = the nearest.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Of each process on a CPU.")] = 1,
+    timeout: Annotated[str, typer.Option(help="Longest wait for another rank.")] = "60s",
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small sizes, to try the command.")] = False,
+) -> None:
+    """Measure this machine and write its hardware profile; under torchrun also its collectives."""
+    from simpar.calibration.__main__ import options_from, run
+    from simpar.calibration.store import CalibrationError
+    from simpar.errors import InputError
+
+    try:
+        options = options_from(out, budget, resume, base, device, threads, timeout, tiny)
+    except CalibrationError as error:
+        raise InputError(str(error)) from None
+    raise typer.Exit(run(options))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: user errors become one message on stderr and exit code 2, a bug exit code 3 with its traceback."""
     from simpar.errors import SimparError
