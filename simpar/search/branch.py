@@ -51,6 +51,15 @@ class Account:
         self.kept += other.kept
 
 
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """The fastest layout of a pipeline that fits, by its bounds: the space as a page shows it."""
+
+    choice: Choice
+    bound_s: float
+    device_bytes: float
+
+
 @dataclass
 class Progress:
     """What a search reports while it runs."""
@@ -106,6 +115,7 @@ class Branch:
         self._cuts: dict[object, Any] = {}
         self._started = time.monotonic()
         self._state_bounds: dict[object, bounds.StateBound] = {}
+        self.glimpses: dict[object, Glimpse] = {}
 
     # -- the tree ----------------------------------------------------------------------------------------------------
 
@@ -305,6 +315,8 @@ class Branch:
         time_s, need = np.array(times), np.array(needs)  # [offloads, recomputes, states]
         self.account.evaluated["bounds"] += time_s.size
         fits = need <= self.capacity
+        if fits.any():
+            self._glimpse((group, batch, variant, pipeline, recomputes, states, offloads), np.where(fits, time_s, np.inf), need)
         dominated = self._dominated(offloads, fits, time_s)
         self.account.rejected[MEMORY] += int((~fits).sum())
         self.account.rejected[DOMINATED] += int(dominated.sum())
@@ -337,6 +349,14 @@ class Branch:
             every = bounds.device_bytes(self.pricing, peaks, spread, offload, self.outside_bytes(group))
             found[:, which] = every[:, which]
         return found
+
+    def _glimpse(self, key: Any, time_s: FloatArray, need: FloatArray) -> None:
+        """Remember the best of a design."""
+        at = int(np.argmin(time_s))
+        name = (key[0], key[3].schedule, key[3].virtual_stages)
+        bound = float(time_s.ravel()[at])
+        if name not in self.glimpses or bound < self.glimpses[name].bound_s:
+            self.glimpses[name] = Glimpse(self.choice(key, at), bound, float(need.ravel()[at]))
 
     def _push_layouts(self, key: Any, order: np.ndarray, time_s: FloatArray, need: FloatArray, first: int) -> None:
         if first < len(order):
@@ -426,4 +446,4 @@ class Branch:
         self.incumbents.add(scored)
 
 
-__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Account", "Branch", "Node", "Progress", "Scored"]
+__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Account", "Branch", "Glimpse", "Node", "Progress", "Scored"]

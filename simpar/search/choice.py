@@ -123,7 +123,9 @@ class Choice:
         g, v, p, s = self.group, self.variant, self.pipeline, self.state
         return template.model_copy(
             update={
-                "tp": g.tp, "cp": g.cp, "pp": g.pp, "dp": g.dp, "ep": g.ep, "etp": g.etp, "placement": g.placement,
+                "tp": g.tp, "cp": g.cp, "pp": g.pp, "dp": g.dp, "ep": g.ep,
+                # Without expert parallelism experts are sharded like the dense layers, and a dense model has none.
+                "etp": g.etp if g.ep > 1 else None, "placement": g.placement,
                 "sequence_parallel": v.sequence_parallel, "cp_style": v.cp_style, "overlap_tp": v.overlap_tp,
                 "overlap_ep": v.overlap_ep, "ep_dispatcher": v.ep_dispatcher,
                 "virtual_stages": p.virtual_stages, "schedule": p.schedule, "overlap_p2p": p.overlap_p2p,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from simpar.search.branch import Account
+from simpar.search.branch import Account, Glimpse
 from simpar.search.executors import Task, dask, in_process, processes
 from simpar.search.incumbents import Incumbents, Scored
 from simpar.search.parts import PartResult, Wish, branch_for, parts_of, seed_space
@@ -34,6 +34,7 @@ class Found:
         bound: nothing in the space has a smaller value than this, or than the best.
         finished: every part was searched.
         seconds: it took.
+        glimpses: the best of every design, by its bounds.
     """
 
     space: Space
@@ -44,6 +45,7 @@ class Found:
     bound: float
     finished: bool
     seconds: float
+    glimpses: tuple[Glimpse, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -81,6 +83,7 @@ class _State:
     bounds: dict[int, float] = field(default_factory=dict)
     done: int = 0
     simulated: int = 0
+    glimpses: list[Glimpse] = field(default_factory=list)
 
 
 def find(
@@ -139,6 +142,7 @@ def find(
             for found in result.best:
                 state.incumbents.add(found)
             state.account.merge(result.account())
+            state.glimpses += result.glimpses
             state.done += 1
             del parts[result.part]
             if store is not None:

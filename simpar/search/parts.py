@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from simpar.search.branch import Account, Branch, Node
+from simpar.search.branch import Account, Branch, Glimpse, Node
 from simpar.search.choice import Choice
 from simpar.search.incumbents import Incumbents, Scored
 from simpar.search.objective import OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.search.pricing import Pricing
 from simpar.search.space import Space
 from simpar.simulate import interpret, prepare, run
+
+
+GLIMPSES = 400
+"""Designs of a part that are kept for pages."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class PartResult:
         part: its number.
         best: simulated layouts that were among its best.
         rejected, evaluated, kept: see `Account`.
-        bound: nothing left in the part is faster (0 once the part is done).
+        glimpses: the best of its designs, by their bounds.
     """
 
     part: int
@@ -61,6 +65,7 @@ class PartResult:
     rejected: dict[str, int]
     evaluated: dict[str, int]
     kept: int
+    glimpses: tuple[Glimpse, ...] = ()
 
     def account(self) -> Account:
         """As an account."""
@@ -158,7 +163,10 @@ def solve_part(
         branch.incumbents.add(scored)
     branch.run(nodes)
     account = branch.account
-    return PartResult(part, tuple(branch.best), dict(account.rejected), dict(account.evaluated), account.kept)
+    glimpses = sorted(branch.glimpses.values(), key=lambda g: g.bound_s)[:GLIMPSES]
+    return PartResult(
+        part, tuple(branch.best), dict(account.rejected), dict(account.evaluated), account.kept, tuple(glimpses)
+    )
 
 
 def seed_space(space: Space) -> Space:

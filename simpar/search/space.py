@@ -112,11 +112,12 @@ class Space:
         for ep in self.values("ep", divisors(moe.num_experts)):
             if moe.num_experts % ep:
                 continue
+            if ep == 1:
+                # Without expert parallelism experts are sharded exactly like the dense layers.
+                yield 1, tp
+                continue
             for etp in self.values("etp", list(divisors(tp))):
                 if moe.moe_intermediate_size % etp or inside % (ep * etp):
-                    continue
-                if ep == 1 and etp != tp:
-                    # Folding without expert parallelism: experts sharded exactly like the dense layers.
                     continue
                 yield ep, etp
 

@@ -1,0 +1,135 @@
+"""A layout that runs today, and the best changes of one axis, and of two at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final
+
+from simpar.result.result import Result
+from simpar.search.choice import Choice
+from simpar.search.incumbents import Incumbents, Scored
+from simpar.search.parts import Wish, branch_for
+from simpar.search.pricing import Pricing
+from simpar.search.request import choice_of
+from simpar.search.space import Space
+from simpar.simulate import simulate
+from simpar.specs.scenario import Scenario
+
+AXES: Final = (
+    "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "virtual_stages", "schedule", "split", "recompute", "zero_stage", "shard_size",
+    "sequence_parallel", "cp_style", "overlap_tp", "overlap_ep", "ep_dispatcher", "overlap_grad_reduce", "overlap_param_gather",
+    "overlap_p2p", "reshard_after_forward", "offload_activations", "offload_optimizer", "placement",
+)  # fmt: skip
+"""Axes that may change; dp follows from the others. Virtual stages and the schedule change together where one asks for the other."""
+
+_TOGETHER: Final = {"virtual_stages": ("virtual_stages", "schedule"), "schedule": ("virtual_stages", "schedule"),
+                    "zero_stage": ("zero_stage", "shard_size")}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Change:
+    """One proposal.
+
+    Attributes:
+        axes: what changes: axis -> (from, to).
+        scored: the layout.
+        gain: of the step time, as a fraction of today's.
+    """
+
+    axes: dict[str, tuple[Any, Any]]
+    scored: Scored
+    gain: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "changes": {axis: {"from": a, "to": b} for axis, (a, b) in self.axes.items()}, "text": str(self.scored.choice),
+            "choice": self.scored.choice.flat(), "step_time_s": self.scored.step_time_s,
+            "peak_memory_bytes": self.scored.device_bytes, "gain": self.gain,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Improvements:
+    """Today's layout and what would make it faster (or let it fit)."""
+
+    today: Result
+    choice: Choice
+    singles: tuple[Change, ...]
+    doubles: tuple[Change, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "today": {**self.today.to_json(), "text": str(self.choice), "choice": self.choice.flat()},
+            "single_changes": [c.to_json() for c in self.singles], "double_changes": [c.to_json() for c in self.doubles],
+        }  # fmt: skip
+
+
+def improve(
+    scenario: Scenario, *, framework: str | None = None, keep: int = 10, on_pair: Callable[[int, int], None] | None = None
+) -> Improvements:
+    """The best single and double changes to a scenario's layout.
+
+    Args:
+        framework: keep to what this framework can run.
+        on_pair: told (pairs done, pairs).
+
+    Raises:
+        InputError: the plan has a part that no axis covers.
+    """
+    today = choice_of(scenario)
+    result = simulate(scenario)
+    limit = result.step_time_s if result.fits else float("inf")
+    flat = today.flat()
+    pricing = Pricing(Space(scenario, {}, framework))
+    found: dict[Choice, Scored] = {}
+    pairs = [(a,) for a in AXES] + list(combinations(AXES, 2))
+    for index, pair in enumerate(pairs):
+        if on_pair is not None:
+            on_pair(index, len(pairs))
+        restrictions = _around(flat, pair)
+        space = Space(scenario, restrictions, framework)
+        if not space.groups:
+            continue
+        branch = branch_for(space, Wish(keep=3), pricing)
+        branch.incumbents = Incumbents(3, largest_s=limit)
+        branch.run()
+        for scored in branch.best:
+            found[scored.choice] = scored
+    changes = [c for s in found.values() if (c := _change(flat, s, result)) is not None]
+    changes.sort(key=lambda c: c.scored.key)
+    singles = [c for c in changes if _width(c) == 1]
+    doubles = [c for c in changes if _width(c) == 2]
+    return Improvements(result, today, tuple(singles[:keep]), tuple(doubles[:keep]))
+
+
+def _around(flat: dict[str, Any], free: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    opened = {a for axis in free for a in _TOGETHER.get(axis, (axis,))}
+    fixed = {axis: (flat[axis],) for axis in (*AXES, "precision") if axis not in opened}
+    if "ep" in opened or "tp" in opened:
+        fixed.pop("etp", None)
+    return fixed
+
+
+def _change(flat: dict[str, Any], scored: Scored, today: Result) -> Change | None:
+    other = scored.choice.flat()
+    changed = {a: (flat[a], other[a]) for a in AXES if flat[a] != other[a] and a != "etp"}
+    if not changed:
+        return None
+    return Change(changed, scored, 1.0 - scored.step_time_s / today.step_time_s)
+
+
+def _width(change: Change) -> int:
+    """Changes that a person would count: what must change together is one."""
+    axes = set(change.axes)
+    if {"virtual_stages", "schedule"} <= axes:
+        axes.discard("schedule")
+    if {"zero_stage", "shard_size"} <= axes:
+        axes.discard("shard_size")
+    return len(axes)
+
+
+__all__ = ["AXES", "Change", "Improvements", "improve"]
