@@ -179,13 +179,13 @@ class _Gathers:
 
     Attributes:
         forward: gathered weights of the block and of those prefetched.
-        at_loss: the same in the backward, before the block's own gradients exist.
-        backward: with the block's unsharded gradients and the buffer in which those of the block behind it are reduced.
+        begin: at the begin of the block's backward: weights, and the buffer that reduces the block behind it.
+        end: at its end: its own unsharded gradients as well, or the buffer into which they are copied.
     """
 
     forward: list[float]
-    at_loss: list[float]
-    backward: list[float]
+    begin: list[float]
+    end: list[float]
 
     @classmethod
     def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> _Gathers:
@@ -197,32 +197,29 @@ class _Gathers:
         state, ahead = layout.state_bytes, layout.framework.fsdp_prefetch_groups
         held = [b.dense_parameters + b.expert_parameters for b in blocks]
         forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
-        at_loss = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
-        reduced = [*held[1:], 0.0]
-        backward = [g + 2.0 * own + state.reduce * r for g, own, r in zip(at_loss, held, reduced, strict=True)]
-        return cls(forward, at_loss, backward)
+        weights = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
+        behind = [state.reduce * p for p in (*held[1:], 0.0)]
+        begin = [w + b for w, b in zip(weights, behind, strict=True)]
+        end = [w + 2.0 * p + max(b, state.reduce * p) for w, b, p in zip(weights, behind, held, strict=True)]
+        return cls(forward, begin, end)
 
 
 _BlockBytes = tuple[float, float, float, float, float]
 """(activations, logits, recompute working set, gradients in flight, what a split backward keeps until W) of one block."""
 
 
-def _passing(block: LocalBlock, at_loss: float, backward: float) -> float:
-    """What a backward adds at its worst: the gradients in flight and what passes with the weights.
-
-    At a head the loss is the worst while its copies of the logits live, or its matmul, when the gradient alone is left of them.
-    """
-    copies = 4.0 * block.options.style.logits_fp32_copies
-    logits = sum(v for name, v in block.saved if name == "head/logits")
-    return max(block.transient + at_loss, block.transient + backward - logits * copies / (2.0 + copies))
+def _passing(block: LocalBlock, begin: float, end: float) -> float:
+    """What a backward adds at its worst: the gradients in flight with what is gathered then, or what is there at its end, when
+    the block's activations are gone."""
+    return max(block.transient + begin, end - block.saved_bytes - max(block.working, 0.0))
 
 
-def _block_bytes(block: LocalBlock, at_loss: float, backward: float, *, releases: bool) -> _BlockBytes:
+def _block_bytes(block: LocalBlock, begin: float, end: float, *, releases: bool) -> _BlockBytes:
     logits = sum(v for name, v in block.saved if name == "head/logits")
     kept = block.saved_bytes - logits
     # Where the input gradient frees nothing, activations and logits wait for the weight gradient.
     deferred = block.deferred if releases else kept + logits
-    return kept, logits, max(block.working, 0.0), _passing(block, at_loss, backward), deferred
+    return kept, logits, max(block.working, 0.0), _passing(block, begin, end), deferred
 
 
 _Event = tuple[bool, str, float]
@@ -310,7 +307,7 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
     releases = layout.framework.input_gradient_releases
     gathers = [_Gathers.of(layout, blocks) for blocks in layout.stage_blocks]
     sums = [
-        [_block_bytes(b, g.at_loss[i], g.backward[i], releases=releases) for i, b in enumerate(blocks)]
+        [_block_bytes(b, g.begin[i], g.end[i], releases=releases) for i, b in enumerate(blocks)]
         for blocks, g in zip(layout.stage_blocks, gathers, strict=True)
     ]
     if layout.framework.keeps_stage_outputs and layout.plan.pp > 1:
