@@ -29,7 +29,7 @@ _COLORS = {OpKind.FORWARD: "#0072b2", OpKind.BACKWARD: "#e69f00", OpKind.INPUT_G
 _BOTTLENECKS = {
     "bubble": ("pipeline bubble", "#0072b2"), "tp": ("tensor parallel", "#e69f00"), "cp": ("context parallel", "#56b4e9"),
     "ep": ("expert parallel", "#cc79a7"), "dp": ("data parallel", "#d55e00"), "pp": ("pipeline sends", "#009e73"),
-    "recompute": ("recomputation", "#f0e442"), "memory_bound": ("memory-bound kernels", "#7f7f7f"), "launch": ("launch gaps", "#a65628"),
+    "recompute": ("recomputation", "#f0e442"), "memory_bound": ("memory-bound kernels", "#7f7f7f"), "launch": ("launch gaps", "#a65628"),  # noqa: E501
     "optimizer": ("optimizer", "#000000"), "interference": ("compute slowed by collectives", "#8c6bb1"),
     "offload": ("offload", "#b15928"), "communication": ("collectives in blocks", "#4daf4a"),
 }  # fmt: skip
@@ -108,9 +108,9 @@ def search_page(answer: Answer, reasons: list[Why]) -> str:
     if figures:
         note = "Each point is the best layout of one design that fits; hover names it. Lower left is better; the line is the front."
         cards.append(card("Step time and memory, by bottleneck", plot(figures[0]), "half", note))
-        cards.append(card("Designs as parallel coordinates", plot(figures[1]), "half", "Drag along an axis to select."))
+        cards.append(card("Designs as parallel coordinates", plot(figures[1]), "half", "One line per design; the best is drawn thick. Hover names it."))  # noqa: E501
     gantts = "".join(_gantt(f"{i}. {c.scored.choice}", c.result) for i, c in enumerate(answer.candidates[:GANTTS], start=1))
-    cards.append(card("Gantts of the best layouts", f'<div style="{_GRID}">{gantts}</div>', "", "One row per pipeline rank, same scale."))
+    cards.append(card("Gantts of the best layouts", f'<div style="{_GRID}">{gantts}</div>', "", "One row per pipeline rank, same scale."))  # noqa: E501
     cards += [card(f"Why not {r.asked}?", _why(r)) for r in reasons]
     rejected = Table(("layouts", "reason"), [(f"{n:,}", r) for r, n in answer.counts("rejected").items()], (0,))
     evaluated = Table(("layouts", "tier"), [(f"{n:,}", t.replace("_", " ")) for t, n in answer.counts("evaluated").items()], (0,))
@@ -150,11 +150,11 @@ def _scatter(points: list[Point]) -> dict[str, Any] | None:
     front = sorted((p for p in points if not any(_beats(q, p) for q in points)), key=lambda p: p.device_bytes)
     data.append({
         "type": "scatter", "mode": "lines", "name": "front", "x": [p.device_bytes / gib for p in front],
-        "y": [p.step_time_s for p in front], "line": {"color": "#1c1f23", "width": 1, "dash": "dot", "shape": "hv"}, "hoverinfo": "skip",
+        "y": [p.step_time_s for p in front], "line": {"color": "#1c1f23", "width": 1, "dash": "dot", "shape": "hv"}, "hoverinfo": "skip",  # noqa: E501
     })  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": "peak memory of the fullest device (GiB)"}}, "yaxis": {"title": {"text": "step time (s)"}},
-        "hovermode": "closest", "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, "margin": {"l": 64, "r": 20, "t": 60, "b": 48},
+        "hovermode": "closest", "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, "margin": {"l": 64, "r": 20, "t": 60, "b": 48},  # noqa: E501
     }  # fmt: skip
     return figure("front", data, layout, 460)
 
@@ -165,30 +165,43 @@ def _beats(a: Point, b: Point) -> bool:
 
 
 def _coordinates(points: list[Point]) -> dict[str, Any] | None:
+    """One line per design over the axes that differ; drawn as plain lines, which needs no WebGL."""
     if not points:
         return None
     flats = [p.choice.flat() for p in points]
-    dimensions: list[dict[str, Any]] = []
-    for axis in ("tp", "cp", "pp", "virtual_stages", "ep", "dp", "micro_batch_size", "zero_stage"):
-        values = sorted({f[axis] for f in flats})
-        if len(values) > 1:
-            position = {v: i for i, v in enumerate(values)}
-            dimensions.append({
-                "label": axis.replace("_", " "), "values": [position[f[axis]] for f in flats],
-                "tickvals": list(range(len(values))), "ticktext": [str(v) for v in values],
-            })  # fmt: skip
-    for axis in ("schedule", "recompute"):
-        names = sorted({str(f[axis]) for f in flats})
+    columns: list[tuple[str, list[float], list[tuple[float, str]]]] = []
+    for axis in ("tp", "cp", "pp", "virtual_stages", "ep", "dp", "micro_batch_size", "zero_stage", "schedule", "recompute"):
+        names = sorted({f[axis] for f in flats}) if isinstance(flats[0][axis], int) else sorted({str(f[axis]) for f in flats})
         if len(names) > 1:
-            values = [names.index(str(f[axis])) for f in flats]
-            short = [n.replace("selective:", "") for n in names]
-            dimensions.append({"label": axis, "values": values, "tickvals": list(range(len(names))), "ticktext": short})
-    dimensions.append({"label": "memory (GiB)", "values": [p.device_bytes / 2.0**30 for p in points]})
-    times = [p.step_time_s for p in points]
-    dimensions.append({"label": "step time (s)", "values": times})
-    line = {"color": times, "colorscale": "Viridis", "reversescale": True, "showscale": False}
-    trace = {"type": "parcoords", "dimensions": dimensions, "line": line}
-    return figure("coordinates", [trace], {"margin": {"l": 60, "r": 60, "t": 60, "b": 20}}, 460)
+            place = {str(n): i / (len(names) - 1) for i, n in enumerate(names)}
+            ticks = [(place[str(n)], str(n).replace("selective:", "")) for n in names]
+            columns.append((axis.replace("_", " "), [place[str(f[axis])] for f in flats], ticks))
+    for label, values in (("memory (GiB)", [p.device_bytes / 2.0**30 for p in points]), ("step time (s)", [p.step_time_s for p in points])):  # noqa: E501
+        low, high = min(values), max(values)
+        span = (high - low) or 1.0
+        columns.append((label, [(v - low) / span for v in values], [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")]))
+    order = sorted(range(len(points)), key=lambda i: -points[i].step_time_s)
+    data: list[dict[str, Any]] = []
+    for rank, i in enumerate(order):
+        best = rank == len(order) - 1
+        shade = 1.0 - rank / max(len(order) - 1, 1)
+        color = "#d55e00" if best else f"rgba(0,{int(90 + 90 * shade)},{int(150 + 70 * shade)},{0.75 - 0.5 * shade:.2f})"
+        data.append({
+            "type": "scatter", "mode": "lines", "x": list(range(len(columns))), "y": [c[1][i] for c in columns],
+            "line": {"color": color, "width": 3 if best else 1.3}, "text": [points[i].hover] * len(columns),
+            "hovertemplate": "%{text}<extra></extra>", "showlegend": False,
+        })  # fmt: skip
+    notes = [
+        {"x": x, "y": y, "text": text if len(text) < 22 else text[:20] + "…", "showarrow": False, "xanchor": "left",
+         "font": {"size": 11}, "bgcolor": "rgba(255,255,255,0.7)"}
+        for x, (_, _, ticks) in enumerate(columns) for y, text in ticks
+    ]  # fmt: skip
+    layout = {
+        "xaxis": {"tickvals": list(range(len(columns))), "ticktext": [c[0] for c in columns], "range": [-0.2, len(columns) - 0.3]},
+        "yaxis": {"visible": False, "range": [-0.06, 1.06]}, "annotations": notes, "hovermode": "closest",
+        "margin": {"l": 20, "r": 60, "t": 14, "b": 60},
+    }  # fmt: skip
+    return figure("coordinates", data, layout, 460)
 
 
 def _gantt(title: str, result: Result) -> str:
@@ -206,7 +219,7 @@ def _gantt(title: str, result: Result) -> str:
         x, w = float(timeline.start[op]) * scale, max(float(timeline.seconds[op]) * scale, 0.2)
         color = _COLORS.get(OpKind(int(program.kind[op])), "#777777")
         faded = ' fill-opacity=".72"' if int(program.microbatch[op]) % 2 else ""
-        hover = f"{program.label(op)}: {format_seconds(float(timeline.seconds[op]))} from {format_seconds(float(timeline.start[op]))}"
+        hover = f"{program.label(op)}: {format_seconds(float(timeline.seconds[op]))} from {format_seconds(float(timeline.start[op]))}"  # noqa: E501
         parts.append(
             f'<rect x="{x:.2f}" y="{program.role[op] * row:.1f}" width="{w:.2f}" height="{row * 0.9:.1f}" fill="{color}"{faded}>'
             f"<title>{escape(hover)}</title></rect>"

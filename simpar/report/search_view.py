@@ -15,7 +15,7 @@ from simpar.search.why import Why
 from simpar.units import format_bytes, format_seconds
 
 _CATEGORIES = {"bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel",
-               "dp": "data parallel", "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "launch": "launch gaps"}  # fmt: skip
+               "dp": "data parallel", "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "launch": "launch gaps"}  # fmt: skip  # noqa: E501
 
 
 def search_report(answer: Answer, reasons: list[Why]) -> RenderableType:
@@ -53,7 +53,7 @@ def _layouts(answer: Answer) -> Table:
         half = (i.high - i.low) / 2.0 / r.step_time_s
         mark = "=" if c.tied and ties > 1 else ""
         table.add_row(
-            f"{number}{mark}", format_seconds(r.step_time_s), f"±{half:.0%}", f"{r.mfu:.1%}", format_bytes(r.worst_rank.device_bytes),
+            f"{number}{mark}", format_seconds(r.step_time_s), f"±{half:.0%}", f"{r.mfu:.1%}", format_bytes(r.worst_rank.device_bytes),  # noqa: E501
             str(c.scored.choice),
         )  # fmt: skip
     if ties > 1:
@@ -113,7 +113,7 @@ def _changes(title: str, changes: tuple[Change, ...]) -> Table:
         table.add_row("", "none makes it faster")
     for change in changes:
         what = ", ".join(f"{axis} {a} -> {b}" for axis, (a, b) in change.axes.items())
-        table.add_row(f"{change.gain:+.2%}", format_seconds(change.scored.step_time_s), format_bytes(change.scored.device_bytes), what)
+        table.add_row(f"{change.gain:+.2%}", format_seconds(change.scored.step_time_s), format_bytes(change.scored.device_bytes), what)  # noqa: E501
     return table
 
 

@@ -446,4 +446,4 @@ class Branch:
         self.incumbents.add(scored)
 
 
-__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Account", "Branch", "Glimpse", "Node", "Progress", "Scored"]
+__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Account", "Branch", "Glimpse", "Node", "Progress", "Scored"]  # noqa: E501

@@ -20,7 +20,7 @@ from simpar.search.space import Space
 from simpar.search.store import Store
 from simpar.search.why import Why, why
 
-FRONTS: Final = ("step_time_s", "peak_memory_bytes", "memory_headroom_bytes", "num_gpus", "cost_usd_per_token", "energy_j_per_token")
+FRONTS: Final = ("step_time_s", "peak_memory_bytes", "memory_headroom_bytes", "num_gpus", "cost_usd_per_token", "energy_j_per_token")  # noqa: E501
 
 
 @dataclass
@@ -160,7 +160,7 @@ def _front(text: str) -> tuple[str, ...]:
     aliases = {"step_time": "step_time_s", "memory": "peak_memory_bytes", "memory_headroom": "memory_headroom_bytes",
                "gpus": "num_gpus", "cost_per_token": "cost_usd_per_token", "energy_per_token": "energy_j_per_token"}  # fmt: skip
     names = tuple(aliases.get(n, n) for n in names)
-    wrong = [Violation("--pareto", n, "no front over this metric", f"two or three of {', '.join(FRONTS)}") for n in names if n not in FRONTS]
+    wrong = [Violation("--pareto", n, "no front over this metric", f"two or three of {', '.join(FRONTS)}") for n in names if n not in FRONTS]  # noqa: E501
     if not wrong and not 2 <= len(set(names)) <= 3:
         wrong = [Violation("--pareto", text, "a front has two or three metrics", f"such as {FRONTS[0]},{FRONTS[1]}")]
     if wrong:

@@ -152,7 +152,8 @@ def find(
         finished = False
     bound = min((state.bounds.get(p, 0.0) for p in parts), default=inf)
     best = state.incumbents.best
-    return Found(space, wish, best, state.account, space.size, bound, finished, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Found(space, wish, best, state.account, space.size, bound, finished, seconds, tuple(state.glimpses))
 
 
 def _executor(name: str, task: Task, workers: int | None, scheduler: str | None) -> Iterator[PartResult]:

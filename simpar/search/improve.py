@@ -18,11 +18,11 @@ from simpar.simulate import simulate
 from simpar.specs.scenario import Scenario
 
 AXES: Final = (
-    "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "virtual_stages", "schedule", "split", "recompute", "zero_stage", "shard_size",
+    "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "virtual_stages", "schedule", "split", "recompute", "zero_stage", "shard_size",  # noqa: E501
     "sequence_parallel", "cp_style", "overlap_tp", "overlap_ep", "ep_dispatcher", "overlap_grad_reduce", "overlap_param_gather",
     "overlap_p2p", "reshard_after_forward", "offload_activations", "offload_optimizer", "placement",
 )  # fmt: skip
-"""Axes that may change; dp follows from the others. Virtual stages and the schedule change together where one asks for the other."""
+"""Axes that may change; dp follows from the others. Virtual stages and the schedule change together where one asks for the other."""  # noqa: E501
 
 _TOGETHER: Final = {"virtual_stages": ("virtual_stages", "schedule"), "schedule": ("virtual_stages", "schedule"),
                     "zero_stage": ("zero_stage", "shard_size")}  # fmt: skip

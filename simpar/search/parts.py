@@ -15,7 +15,6 @@ from simpar.search.pricing import Pricing
 from simpar.search.space import Space
 from simpar.simulate import interpret, prepare, run
 
-
 GLIMPSES = 400
 """Designs of a part that are kept for pages."""
 

@@ -107,7 +107,7 @@ def _fixed(plan: dict[str, Any], training: dict[str, Any]) -> dict[str, tuple[An
             found[axis] = tuple(None if v in ("all", "none", 0) else v for v in values)
         else:
             found[axis] = tuple(values) if values is not None else (value,)
-    for axis, source in (("micro_batch_size", training.get("micro_batch_size", 1)), ("precision", training.get("precision", "bf16"))):
+    for axis, source in (("micro_batch_size", training.get("micro_batch_size", 1)), ("precision", training.get("precision", "bf16"))):  # noqa: E501
         values = _lists(source)
         if values != []:
             found[axis] = tuple(values) if values is not None else (source,)
@@ -146,7 +146,8 @@ def make_space(
 
 def make_template(table: dict[str, Any], file: str = "") -> Scenario:
     """A scenario whose plan does not matter, checked for everything else."""
-    table, base, wrong = dict(table), Path(file).parent if file else Path(), []
+    table, base = dict(table), Path(file).parent if file else Path()
+    wrong: list[Violation] = []
     if "model" in table:
         table["model"], wrong = _model_table(table["model"], base, file)
     cluster = table.get("cluster")
