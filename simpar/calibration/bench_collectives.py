@@ -85,6 +85,10 @@ def collective_call(group: Group, name: str, bytes_: int) -> Callable[[], Any]:
     part = torch.ones(count // n, device=group.device)
     other = torch.ones(count, device=group.device)
 
+    # Renamed in torch 2.13.
+    gather = getattr(d, "all_gather_single", None) or d.all_gather_into_tensor
+    scatter = getattr(d, "reduce_scatter_single", None) or d.reduce_scatter_tensor
+
     def pair() -> None:
         if group.rank == 0:
             d.send(whole, 1)
@@ -93,8 +97,8 @@ def collective_call(group: Group, name: str, bytes_: int) -> Callable[[], Any]:
 
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: d.all_reduce(whole),
-        "all_gather": lambda: d.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: d.reduce_scatter_tensor(part, whole),
+        "all_gather": lambda: gather(whole, part),
+        "reduce_scatter": lambda: scatter(part, whole),
         "all_to_all": lambda: d.all_to_all_single(other, whole),
         "broadcast": lambda: d.broadcast(whole, 0),
         "reduce": lambda: d.reduce(whole, 0),

@@ -42,7 +42,7 @@ def profiles_dir() -> Path:
     """
     package = Path(__file__).resolve().parent.parent
     named = os.environ.get("SIMPAR_PROFILES")
-    for folder in ([Path(named)] if named else [package.parent / "hardware_profiles", package / "_data" / "hardware_profiles"]):
+    for folder in [Path(named)] if named else [package.parent / "hardware_profiles", package / "_data" / "hardware_profiles"]:
         if folder.is_dir():
             return folder
     raise CalibrationError(
@@ -111,9 +111,10 @@ def _gpu(facts: Facts, base: Table) -> Table:
     cores = m["cores"] // m["threads"] or 1
     gpu["name"] = "CPU core" if m["threads"] == 1 else f"{m['threads']} CPU cores"
     gpu["memory"] = facts.sourced(f"{m['memory_bytes'] // cores} B", f"memory of {m['name']}, an even share of {cores} processes")
-    if copied := facts.bandwidth("copy"):
-        gpu["memory_bandwidth"] = facts.sourced(f"{copied!r} B/s", "copy, bytes read and written")
     # A core has no data sheet: what it reaches is its peak.
+    best = max(((facts.bandwidth(r["op"]), r["op"]) for r in facts.store.of_kind("memory")), default=(0.0, ""))
+    if best[0]:
+        gpu["memory_bandwidth"] = facts.sourced(f"{best[0]!r} B/s", f"{best[1]}, bytes read and written")
     rates = {d: facts.rate(d) for d in ("fp32", "bf16")}
     peaks = {d: facts.sourced(f"{rate!r} FLOP/s", what) for d, (rate, what) in rates.items() if rate}
     return {**gpu, "peak_flops": {**base["gpu"]["peak_flops"], **peaks}}
@@ -168,7 +169,7 @@ def _kernels(facts: Facts, base: Table, gpu: Table) -> Table:
     kernels: Table = {
         "base": name, "compute_scale": _compute_scale(facts, reference) or old.get("compute_scale", 1.0),
         "bandwidth_scale": old.get("bandwidth_scale", ratio),
-        "source": facts.source.format("rate of the largest products and of a copy over the base's"),
+        "source": facts.source.format("rate of the largest products and of the memory over the base's"),
     }  # fmt: skip
     if copied:
         kernels["memory_bandwidth_share"] = min(copied / peak, 1.5)
@@ -189,8 +190,8 @@ def _attention(facts: Facts) -> list[Table]:
     rates: dict[str, dict[int, list[float]]] = {}
     for r in facts.store.of_kind("attention"):
         b, s, t, h, _, d = r["shape"]
-        # Backward recomputes the scores: 5 products against 2 (FlashAttention-2, arXiv 2307.08691, section 3.1).
-        work = 4.0 * b * h * s * d * (t - (s - 1) / 2) * (2.5 if r["direction"] == "backward" else 1.0)
+        # The price model counts the forward's work in both directions.
+        work = 4.0 * b * h * s * d * (t - (s - 1) / 2)
         rates.setdefault(r["direction"], {}).setdefault(d, []).append(work / r["seconds"])
     return [
         {
