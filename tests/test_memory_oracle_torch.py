@@ -221,9 +221,18 @@ def test_fully_sharded_states_are_exact(shape: Shape) -> None:
     assert held * WORLD == states(layout, 0)[0] * state.moments
 
 
-def sharded(shape: Shape, mesh: DeviceMesh) -> Llama:
-    """FSDP2 with one group per layer, the embedding, and norm with output; fp32 shards, bf16 compute, fp32 reduction."""
+def sharded(shape: Shape, mesh: DeviceMesh, wrap: Any = None, tensor: DeviceMesh | None = None) -> Llama:
+    """FSDP2 with one group per layer, the embedding, and norm with output; fp32 shards, bf16 compute, fp32 reduction.
+
+    Args:
+        wrap: put around every layer first.
+        tensor: split over these ranks first, with sequence parallelism.
+    """
     model = build(shape, torch.float32)
+    if tensor is not None:
+        tensor_parallel(model, tensor, sequence=True)
+    for name in list(model.layers):
+        model.layers[name] = wrap(model.layers[name]) if wrap else model.layers[name]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh, mp_policy=policy)

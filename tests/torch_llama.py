@@ -146,7 +146,12 @@ class Llama(nn.Module):
 
 def build(shape: Shape, dtype: torch.dtype = torch.bfloat16, **stage: Any) -> Llama:
     """The model on the CPU."""
-    return Llama(shape, **stage).to(dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return Llama(shape, **stage)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def local_elements(module: nn.Module) -> int:

@@ -163,7 +163,9 @@ class _Sharded:
         if not self.active:
             return
         blocks = self.layout.stage_blocks[stage]
-        for offset in range(self.layout.framework.fsdp_prefetch_groups + 1):
+        at_loss = step < 0 and any(name == "head/logits" for name, _ in blocks[index].saved)
+        ahead = 0 if at_loss else self.layout.framework.fsdp_prefetch_groups
+        for offset in range(ahead + 1):
             wanted = index + step * offset
             if 0 <= wanted < len(blocks) and (stage, wanted) not in self.gathered:
                 self._gather(stage, wanted)

@@ -200,6 +200,8 @@ class _Gathers:
         weights = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
         behind = [state.reduce * p for p in (*held[1:], 0.0)]
         begin = [w + b for w, b in zip(weights, behind, strict=True)]
+        if any(name == "head/logits" for name, _ in blocks[-1].saved):
+            begin[-1] = state.gather * held[-1]  # nothing is prefetched before the loss is through
         end = [w + 2.0 * p + max(b, state.reduce * p) for w, b, p in zip(weights, behind, held, strict=True)]
         return cls(forward, begin, end)
 

@@ -214,12 +214,12 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "logits_vocab_parallel": True, "p2p_blocking": True,
-              "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 4.5,
+              "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True},
              "torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
              "grad_recv_info); torchtitan and torch FSDP2 sources; tensor/parallel/loss.py: the "
-             "vocabulary-parallel loss is composite, five "
-             "fp32 tensors at its backward (20 bytes per logit)"),
+             "vocabulary-parallel loss is composite, four "
+             "fp32 tensors at its backward (16 bytes per logit)"),
          Row((2024, 12), {"expandable_segments": True}, "torchtitan run_train.sh sets expandable_segments"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
              "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed "
