@@ -156,6 +156,7 @@ class _Sharded:
         self.unsharded = sharded and not self.active
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.resting: dict[tuple[int, int], list[int]] = {}
+        self.reducing = -1
         self.shards = layout.shard_ranks
 
     def before(self, stage: int, index: int, step: int) -> None:
@@ -196,7 +197,9 @@ class _Sharded:
         own = [trace.ask(w * state.gather) for w in weights]
         held = sum(weights)
         self._reshard(stage, index)
-        buffer = trace.ask(held * state.reduce, "reduce_scatter")
+        # The input of the reduction belongs to the compute stream and lives until the next group's, the output to another.
+        trace.free(self.reducing)
+        self.reducing = trace.ask(held * state.reduce)
         for tensor in own:
             trace.free(tensor)
         shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
@@ -204,10 +207,11 @@ class _Sharded:
             trace.free(shard)
         else:
             self.resting[stage, index] = [shard]
-        trace.free(buffer)
 
     def zero_gradients(self) -> None:
         """The step is over: gradients are set to none."""
+        self.trace.free(self.reducing)
+        self.reducing = -1
         for tensors in self.resting.values():
             for tensor in tensors:
                 self.trace.free(tensor)
