@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simpar.planning.closed_forms import exact_interval_s, goodput_exact, mtti_s, poisson_tail
@@ -282,6 +282,8 @@ def test_progress_in_closed_form_equals_the_walk(
         now += elapsed
         progress.interrupt(elapsed, now)
         if fails:
+            # A fault at the very instant a checkpoint becomes durable: rounding decides, either answer is right.
+            assume(all(abs(now - begun - durable) > 1e-6 for begun, _ in walk.saves))
             walk.fail(now)
             progress.roll_back(now)
         assert progress.work_s == pytest.approx(walk.work, abs=1e-6)

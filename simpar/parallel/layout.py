@@ -154,8 +154,6 @@ class Layout:
         """How blocks are split, with the plan's recomputation."""
         model, training = self.scenario.model, self.training
         recompute, _ = _recompute(self.plan)
-        if self.compiled and "op" in recompute.modules:
-            recompute = Recompute(modules=recompute.modules | {"op_compiled"})
         moe = model.moe if isinstance(model, TransformerSpec) else None
         capacity = training.routing.capacity_factor
         load = capacity if capacity is not None else self.load_factor

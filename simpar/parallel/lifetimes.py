@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from simpar.parallel.block_memory import BlockMemory
+from simpar.parallel.local_shapes import SplitOptions
 from simpar.parallel.recompute import repeated
-from simpar.parallel.split import LocalBlock, SplitOptions, Splitter
+from simpar.parallel.split import LocalBlock
 from simpar.workload.ops import Block, Op, Region, Seam
 
 Step = tuple[str, int]
@@ -48,11 +50,11 @@ def lifetimes(local: LocalBlock, *, split_backward: bool = False) -> Lifetimes:
 
 @lru_cache(maxsize=4096)
 def _lifetimes(block: Block, options: SplitOptions, split_backward: bool) -> Lifetimes:
-    return _Order(Splitter(block, options)).build(split_backward=split_backward)
+    return _Order(BlockMemory(block, options)).build(split_backward=split_backward)
 
 
 class _Order:
-    def __init__(self, splitter: Splitter) -> None:
+    def __init__(self, splitter: BlockMemory) -> None:
         self.splitter, self.block = splitter, splitter.block
         self.tensors = _pieces(splitter)
         self.kept = self._kept()
@@ -289,7 +291,7 @@ class _Order:
 _QKV = frozenset({"attention/qkv_out", "attention/q", "attention/k", "attention/v"})
 
 
-def _pieces(splitter: Splitter) -> dict[str, tuple[int, ...]]:
+def _pieces(splitter: BlockMemory) -> dict[str, tuple[int, ...]]:
     """Saved tensors by name as the tensors they consist of."""
     found: dict[str, tuple[int, ...]] = {}
     for name, amount in splitter.tensors().items():

@@ -49,8 +49,6 @@ RULES: dict[str, Rule] = {
         ("input_norm_out", "mlp_norm_out", "input_norm_fp32", "mlp_norm_fp32", "mlp/activation_gate", "mlp/fc2_in"),
         ("input_norm", "mlp_norm", "attention/rope", "attention/proj", "mlp/activation"),
     ),
-    # Compiled, the output of w2 is not kept: the partitioner knows that nothing in the backward reads it.
-    "op_compiled": Rule(("mlp_norm_in",), ()),
 }
 
 # mla_up_proj must not free the latents that share a prefix with q, k, v.

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from simpar.parallel.block_memory import BlockMemory
 from simpar.parallel.keys import BlockOp, Compute, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
-from simpar.parallel.split import LocalBlock, Splitter
+from simpar.parallel.split import LocalBlock
 from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
 
 Pass = tuple[str, int, int, int]
@@ -156,7 +157,6 @@ class _Sharded:
         self.unsharded = sharded and not self.active
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.resting: dict[tuple[int, int], list[int]] = {}
-        self.reducing = -1
         self.shards = layout.shard_ranks
 
     def before(self, stage: int, index: int, step: int) -> None:
@@ -197,9 +197,7 @@ class _Sharded:
         own = [trace.ask(w * state.gather) for w in weights]
         held = sum(weights)
         self._reshard(stage, index)
-        # The input of the reduction belongs to the compute stream and lives until the next group's, the output to another.
-        trace.free(self.reducing)
-        self.reducing = trace.ask(held * state.reduce)
+        buffer = trace.ask(held * state.reduce, "reduce_scatter")
         for tensor in own:
             trace.free(tensor)
         shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
@@ -207,11 +205,10 @@ class _Sharded:
             trace.free(shard)
         else:
             self.resting[stage, index] = [shard]
+        trace.free(buffer)
 
     def zero_gradients(self) -> None:
         """The step is over: gradients are set to none."""
-        self.trace.free(self.reducing)
-        self.reducing = -1
         for tensors in self.resting.values():
             for tensor in tensors:
                 self.trace.free(tensor)
@@ -278,7 +275,7 @@ def placeholders(layout: Layout, stages: list[int]) -> dict[tuple[int, int], flo
     """(rows, columns) -> bytes of what stands for weight gradients that accumulate in place: one tensor of every shape."""
     shapes: dict[tuple[int, int], float] = {}
     for block in {id(b): b for stage in stages for b in layout.stage_blocks[stage]}.values():
-        shapes |= Splitter(block.block, block.options).weight_shapes()
+        shapes |= BlockMemory(block.block, block.options).weight_shapes()
     return shapes
 
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from simpar.costs.price import Price
 from simpar.costs.pricer import LayoutPricer
+from simpar.parallel.block_memory import BlockMemory
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import StageLayers
 from simpar.parallel.recompute import Recompute
-from simpar.parallel.split import LocalBlock, Splitter
+from simpar.parallel.split import LocalBlock
 from simpar.parallel.work import ExpertExchange, LocalOp
 from simpar.program.program import FloatArray, IntArray
 from simpar.result.memory import _block_bytes
@@ -149,7 +150,7 @@ def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bo
     return BlockTable(
         seconds, host, compute, kept, parts[:, 2] + parts[:, 3], parts[:, 2] + np.array([_bare_transient(b) for b in blocks]), parts[:, 4], parts[:, 1] * copies / (2.0 + copies),  # noqa: E501
         parts[:, 1] * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs,
-        tuple(Splitter(b.block, b.options).weight_shapes() for b in blocks),
+        tuple(BlockMemory(b.block, b.options).weight_shapes() for b in blocks),
         np.array([b.dense_parameters for b in blocks]), np.array([b.expert_parameters for b in blocks]),
         np.array([b.lora_parameters for b in blocks]), layout.calibration.pass_s,
     )  # fmt: skip
@@ -158,7 +159,7 @@ def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bo
 def _bare_transient(block: LocalBlock) -> float:
     """Bytes of gradients in flight where nothing stands for the weights' gradients (full sharding)."""
     options = replace(block.options, weight_gradients="none", grouped_weight_gradients="none")
-    return block.transient if options == block.options else Splitter(block.block, options).transient()
+    return block.transient if options == block.options else BlockMemory(block.block, options).transient()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,83 @@
+"""A scenario as TOML: what differs from the defaults, in the order of the file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from simpar.specs.models_io import load_model, model_names
+from simpar.specs.scenario import Scenario
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items() if v is not None) + " }"
+    raise TypeError(f"no TOML for {value!r}")
+
+
+def _differences(spec: BaseModel, keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Fields that differ from the spec's defaults, and those to keep anyway."""
+    found: dict[str, Any] = {}
+    for name, field in type(spec).model_fields.items():
+        value = getattr(spec, name)
+        if name not in keep and value == field.get_default(call_default_factory=True):
+            continue
+        if value is None:
+            continue
+        found[name] = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+    return found
+
+
+def model_text(scenario: Scenario) -> str | dict[str, Any]:
+    """The name of the preset that the model is, or its table."""
+    for name in model_names():
+        if load_model(name) == scenario.model:
+            return name
+    return {k: v for k, v in scenario.model.model_dump(exclude_none=True).items() if v != ""}
+
+
+def scenario_table(scenario: Scenario) -> dict[str, Any]:
+    """The raw table of a scenario."""
+    found: dict[str, Any] = {"name": scenario.name}
+    if scenario.description:
+        found["description"] = scenario.description
+    found |= {"model": model_text(scenario), "framework": scenario.framework}
+    if scenario.framework_version:
+        found["framework_version"] = scenario.framework_version
+    found["cluster"] = _differences(scenario.cluster, ("hardware", "num_nodes"))
+    keep = ("tp", "cp", "pp", "dp", "zero_stage", "schedule", "recompute")
+    found["plan"] = _differences(scenario.plan, keep)
+    training = ("sequence_length", "global_batch_size", "micro_batch_size", "precision", "optimizer")
+    found["training"] = _differences(scenario.training, training)
+    effects = _differences(scenario.effects) if hasattr(scenario, "effects") else {}
+    if effects:
+        found["effects"] = effects
+    return found
+
+
+def scenario_text(scenario: Scenario) -> str:
+    """The scenario as a TOML file."""
+    return table_text(scenario_table(scenario))
+
+
+def table_text(table: dict[str, Any]) -> str:
+    """A raw scenario table as a TOML file."""
+    lines = [f"{k} = {toml_value(v)}" for k, v in table.items() if not isinstance(v, dict)]
+    for name, part in table.items():
+        if isinstance(part, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in part.items() if v is not None)]
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["model_text", "scenario_table", "scenario_text", "table_text", "toml_value"]
