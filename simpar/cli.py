@@ -248,22 +248,21 @@ def serve(
 
 @app.command()
 def export(
-    framework: Annotated[str, typer.Argument(help="megatron.")],
+    framework: Annotated[str, typer.Argument(help="megatron, torchtitan, deepspeed or nanotron.")],
     scenario: ScenarioFile,
     overrides: SetOption = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write here instead of printing.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A folder for all files, or a file for the main one.")] = None,
 ) -> None:
-    """A scenario as the launch script of a framework."""
-    from simpar.interop.megatron import launch_script
-    from simpar.registry import Registry
-    from simpar.report.output import write_file
+    """A scenario as the launch files of a framework; without --out the main one is printed."""
+    from simpar.interop.export import export_files, write_files
     from simpar.specs.scenario import read_scenario
 
-    text = Registry("export format", {"megatron": launch_script})[framework](read_scenario(scenario, overrides))
+    files = export_files(framework, read_scenario(scenario, overrides))
     if out is None:
-        print(text, end="")
-    else:
-        write_file(out, text.encode(), "--out")
+        print(next(iter(files.values())), end="")
+        return
+    for path in write_files(files, out):
+        print(f"wrote {path}")
 
 
 @app.command()

@@ -1,0 +1,55 @@
+"""A scenario as files that start the run: the one table of export formats, for `simpar export`, `search --export` and the page.
+
+A format is a function Scenario -> {file name: text}, the main file first; beside it stand the Slurm script and the rank map.
+What a framework cannot run is an InputError that names every violation; nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from simpar.errors import InputError, Violation
+from simpar.interop import megatron
+from simpar.registry import Registry
+from simpar.specs.scenario import Scenario
+
+Exporter = Callable[[Scenario], dict[str, str]]
+
+FORMATS: Final[Registry[Exporter]] = Registry("export format", {"megatron": megatron.export})
+"""Name -> exporter."""
+
+
+def export_files(name: str, scenario: Scenario) -> dict[str, str]:
+    """File name -> text of `scenario` for the framework `name`, the main file first.
+
+    Raises:
+        UnknownNameError: no such format.
+        InputError: everything of the scenario that the framework cannot run.
+    """
+    return FORMATS[name](scenario)
+
+
+def write_files(files: dict[str, str], out: Path, field: str = "--out") -> list[Path]:
+    """Write `files` into the folder `out`; a path with a suffix (run.sh) is a file and takes the main file alone.
+
+    Returns:
+        The paths written, the main file's first.
+
+    Raises:
+        InputError: a file is in the way of the folder, a folder in the way of the file, or writing is not permitted.
+    """
+    single = bool(out.suffix) and not out.is_dir()
+    targets = {out: next(iter(files.values()))} if single else {out / name: text for name, text in files.items()}
+    try:
+        for path, text in targets.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror or error}"
+        raise InputError([Violation(field, str(out), rule, "name a folder, or a file that may be replaced")]) from None
+    return list(targets)
+
+
+__all__ = ["FORMATS", "Exporter", "export_files", "write_files"]
