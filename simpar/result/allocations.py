@@ -157,6 +157,7 @@ class _Sharded:
         self.unsharded = sharded and not self.active
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.resting: dict[tuple[int, int], list[int]] = {}
+        self.reducing = -1
         self.shards = layout.shard_ranks
 
     def before(self, stage: int, index: int, step: int) -> None:
@@ -197,7 +198,10 @@ class _Sharded:
         own = [trace.ask(w * state.gather) for w in weights]
         held = sum(weights)
         self._reshard(stage, index)
-        buffer = trace.ask(held * state.reduce, "reduce_scatter")
+        stays = self.layout.framework.fsdp_reduce_input_stays
+        if stays:
+            self._let_go()
+        self.reducing = trace.ask(held * state.reduce, "compute" if stays else "reduce_scatter")
         for tensor in own:
             trace.free(tensor)
         shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
@@ -205,7 +209,14 @@ class _Sharded:
             trace.free(shard)
         else:
             self.resting[stage, index] = [shard]
-        trace.free(buffer)
+        if not stays or (stage, index) == (0, 0):
+            # With the backward over, torch FSDP2's root lets go of the last input (_root_post_backward_final_callback).
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Give the input of the last reduction back."""
+        self.trace.free(self.reducing)
+        self.reducing = -1
 
     def zero_gradients(self) -> None:
         """The step is over: gradients are set to none."""

@@ -119,6 +119,9 @@ class FrameworkSpec:
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint
             bookkeeping.
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
+        collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other
+            nodes: the threads that serve the sends share the host with the launches.
+        collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
         microbatch_cpu_s: per micro-batch: data, schedule, p2p set-up, synchronisation.
 
     Attention
@@ -144,6 +147,8 @@ class FrameworkSpec:
 
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
+        fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
+            reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
         reshard_after_forward: default.
 
@@ -209,6 +214,8 @@ class FrameworkSpec:
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
     collective_cpu_s: float = 50e-6
+    collective_rank_cpu_s: float = 0.0
+    collective_step_s: float = 0.0
     microbatch_cpu_s: float = 1e-3
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     context_bytes: float = 1.0 * 2**30
@@ -222,6 +229,7 @@ class FrameworkSpec:
     expandable_segments: bool = False
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
+    fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
