@@ -175,7 +175,12 @@ class LayoutPricer:
         raise InternalError(f"no price for {work!r}")
 
     def _collective(self, work: Collective) -> Price:
-        once = self._timed(work.name, work.bytes, self._placement(work))
+        placement = self._placement(work)
+        once = self._timed(work.name, work.bytes, placement)
+        step = self.layout.framework.collective_step_s
+        if step and work.dimension == "tp" and placement.num_nodes > 1:
+            more = step * (placement.size - 1)
+            once = Price(once.seconds + more, once.low + 0.5 * more, once.high + 1.5 * more, once.provenance)
         if work.repeat == 1:
             return once
         return scaled(once, float(work.repeat))
@@ -199,12 +204,19 @@ class LayoutPricer:
         spec, training = self.layout.framework, self.layout.training
         if training.cuda_graphs:
             return 0.0
-        collectives = price.collectives * spec.collective_cpu_s
+        collectives = price.collectives * self._collective_host_s
         if self.layout.compiled:
             return price.kernels * spec.compiled_launch_s + collectives
         each = spec.launch_s if phase == "F" else spec.backward_launch_s
         passes = 2.0 if phase != "F" and price.recomputes else 1.0
         return price.kernels * each + collectives + passes * spec.layer_cpu_s
+
+    @cached_property
+    def _collective_host_s(self) -> float:
+        """Host time to issue one collective inside a layer."""
+        spec, plan = self.layout.framework, self.layout.plan
+        far = plan.pp > 1 and plan.tp > 1 and spec.collective_rank_cpu_s and self._hop("pp").num_nodes > 1
+        return spec.collective_cpu_s + (spec.collective_rank_cpu_s * plan.tp if far else 0.0)
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]

@@ -214,11 +214,13 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "saves_gathered_input": True, "gradient_dtype": "fp32",
               "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
-              "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
+              "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True,
+              "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True},
              "torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
-             "grad_recv_info); torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states); tensor/parallel/loss.py: the "
+             "grad_recv_info); torchtitan and torch FSDP2 sources (_fsdp_param_group.py: "
+             "reduce_scatter_states); tensor/parallel/loss.py: the "
              "vocabulary-parallel loss is composite, four "
              "fp32 tensors at its backward (16 bytes per logit)"),
          Row((2024, 12), {"expandable_segments": True}, "torchtitan run_train.sh sets expandable_segments"),
