@@ -24,6 +24,7 @@ from simpar.topology.placement import GroupPlacement
 from simpar.workload.network import Network, padded_vocabulary, simple_network, transformer_network
 from simpar.workload.ops import Block
 from simpar.workload.style import BlockStyle
+from simpar.workload.widen import widened
 
 _KERNEL_DTYPE = {"fp8-block": "fp8_block", "nvfp4": "fp4"}
 """Precisions whose matmuls the kernel tables call otherwise."""
@@ -145,7 +146,8 @@ class Layout:
         if isinstance(model, TransformerSpec):
             multiple = 128 * self.plan.tp if self.framework.name.startswith(("megatron", "nemo", "zero")) else self.plan.tp
             vocab = padded_vocabulary(model.vocab_size, multiple)
-            return transformer_network(model, training.micro_batch_size, training.sequence_length, self.style, vocab)
+            network = transformer_network(model, training.micro_batch_size, training.sequence_length, self.style, vocab)
+            return widened(network) if training.precision in ("fp32", "tf32") else network
         element = 4.0 if training.precision in ("fp32", "tf32") else 2.0
         return simple_network(model, training.micro_batch_size, element, self.plan.tp)
 
@@ -154,6 +156,8 @@ class Layout:
         """How blocks are split, with the plan's recomputation."""
         model, training = self.scenario.model, self.training
         recompute, _ = _recompute(self.plan)
+        if self.compiled and "op" in recompute.modules:
+            recompute = Recompute(modules=recompute.modules | {"op_compiled"})
         moe = model.moe if isinstance(model, TransformerSpec) else None
         capacity = training.routing.capacity_factor
         load = capacity if capacity is not None else self.load_factor
@@ -188,18 +192,18 @@ class Layout:
         _, spec = _recompute(self.plan)
         blocks: list[LocalBlock] = []
         if stage.embedding and network.embedding is not None:
-            blocks.append(self._split(network.embedding, plain))
+            blocks.append(self.split(network.embedding, plain))
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
         for offset in range(stage.count):
             options = self.options if offset < limit else plain
-            blocks.append(self._split(network.layers[stage.first + offset], options))
+            blocks.append(self.split(network.layers[stage.first + offset], options))
         if stage.head:
             for block in network.mtp:
-                blocks.append(self._split(block, self.options))
+                blocks.append(self.split(block, self.options))
                 if network.mtp_head is not None:
-                    blocks.append(replace(self._split(network.mtp_head, plain), dense_parameters=0.0))
+                    blocks.append(replace(self.split(network.mtp_head, plain), dense_parameters=0.0))
             if network.head is not None:
-                blocks.append(self._split(network.head, plain))
+                blocks.append(self.split(network.head, plain))
         return blocks
 
     @cached_property
@@ -211,7 +215,8 @@ class Layout:
     def _split_cache(self) -> dict[tuple[int, int], LocalBlock]:
         return {}
 
-    def _split(self, block: Block, options: SplitOptions) -> LocalBlock:
+    def split(self, block: Block, options: SplitOptions) -> LocalBlock:
+        """One rank's share of a block of this network, each computed once."""
         key = (id(block), id(options))
         if key not in self._split_cache:
             self._split_cache[key] = split_block(block, options)

@@ -49,6 +49,9 @@ RULES: dict[str, Rule] = {
         ("input_norm_out", "mlp_norm_out", "input_norm_fp32", "mlp_norm_fp32", "mlp/activation_gate", "mlp/fc2_in"),
         ("input_norm", "mlp_norm", "attention/rope", "attention/proj", "mlp/activation"),
     ),
+    # Beside "op" in a compiled graph: nothing in the backward reads the output of w2, so the partitioner does not keep it
+    # (torch 2.13, backend aot_eager_decomp_partition: x, wq, wv, attention output, row statistics and w1 are what is saved).
+    "op_compiled": Rule(("mlp_norm_in",), ()),
 }
 
 # mla_up_proj must not free the latents that share a prefix with q, k, v.
