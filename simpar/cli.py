@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from simpar.cli_search import improve, search
 from simpar.interop.commands import import_app
 
 app = typer.Typer(
@@ -22,6 +23,8 @@ validate_app = typer.Typer(
 )  # fmt: skip
 app.add_typer(validate_app, name="validate")
 app.add_typer(import_app, name="import")
+app.command()(search)
+app.command()(improve)
 
 ScenarioFile = Annotated[Path, typer.Argument(help="A scenario, TOML.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override one field: plan.pp=8. Repeatable.")]
@@ -114,6 +117,36 @@ def explain(
     from simpar.report.step_table import show
 
     show(explain_report(result, found))
+
+
+@app.command("diff")
+def trace_diff(
+    scenario: ScenarioFile,
+    trace: Annotated[Path, typer.Argument(help="A torch.profiler trace of one rank, .json or .json.gz.")],
+    rank: Annotated[int | None, typer.Option(help="Global rank of the trace; without it what the trace says.")] = None,
+    overrides: SetOption = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A measured step beside the predicted one: the difference by cause, op by op."""
+    from functools import partial
+
+    from simpar.interop.kineto_step import read_steps
+    from simpar.specs.scenario import read_scenario
+    from simpar.validation.trace_diff import diff
+
+    found = diff(read_scenario(scenario, overrides), partial(read_steps, trace), rank)
+    if html is not None:
+        from simpar.report.diff_html import write_diff_html
+
+        write_diff_html(found, html)
+    if as_json:
+        _print_json(found.to_json())
+        return
+    from simpar.report.diff_view import diff_report
+    from simpar.report.step_table import show
+
+    show(diff_report(found))
 
 
 @app.command()

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
@@ -79,7 +80,12 @@ def collective_bytes(collective: str, args: Mapping[str, Any]) -> float | None:
     return float(count) * width if width and isinstance(count, int | float) else None
 
 
-def _events(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def trace_events(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(events with a duration, the rest of the file's object) of a trace.
+
+    Raises:
+        InputError: not such a file.
+    """
     file = str(path)
     try:
         trace = json.loads(read_text(path))
@@ -91,21 +97,28 @@ def _events(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return [e for e in events if isinstance(e, dict) and e.get("ph") == "X"], trace if isinstance(trace, dict) else {}
 
 
-def _span(event: Mapping[str, Any], file: str) -> Interval:
+def span(event: Mapping[str, Any], file: str) -> Interval:
+    """(start, end) of an event in seconds."""
     try:
         start, duration = float(event["ts"]) * US, float(event["dur"]) * US
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{file}: event {str(event.get('name'))[:60]!r}: ts and dur must be numbers (microseconds)") from None
+    if not (isfinite(start) and isfinite(duration) and duration >= 0):
+        raise InputError(f"{file}: event {str(event.get('name'))[:60]!r}: ts and dur must be finite, dur not negative")
     return start, start + duration
 
 
-def _kernels(events: Sequence[Mapping[str, Any]], file: str) -> list[Kernel]:
-    """Device events by start."""
+def device_kernels(events: Sequence[Mapping[str, Any]], file: str) -> list[Kernel]:
+    """Device events by start.
+
+    Raises:
+        InputError: there are none.
+    """
     found = []
     for event in events:
         category = str(event.get("cat", "")).lower()
         if category in ("kernel", "gpu_memcpy", "gpu_memset"):
-            args, (start, end) = event.get("args") or {}, _span(event, file)
+            args, (start, end) = event.get("args") or {}, span(event, file)
             stream = args.get("stream", event.get("tid", 0))
             name, number = str(event.get("name", "")), stream if isinstance(stream, int) else -1
             found.append(Kernel(name, kernel_class(name, category, args), number, start, end, args))
@@ -118,7 +131,7 @@ def _kernels(events: Sequence[Mapping[str, Any]], file: str) -> list[Kernel]:
 def _launch(events: Sequence[Mapping[str, Any]], kernels: Sequence[Kernel], file: str) -> dict[str, float | None]:
     """Seconds from the host's call to the kernel's start, and idle time between kernels."""
     called = {
-        event["args"]["correlation"]: _span(event, file)[0]
+        event["args"]["correlation"]: span(event, file)[0]
         for event in events
         if str(event.get("cat")) in ("cuda_runtime", "cuda_driver") and "correlation" in (event.get("args") or {})
     }  # fmt: skip
@@ -194,7 +207,7 @@ def _gemm_points(events: Sequence[Mapping[str, Any]], kernels: Sequence[Kernel],
     backward: dict[Any, list[Interval]] = defaultdict(list)
     for event in events:
         if str(event.get("name", "")).startswith("autograd::engine::evaluate_function"):
-            backward[event.get("tid")].append(_span(event, file))
+            backward[event.get("tid")].append(span(event, file))
     covered = {tid: union(spans) for tid, spans in backward.items()}
     comm = union((k.start_s, k.end_s) for k in kernels if k.kind == "nccl")
     by_op: dict[Any, list[Kernel]] = defaultdict(list)
@@ -204,7 +217,7 @@ def _gemm_points(events: Sequence[Mapping[str, Any]], kernels: Sequence[Kernel],
     times: dict[tuple[tuple[int, int, int], str], list[float]] = defaultdict(list)
     for event in events:
         found = _gemm_shape(event) if event.get("cat") == "cpu_op" else None
-        if found is None or _inside(covered.get(event.get("tid"), []), _span(event, file)[0]):
+        if found is None or _inside(covered.get(event.get("tid"), []), span(event, file)[0]):
             continue
         mine = by_op.get((event.get("args") or {}).get("External id"), [])
         beside = common(union((k.start_s, k.end_s) for k in mine), comm)
@@ -230,8 +243,8 @@ def read(path: str | Path) -> Part:
         InputError: not such a trace, or one without kernels.
     """
     file = str(path)
-    events, trace = _events(path)
-    kernels = _kernels(events, file)
+    events, trace = trace_events(path)
+    kernels = device_kernels(events, file)
     comm = union((k.start_s, k.end_s) for k in kernels if k.kind == "nccl")
     comp = union((k.start_s, k.end_s) for k in kernels if k.kind not in ("nccl", "copy"))
     streams: dict[int, dict[str, Any]] = {}

@@ -1,0 +1,270 @@
+"""A Kineto (torch.profiler) trace as the slices of one rank's steps, for a comparison with the predicted timeline.
+
+Steps are the profiler's own (`ProfilerStep#N`, from `profiler.step()`); a trace without them is one step. A trace of a GPU gives
+its kernels; one of a CPU its innermost ops and gloo's collectives, for which the time between ops is the host's.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.errors import InputError
+from simpar.interop.intervals import Interval
+from simpar.interop.kineto import Kernel, collective_bytes, collective_name, device_kernels, span, trace_events
+from simpar.parallel.layout import Layout
+from simpar.validation.trace_diff import MeasuredTrace
+from simpar.validation.trace_slices import Slice
+
+_STEP: Final = re.compile(r"^ProfilerStep#(\d+)")
+_OPTIMIZER: Final = re.compile(r"multi_tensor_apply|fused_?adam|adamw?_kernel", re.IGNORECASE)
+_CPU_GEMM: Final = re.compile(r"^aten::(mm|addmm|bmm|baddbmm|_grouped_mm|mkldnn_linear|mv|dot)$|^mkldnn::")
+_CPU_ATTENTION: Final = re.compile(r"^aten::_(scaled_dot_product|flash_attention|efficient_attention)")
+_CPU_COLLECTIVE: Final = re.compile(r"^(?:gloo|mpi|ucc|fake):(\w+)$")
+_KIND: Final = {"gemm": "gemm", "attention": "attention", "memory-bound": "memory_bound", "copy": "copy"}
+_WIDTH: Final = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4}
+_DESCRIBED: Final = (
+    ("pp", "pipe"), ("tp", "tensor"), ("cp", "context"), ("ep", "expert"), ("dp", "data"), ("dp", "shard"), ("dp", "replic"),
+)  # fmt: skip
+"""Dimension and a word in the description of its groups."""
+_GROUPS: Final = (
+    ("tp", "tp"), ("cp", "cp"), ("pp", "pp"), ("dp_cp", "dp"), ("dp", "dp"), ("ep", "ep"), ("edp", "dp"), ("etp", "ep"),
+)  # fmt: skip
+"""Groups of the mesh and the dimension they count for."""
+_TOP: Final = 12
+
+
+def read_steps(path: str | Path, layout: Layout, rank: int | None = None) -> MeasuredTrace:
+    """Steps of the trace at `path`.
+
+    Args:
+        layout: names the dimension of each group of ranks.
+        rank: global rank that the trace is of; none = what it says, else 0.
+
+    Raises:
+        InputError: not such a trace, nothing ran in it, or no whole step.
+    """
+    file = str(path)
+    events, trace = trace_events(path)
+    info = trace.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    own, world = _whole(info.get("rank")), _whole(info.get("world_size"))
+    chosen = rank if rank is not None else own if own is not None else 0
+    groups = _Groups(layout, chosen % layout.mesh.world_size, info)
+    on_gpu = any(str(e.get("cat", "")).lower() == "kernel" for e in events)
+    work, notes = _gpu(events, file, groups) if on_gpu else _cpu(events, file, groups)
+    steps = _steps(work, events, file, notes)
+    slices, lengths, count = [], [], len(steps)
+    for begin, end, mine in steps:
+        slices.append(tuple(_moved(s, begin) for s in mine))
+        lengths.append(end - begin)
+    return MeasuredTrace(
+        tuple(slices), tuple(lengths), file, "cuda" if on_gpu else "cpu", own, world, _longest(slices, count), tuple(notes)
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _moved(item: Slice, begin: float) -> Slice:
+    ready = None if item.ready_s is None else item.ready_s - begin
+    return replace(item, start_s=item.start_s - begin, end_s=item.end_s - begin, ready_s=ready)
+
+
+@dataclass
+class _Groups:
+    """Which dimension a collective belongs to."""
+
+    layout: Layout
+    rank: int
+    info: Mapping[str, Any]
+    unknown: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        mesh = self.layout.mesh
+        self.members: dict[tuple[int, ...], str] = {}
+        self.sizes: dict[int, set[str]] = defaultdict(set)
+        for dim, name in _GROUPS:
+            if mesh.size(dim) > 1:
+                self.members.setdefault(mesh.group_of(self.rank, dim), name)
+                self.sizes[mesh.size(dim)].add(name)
+        for dim in ("shard", "replica"):
+            if mesh.size(dim, self.layout.shard_ranks) > 1:
+                self.members.setdefault(mesh.group_of(self.rank, dim, self.layout.shard_ranks), "dp")
+                self.sizes[mesh.size(dim, self.layout.shard_ranks)].add("dp")
+        self.config: dict[str, Mapping[str, Any]] = {}
+        configs = self.info.get("pg_config")
+        for item in configs if isinstance(configs, list) else []:
+            if isinstance(item, dict):
+                self.config[str(item.get("pg_name"))] = item
+
+    def dimension(self, collective: str, args: Mapping[str, Any]) -> str:
+        """By its ranks, its description, its size, or what only one dimension of the layout does."""
+        config = self.config.get(str(args.get("Process Group Name")), {})
+        ranks = _ranks(args.get("Process Group Ranks")) or _ranks(config.get("ranks"))
+        if ranks in self.members:
+            return self.members[ranks]
+        text = f"{args.get('Process Group Description', '')} {config.get('pg_desc', '')}".lower()
+        used = {name for names in self.sizes.values() for name in names}
+        for name, word in _DESCRIBED:
+            if name in used and (word in text or re.search(rf"(?<![a-z]){name}(?![a-z])", text)):
+                return name
+        if collective == "send_recv" and "pp" in used:
+            return "pp"
+        size = args.get("Group size", config.get("pg_size"))
+        candidates = self.sizes.get(size, set()) if isinstance(size, int) else used
+        if len(candidates) == 1:
+            return next(iter(candidates))
+        self.unknown.add(f"{collective} of {size} ranks" if size else collective)
+        return "other"
+
+
+def _ranks(value: object) -> tuple[int, ...]:
+    """Members where all of them are listed, ascending."""
+    if isinstance(value, list) and all(isinstance(v, int) for v in value):
+        return tuple(sorted(value))
+    text = str(value or "")
+    return tuple(sorted(map(int, re.findall(r"\d+", text)))) if text and "..." not in text else ()
+
+
+def _annotations(events: Iterable[Mapping[str, Any]], file: str, wanted: str) -> list[Interval]:
+    """Spans of the host's annotations that begin with `wanted`, by start."""
+    return sorted(
+        span(e, file) for e in events if e.get("cat") == "user_annotation" and str(e.get("name", "")).startswith(wanted)
+    )
+
+
+def _inside(spans: Sequence[Interval], moment: float) -> bool:
+    at = bisect_right(spans, (moment, float("inf"))) - 1
+    return at >= 0 and moment < spans[at][1]
+
+
+def _gpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tuple[list[Slice], list[str]]:
+    called = {
+        event["args"]["correlation"]: span(event, file)[0]
+        for event in events
+        if str(event.get("cat")) in ("cuda_runtime", "cuda_driver") and "correlation" in (event.get("args") or {})
+    }  # fmt: skip
+    optimizer = _annotations(events, file, "Optimizer.step")
+    found = []
+    for kernel in device_kernels(events, file):
+        ready = called.get(kernel.args.get("correlation"))
+        found.append(_gpu_slice(kernel, ready, groups, _inside(optimizer, ready if ready is not None else -1.0)))
+    return found, [f"collectives of no group of the layout: {', '.join(sorted(groups.unknown))}"] if groups.unknown else []
+
+
+def _gpu_slice(kernel: Kernel, ready: float | None, groups: _Groups, in_optimizer: bool) -> Slice:
+    lane = f"stream {kernel.stream}"
+    if kernel.kind == "nccl":
+        raw = str(kernel.args.get("Collective name") or re.sub(r"^(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+).*", r"\1", kernel.name))
+        name = collective_name(raw)
+        # An all-to-all runs as sends and receives too; a batch of them calls itself "coalesced".
+        name = "send_recv" if "sendrecv" in kernel.name.lower() and name != "all_to_all" else name
+        return Slice(kernel.start_s, kernel.end_s, groups.dimension(name, kernel.args), name, lane, collective=name,
+                     bytes=collective_bytes(name, kernel.args) or 0.0, ready_s=ready)  # fmt: skip
+    kind = _KIND[kernel.kind]
+    if kind == "memory_bound" and (in_optimizer or _OPTIMIZER.search(kernel.name)):
+        kind = "optimizer"
+    return Slice(kernel.start_s, kernel.end_s, kind, kernel.name, lane, ready_s=ready)
+
+
+def _cpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tuple[list[Slice], list[str]]:
+    """Innermost ops of every thread; ready when they start, as the host is the device."""
+    optimizer = _annotations(events, file, "Optimizer.step")
+    threads: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    found: list[Slice] = []
+    for event in events:
+        name = str(event.get("name", ""))
+        wire = _CPU_COLLECTIVE.match(name)
+        if wire is not None:
+            found.append(_cpu_collective(event, wire[1], span(event, file), groups))
+        elif event.get("cat") == "cpu_op":
+            start, end = span(event, file)
+            threads[event.get("tid")].append((start, end, name))
+    for tid, spans in threads.items():
+        for start, end, name in _innermost(spans):
+            if name.startswith("c10d::") or end <= start:
+                continue  # issues a collective; the time on the wire is an event of its own
+            kind = "optimizer" if _inside(optimizer, start) else "memory_bound"
+            kind = "gemm" if _CPU_GEMM.match(name) else "attention" if _CPU_ATTENTION.match(name) else kind
+            found.append(Slice(start, end, kind, name, f"thread {tid}", ready_s=start))
+    if not found:
+        raise InputError(f"{file}: no kernels (cat = kernel) and no ops (cat = cpu_op); expected a trace of torch.profiler")
+    notes = ["a trace without kernels: the innermost ops of the CPU are compared, the time between them is the host's"]
+    if groups.unknown:
+        notes.append(f"collectives of no group of the layout: {', '.join(sorted(groups.unknown))}")
+    return sorted(found, key=lambda s: (s.start_s, s.end_s)), notes
+
+
+def _cpu_collective(event: Mapping[str, Any], raw: str, when: Interval, groups: _Groups) -> Slice:
+    args = event.get("args") or {}
+    name = collective_name(raw)
+    size = 0.0
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    if isinstance(dims, list) and isinstance(types, list):
+        for shape, dtype in zip(dims, types, strict=False):
+            if isinstance(shape, list) and all(isinstance(d, int) for d in shape):
+                size += prod(shape) * _WIDTH.get(str(dtype), 0)
+    return Slice(*when, groups.dimension(name, args), name, "gloo", collective=name, bytes=size, ready_s=when[0])
+
+
+def _innermost(spans: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Those of one thread's nested spans that hold no other; products and attention whole, with what they call."""
+    spans.sort(key=lambda s: (s[0], -s[1]))
+    found: list[tuple[float, float, str]] = []
+    whole = float("-inf")
+    for own, following in zip(spans, [*spans[1:], (float("inf"), float("inf"), "")], strict=True):
+        if own[0] < whole:
+            continue
+        if _CPU_GEMM.match(own[2]) or _CPU_ATTENTION.match(own[2]):
+            whole = own[1]
+        elif following[0] < own[1] - 1e-12:
+            continue
+        found.append(own)
+    return found
+
+
+def _steps(
+    work: Sequence[Slice], events: Sequence[Mapping[str, Any]], file: str, notes: list[str]
+) -> list[tuple[float, float, list[Slice]]]:
+    """(begin, end, slices) of each step: from its first op to the next one's; the last ends with its own last op."""
+    marks = sorted(span(e, file) for e in events if e.get("cat") == "user_annotation" and _STEP.match(str(e.get("name", ""))))
+    if not marks:
+        notes.append("no ProfilerStep in the trace: all of it is taken for one step")
+        return [(work[0].start_s, max(s.end_s for s in work), list(work))]
+    starts = [begin for begin, _ in marks]
+    groups: dict[int, list[Slice]] = defaultdict(list)
+    for item in work:
+        issued = item.start_s if item.ready_s is None else item.ready_s
+        at = bisect_right(starts, issued) - 1
+        if at >= 0:
+            groups[at].append(item)
+    whole = [sorted(groups[i], key=lambda s: s.start_s) for i in sorted(groups)]
+    if not whole:
+        raise InputError(f"{file}: nothing ran inside its ProfilerStep marks; expected profiler.step() once per training step")
+    begins = [mine[0].start_s for mine in whole]
+    ends = [*(b for _, b in pairwise(begins)), max(s.end_s for s in whole[-1])]
+    # A collective that runs on into the next step is cut there, and so counts there no second time.
+    return [(a, b, [s for s in mine if s.start_s < b]) for a, b, mine in zip(begins, ends, whole, strict=True)]
+
+
+def _longest(steps: Sequence[Sequence[Slice]], count: int) -> dict[str, list[tuple[str, float, float]]]:
+    """Per kind the kernels that take longest: (name, launches, seconds) per step."""
+    sums: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
+    for slices in steps:
+        for item in slices:
+            row = sums[item.kind][item.name]
+            row[0] += 1.0 / count
+            row[1] += item.seconds / count
+    return {
+        kind: [(name, n, t) for name, (n, t) in sorted(names.items(), key=lambda x: -x[1][1])[:_TOP]]
+        for kind, names in sums.items()
+    }  # fmt: skip

@@ -1,0 +1,216 @@
+"""`simpar diff --html`: the difference by cause and both timelines of a rank as one self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.report.diff_view import (
+    CAUSE_HEADS,
+    CAUSES,
+    COLLECTIVE_HEADS,
+    LATE_HEADS,
+    OP_HEADS,
+    cause_rows,
+    collective_table_rows,
+    headline,
+    late_rows,
+    op_table_rows,
+    ratio,
+    signed,
+)  # fmt: skip
+from simpar.report.encode import time_unit
+from simpar.report.output import write_file
+from simpar.report.page import Table, card, page, plot
+from simpar.report.step_figures import GREEN, GREY, ORANGE, figure
+from simpar.units import format_seconds
+from simpar.validation.trace_diff import GROUPS, TraceDiff
+from simpar.validation.trace_slices import Slice
+
+COLORS: Final = {
+    "gemm": "#0072b2", "attention": "#e69f00", "memory_bound": "#009e73", "optimizer": "#000000", "tp": "#cc79a7", "cp": "#6f4c9b",
+    "ep": "#d55e00", "dp": "#7a3b12", "pp": "#56b4e9", "other": "#8c8c8c", "copy": "#b0b0b0", "launch": "#d8c800",
+}  # fmt: skip
+_COMPUTE: Final = frozenset({"gemm", "attention", "memory_bound", "optimizer", "copy", "launch"})
+MAX_SHAPES: Final = 6_000
+"""Rectangles per view and timeline; beyond, neighbours of one kind are drawn as one."""
+ZOOM: Final = 40
+"""Further views show this part of the step."""
+_LANES: Final = (("predicted compute", 0), ("predicted communication", 1), ("measured compute", 2), ("measured communication", 3))
+
+
+def write_diff_html(diff: TraceDiff, path: Path) -> None:
+    """Write the page.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_file(path, diff_page(diff).encode(), "--html")
+
+
+def diff_page(diff: TraceDiff) -> str:
+    """The page as HTML text."""
+    figures: list[dict[str, Any]] = []
+
+    def draw(one: dict[str, Any]) -> str:
+        figures.append(one)
+        return plot(one)
+
+    parts = [_head(diff), "<div class=cards>"]
+    parts.append(card("From the predicted to the measured step", draw(_waterfall(diff)), "half"))
+    causes = Table(CAUSE_HEADS, cause_rows(diff), (1, 2, 3, 4)).html()
+    rule = "Every moment has one cause: a running kernel, else an exposed collective, a copy, a late host, a wait."
+    parts.append(card("Seconds of this rank by cause", causes, "half", rule))
+    parts.append(card("Both timelines", draw(timelines(diff)),
+                      note="Drag to zoom, double-click to see the whole view. Both begin with the step."))  # fmt: skip
+    if diff.lag:
+        parts.append(card("How much later each op began than predicted", draw(_lag(diff)),
+                          note="A slope is where time is lost, a jump one late op."))  # fmt: skip
+    if diff.ops:
+        parts.append(card("Compute, op by op", Table(OP_HEADS, op_table_rows(diff, 20), (2, 3, 4, 5, 6)).html()))
+    if diff.collectives:
+        table = Table(COLLECTIVE_HEADS, collective_table_rows(diff), tuple(range(2, 8)))
+        parts.append(card("Collectives", table.html()))
+    if diff.late:
+        parts.append(card("Late collectives", Table(LATE_HEADS, late_rows(diff), (3, 4, 5)).html(),
+                          note="Their excess over the prediction stands out from that of the others of their kind."))  # fmt: skip
+    parts.append(_kernels(diff))
+    if diff.notes:
+        parts.append(card("Notes", "<ul>" + "".join(f"<li>{escape(n)}</li>" for n in diff.notes) + "</ul>"))
+    return page(f"{diff.scenario}: trace", "".join([*parts, "</div>"]), figures)
+
+
+def _head(diff: TraceDiff) -> str:
+    change = diff.measured_step_s - diff.predicted_step_s
+    tiles = [("measured step", format_seconds(diff.measured_step_s), f"mean of {diff.steps}"),
+             ("predicted step", format_seconds(diff.predicted_step_s), ""),
+             ("difference", signed(change), ratio(diff.predicted_step_s, diff.measured_step_s))]  # fmt: skip
+    tiles += [(name, signed(diff.group(name)), "of the difference") for name in GROUPS if abs(diff.group(name)) > 1e-9]
+    boxes = "".join(
+        f"<div class=tile><span>{escape(a)}</span><b>{escape(b)}</b><span>{escape(c)}</span></div>" for a, b, c in tiles
+    )
+    about = f"rank {diff.rank}, pipeline rank {diff.pipeline_rank}; {diff.file}"
+    return (
+        f"<h1>{escape(diff.scenario)}: predicted and measured</h1><p>{escape(headline(diff))}</p>"
+        f"<p class=soft>{escape(about)}</p><div class=tiles>{boxes}</div>"
+    )  # fmt: skip
+
+
+def _waterfall(diff: TraceDiff) -> dict[str, Any]:
+    unit, factor = time_unit(max(diff.measured_step_s, diff.predicted_step_s))
+    moved = [c for c in diff.causes if abs(c.difference_s) > 1e-4 * diff.predicted_step_s]
+    rest = diff.measured_step_s - diff.predicted_step_s - sum(c.difference_s for c in moved)
+    names = ["predicted step", *(CAUSES[c.name] for c in moved), "all the rest", "measured step"]
+    values = [diff.predicted_step_s, *(c.difference_s for c in moved), rest, diff.measured_step_s]
+    texts = [f"{v * factor:.4g} {unit}" for v in values]
+    texts[1:-1] = [("+" if v >= 0 else "") + t for v, t in zip(values[1:-1], texts[1:-1], strict=True)]
+    trace = {
+        "type": "waterfall", "orientation": "h", "y": names, "x": [v * factor for v in values],
+        "measure": ["absolute", *["relative"] * (len(values) - 2), "total"], "customdata": texts,
+        "hovertemplate": "%{y}: %{customdata}<extra></extra>", "totals": {"marker": {"color": GREY}},
+        "increasing": {"marker": {"color": ORANGE}}, "decreasing": {"marker": {"color": GREEN}},
+        "connector": {"line": {"color": "#b0b0b0", "width": 1}},
+    }  # fmt: skip
+    column = [
+        {"xref": "paper", "x": 1.0, "xanchor": "left", "y": name, "text": text, "showarrow": False}
+        for name, text in zip(names, texts, strict=True)
+    ]
+    layout = {
+        "xaxis": {"title": {"text": f"step of this rank ({unit})"}}, "yaxis": {"autorange": "reversed", "automargin": True},
+        "showlegend": False, "annotations": column, "margin": {"l": 64, "r": 120, "t": 14, "b": 48},
+    }  # fmt: skip
+    return figure("difference", [trace], layout, 110 + 30 * len(names))
+
+
+def timelines(diff: TraceDiff) -> dict[str, Any]:
+    """Compute and communication of both, in the whole step and, in detail, at its begin, middle and end."""
+    longest = max(diff.predicted_step_s, diff.shown_step_s)
+    unit, factor = time_unit(longest)
+    part = longest / ZOOM
+    begin = min((s.start_s for s in diff.predicted), default=0.0)
+    views = [("the whole step", 0.0, longest)]
+    views += [("the first part", 0.0, part), ("the middle", (longest - part) / 2, (longest + part) / 2)]
+    views.append(("the end", longest - part, longest))
+    variants = []
+    for label, a, b in views:
+        data = _drawn(diff.predicted, 0, a + begin, b + begin, begin, factor) + _drawn(diff.measured, 2, a, b, 0.0, factor)
+        seen: set[str] = set()
+        for trace in data:
+            trace["showlegend"] = trace["legendgroup"] not in seen
+            seen.add(trace["legendgroup"])
+        layout = {
+            "xaxis": {"title": {"text": f"time in the step ({unit})"}, "range": [a * factor, b * factor], "showgrid": False},
+            "yaxis": {"tickvals": [i + 0.5 for _, i in _LANES], "ticktext": [name for name, _ in _LANES], "range": [4, 0],
+                      "showgrid": False, "zeroline": False},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, "hovermode": "closest", "dragmode": "zoom",
+        }  # fmt: skip
+        variants.append({"label": label, "data": data, "layout": layout})
+    notes = [f"Where there are more than {MAX_SHAPES:,} ops, neighbours of one kind are drawn as one."]
+    return {"id": "timelines", "variants": variants, "height": 420, "choose": "Show", "zoom": True, "notes": notes}
+
+
+def _drawn(slices: Sequence[Slice], lane: int, begin: float, end: float, zero: float, factor: float) -> list[dict[str, Any]]:
+    """One filled shape per kind, with the ops' names under the pointer."""
+    shown = [s for s in slices if s.end_s > begin and s.start_s < end]
+    merged = _merged(shown, (end - begin) / 4000 if len(shown) > MAX_SHAPES else 0.0)
+    traces: list[dict[str, Any]] = []
+    for kind, color in COLORS.items():
+        mine = [m for m in merged if m[3] == kind]
+        if not mine:
+            continue
+        top = lane + (0.08 if kind in _COMPUTE else 1.08)
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for a, b, _, _ in mine:
+            left, right = round((max(a, begin) - zero) * factor, 9), round((min(b, end) - zero) * factor, 9)
+            x += [left, right, right, left, None]
+            y += [top, top, top + 0.84, top + 0.84, None]
+        title = CAUSES[kind].partition(",")[0].partition(":")[0]
+        traces.append({"type": "scatter", "mode": "none", "fill": "toself", "fillcolor": color, "x": x, "y": y, "name": title,
+                       "legendgroup": kind, "hoverinfo": "skip"})  # fmt: skip
+        centres = [((max(a, begin) + min(b, end)) / 2 - zero) * factor for a, b, _, _ in mine]
+        texts = [f"{name}<br>{format_seconds(b - a)}" for a, b, name, _ in mine]
+        traces.append({"type": "scatter", "mode": "markers", "x": [round(c, 9) for c in centres], "y": [top + 0.42] * len(mine),
+                       "text": texts, "hovertemplate": "%{text}<extra></extra>", "marker": {"opacity": 0, "size": 12},
+                       "legendgroup": kind, "showlegend": False, "name": kind})  # fmt: skip
+    return [t for t in traces if t["mode"] == "none"] + [t for t in traces if t["mode"] != "none"]
+
+
+def _merged(slices: Sequence[Slice], within: float) -> list[tuple[float, float, str, str]]:
+    """(begin, end, name, kind); neighbours of one kind closer than `within` as one."""
+    found: list[tuple[float, float, str, str]] = []
+    last: dict[str, int] = {}
+    for item in sorted(slices, key=lambda s: s.start_s):
+        at = last.get(item.kind)
+        if within and at is not None and item.start_s - found[at][1] < within:
+            a, b, name, kind = found[at]
+            found[at] = (a, max(b, item.end_s), name if name == item.name else f"{CAUSES[kind]}", kind)
+            continue
+        last[item.kind] = len(found)
+        found.append((item.start_s, item.end_s, item.name[:90], item.kind))
+    return found
+
+
+def _lag(diff: TraceDiff) -> dict[str, Any]:
+    unit, factor = time_unit(max(diff.measured_step_s, diff.predicted_step_s))
+    step = max(len(diff.lag) // 4000, 1)
+    points = sorted(diff.lag)[::step]
+    trace = {
+        "type": "scatter", "mode": "lines", "x": [a * factor for a, _ in points], "y": [b * factor for _, b in points],
+        "line": {"color": "#0072b2", "width": 1.5},
+        "hovertemplate": f"predicted %{{x:.4g}} {unit}: %{{y:.4g}} {unit} later<extra></extra>",
+    }  # fmt: skip
+    layout = {"xaxis": {"title": {"text": f"predicted begin of the op ({unit})"}}, "yaxis": {"title": {"text": f"later ({unit})"}},
+              "showlegend": False}  # fmt: skip
+    return figure("lag", [trace], layout, 320)
+
+
+def _kernels(diff: TraceDiff) -> str:
+    longest = sorted(((kind, *row) for kind, rows in diff.kernels.items() for row in rows), key=lambda row: -row[3])
+    rows = [
+        (CAUSES[kind].partition(",")[0], name[:110], f"{count:,.4g}", format_seconds(seconds))
+        for kind, name, count, seconds in longest[:24]
+    ]
+    return card("Longest kernels of the trace, per step", Table(("class", "kernel", "launches", "time"), rows, (2, 3)).html())
