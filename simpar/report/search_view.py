@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import TracebackType
+from typing import Any, Final, Literal
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from simpar.search.answer import Answer
+from simpar.search.answer import Answer, Candidate
 from simpar.search.find import Watch
 from simpar.search.improve import Change, Improvements
-from simpar.search.why import Why
+from simpar.search.runner_up import RunnerUp
+from simpar.search.why import Shortage, Why
 from simpar.units import format_bytes, format_seconds
 
-_CATEGORIES = {"bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel",
-               "dp": "data parallel", "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "launch": "launch gaps"}  # fmt: skip  # noqa: E501
+CATEGORIES: Final = {
+    "bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "dp": "data parallel",
+    "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "launch": "launch gaps", "recompute": "recomputation",
+    "interference": "compute slowed by collectives", "expert_matmul": "matmuls of the experts", "host": "offload to the host",
+}  # fmt: skip
+_Side = Literal["left", "right"]
 
 
 def search_report(answer: Answer, reasons: list[Why]) -> RenderableType:
@@ -30,51 +38,73 @@ def search_report(answer: Answer, reasons: list[Why]) -> RenderableType:
     return Group(*parts)
 
 
+def proof(gap: float | None, *, finished: bool, found: bool) -> str:
+    """What is proven, in words."""
+    if not found:
+        return "no layout will do" if finished else "nothing found yet"
+    if finished:
+        return "proven best"
+    return "interrupted before anything is proven" if gap is None else f"interrupted; at most {gap:.2%} from the best"
+
+
 def _certificate(answer: Answer) -> Text:
-    gap = answer.gap
-    proof = "nothing found yet" if gap is None else "proven best" if gap == 0 else f"at most {gap:.2%} from the best"
-    if not answer.candidates and answer.finished:
-        proof = "no layout fits"
     evaluated = answer.counts("evaluated")
     tiers = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in evaluated.items())
     seconds = sum(f.seconds for f in answer.found)
-    state = "" if answer.finished else " (interrupted)"
-    return Text(f"{answer.size:,} layouts in {seconds:.1f} s{state}: {proof} [{tiers}]", style="bold")
+    text = proof(answer.gap, finished=answer.finished, found=bool(answer.candidates))
+    if answer.wish.front and answer.candidates and answer.finished:
+        text = f"the front over {', '.join(answer.wish.front)}, {len(answer.candidates)} layouts"
+    return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text} [{tiers}]", style="bold")
+
+
+def _value(c: Candidate, name: str) -> str:
+    value = c.metrics[name]
+    if name.endswith("bytes"):
+        return format_bytes(value)
+    if name.endswith("time_s"):
+        return format_seconds(value)
+    return f"{value:,.4g}"
 
 
 def _layouts(answer: Answer) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, side in (("", "left"), ("step", "right"), ("80 %", "right"), ("MFU", "right"), ("memory", "right"),
-                       ("layout", "left")):  # fmt: skip
-        table.add_column(name, justify=side, no_wrap=name != "layout", overflow="fold")  # type: ignore[arg-type]
+    shown = {"step_time_s", "peak_memory_bytes", "mfu"}
+    extra = [n for n in (*answer.wish.front, *([] if answer.wish.front else [answer.wish.metric])) if n not in shown]
+    extra += ["num_gpus"] if len(answer.found) > 1 and "num_gpus" not in extra else []
+    sides: list[tuple[str, _Side]] = [("", "left"), ("step", "right"), ("80 %", "right"), ("MFU", "right"), ("memory", "right")]
+    for name, side in (*sides, *((n.removesuffix("_bytes"), "right") for n in extra), ("layout", "left")):
+        table.add_column(name, justify="right" if side == "right" else "left", no_wrap=name != "layout", overflow="fold")
     ties = sum(c.tied for c in answer.candidates)
     for number, c in enumerate(answer.candidates, start=1):
         r, i = c.result, c.result.step_interval
         half = (i.high - i.low) / 2.0 / r.step_time_s
         mark = "=" if c.tied and ties > 1 else ""
         table.add_row(
-            f"{number}{mark}", format_seconds(r.step_time_s), f"±{half:.0%}", f"{r.mfu:.1%}", format_bytes(r.worst_rank.device_bytes),  # noqa: E501
-            str(c.scored.choice),
+            f"{number}{mark}", format_seconds(r.step_time_s), f"±{half:.0%}", f"{r.mfu:.1%}",
+            format_bytes(r.worst_rank.device_bytes), *(_value(c, n) for n in extra), str(c.scored.choice),
         )  # fmt: skip
     if ties > 1:
         table.caption = "= differs from the best by less than the model can tell; of these the simplest comes first"
+        table.caption_justify = "left"
     return table
 
 
-def _runner_up(other: dict[str, Any]) -> Text:
-    changes = ", ".join(f"{axis} {a} -> {b}" for axis, (a, b) in other["differs_in"].items())
-    text = f"Next design: {other['slower_by']:+.2%} with {changes}"
-    if other["would_win_if"]:
-        text += "; it would win if " + " or ".join(_turn(name, f) for name, f in other["would_win_if"].items())
+def _runner_up(other: RunnerUp) -> Text:
+    changes = ", ".join(f"{axis} {a} -> {b}" for axis, (a, b) in other.differs_in.items())
+    text = f"Next design{'' if other.proven else ' found'}: {other.slower_by:+.2%} with {changes}"
+    if other.would_win_if:
+        text += "; it would win if " + " or ".join(turn(name, f) for name, f in other.would_win_if.items())
     return Text(text)
 
 
-def _turn(name: str, factor: float) -> str:
-    return f"{_CATEGORIES.get(name, name.replace('_', ' '))} took {factor:.2f} x as long"
+def turn(name: str, factor: float) -> str:
+    """A turning point in words."""
+    return f"{CATEGORIES.get(name, name.replace('_', ' '))} took {factor:.2f} x as long"
 
 
 def _rejected(answer: Answer) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right")
     for reason, count in answer.counts("rejected").items():
         table.add_row(f"{count:,}", reason)
     return table
@@ -82,64 +112,138 @@ def _rejected(answer: Answer) -> Table:
 
 def why_report(reason: Why) -> RenderableType:
     """Why not that layout."""
-    title = Text(f"Why not {reason.asked}? ", style="bold")
+    title = Text(f"Why not {reason.asked}?", style="bold")
     if reason.size == 0:
         return Group(title, Text("It is not in the space: " + ("; ".join(reason.broken) or "no such combination")))
     if reason.scored is None:
-        causes = ", ".join(f"{count:,} {name}" for name, count in reason.account.rejected.items() if count)
-        return Group(title, Text(f"None of its {reason.size:,} layouts will do: {causes}"))
+        return Group(title, Text(f"None of its {reason.size:,} layouts fits the memory."), *_shortage(reason.shortage))
     slower = "" if reason.slower_by is None else f", {reason.slower_by:+.2%}"
-    best = Text(f"Its best is {reason.scored.choice}: {format_seconds(reason.scored.step_time_s)}{slower}")
+    what = "fastest" if reason.missed else "best"
+    best = Text(f"Its {what} is {reason.scored.choice}: {format_seconds(reason.scored.step_time_s)}{slower}")
+    missed = [Text(f"It misses {text}") for text in reason.missed]
     table = Table(box=None, pad_edge=False)
-    for name in ("", "best", "asked", "difference"):
-        table.add_column(name, justify="left" if not name else "right")
+    for name in ("seconds", "best", "asked", "difference"):
+        table.add_column(name, justify="left" if name == "seconds" else "right")
     for name, a, b in reason.waterfall:
         table.add_row(name, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}")
-    turns = " or ".join(_turn(n, f) for n, f in reason.would_win_if.items())
-    return Group(title, best, table, Text(f"It would win if {turns}" if turns else ""))
+    turns = " or ".join(turn(n, f) for n, f in (reason.would_win_if or {}).items())
+    rest = [table] if reason.waterfall else []
+    return Group(title, best, *missed, *rest, *([Text(f"It would win if {turns}")] if turns else []))
+
+
+def _shortage(found: Shortage | None) -> list[Text]:
+    if found is None:
+        return []
+    parts = sorted(found.by_category.items(), key=lambda pair: -pair[1])
+    text = ", ".join(f"{name.replace('_', ' ')} {format_bytes(value)}" for name, value in parts if value >= 0.5 * 2**20)
+    need = f"{format_bytes(found.needed_bytes)} of {format_bytes(found.device_bytes)}"
+    return [Text(f"The one that needs least, {found.choice}, needs {need}:"), Text(text)]
 
 
 def improve_report(found: Improvements) -> RenderableType:
     """Today's layout and the changes."""
     today = found.today
-    fits = "" if today.fits else ", DOES NOT FIT"
-    head = Text(f"Today: {found.choice}: {format_seconds(today.step_time_s)}, MFU {today.mfu:.1%}{fits}", style="bold")
-    return Group(head, _changes("One change", found.singles), _changes("Two changes", found.doubles))
+    memory = format_bytes(today.worst_rank.device_bytes)
+    fits = "" if today.fits else f", DOES NOT FIT {format_bytes(today.device_memory_bytes)}"
+    head = Text(f"Today: {found.choice}: {format_seconds(today.step_time_s)}, MFU {today.mfu:.1%}, {memory}{fits}", style="bold")
+    return Group(head, _changes("One change", found, found.singles), _changes("Two changes", found, found.doubles))
 
 
-def _changes(title: str, changes: tuple[Change, ...]) -> Table:
+def _changes(title: str, found: Improvements, changes: tuple[Change, ...]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
     if not changes:
-        table.add_row("", "none makes it faster")
+        table.add_row("", "none makes it faster" if found.today.fits else "none makes it fit")
+        return table
+    for side in ("right", "right", "right", "left"):
+        table.add_column(justify="right" if side == "right" else "left")
     for change in changes:
         what = ", ".join(f"{axis} {a} -> {b}" for axis, (a, b) in change.axes.items())
-        table.add_row(f"{change.gain:+.2%}", format_seconds(change.scored.step_time_s), format_bytes(change.scored.device_bytes), what)  # noqa: E501
+        more = f"{'+' if change.memory_bytes >= 0 else '-'}{format_bytes(abs(change.memory_bytes))}"
+        # A longer step is only proposed where today's layout does not fit.
+        table.add_row(f"{change.gain:+.2%}", format_seconds(change.scored.step_time_s), more, what)
     return table
 
 
 def stored_report(document: dict[str, Any]) -> RenderableType:
     """An answer read back from a store."""
-    lines = [Text(f"{document['space_size']:,} layouts, answered from the store: gap {document['optimality_gap']}", style="bold")]
+    text = proof(document["optimality_gap"], finished=document["finished"], found=bool(document["best"]))
+    lines = [Text(f"{document['space_size']:,} layouts, answered from the store: {text}", style="bold")]
     for number, layout in enumerate(document["best"], start=1):
-        lines.append(Text(f"{number}  {format_seconds(layout['step_time_s'])}  MFU {layout['mfu']:.1%}  {layout['text']}"))
+        mark = "=" if layout["tied"] else " "
+        memory = format_bytes(layout["peak_memory_bytes"]["device"])
+        step = format_seconds(layout["step_time_s"])
+        lines.append(Text(f"{number}{mark} {step}  MFU {layout['mfu']:.1%}  {memory}  {layout['text']}"))
+    lines += [Text(f"{count:,} {reason}") for reason, count in document["rejected"].items()]
+    lines += [Text(f"Why not {w['asked']}? {_stored_why(w)}") for w in document["why"]]
     return Group(*lines)
 
 
+def _stored_why(reason: dict[str, Any]) -> str:
+    if reason["best"] is not None:
+        slower = "" if reason["slower_by"] is None else f", {reason['slower_by']:+.2%}"
+        return f"{reason['best']['text']}: {format_seconds(reason['best']['step_time_s'])}{slower}"
+    if reason["shortage"] is not None:
+        need, device = reason["shortage"]["needed_bytes"], reason["shortage"]["device_memory_bytes"]
+        return f"needs at least {format_bytes(need)} of {format_bytes(device)}"
+    return "; ".join(reason["broken_rules"]) or "not in the space"
+
+
 class ProgressLine:
-    """The incumbent and the gap on one line of standard error."""
+    """The incumbent and the gap: a line that renews itself on a terminal, else one line every half minute."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._last = 0.0
+    EVERY_S = 30.0
 
-    def __call__(self, watch: Watch) -> None:
-        if not self._console.is_terminal or watch.seconds - self._last < 0.3:
-            return
-        self._last = watch.seconds
-        best = "nothing yet" if watch.best is None else f"{format_seconds(watch.best.step_time_s)} {watch.best.choice}"
-        gap = "" if watch.gap is None else f"gap {watch.gap:.2%}, "
-        text = f"{watch.seconds:5.1f} s  {gap}{watch.simulated} simulated, part {watch.done}/{watch.parts}: {best}"
-        self._console.print(text[: self._console.width - 1].ljust(self._console.width - 1), end="\r", highlight=False)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._live: Live | None = None
+        self._said = 0.0
+
+    def __call__(self, watch: Watch | None) -> None:
+        """Show where the search stands; None: it is over."""
+        if watch is None:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+        elif self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+                self._live.start()
+            self._live.update(Text(progress_text(watch), overflow="ellipsis", no_wrap=True))
+        elif watch.seconds - self._said >= self.EVERY_S:
+            self._said = watch.seconds
+            self._console.print(progress_text(watch), highlight=False, soft_wrap=True)
+
+
+def progress_text(watch: Watch) -> str:
+    """Where a search stands, on one line."""
+    best = "nothing found yet" if watch.best is None else f"{format_seconds(watch.best.step_time_s)} {watch.best.choice}"
+    gap = "" if watch.gap is None else f"gap {watch.gap:.2%}, "
+    return f"{watch.seconds:.0f} s, {gap}part {watch.done}/{watch.parts}, {watch.simulated} simulated, best {best}"
+
+
+class Steps:
+    """A bar over things that are done one after the other, on a terminal."""
+
+    def __init__(self, what: str, quiet: bool = False) -> None:
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
+        self._task = self._progress.add_task(what, total=None)
+
+    def __enter__(self) -> Steps:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many of so many."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+def say(text: str) -> None:
+    """A line beside the answer, on standard error."""
+    Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
 
 
 def show(view: RenderableType) -> None:
@@ -147,4 +251,7 @@ def show(view: RenderableType) -> None:
     Console().print(view, highlight=False)
 
 
-__all__ = ["ProgressLine", "improve_report", "search_report", "show", "stored_report", "why_report"]
+__all__ = [
+    "CATEGORIES", "ProgressLine", "Steps", "improve_report", "progress_text", "proof", "say", "search_report", "show",
+    "stored_report", "turn", "why_report",
+]  # fmt: skip

@@ -1,21 +1,25 @@
-"""What a search says: the best layouts as `simulate` sees them, ties, what the runner-up lacks, the account, as JSON."""
+"""What a search says: the best layouts as `simulate` sees them, ties, the runner-up, the account, as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, Final
 
 from simpar.result.result import Result
 from simpar.search.find import Found
 from simpar.search.incumbents import Scored
-from simpar.search.objective import Measure
-from simpar.search.parts import measure_of
-from simpar.search.pricing import Pricing
+from simpar.search.objective import dominates, oriented
+from simpar.search.parts import Wish, measure_of, pricing_of, widest
+from simpar.search.runner_up import RunnerUp, runner_up
 from simpar.simulate import simulate
 
-LARGEST_TIE = 0.02
+LARGEST_TIE: Final = 0.02
 """Layouts further apart than this, relatively, are told apart whatever the uncertainty."""
+
+EQUAL: Final = 1e-6
+"""Relative difference below which two values are the same number."""
 
 
 @dataclass(frozen=True)
@@ -24,31 +28,48 @@ class Candidate:
 
     Attributes:
         scored: as the search saw it.
+        found: the search of its cluster size.
+        metrics: simple metrics; of the interval's upper end where the wish is robust.
+        value: of the metric that ranks, as in `metrics`.
         result: as `simulate` sees it.
-        metrics: simple metrics.
         tied: with the best, within the model's uncertainty.
     """
 
     scored: Scored
-    result: Result
+    found: Found
     metrics: dict[str, float]
-    tied: bool
+    value: float
+    result: Result
+    tied: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The object of `simulate`, and how the search got there."""
         return {
             **self.result.to_json(), "choice": self.scored.choice.flat(), "text": str(self.scored.choice), "tied": self.tied,
-            "metrics": self.metrics, "value": self.scored.value,
+            "metrics": self.metrics, "value": self.value,
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The whole answer of one search (or of one over several cluster sizes)."""
+    """The whole answer of one search (or of one over several cluster sizes).
+
+    Attributes:
+        candidates: best first (of a front: by its first metric).
+        found: per cluster size searched.
+        asked: cluster sizes that were to be searched.
+        runner_up: the best of the other designs.
+    """
 
     candidates: tuple[Candidate, ...]
     found: tuple[Found, ...]
-    runner_up: dict[str, Any] | None
+    asked: int
+    runner_up: RunnerUp | None
+
+    @property
+    def wish(self) -> Wish:
+        """What was wanted."""
+        return self.found[0].wish
 
     @property
     def best(self) -> Candidate | None:
@@ -62,14 +83,21 @@ class Answer:
 
     @property
     def gap(self) -> float | None:
-        """The widest gap that could matter."""
-        gaps = [f.gap for f in self.found if f.gap is not None]
-        return max(gaps, default=None) if gaps else None
+        """The widest gap that could matter; None where nothing is known."""
+        gaps = [f.gap for f in self.found]
+        known = [g for g in gaps if g is not None]
+        return max(known) if known and len(known) == len(gaps) and self.complete else None
+
+    @property
+    def complete(self) -> bool:
+        """No cluster size was left out, unless a smaller one will do."""
+        enough = self.wish.objective == "num_gpus" and bool(self.found[-1].best)
+        return len(self.found) == self.asked or enough
 
     @property
     def finished(self) -> bool:
         """Nothing was left out."""
-        return all(f.finished for f in self.found)
+        return all(f.finished for f in self.found) and self.complete
 
     def counts(self, what: str) -> dict[str, int]:
         """rejected or evaluated, over all spaces, largest first."""
@@ -80,109 +108,110 @@ class Answer:
         return dict(sorted(((n, c) for n, c in total.items() if c), key=lambda pair: -pair[1]))
 
     def to_json(self) -> dict[str, Any]:
-        """The public object, DESIGN section 7."""
-        wish = self.found[0].wish if self.found else None
+        """The public object, see docs/search.md."""
+        wish = self.wish
         return {
             "best": [c.to_json() for c in self.candidates], "optimality_gap": self.gap, "space_size": self.size,
             "rejected": self.counts("rejected"), "evaluated": self.counts("evaluated"),
             "kept": sum(f.account.kept for f in self.found),
-            "objective": wish.objective if wish else None, "robust": bool(wish and wish.robust),
-            "constraints": [str(c) for c in wish.constraints] if wish else [], "front": bool(wish and wish.front),
-            "finished": self.finished, "seconds": sum(f.seconds for f in self.found),
-            "num_gpus": [f.space.template.world_size for f in self.found], "runner_up": self.runner_up,
+            "objective": wish.objective, "robust": wish.robust, "constraints": [str(c) for c in wish.constraints],
+            "front": list(wish.front), "finished": self.finished, "seconds": sum(f.seconds for f in self.found),
+            "num_gpus": [f.space.template.world_size for f in self.found],
+            "runner_up": None if self.runner_up is None else self.runner_up.to_json(),
         }  # fmt: skip
 
 
-def answer(found: list[Found]) -> Answer:
-    """Interpret what was found: simulate the best, find ties, put the simplest of them first, explain the runner-up."""
+def answer(found: Sequence[Found], asked: int | None = None) -> Answer:
+    """Interpret what was found: rank over all cluster sizes, simulate the best, find ties, explain the runner-up.
+
+    Args:
+        asked: cluster sizes that were to be searched; none = those of `found`.
+    """
     wish = found[0].wish
-    pairs: list[tuple[float, Scored, Found, Measure]] = []
-    for each in found:
-        if each.best:
-            measure = measure_of(each.space, wish, Pricing(each.space))
-            for scored in each.best:
-                value = scored.value
-                if len(found) > 1:
-                    value = measure.value(wish.metric, scored.step_time_s, scored.device_bytes)
-                pairs.append((value, scored, each, measure))
-    pairs.sort(key=lambda p: (p[0], p[1].key))
-    if not wish.front:
-        del pairs[wish.keep :]
-    results = [simulate(p[1].choice.scenario(p[2].space.template)) for p in pairs]
-    ties = [_tied(results[0], r, pairs[0][0], p[0]) and not wish.front for p, r in zip(pairs, results, strict=True)]
-    candidates = [
-        Candidate(p[1], r, p[3].metrics(r.step_time_s, r.worst_rank.device_bytes), tie)
-        for p, r, tie in zip(pairs, results, ties, strict=True)
+    every = [candidate for each in found for candidate in _candidates(each, wish)]
+    if wish.front:
+        chosen = _front(every, wish.front)
+    else:
+        chosen = _with_ties(sorted(every, key=lambda c: _order(c, wish))[: wish.keep], wish)
+    sizes = len(found) if asked is None else asked
+    return Answer(tuple(chosen), tuple(found), sizes, None if wish.front else _runner_up(chosen))
+
+
+def _candidates(found: Found, wish: Wish) -> list[Candidate]:
+    if not found.best:
+        return []
+    measure = measure_of(found.space, wish, pricing_of(found.space))
+    factor = widest(found.space)
+    seen = []
+    for scored in found.best:
+        seconds = scored.value * factor if wish.robust else scored.step_time_s
+        metrics = measure.metrics(seconds, scored.device_bytes)
+        result = simulate(scored.choice.scenario(found.space.template))
+        seen.append(Candidate(scored, found, metrics, metrics[wish.metric], result))
+    return seen
+
+
+def _order(c: Candidate, wish: Wish) -> tuple[float, float, float, str]:
+    return oriented(c.metrics, wish.metric), c.metrics["step_time_s"], c.scored.choice.complexity, str(c.scored.choice)
+
+
+def _front(every: list[Candidate], names: tuple[str, ...]) -> list[Candidate]:
+    """What no other beats in these metrics; of equals the simplest."""
+    best: dict[tuple[float, ...], Candidate] = {}
+    for c in sorted(every, key=lambda c: (c.scored.choice.complexity, str(c.scored.choice))):
+        if not any(dominates(other.metrics, c.metrics, names) for other in every):
+            best.setdefault(tuple(c.metrics[n] for n in names), c)
+    return sorted(best.values(), key=lambda c: [oriented(c.metrics, n) for n in names])
+
+
+def _with_ties(ordered: list[Candidate], wish: Wish) -> list[Candidate]:
+    """The same with ties marked, and of those tied with the best the simplest first."""
+    if not ordered:
+        return []
+    best = ordered[0]
+    marked = [
+        Candidate(c.scored, c.found, c.metrics, c.value, c.result, tied=c is best or is_tied(best, c, wish)) for c in ordered
     ]
-    tied = sorted((c for c in candidates if c.tied), key=lambda c: (c.scored.choice.complexity, c.scored.value))
-    rest = [c for c in candidates if not c.tied]
-    ordered = (*tied, *rest)
-    return Answer(ordered, tuple(found), _runner_up(ordered) if not wish.front else None)
+    tied = sorted((c for c in marked if c.tied), key=lambda c: (c.scored.choice.complexity, _order(c, wish)))
+    return [*tied, *(c for c in marked if not c.tied)]
 
 
-def _tied(best: Result, other: Result, value: float, other_value: float) -> bool:
+def is_tied(best: Candidate, other: Candidate, wish: Wish) -> bool:
     """Whether the difference of two layouts is within the model's uncertainty of that difference.
 
     Errors of one category are common to both layouts (a slow network slows both), so only the part by which the category's
-    share differs counts: the widths of the two 80 % intervals are subtracted category by category, then added in quadrature.
+    share differs counts: the relative widths of the two 80 % intervals are subtracted category by category, then added in
+    quadrature. Memory is compared as it is.
     """
-    if other is best or value == other_value:
+    if wish.by_memory:
+        return abs(other.value - best.value) <= EQUAL * max(abs(best.value), 1.0)
+    if wish.objective == "num_gpus":
+        if other.value != best.value:
+            return False
+        mine, theirs = best.metrics["step_time_s"], other.metrics["step_time_s"]
+    else:
+        mine, theirs = best.value, other.value
+    behind = abs(theirs - mine) / abs(mine)
+    if behind <= EQUAL:
         return True
-    if abs(other_value - value) > LARGEST_TIE * abs(value):
-        return False
-    mine, theirs = dict(best.step_interval.dominated_by), dict(other.step_interval.dominated_by)
-    spread = sqrt(sum((mine.get(n, 0.0) - theirs.get(n, 0.0)) ** 2 for n in {*mine, *theirs}))
-    return abs(other.step_time_s - best.step_time_s) <= spread
+    return behind <= min(LARGEST_TIE, spread(best.result, other.result))
 
 
-def _runner_up(candidates: tuple[Candidate, ...]) -> dict[str, Any] | None:
-    """The best layout of another mesh or schedule, and what would have to change for it to win."""
+def spread(a: Result, b: Result) -> float:
+    """Half-width of the 80 % interval of the ratio of two step times, relative to 1."""
+    mine = {name: width / a.step_time_s for name, width in a.step_interval.dominated_by}
+    theirs = {name: width / b.step_time_s for name, width in b.step_interval.dominated_by}
+    # Sorted: a sum over a set would depend on the order of its hashes.
+    return sqrt(sum((mine.get(n, 0.0) - theirs.get(n, 0.0)) ** 2 for n in sorted({*mine, *theirs})))
+
+
+def _runner_up(candidates: list[Candidate]) -> RunnerUp | None:
+    """Of the winner's cluster size."""
     if not candidates:
         return None
     best = candidates[0]
-    first = best.scored.choice
-
-    def design(c: Candidate) -> tuple[object, ...]:
-        g, p = c.scored.choice.group, c.scored.choice.pipeline
-        return (g.tp, g.cp, g.pp, g.ep, g.etp, c.scored.choice.micro_batch_size, p.schedule, p.virtual_stages)
-
-    others = [c for c in candidates if design(c) != design(best)]
-    if not others:
-        return None
-    other = min(others, key=lambda c: c.scored.value)
-    return {
-        "text": str(other.scored.choice), "choice": other.scored.choice.flat(),
-        "slower_by": other.result.step_time_s / best.result.step_time_s - 1.0,
-        "differs_in": _differences(first.flat(), other.scored.choice.flat()),
-        "would_win_if": turning_points(best.result, other.result),
-    }  # fmt: skip
+    found = best.found
+    return runner_up(found, best.result, best.scored.choice, found.best)
 
 
-def _differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: [a[name], b[name]] for name in a if a[name] != b[name]}
-
-
-def turning_points(best: Result, other: Result) -> dict[str, float]:
-    """Category -> factor on its seconds in both layouts at which `other` would be as fast as `best`, nearest first.
-
-    To first order: a category's seconds on the compute streams scale, everything else stays. Factors below 0.1 or above 10 are
-    left out.
-    """
-    behind = other.step_time_s - best.step_time_s
-    found: dict[str, float] = {}
-    for name in {*best.breakdown, *other.breakdown}:
-        more = other.breakdown.get(name, 0.0) - best.breakdown.get(name, 0.0)
-        if more and behind:
-            factor = 1.0 - behind / more
-            if 0.1 <= factor <= 10.0:
-                found[name] = factor
-    return dict(sorted(found.items(), key=lambda pair: abs(pair[1] - 1.0))[:4])
-
-
-def waterfalls(best: Result, other: Result) -> list[tuple[str, float, float]]:
-    """(entry, seconds of the best, seconds of the other), every entry that either has."""
-    mine, theirs = dict(best.waterfall()), dict(other.waterfall())
-    return [(name, mine.get(name, 0.0), theirs.get(name, 0.0)) for name in {**mine, **theirs}]
-
-
-__all__ = ["Answer", "Candidate", "answer", "turning_points", "waterfalls"]
+__all__ = ["Answer", "Candidate", "answer", "is_tied", "spread"]

@@ -1,11 +1,12 @@
-"""`simpar search` and `simpar improve`: options in, tables, JSON, pages and launch files out."""
+"""`simpar search`: options in; the answer handed to whoever shows, writes or exports it."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +14,37 @@ from simpar.errors import InputError, Violation
 from simpar.registry import unknown
 from simpar.search.answer import Answer, answer
 from simpar.search.find import Watch, find_over
-from simpar.search.objective import OBJECTIVES, parse_constraints
+from simpar.search.objective import OBJECTIVES, pace, parse_constraints, parse_front
 from simpar.search.parts import Wish
 from simpar.search.request import make_space, option_table, scenario_table
-from simpar.search.space import Space
+from simpar.search.space import Space, divisors
 from simpar.search.store import Store
 from simpar.search.why import Why, why
 
-FRONTS: Final = ("step_time_s", "peak_memory_bytes", "memory_headroom_bytes", "num_gpus", "cost_usd_per_token", "energy_j_per_token")  # noqa: E501
+INTERRUPTED: Final = 130
+SMALL: Final = 300_000
+"""Spaces up to this size are searched here sooner than processes have started."""
+
+
+@dataclass
+class Outputs:
+    """Where an answer goes; the command line hands these over, because the search knows neither terminal nor page.
+
+    Attributes:
+        show: writes tables.
+        show_stored: the same of a document from a store.
+        write_html: writes the page.
+        export: writes launch files of the winner.
+        listener: told the progress; called with None when there is no more.
+        say: a line for people, beside the answer.
+    """
+
+    show: Callable[[Answer, list[Why]], None] | None = None
+    show_stored: Callable[[dict[str, Any]], None] | None = None
+    write_html: Callable[[Answer, list[Why]], None] | None = None
+    export: Callable[[Answer], None] | None = None
+    listener: Callable[[Watch | None], None] = lambda _: None
+    say: Callable[[str], None] = lambda _: None
 
 
 @dataclass
@@ -29,22 +53,21 @@ class SearchOptions:
 
     Attributes:
         scenario: a TOML file, whose plan may hold ranges; or the five options after it.
-        num_nodes: one cluster size, or several.
+        num_nodes: cluster sizes, "8", "8,16" or "8..64x2".
         fix, allow: "pp=1"; "schedule=1f1b,interleaved".
         framework: take its semantics and keep to what it can run.
-        where: constraints, "step_time_s<=5".
+        where: limits, "step_time_s<=5".
+        deadline, tokens: a limit on the pace.
         pareto: two or three metrics; the answer is the front.
         why: corners to hold against the winner, "tp=4,pp=8".
-        workers: processes of the local executor; none = all cores.
-        show: writes the table (given by the command line; the search knows no terminal).
-        write_html, export: given by the command line, called with the answer.
+        workers: processes of the local executor; none = all cores, for a small space this process.
     """
 
     scenario: Path | None = None
     overrides: Sequence[str] = ()
     model: str | None = None
     hardware: str | None = None
-    num_nodes: Sequence[int] = ()
+    num_nodes: str = ""
     sequence_length: int | None = None
     global_batch: int | None = None
     framework: str | None = None
@@ -52,160 +75,232 @@ class SearchOptions:
     allow: Sequence[str] = ()
     objective: str = "step_time"
     where: Sequence[str] = ()
+    deadline: str = ""
+    tokens: str = ""
     pareto: str = ""
     robust: str = ""
     top: int = 10
     why: Sequence[str] = ()
     usd_per_gpu_hour: float = 2.0
+    pue: float = 1.25
     store: Path | None = None
     resume: bool = False
     executor: str = "local"
     workers: int | None = None
     scheduler: str | None = None
     as_json: bool = False
-    quiet: bool = False
-    show: Callable[[Answer, list[Why]], None] | None = None
-    show_stored: Callable[[dict[str, Any]], None] | None = None
-    write_html: Callable[[Answer, list[Why]], None] | None = None
-    export: Callable[[Answer], None] | None = None
-    listener: Callable[[Watch], None] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=Outputs)
 
 
 def run(options: SearchOptions) -> int:
-    """Search as asked; returns the exit code: 0 found, 1 nothing feasible or interrupted.
+    """Search as asked.
+
+    Returns:
+        The exit code: 0 found, 1 no layout will do, 130 interrupted (what was found until then is shown).
 
     Raises:
-        InputError: options, scenario or executor are wrong.
+        InputError: options, scenario, store or executor are wrong.
     """
     spaces, wish = _checked(options)
-    request = _request(spaces, wish)
-    store = Store(options.store, request) if options.store is not None else None
+    store = Store(options.store, _request(spaces, wish, options.why)) if options.store is not None else None
     try:
-        if store is not None and (known := store.answer) is not None and not (options.write_html or options.export or options.why):
-            known["from_store"] = True
-            _print(known) if options.as_json else (options.show_stored or _print)(known)
-            return 0 if known["best"] else 1
-        found = find_over(
-            spaces, wish, executor=options.executor, workers=options.workers, scheduler=options.scheduler, store=store,
-            resume=options.resume, listener=options.listener,
-        )  # fmt: skip
-        result = answer(found)
-        if wish.front and len(found) > 1:
-            result = _front_over(result, options.pareto)
+        known = store.answer if store is not None else None
+        if known is not None and not (options.outputs.write_html or options.outputs.export):
+            return _from_store(known, options)
+        if store is not None and options.resume:
+            _say_where(store, options)
+        result = _searched(spaces, wish, store, options)
         reasons = _reasons(options, spaces, wish, result)
-        document = {**result.to_json(), **({"why": [r.to_json() for r in reasons]} if reasons else {})}
+        document = {**result.to_json(), "why": [r.to_json() for r in reasons], "from_store": False}
         if store is not None and result.finished:
             store.finish(document)
     finally:
+        options.outputs.listener(None)
         if store is not None:
             store.close()
+    _hand_over(options, result, reasons, document)
+    return INTERRUPTED if not result.finished else 0 if result.candidates else 1
+
+
+def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: SearchOptions) -> Answer:
+    workers = options.workers
+    if workers is None and options.executor == "local" and sum(s.size for s in spaces) <= SMALL:
+        workers = 1
+    found = find_over(
+        spaces, wish, executor=options.executor, workers=workers, scheduler=options.scheduler, store=store,
+        resume=options.resume, listener=options.outputs.listener,
+    )  # fmt: skip
+    options.outputs.listener(None)
+    return answer(found, len(spaces))
+
+
+def _from_store(known: dict[str, Any], options: SearchOptions) -> int:
+    known["from_store"] = True
+    if options.as_json or options.outputs.show_stored is None:
+        _print(known)
+    else:
+        options.outputs.show_stored(known)
+    return 0 if known["best"] else 1
+
+
+def _say_where(store: Store, options: SearchOptions) -> None:
+    done, count, layouts = store.progress
+    if count:
+        options.outputs.say(f"going on: {done} of {count} parts are done, {layouts} layouts simulated")
+    else:
+        options.outputs.say(f"{store.path} holds nothing of this search (another request, or another simpar): starting anew")
+
+
+def _hand_over(options: SearchOptions, result: Answer, reasons: list[Why], document: dict[str, Any]) -> None:
+    outputs = options.outputs
     if options.as_json:
         _print(document)
-    elif options.show is not None:
-        options.show(result, reasons)
-    if options.write_html is not None:
-        options.write_html(result, reasons)
-    if options.export is not None and result.best is not None:
-        options.export(result)
-    return 0 if result.candidates and result.finished else 1
+    elif outputs.show is not None:
+        outputs.show(result, reasons)
+    if outputs.write_html is not None:
+        outputs.write_html(result, reasons)
+    if outputs.export is not None and result.best is not None:
+        outputs.export(result)
 
 
 def _print(document: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+# -- options ---------------------------------------------------------------------------------------------------------------
+
+
 def _checked(options: SearchOptions) -> tuple[list[Space], Wish]:
-    """The spaces and the wish that options stand for, with everything wrong reported."""
-    if options.objective not in OBJECTIVES:
-        raise unknown("objective", options.objective, list(OBJECTIVES))
-    if options.executor not in ("local", "dask"):
-        raise unknown("executor", options.executor, ["local", "dask"])
-    if options.robust not in ("", "p90"):
-        raise InputError([Violation("--robust", options.robust, "no such reading of the interval", "p90")])
-    if options.top < 1:
-        raise InputError([Violation("--top", options.top, "must be at least 1", "such as 10")])
-    if options.resume and options.store is None:
-        raise InputError([Violation("--resume", True, "needs what it goes on from", "--store FILE")])
-    front = _front(options.pareto)
-    wish = Wish(
-        options.objective, options.top, parse_constraints(options.where), options.robust == "p90", bool(front),
-        usd_per_gpu_hour=options.usd_per_gpu_hour,
-    )  # fmt: skip
+    """The spaces and the wish that options stand for, with everything wrong reported.
+
+    Raises:
+        InputError: all wrong options together; then all that is wrong with scenario and restrictions.
+    """
+    wish = _wish(options)
     file = str(options.scenario) if options.scenario is not None else ""
+    sizes = parse_sizes(options.num_nodes)
     if options.scenario is not None:
         table = scenario_table(options.scenario, options.overrides)
+        if sizes:
+            table["cluster"] = {k: v for k, v in dict(table.get("cluster") or {}).items() if k != "num_gpus"}
     else:
-        first = options.num_nodes[0] if options.num_nodes else None
+        first = sizes[0] if sizes else None
         table = option_table(
             options.model, options.hardware, first, options.sequence_length, options.global_batch, options.framework
         )
-    sizes: Sequence[int | None] = list(dict.fromkeys(options.num_nodes)) or [None]
+    if options.objective == "num_gpus" and len(sizes) < 2:
+        largest = sizes[0] if sizes else int(dict(table.get("cluster") or {}).get("num_nodes", 1))
+        sizes = tuple(divisors(largest))
     spaces = [
-        make_space(table, file=file, fix=options.fix, allow=options.allow, framework=options.framework, num_nodes=nodes)
-        for nodes in sizes
-    ]
+        make_space(table, file=file, fix=options.fix, allow=options.allow, framework=options.framework, num_nodes=nodes,
+                   may_be_empty=len(sizes) > 1)
+        for nodes in sizes or (None,)
+    ]  # fmt: skip
+    if not any(s.size for s in spaces):
+        make_space(table, file=file, fix=options.fix, allow=options.allow, framework=options.framework, num_nodes=sizes[-1])
     return spaces, wish
 
 
-def _front(text: str) -> tuple[str, ...]:
-    """The metrics of a front.
+def _wish(options: SearchOptions) -> Wish:
+    wrong: list[Violation] = []
 
-    Raises:
-        InputError: fewer than two, more than three, or one that has none.
-    """
-    if not text:
-        return ()
-    names = tuple(n.strip() for n in text.split(","))
-    aliases = {"step_time": "step_time_s", "memory": "peak_memory_bytes", "memory_headroom": "memory_headroom_bytes",
-               "gpus": "num_gpus", "cost_per_token": "cost_usd_per_token", "energy_per_token": "energy_j_per_token"}  # fmt: skip
-    names = tuple(aliases.get(n, n) for n in names)
-    wrong = [Violation("--pareto", n, "no front over this metric", f"two or three of {', '.join(FRONTS)}") for n in names if n not in FRONTS]  # noqa: E501
-    if not wrong and not 2 <= len(set(names)) <= 3:
-        wrong = [Violation("--pareto", text, "a front has two or three metrics", f"such as {FRONTS[0]},{FRONTS[1]}")]
+    def collect(read: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return read()
+        except InputError as error:
+            wrong.extend(error.violations or [Violation("search", "options", str(error))])
+            return otherwise
+
+    objective = next((n for n, metric in OBJECTIVES.items() if options.objective in (n, metric)), "")
+    if not objective:
+        wrong.append(Violation("--objective", options.objective, str(unknown("objective", options.objective, list(OBJECTIVES)))))
+    if options.executor not in ("local", "dask"):
+        wrong.append(Violation("--executor", options.executor, str(unknown("executor", options.executor, ["local", "dask"]))))
+    if options.robust not in ("", "p90"):
+        wrong.append(Violation("--robust", options.robust, "no such reading of the interval", "p90"))
+    wrong += _small(options)
+    constraints = collect(lambda: parse_constraints(options.where), ())
+    if options.deadline or options.tokens:
+        constraints += collect(lambda: (pace(options.tokens, options.deadline),), ())
+    front = collect(lambda: parse_front(options.pareto), ())
+    wish = Wish(
+        objective or "step_time", options.top, constraints, options.robust == "p90", front,
+        usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue,
+    )  # fmt: skip
+    if wish.robust and (wish.front or wish.by_memory):
+        what, value = ("--pareto", options.pareto) if wish.front else ("--objective", options.objective)
+        wrong.append(Violation("--robust", options.robust, f"ranks step times and what follows from them, not {what} {value}"))
     if wrong:
         raise InputError(wrong)
-    return names
+    return wish
 
 
-def _front_over(result: Answer, pareto: str) -> Answer:
-    """Of the fronts of several cluster sizes, what no other beats in the metrics asked for."""
-    from simpar.search.objective import LARGER_IS_BETTER
+def _small(options: SearchOptions) -> list[Violation]:
+    """Numbers and options that need each other."""
+    wrong: list[Violation] = []
+    if options.top < 1:
+        wrong.append(Violation("--top", options.top, "must be at least 1", "such as 10"))
+    if options.workers is not None and options.workers < 1:
+        wrong.append(Violation("--workers", options.workers, "must be at least 1", "leave it out for one per core"))
+    if options.usd_per_gpu_hour <= 0.0:
+        wrong.append(Violation("--usd-per-gpu-hour", options.usd_per_gpu_hour, "must be above 0", "such as 2.0"))
+    if options.pue < 1.0:
+        wrong.append(Violation("--pue", options.pue, "is the building's power over the machines', at least 1", "such as 1.25"))
+    if options.resume and options.store is None:
+        wrong.append(Violation("--resume", True, "needs what it goes on from", "--store FILE"))
+    if options.executor == "dask" and not options.scheduler:
+        wrong.append(Violation("--executor", "dask", "needs the scheduler's address", "--scheduler tcp://10.0.0.1:8786"))
+    if options.executor == "local" and options.scheduler:
+        wrong.append(Violation("--scheduler", options.scheduler, "is for --executor dask", "add --executor dask"))
+    return wrong
 
-    names = _front(pareto)
 
-    def point(metrics: dict[str, float]) -> tuple[float, ...]:
-        return tuple(-metrics[n] if n in LARGER_IS_BETTER else metrics[n] for n in names)
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Numbers of nodes: "8", "8,16,32", "8..64x2" (doubling), "8..32+8".
 
-    points = [point(c.metrics) for c in result.candidates]
-    kept = [
-        c for c, p in zip(result.candidates, points, strict=True)
-        if not any(all(a <= b for a, b in zip(q, p, strict=True)) and q != p for q in points)
-    ]  # fmt: skip
-    return Answer(tuple(kept), result.found, None)
+    >>> parse_sizes("8..64x2,96")
+    (8, 16, 32, 64, 96)
+
+    Raises:
+        InputError: not of that form.
+    """
+    found: list[int] = []
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+)([x+])(\d+))?\s*", part)
+        first, last, step = (int(match[i] or 0) for i in (1, 2, 4)) if match else (0, 0, 0)
+        if match is None or first < 1 or (match[3] and (last < first or step < (2 if match[3] == "x" else 1))):
+            raise InputError([Violation("--num-nodes", text, "cannot be read", "8, or 8,16,32, or 8..64x2, or 8..32+8")])
+        while first <= max(last, first):
+            found.append(first)
+            if not match[3]:
+                break
+            first = first * step if match[3] == "x" else first + step
+            if first > last:
+                break
+    return tuple(sorted(set(found)))
 
 
 def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: Answer) -> list[Why]:
     best = result.best
-    space = spaces[0]
-    if best is not None:
-        world = best.result.world_size
-        space = next(s for s in spaces if s.template.world_size == world)
+    space = best.found.space if best is not None else max(spaces, key=lambda s: s.template.world_size)
     winner = best.scored.choice if best is not None else None
     return [why(space, wish, asked, winner) for asked in options.why]
 
 
-def _request(spaces: list[Space], wish: Wish) -> dict[str, Any]:
+def _request(spaces: list[Space], wish: Wish, asked: Sequence[str]) -> dict[str, Any]:
     """What identifies a search: everything its answer depends on but the cost models."""
+    plain = replace(wish, constraints=())
     return {
         "spaces": [
             {"scenario": s.template.model_dump(mode="json", exclude={"file", "name", "description", "published"}),
+             "hardware": s.template.hardware.model_dump(mode="json"),
              "restrictions": {k: list(v) for k, v in sorted(s.restrictions.items())}, "framework": s.framework}
             for s in spaces
         ],
-        "wish": {"objective": wish.objective, "keep": wish.keep, "constraints": [str(c) for c in wish.constraints],
-                 "robust": wish.robust, "front": wish.front, "within": wish.within, "usd_per_gpu_hour": wish.usd_per_gpu_hour},
+        "wish": {**{name: getattr(plain, name) for name in plain.__dataclass_fields__},
+                 "constraints": [repr(c) for c in wish.constraints]},
+        "why": list(asked),
     }  # fmt: skip
 
 
-__all__ = ["FRONTS", "SearchOptions", "run"]
+__all__ = ["INTERRUPTED", "Outputs", "SearchOptions", "parse_sizes", "run"]

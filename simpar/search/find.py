@@ -109,11 +109,13 @@ def find(
         return Found(space, wish, [], Account(), 0, inf, True, time.monotonic() - started)
     pricing = Pricing(space)
     branch = branch_for(space, wish, pricing)
-    parts = dict(enumerate(parts_of(branch, _part_count(executor, workers, store is not None))))
+    count = _part_count(executor, workers, store is not None)
+    if store is not None:
+        # Parts are known by their numbers: a search goes on with the parts that it began with, whoever does them now.
+        count = store.begin(count, resume=resume)
+    parts = dict(enumerate(parts_of(branch, count)))
     state = _State(replace(branch.incumbents, best=[]))
     if store is not None:
-        if not resume:
-            store.forget()
         _recall(store, state, parts)
 
     def scored(found: Scored) -> None:
@@ -168,8 +170,9 @@ def _recall(store: Store, state: _State, parts: dict[int, Any]) -> None:
         state.incumbents.add(scored)
     for part, account in store.parts().items():
         if parts.pop(part, None) is not None:
-            found = PartResult(part, (), account["rejected"], account["evaluated"], account["kept"])
+            found = PartResult.from_json(part, account)
             state.account.merge(found.account())
+            state.glimpses += found.glimpses
             state.done += 1
 
 
@@ -187,11 +190,12 @@ def _seed(space: Space, wish: Wish, pricing: Pricing | None, scored: Callable[[S
         branch_for(corner, wish, pricing, on_scored=scored).run()
 
 
-def find_over(spaces: Sequence[Space], wish: Wish, **options: Any) -> list[Found]:
+def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None, **options: Any) -> list[Found]:
     """The same search on several cluster sizes; with `num_gpus` as objective the smallest that can, then no more."""
     found: list[Found] = []
     for space in sorted(spaces, key=lambda s: s.template.world_size):
-        found.append(find(space, wish, **options))
+        kept = store.of(str(space.template.world_size)) if store is not None else None
+        found.append(find(space, wish, store=kept, **options))
         if not found[-1].finished or (wish.objective == "num_gpus" and found[-1].best):
             break
     return found

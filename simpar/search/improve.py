@@ -18,12 +18,13 @@ from simpar.simulate import simulate
 from simpar.specs.scenario import Scenario
 
 AXES: Final = (
-    "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "virtual_stages", "schedule", "split", "recompute", "zero_stage", "shard_size",  # noqa: E501
-    "sequence_parallel", "cp_style", "overlap_tp", "overlap_ep", "ep_dispatcher", "overlap_grad_reduce", "overlap_param_gather",
-    "overlap_p2p", "reshard_after_forward", "offload_activations", "offload_optimizer", "placement",
+    "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "virtual_stages", "schedule", "split", "recompute", "zero_stage",
+    "shard_size", "sequence_parallel", "cp_style", "overlap_tp", "overlap_ep", "ep_dispatcher", "overlap_grad_reduce",
+    "overlap_param_gather", "overlap_p2p", "reshard_after_forward", "offload_activations", "offload_optimizer", "placement",
 )  # fmt: skip
-"""Axes that may change; dp follows from the others. Virtual stages and the schedule change together where one asks for the other."""  # noqa: E501
+"""Axes that may change; dp follows from the others."""
 
+# Virtual stages and the schedule change together where one asks for the other.
 _TOGETHER: Final = {"virtual_stages": ("virtual_stages", "schedule"), "schedule": ("virtual_stages", "schedule"),
                     "zero_stage": ("zero_stage", "shard_size")}  # fmt: skip
 
@@ -35,19 +36,21 @@ class Change:
     Attributes:
         axes: what changes: axis -> (from, to).
         scored: the layout.
-        gain: of the step time, as a fraction of today's.
+        gain: of the step time, as a fraction of today's; below 0 only where today's layout does not fit.
+        memory_bytes: that the fullest device needs more than today.
     """
 
     axes: dict[str, tuple[Any, Any]]
     scored: Scored
     gain: float
+    memory_bytes: float
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {
             "changes": {axis: {"from": a, "to": b} for axis, (a, b) in self.axes.items()}, "text": str(self.scored.choice),
             "choice": self.scored.choice.flat(), "step_time_s": self.scored.step_time_s,
-            "peak_memory_bytes": self.scored.device_bytes, "gain": self.gain,
+            "peak_memory_bytes": self.scored.device_bytes, "gain": self.gain, "memory_change_bytes": self.memory_bytes,
         }  # fmt: skip
 
 
@@ -119,7 +122,8 @@ def _change(flat: dict[str, Any], scored: Scored, today: Result) -> Change | Non
     changed = {a: (flat[a], other[a]) for a in AXES if flat[a] != other[a] and a != "etp"}
     if not changed:
         return None
-    return Change(changed, scored, 1.0 - scored.step_time_s / today.step_time_s)
+    return Change(changed, scored, 1.0 - scored.step_time_s / today.step_time_s,
+                  scored.device_bytes - today.worst_rank.device_bytes)
 
 
 def _width(change: Change) -> int:

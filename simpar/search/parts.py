@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from simpar.result.interpret import HALF_WIDTH
 from simpar.search.branch import Account, Branch, Glimpse, Node
 from simpar.search.choice import Choice
 from simpar.search.incumbents import Incumbents, Scored
-from simpar.search.objective import OBJECTIVES, SIMPLE, Constraint, Measure
+from simpar.search.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.search.pricing import Pricing
 from simpar.search.space import Space
 from simpar.simulate import interpret, prepare, run
+from simpar.specs.calibration import calibration_for
+from simpar.specs.framework import framework
 
 GLIMPSES = 400
 """Designs of a part that are kept for pages."""
@@ -27,9 +31,9 @@ class Wish:
         objective: a name in OBJECTIVES.
         keep: layouts to return.
         constraints: limits.
-        robust: rank by the upper end of the step time's 80 % interval (its 90th percentile).
-        front: all layouts that no other beats in both time and memory.
-        within: of a front: layouts this close, relatively, in both are not told apart.
+        robust: rank, and hold against limits, the upper end of the step time's 80 % interval (its 90th percentile).
+        front: two or three metrics; then the answer is every layout that no other beats in them.
+        within: of a front: layouts this close, relatively, are not told apart.
         usd_per_gpu_hour, pue: for cost and energy.
     """
 
@@ -37,7 +41,7 @@ class Wish:
     keep: int = 10
     constraints: tuple[Constraint, ...] = ()
     robust: bool = False
-    front: bool = False
+    front: tuple[str, ...] = ()
     within: float = 0.01
     usd_per_gpu_hour: float = 2.0
     pue: float = 1.25
@@ -46,6 +50,17 @@ class Wish:
     def metric(self) -> str:
         """The metric that the objective ranks by."""
         return OBJECTIVES[self.objective]
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether memory alone decides within one cluster: everything else a simple metric hangs on is the step time."""
+        named = self.front or (self.metric,)
+        return any(n in MEMORY for n in named) and all(n in MEMORY or n.startswith("num_") for n in named)
+
+    @property
+    def both(self) -> bool:
+        """Whether time and memory both decide: the search keeps a front of the two."""
+        return any(n in MEMORY for n in self.front) and not self.by_memory
 
 
 @dataclass(frozen=True)
@@ -74,8 +89,15 @@ class PartResult:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The account as plain data."""
-        return {"rejected": self.rejected, "evaluated": self.evaluated, "kept": self.kept}
+        """Everything but the layouts, as plain data."""
+        seen = [{"choice": g.choice.flat(), "bound_s": g.bound_s, "device_bytes": g.device_bytes} for g in self.glimpses]
+        return {"rejected": self.rejected, "evaluated": self.evaluated, "kept": self.kept, "glimpses": seen}
+
+    @classmethod
+    def from_json(cls, part: int, data: dict[str, Any]) -> PartResult:
+        """The inverse of `to_json`, without layouts."""
+        seen = tuple(Glimpse(Choice.from_flat(g["choice"]), g["bound_s"], g["device_bytes"]) for g in data["glimpses"])
+        return cls(part, (), data["rejected"], data["evaluated"], data["kept"], seen)
 
 
 def parts_of(branch: Branch, count: int) -> list[list[Node]]:
@@ -101,26 +123,44 @@ def measure_of(space: Space, wish: Wish, pricing: Pricing) -> Measure:
     return Measure.of(space.template, flops, wish.usd_per_gpu_hour, wish.pue)
 
 
+def widest(space: Space) -> float:
+    """How much of every step time its 80 % interval reaches up at least, as a factor.
+
+    The calibration's own error on unseen runs is one of the parts that `simpar.result.interpret` adds in quadrature, and it is
+    the same share of every step on one framework and GPU: step time x this factor never exceeds the interval's upper end.
+    """
+    template = space.template
+    spec, gpu = framework(template.framework, template.framework_version), template.hardware.gpu
+    return 1.0 + HALF_WIDTH * calibration_for(spec.name, spec.since, gpu.architecture, gpu.name).median_cross_validated
+
+
 def examiner(space: Space, wish: Wish, measure: Measure) -> Callable[[Choice, float, float], float | None] | None:
-    """How a simulated layout is valued where time and memory alone do not say; None where they do."""
+    """How a simulated layout is valued where time and memory alone do not say; None where they do.
+
+    With `robust` the value is the upper end of the interval over `widest`: in the unit of a step time, never below it (so that
+    bounds of the step time bound the value), and in the order of the upper ends.
+    """
     others = [c for c in wish.constraints if c.metric not in SIMPLE]
     simple = [c for c in wish.constraints if c.metric in SIMPLE]
     if not (others or simple or wish.robust):
         return None
+    factor = widest(space)
 
     def examine(choice: Choice, time_s: float, device_bytes: float) -> float | None:
-        if not all(c.holds(measure.metrics(time_s, device_bytes)) for c in simple):
+        value = device_bytes + min(time_s, 1e6) * 1e-9 if wish.by_memory else time_s
+        if not wish.robust and not all(c.holds(measure.metrics(time_s, device_bytes)) for c in simple):
             return None
-        value = device_bytes + min(time_s, 1e6) * 1e-9 if wish.objective == "memory_headroom" else time_s
         if others or wish.robust:
             priced = prepare(choice.scenario(space.template), detail="stage")
             result = interpret(priced, run(priced, interference=True))
             found = result.to_json()
-            found["exposed_communication_s"] = sum(result.exposed_communication_s.values())
             if not all(c.holds(found) for c in others):
                 return None
             if wish.robust:
-                value = result.step_interval.high
+                high = max(result.step_interval.high, time_s * factor)
+                if not all(c.holds(measure.metrics(high, device_bytes)) for c in simple):
+                    return None
+                value = high / factor
         return value
 
     return examine
@@ -134,14 +174,29 @@ def branch_for(
     measure = measure_of(space, wish, pricing)
     longest, headroom = measure.limits(wish.constraints)
     incumbents = Incumbents(
-        wish.keep, largest_s=longest, by_memory=wish.objective == "memory_headroom", front=wish.front,
-        within=wish.within if wish.front else 0.0, shared=shared,
+        wish.keep, largest_s=longest / (widest(space) if wish.robust else 1.0), by_memory=wish.by_memory, front=wish.both,
+        within=wish.within if wish.both else 0.0, shared=shared,
     )  # fmt: skip
     examine = examiner(space, wish, measure)
     return Branch(space, pricing=pricing, incumbents=incumbents, examine=examine, least_headroom=headroom, **hooks)
 
 
-_CACHE: dict[int, Pricing] = {}
+class _Memo(threading.local):
+    """The last space's prices. A worker may have several threads, and memos are not made for sharing."""
+
+    key: object = None
+    pricing: Pricing | None = None
+
+
+_MEMO = _Memo()
+
+
+def pricing_of(space: Space) -> Pricing:
+    """Prices of a space, kept from one part to the next."""
+    key = (space.template.model_dump_json(), repr(sorted(space.restrictions.items())), space.framework)
+    if _MEMO.pricing is None or _MEMO.key != key:
+        _MEMO.key, _MEMO.pricing = key, Pricing(space)
+    return _MEMO.pricing
 
 
 def solve_part(
@@ -152,12 +207,7 @@ def solve_part(
 
     The same part under the same knowledge gives the same result in any process; more knowledge only leaves out what cannot win.
     """
-    key = hash((space.template.model_dump_json(), repr(sorted(space.restrictions.items())), space.framework))
-    pricing = _CACHE.get(key)
-    if pricing is None:
-        _CACHE.clear()
-        pricing = _CACHE[key] = Pricing(space)
-    branch = branch_for(space, wish, pricing, shared, **hooks)
+    branch = branch_for(space, wish, pricing_of(space), shared, **hooks)
     for scored in known:
         branch.incumbents.add(scored)
     branch.run(nodes)
@@ -188,4 +238,4 @@ def seed_space(space: Space) -> Space:
     return Space(space.template, restrictions, space.framework)
 
 
-__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "seed_space", "solve_part"]
+__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "pricing_of", "seed_space", "solve_part", "widest"]

@@ -9,6 +9,7 @@ from typing import Any, Final
 from simpar.errors import InputError, Violation
 from simpar.search import axes
 from simpar.search.choice import Choice, Group, Offload, Pipeline, State, Variant, recompute_text, split_text
+from simpar.search.refusals import check_space, check_values
 from simpar.search.space import Space
 from simpar.specs.base import read_toml, validate
 from simpar.specs.checks import check_scenario
@@ -107,10 +108,11 @@ def _fixed(plan: dict[str, Any], training: dict[str, Any]) -> dict[str, tuple[An
             found[axis] = tuple(None if v in ("all", "none", 0) else v for v in values)
         else:
             found[axis] = tuple(values) if values is not None else (value,)
-    for axis, source in (("micro_batch_size", training.get("micro_batch_size", 1)), ("precision", training.get("precision", "bf16"))):  # noqa: E501
-        values = _lists(source)
+    for axis, usual in (("micro_batch_size", 1), ("precision", "bf16")):
+        value = training.get(axis, usual)
+        values = _lists(value)
         if values != []:
-            found[axis] = tuple(values) if values is not None else (source,)
+            found[axis] = tuple(values) if values is not None else (value,)
     split = (plan.get("first_stage_less_layers", 0), plan.get("last_stage_less_layers", 0), plan.get("embedding_alone", False))
     found["split"] = (split_text(split),)
     offload = plan.get("offload", {})
@@ -121,7 +123,7 @@ def _fixed(plan: dict[str, Any], training: dict[str, Any]) -> dict[str, tuple[An
 
 def make_space(
     table: dict[str, Any], *, file: str = "", fix: Sequence[str] = (), allow: Sequence[str] = (), framework: str | None = None,
-    num_nodes: int | None = None,
+    num_nodes: int | None = None, may_be_empty: bool = False,
 ) -> Space:
     """The space of a table.
 
@@ -129,9 +131,10 @@ def make_space(
         fix, allow: restrictions as written on the command line.
         framework: whose semantics to take and to whose abilities to keep; none = the table's semantics, no limit.
         num_nodes: instead of the table's.
+        may_be_empty: as one of several cluster sizes.
 
     Raises:
-        InputError: what is wrong with model, cluster or training, or an impossible restriction; all together.
+        InputError: what is wrong with model, cluster or training, or a restriction that no layout keeps; all together.
     """
     clean, restrictions = split_ranges(table)
     if framework is not None:
@@ -140,8 +143,11 @@ def make_space(
     if num_nodes is not None:
         clean["cluster"] = {**clean.get("cluster", {}), "num_nodes": num_nodes}
     given = axes.parse_restrictions(fix, allow)
-    template = make_template(clean, file)
-    return Space(template, {**restrictions, **given}, framework)
+    check_values({**restrictions, **given})
+    space = Space(make_template(clean, file), {**restrictions, **given}, framework)
+    if space.size or not may_be_empty:
+        check_space(space, given)
+    return space
 
 
 def make_template(table: dict[str, Any], file: str = "") -> Scenario:

@@ -1,4 +1,4 @@
-"""Why not that layout? The best of a restricted corner of the space against the winner."""
+"""Why not that layout? The best of a restricted corner of the space against the winner, or what keeps the corner out."""
 
 from __future__ import annotations
 
@@ -7,15 +7,42 @@ from typing import Any
 
 from simpar.result.result import Result
 from simpar.search import axes
-from simpar.search.answer import turning_points, waterfalls
 from simpar.search.branch import Account
 from simpar.search.choice import Choice
 from simpar.search.find import find
 from simpar.search.incumbents import Scored
-from simpar.search.parts import Wish
+from simpar.search.objective import SIMPLE, look_up
+from simpar.search.parts import Wish, measure_of, pricing_of
+from simpar.search.refusals import broken_rules, check_values
+from simpar.search.runner_up import turning_points, waterfalls
 from simpar.search.space import Space
 from simpar.simulate import simulate
-from simpar.specs.checks import check_scenario
+
+_MANY = 1e6
+"""Factor on the device memory with which everything fits, to find the layout that needs least."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Where nothing fits: the layout that needs least memory.
+
+    Attributes:
+        choice: the layout.
+        needed_bytes, device_bytes: of its fullest device.
+        by_category: bytes on that device.
+    """
+
+    choice: Choice
+    needed_bytes: float
+    device_bytes: float
+    by_category: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "text": str(self.choice), "choice": self.choice.flat(), "needed_bytes": self.needed_bytes,
+            "device_memory_bytes": self.device_bytes, "by_category": self.by_category,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,8 +54,9 @@ class Why:
         size: layouts with it.
         broken: rules that keep it out of the space altogether.
         account: where its layouts went.
-        scored, result: its best layout; None where none fits.
-        least_bytes: of its layouts with the least memory, where none fits.
+        scored, result: its best layout; None where none will do.
+        shortage: where no layout fits the memory.
+        missed: limits that its best layout misses, with what it has: "step_time_s <= 5 (6.2)".
         slower_by: fraction of the winner's step time.
         waterfall: (entry, winner's seconds, its seconds).
         would_win_if: see `turning_points`.
@@ -36,13 +64,15 @@ class Why:
 
     asked: str
     size: int
-    broken: tuple[str, ...]
     account: Account
-    scored: Scored | None
-    result: Result | None
-    slower_by: float | None
-    waterfall: tuple[tuple[str, float, float], ...]
-    would_win_if: dict[str, float]
+    broken: tuple[str, ...] = ()
+    scored: Scored | None = None
+    result: Result | None = None
+    shortage: Shortage | None = None
+    missed: tuple[str, ...] = ()
+    slower_by: float | None = None
+    waterfall: tuple[tuple[str, float, float], ...] = ()
+    would_win_if: dict[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -52,9 +82,10 @@ class Why:
             "best": None if self.scored is None or self.result is None else {
                 **self.result.to_json(), "text": str(self.scored.choice), "choice": self.scored.choice.flat(),
             },
+            "shortage": None if self.shortage is None else self.shortage.to_json(), "missed_constraints": list(self.missed),
             "slower_by": self.slower_by,
             "waterfall_s": {name: {"winner": a, "asked": b, "difference": b - a} for name, a, b in self.waterfall},
-            "would_win_if": self.would_win_if,
+            "would_win_if": self.would_win_if or {},
         }  # fmt: skip
 
 
@@ -62,49 +93,72 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
     """Search the corner of `space` that `asked` ("tp=4,pp=8") names and hold its best against the winner.
 
     Raises:
-        InputError: `asked` names no axis.
+        InputError: `asked` names no axis, or a value of the wrong kind.
     """
     given = axes.parse_restrictions([], [asked])
-    corner = replace(space, restrictions={**space.restrictions, **_intersection(space, given)})
-    found = find(corner, replace(wish, keep=1, front=False))
-    if not found.best:
-        broken = _broken(space, given, winner) if corner.size == 0 else ()
-        return Why(asked, corner.size, broken, found.account, None, None, None, (), {})
-    scored = found.best[0]
-    result = simulate(scored.choice.scenario(space.template))
+    check_values(given)
+    corner = narrowed(space, given)
+    if corner.size == 0:
+        return Why(asked, 0, Account(), broken=broken_rules(space, given, winner))
+    one = replace(wish, keep=1, front=())
+    found = find(corner, one)
+    if found.best:
+        return _against(asked, corner, found.account, found.best[0], winner)
+    free = find(corner, replace(one, constraints=(), robust=False, objective="step_time"))
+    if not free.best:
+        return Why(asked, corner.size, found.account, shortage=shortage(corner))
+    return replace(_against(asked, corner, found.account, free.best[0], winner), missed=_missed(corner, wish, free.best[0]))
+
+
+def _against(asked: str, corner: Space, account: Account, scored: Scored, winner: Choice | None) -> Why:
+    result = simulate(scored.choice.scenario(corner.template))
     if winner is None:
-        return Why(asked, corner.size, (), found.account, scored, result, None, (), {})
-    best = simulate(winner.scenario(space.template))
+        return Why(asked, corner.size, account, scored=scored, result=result)
+    best = simulate(winner.scenario(corner.template))
     return Why(
-        asked, corner.size, (), found.account, scored, result, result.step_time_s / best.step_time_s - 1.0,
-        tuple(waterfalls(best, result)), turning_points(best, result),
+        asked, corner.size, account, scored=scored, result=result, slower_by=result.step_time_s / best.step_time_s - 1.0,
+        waterfall=tuple(waterfalls(best, result)), would_win_if=turning_points(best, result),
     )  # fmt: skip
 
 
-def _intersection(space: Space, given: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+def narrowed(space: Space, given: dict[str, tuple[Any, ...]]) -> Space:
+    """The corner of a space with these values."""
     known = space.restrictions
-    return {axis: tuple(v for v in values if axis not in known or v in known[axis]) for axis, values in given.items()}
+    both = {axis: tuple(v for v in values if axis not in known or v in known[axis]) for axis, values in given.items()}
+    return replace(space, restrictions={**known, **both})
 
 
-def _broken(space: Space, given: dict[str, tuple[Any, ...]], winner: Choice | None) -> tuple[str, ...]:
-    """Rules that the winner with the asked values put in would break; what the framework cannot run."""
-    found = []
-    for axis, values in given.items():
-        able = space._able.get(axis)
-        if able is not None and not any(axes.matches(axis, v, able) for v in values):
-            found.append(f"{space.framework} cannot run {axis} = {', '.join(map(str, values))}")
-        known = space.restrictions.get(axis)
-        if known is not None and not any(v in known for v in values):
-            found.append(f"{axis} is restricted to {', '.join(map(str, known))}")
-    if winner is not None:
-        flat = {**winner.flat(), **{axis: values[0] for axis, values in given.items()}}
-        group = (flat["tp"] * flat["cp"] * flat["pp"]) or 1
-        if "dp" not in given:
-            flat["dp"] = max(space.template.world_size // group, 1)
-        if flat["ep"] == 1:
-            flat["etp"] = flat["tp"]
-        found += [str(v) for v in check_scenario(Choice.from_flat(flat).scenario(space.template))]
-    return tuple(found)
+def shortage(corner: Space) -> Shortage | None:
+    """The layout of a corner that needs least memory, as if devices had plenty."""
+    template = corner.template
+    cluster = template.cluster.model_copy(update={"memory_scale": template.cluster.memory_scale * _MANY})
+    # Where everything fits nothing seems worth offloading; as much as allowed needs the least.
+    most = {
+        "offload_activations": (max(o.activations for o in corner.offloads),),
+        "offload_optimizer": (max(o.optimizer for o in corner.offloads),),
+    }
+    roomy = Space(template.model_copy(update={"cluster": cluster}), {**corner.restrictions, **most}, corner.framework)
+    found = find(roomy, Wish("memory_headroom", keep=1))
+    if not found.best:
+        return None
+    choice = found.best[0].choice
+    result = simulate(choice.scenario(template))
+    rank = result.worst_rank
+    slack = {"allocator_slack": rank.reserved_bytes - rank.allocated_bytes}
+    return Shortage(choice, rank.device_bytes, result.device_memory_bytes, {**rank.at_peak, **slack, **dict(rank.outside)})
 
 
-__all__ = ["Why", "why"]
+def _missed(corner: Space, wish: Wish, scored: Scored) -> tuple[str, ...]:
+    """Limits that the fastest layout of a corner does not keep, each with its own value."""
+    measure = measure_of(corner, wish, pricing_of(corner))
+    result = simulate(scored.choice.scenario(corner.template))
+    seconds = result.step_interval.high if wish.robust else scored.step_time_s
+    simple, detailed = measure.metrics(seconds, scored.device_bytes), result.to_json()
+    return tuple(
+        f"{c} ({look_up(simple if c.metric in SIMPLE else detailed, c.metric):.4g})"
+        for c in wish.constraints
+        if not c.holds(simple if c.metric in SIMPLE else detailed)
+    )
+
+
+__all__ = ["Shortage", "Why", "narrowed", "shortage", "why"]

@@ -1,0 +1,132 @@
+"""The best layout of another mesh or micro-batch than the winner's, and what would have to change for it to win."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simpar.result.result import Result
+from simpar.search.branch import Node, Progress
+from simpar.search.choice import Choice
+from simpar.search.find import Found
+from simpar.search.incumbents import Scored
+from simpar.search.parts import branch_for, pricing_of
+from simpar.simulate import simulate
+
+LEAST_S = 5.0
+"""A runner-up is looked for as long as the search itself took, and at least this long."""
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The next design.
+
+    Attributes:
+        choice, result: its best layout.
+        slower_by: of the step time, as a fraction of the winner's.
+        differs_in: axis -> (winner's, its).
+        would_win_if: see `turning_points`; empty where time does not decide.
+        proven: it is the best of all other meshes and micro-batches, not only the best found in time.
+    """
+
+    choice: Choice
+    result: Result
+    slower_by: float
+    differs_in: dict[str, tuple[Any, Any]]
+    would_win_if: dict[str, float]
+    proven: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "text": str(self.choice), "choice": self.choice.flat(), "step_time_s": self.result.step_time_s,
+            "peak_memory_bytes": self.result.worst_rank.device_bytes, "slower_by": self.slower_by,
+            "differs_in": {axis: list(pair) for axis, pair in self.differs_in.items()}, "would_win_if": self.would_win_if,
+            "proven": self.proven,
+        }  # fmt: skip
+
+
+class _Enough(Exception):  # noqa: N818 - not an error: it ends a search whose time is up.
+    pass
+
+
+def design(choice: Choice) -> tuple[int, ...]:
+    """What makes two layouts different designs: the mesh (whatever its order over ranks) and the micro-batch."""
+    g = choice.group
+    return (g.tp, g.cp, g.pp, g.dp, g.ep, g.etp, choice.micro_batch_size)
+
+
+def runner_up(found: Found, best: Result, winner: Choice, others: Sequence[Scored]) -> RunnerUp | None:
+    """Search everything but the winner's design.
+
+    Args:
+        found: the finished search of the winner's cluster size.
+        best, winner: the winner.
+        others: layouts simulated already, to have something to beat.
+    """
+    wish = replace(found.wish, keep=1, front=())
+    branch = branch_for(found.space, wish, pricing_of(found.space))
+    mine = design(winner)
+    nodes: list[Node] = [n for n in branch.nodes() if (*_degrees(n), n[1]) != mine]
+    for scored in others:
+        if design(scored.choice) != mine:
+            branch.incumbents.add(scored)
+    until = time.monotonic() + max(found.seconds, LEAST_S)
+
+    def progress(_: Progress) -> None:
+        if time.monotonic() > until:
+            raise _Enough
+
+    branch.on_progress = progress
+    proven = found.finished
+    try:
+        branch.run(nodes)
+    except _Enough:
+        proven = False
+    if not branch.best:
+        return None
+    choice = branch.best[0].choice
+    result = simulate(choice.scenario(found.space.template))
+    turns = {} if wish.by_memory else turning_points(best, result)
+    return RunnerUp(
+        choice, result, result.step_time_s / best.step_time_s - 1.0, differences(winner, choice), turns, proven
+    )
+
+
+def _degrees(node: Node) -> tuple[int, ...]:
+    g = node[0]
+    return (g.tp, g.cp, g.pp, g.dp, g.ep, g.etp)
+
+
+def differences(a: Choice, b: Choice) -> dict[str, tuple[Any, Any]]:
+    """Axis -> (value of a, value of b) where they differ."""
+    mine, theirs = a.flat(), b.flat()
+    return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+
+
+def turning_points(best: Result, other: Result) -> dict[str, float]:
+    """Category -> factor on its seconds in both layouts at which `other` would be as fast as `best`, nearest first.
+
+    To first order: a category's seconds on the compute streams scale, everything else stays. Factors below 0.1 or above 10 are
+    left out.
+    """
+    behind = other.step_time_s - best.step_time_s
+    found: dict[str, float] = {}
+    for name in {*best.breakdown, *other.breakdown}:
+        more = other.breakdown.get(name, 0.0) - best.breakdown.get(name, 0.0)
+        if more and behind:
+            factor = 1.0 - behind / more
+            if 0.1 <= factor <= 10.0:
+                found[name] = factor
+    return dict(sorted(found.items(), key=lambda pair: (abs(pair[1] - 1.0), pair[0]))[:4])
+
+
+def waterfalls(best: Result, other: Result) -> list[tuple[str, float, float]]:
+    """(entry, seconds of the best, seconds of the other), every entry that either has."""
+    mine, theirs = dict(best.waterfall()), dict(other.waterfall())
+    return [(name, mine.get(name, 0.0), theirs.get(name, 0.0)) for name in {**mine, **theirs}]
+
+
+__all__ = ["RunnerUp", "design", "differences", "runner_up", "turning_points", "waterfalls"]
