@@ -156,7 +156,7 @@ class LayoutPricer:
             return kernels.attention(
                 work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim,
                 v_head_dim=work.v_head_dim, causal=work.causal, direction="backward" if work.backward else "forward",
-                kernel=work.kernel, window=work.window,
+                kernel=work.kernel, window=work.window, dtype=work.dtype,
             )  # fmt: skip
         if isinstance(work, MemoryWork):
             return kernels.memory_bound(work.kernel, work.bytes_moved, implementation=work.implementation,

@@ -16,10 +16,15 @@ def shard(degrees: Degrees, axis: str) -> int:
     return degrees.cp if axis in "sy" else 1
 
 
+def element_bytes(work: AttentionWork) -> float:
+    """Bytes of a query, key or value element on the wire."""
+    return 4.0 if work.dtype in ("fp32", "tf32") else 2.0
+
+
 def key_value_bytes(work: AttentionWork, degrees: Degrees) -> float:
-    """Keys and values of one rank's part of the sequence, bf16."""
+    """Keys and values of one rank's part of the sequence."""
     local = work.batch * (work.sequence_q / degrees.cp)
-    return 2.0 * local * work.kv_heads * (work.head_dim + work.v_head_dim)
+    return element_bytes(work) * local * work.kv_heads * (work.head_dim + work.v_head_dim)
 
 
 def attention(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
@@ -63,10 +68,10 @@ def _all_gather(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
 def _ulysses(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
     """All-to-all from sequence-split to head-split for q, k, v and back for the output (mirrored backward)."""
     cp = degrees.cp
-    tokens = whole.batch * whole.sequence_q / cp
-    query = 2.0 * tokens * whole.heads * whole.head_dim
-    output = 2.0 * tokens * whole.heads * whole.v_head_dim
-    pair = 2.0 * tokens * whole.kv_heads * (whole.head_dim + whole.v_head_dim)
+    each = element_bytes(whole) * whole.batch * whole.sequence_q / cp
+    query = each * whole.heads * whole.head_dim
+    output = each * whole.heads * whole.v_head_dim
+    pair = each * whole.kv_heads * (whole.head_dim + whole.v_head_dim)
     before, after = (output, query + pair) if whole.backward else (query + pair, output)
     ops.blocking(f"{name}.all_to_all_in", Collective("all_to_all", before, "cp"), "cp")
     heads = replace(whole, heads=max(whole.heads // cp, 1), kv_heads=max(whole.kv_heads // cp, 1))

@@ -151,6 +151,7 @@ class LocalShapes:
         return AttentionWork(
             size["b"], size["s"], size["t"], max(size["n"] // tp, 1), max(size["k"] // tp, 1), size["h"], size["j"],
             op.causal, backward, self.options.attention_kernel, window=self.options.window,
+            dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",
         )  # fmt: skip
 
     def memory(self, op: Op, *, backward: bool) -> MemoryWork:

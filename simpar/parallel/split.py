@@ -85,7 +85,7 @@ class _Splitter(LocalShapes):
 
     def _exchange(self, seam: Seam, ops: OpList, *, combine: bool, backward: bool) -> None:
         assert self.options.moe is not None
-        element = 2.0 if combine or backward else self.options.dispatch_bytes
+        element = seam.element_bytes if combine or backward or seam.element_bytes > 2.0 else self.options.dispatch_bytes
         suffix = ".backward" if backward else ""
         expert.exchange(seam.name + suffix, self.size, self.degrees, self.options.moe, ops, combine=combine,
                         element_bytes=element)  # fmt: skip
@@ -125,7 +125,9 @@ class _Splitter(LocalShapes):
             regathered = tensor.regather(entry, self.size, self.degrees, self.style, ops)
         if op.needs_input_gradient:
             ops.compute(f"{op.name}.dgrad", self.matmul(op, "dgrad"), self.launches(op))
-        reduced = tensor.reduce_input_gradient(entry, self.size, self.degrees, ops) if entry is not None else None
+        reduced = None
+        if entry is not None and op.needs_input_gradient:
+            reduced = tensor.reduce_input_gradient(entry, self.size, self.degrees, ops)
         target = ops if weight_ops is None else weight_ops
         if regathered is not None:
             ops.wait(regathered)

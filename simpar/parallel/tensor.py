@@ -41,8 +41,8 @@ def weight_shard(degrees: Degrees, axis: str, region: Region) -> int:
 
 
 def seam_bytes(seam: Seam, size: dict[str, int], degrees: Degrees) -> float:
-    """Bytes of the whole activation at a seam on one context-parallel rank, 2 per element."""
-    return sum(2.0 * volume(axes, size) for axes in seam.axes) / degrees.cp
+    """Bytes of the whole activation at a seam on one context-parallel rank."""
+    return sum(seam.element_bytes * volume(axes, size) for axes in seam.axes) / degrees.cp
 
 
 def forward(seam: Seam, size: dict[str, int], degrees: Degrees, style: BlockStyle, ops: OpList) -> None:

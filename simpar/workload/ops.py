@@ -96,11 +96,12 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """A place where a dimension may need a collective on an activation with these axes (2 bytes per element)."""
+    """A place where a dimension may need a collective on an activation with these axes."""
 
     name: str
     axes: tuple[str, ...]
     module: str
+    element_bytes: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

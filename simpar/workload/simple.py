@@ -32,9 +32,11 @@ def mlp_blocks(model: MlpSpec, micro_batch: int, element_bytes: float = 2.0) -> 
         activation = Op("mlp/activation", OpType.MEMORY, "mlp", region, kernel="activation",
                         forward_bytes=((act[0], 2 * element_bytes),), backward_bytes=((act[0], 3 * element_bytes),),
                         saves=(Tensor("mlp/activation_in", act[0], element_bytes, region),))  # fmt: skip
-        items: list[Op | Seam] = [Seam("mlp_in", ("bsd",), "mlp"), matmul] if column else [matmul, Seam("mlp_out", ("bsd",), "mlp")]
+        items: list[Op | Seam] = [Seam("mlp_in", ("bsd",), "mlp", element_bytes), matmul]
+        if not column:
+            items = [matmul, Seam("mlp_out", ("bsd",), "mlp", element_bytes)]
         if column and last:
-            items.append(Seam("column_out", ("bsf",), "mlp"))
+            items.append(Seam("column_out", ("bsf",), "mlp", element_bytes))
         if last:
             activation = Op("mlp/loss", OpType.MEMORY, "loss", region, kernel="cross_entropy",
                             forward_bytes=((act[0], 3 * element_bytes),), backward_bytes=((act[0], 3 * element_bytes),),
@@ -83,7 +85,7 @@ def cnn_blocks(model: CnnSpec, micro_batch: int, element_bytes: float = 4.0, spl
                         kernel="cross_entropy" if last else "activation", forward_bytes=(("bsf", 2 * element_bytes),),
                         backward_bytes=(("bsf", 3 * element_bytes),),
                         saves=(Tensor("cnn/out", "bsf", element_bytes, "tensor"),))  # fmt: skip
-        exchange = [] if first or local_input else [Seam("channel_in", ("bd",), "cnn")]
+        exchange = [] if first or local_input else [Seam("channel_in", ("bd",), "cnn", element_bytes)]
         blocks.append(Block("head" if last else "layer", (*exchange, matmul, activation), tuple(sorted(sizes.items()))))
         channels = out
     return tuple(blocks)
