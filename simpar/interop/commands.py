@@ -1,4 +1,6 @@
-"""`simpar import ...`: files of other programs to parts of a hardware profile. A further importer is one function here.
+"""`simpar import ...`: files of other programs to parts of a hardware profile, launch files of frameworks to scenarios.
+
+A further importer is one function here.
 
 Only parsing and printing; readers are imported inside the command that needs them.
 """
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from simpar.interop.carried import Imported
     from simpar.interop.profile_parts import Part
 
 import_app = typer.Typer(no_args_is_help=True, help="Take what other programs measured or know of a machine.")
@@ -81,6 +84,53 @@ def kineto(file: File, out: OutOption = None, as_json: JsonOption = False) -> No
     from simpar.interop.kineto import read
 
     _finish(read(file), out, as_json)
+
+
+HardwareOption = Annotated[str | None, typer.Option(help="A shipped profile or a path, where the file does not say.")]
+NodesOption = Annotated[int | None, typer.Option(help="Nodes, where the file does not say.", min=1)]
+ScenarioOut = Annotated[Path | None, typer.Option("--out", help="Write the scenario here.")]
+
+
+def _finish_scenario(found: Imported, out: Path | None, as_json: bool) -> None:
+    """Write and print a scenario: warnings to stderr, TOML (without --out) or JSON to stdout."""
+    from simpar.interop.export import write_files
+    from simpar.interop.scenario_text import scenario_table, scenario_text
+
+    text = scenario_text(found.scenario)
+    if out is not None:
+        write_files({out.name: text}, out if out.suffix else out / "scenario.toml")
+    if as_json:
+        import json
+
+        table = scenario_table(found.scenario)
+        typer.echo(json.dumps({"scenario": table, "warnings": list(found.warnings)}, indent=2, allow_nan=False))
+        return
+    for warning in found.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(f"wrote {out}" if out is not None else text.rstrip())
+
+
+@import_app.command("megatron")
+def megatron(
+    file: Annotated[Path, typer.Argument(help="A launch script of Megatron-LM.", metavar="SCRIPT.sh")],
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    variables: Annotated[list[str] | None, typer.Option("--var", help="A variable set before: PP=4. Repeatable.")] = None,
+    out: ScenarioOut = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A launch script of Megatron-LM: the scenario that it runs."""
+    from simpar.errors import InputError, Violation
+    from simpar.interop.megatron_import import load
+    from simpar.interop.read_file import read_text
+
+    pairs = [text.partition("=") for text in variables or []]
+    if wrong := [Violation("--var", "".join(p), "is no assignment", "NAME=VALUE") for p in pairs if not p[0] or not p[1]]:
+        raise InputError(wrong)
+    found = load(
+        read_text(file), file=str(file), hardware=hardware, num_nodes=num_nodes, variables={p[0]: p[2] for p in pairs}
+    )
+    _finish_scenario(found, out, as_json)
 
 
 @import_app.command("merge")

@@ -1,64 +1,121 @@
-"""Megatron-LM: a scenario as command-line flags, and a launch script read back into a scenario.
+"""Megatron-LM: a scenario as command-line flags and the scripts that start it.
 
-Flags as in megatron/training/arguments.py (core 0.12 to 0.15). Some facts are not among a run's flags (hardware, optional
-framework settings); they travel in comment lines that start with "# simpar:", and options take their place for foreign scripts.
+Flags as in megatron/training/arguments.py, core 0.12 to 0.15. `megatron_import.py` reads them back; what it would not read back
+with the same meaning is refused here.
 """
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any
+import shlex
+from collections.abc import Iterator
 
 from simpar.errors import InputError, Violation
-from simpar.interop.launch import rank_map, sbatch, torchrun
-from simpar.interop.megatron_layout import layers_from_layout, layout_text
-from simpar.interop.megatron_model import model_flags, model_from_flags
-from simpar.interop.shell import options, read_script
+from simpar.interop.carried import carried
+from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
+from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
+from simpar.interop.megatron_import import CP_STYLES, read_options
+from simpar.interop.megatron_layout import layout_text
+from simpar.interop.megatron_model import model_flags
+from simpar.interop.shell import options
 from simpar.specs.model import TransformerSpec
-from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario
 
-CP_STYLES = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}
-MODULES = {"core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts"}
-_PRECISION = {
+PRECISION = {
     "bf16": ["--bf16"],
     "fp16": ["--fp16"],
     "fp8": ["--bf16", "--fp8-format hybrid"],
     "fp8-block": ["--bf16", "--fp8-format e4m3", "--fp8-recipe blockwise"],
     "mxfp8": ["--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"],
+    "nvfp4": ["--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"],
     "fp32": [],
 }
-_OPTIMIZERS = {"adamw": "adam", "adamw-bf16-moments": "adam", "adam": "adam", "sgd": "sgd", "muon": "muon"}
-_SCHEDULES = ("1f1b", "interleaved", "auto")
-_HINT = re.compile(r"^#\s*simpar:\s*(\S+)\s*=\s*(.*?)\s*$", re.M)
+_OPTIMIZERS = {
+    "adamw": ["--optimizer adam"],
+    "adam": ["--optimizer adam"],
+    "adamw-bf16-moments": [
+        "--optimizer adam",
+        "--use-precision-aware-optimizer",
+        "--exp-avg-dtype bf16",
+        "--exp-avg-sq-dtype bf16",
+    ],
+    "sgd": ["--optimizer sgd", "--sgd-momentum 0.0"],
+    "sgd-momentum": ["--optimizer sgd", "--sgd-momentum 0.9"],
+    "muon": ["--optimizer muon"],
+}
+_BACKENDS = {"fa1": "flash", "fa2": "flash", "fa3": "flash", "cudnn": "fused", "unfused": "unfused"}
+_SCHEDULES = ("1f1b", "interleaved")
+_RUN = ("--mock-data", "--train-iters 50", "--lr 1e-4", "--log-interval 1", "--log-throughput", "--eval-iters 0")
 
 
 def violations(scenario: Scenario) -> list[Violation]:
-    """What of a scenario Megatron-LM cannot run."""
-    plan, training, found = scenario.plan, scenario.training, []
-    if scenario.model.kind != "transformer":
-        found.append(Violation("model", scenario.model.kind, "Megatron-LM trains transformers", "a transformer"))
-    if plan.schedule not in _SCHEDULES:
-        found.append(Violation("plan.schedule", plan.schedule, "Megatron-LM has no such schedule", "1f1b or interleaved"))
-    if training.precision not in _PRECISION:
-        right = f"one of {', '.join(_PRECISION)}"
-        found.append(Violation("training.precision", training.precision, "no flags of Megatron-LM say this", right))
-    if training.optimizer not in _OPTIMIZERS:
-        found.append(Violation("training.optimizer", training.optimizer, "no flags say this", f"one of {', '.join(_OPTIMIZERS)}"))
-    if plan.placement not in ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"):
-        right = "tp-cp-ep-dp-pp or tp-cp-ep-pp-dp"
-        found.append(Violation("plan.placement", plan.placement, "Megatron-LM places ranks in two orders", right))
-    if isinstance(plan.recompute, RecomputeSpec) and (wrong := set(plan.recompute.modules) - MODULES):
-        found.append(Violation("plan.recompute.modules", sorted(wrong), "no such module", f"of {', '.join(sorted(MODULES))}"))
-    if plan.offload.activations:
-        found.append(Violation("plan.offload.activations", plan.offload.activations, "no flag says this fraction", "0"))
+    """What of a scenario Megatron-LM refuses to run, as far as its flags could say it."""
+    if not isinstance(scenario.model, TransformerSpec):
+        return [Violation("model", scenario.model.kind, "Megatron-LM trains transformers", "a model of kind transformer")]
+    found = [*gpu_violations(scenario, "Megatron-LM"), *_plan_rules(scenario), *_expert_rules(scenario), *_training_rules(scenario)]
+    if scenario.model.num_nextn_predict_layers and scenario.model.position not in ("rope", "none"):
+        rule = "multi-token prediction of Megatron-LM needs rotary positions"
+        found.append(Violation("model.position", scenario.model.position, rule, "rope or none"))
     return found
+
+
+def _plan_rules(scenario: Scenario) -> Iterator[Violation]:
+    plan, means = scenario.plan, meaning(scenario)
+    if schedule_name(scenario) not in _SCHEDULES:
+        right = "1f1b, or interleaved with virtual_stages of at least 2"
+        yield Violation("plan.schedule", plan.schedule, "Megatron-LM has no such schedule", right)
+    elif schedule_name(scenario) == "interleaved" and plan.virtual_stages == 1:
+        yield Violation("plan.virtual_stages", 1, "Megatron-LM interleaves model chunks", "at least 2, or 1f1b")
+    if plan.overlap_tp and plan.tp > 1 and not plan.sequence_parallel:
+        yield Violation("plan.overlap_tp", True, "overlaps the collectives of sequence parallelism", "sequence_parallel = true")
+    if plan.cp > 1 and scenario.training.sequence_length % (2 * plan.cp):
+        rule = f"Megatron-LM cuts the {scenario.training.sequence_length} tokens into 2 x cp pieces"
+        yield Violation("plan.cp", plan.cp, rule, "a degree that divides half the sequence")
+    if means["plan.overlap_param_gather"] and not means["plan.overlap_grad_reduce"]:
+        rule = "Megatron-LM overlaps the gather only where it overlaps the reduction"
+        yield Violation("plan.overlap_param_gather", True, rule, "overlap_grad_reduce = true, or false")
+    if plan.virtual_stages > 1 and means["plan.overlap_p2p"] is False and plan.pp == 2:
+        rule = "without overlapped sends the interleaved schedule of Megatron-LM needs more than two stages"
+        yield Violation("plan.overlap_p2p", plan.overlap_p2p, rule, "true, or plan.pp above 2")
+
+
+def _expert_rules(scenario: Scenario) -> Iterator[Violation]:
+    plan, precision = scenario.plan, scenario.training.precision
+    if plan.ep > 1 and precision in ("fp16", "fp32"):
+        right = "bf16 or an fp8 kind"
+        yield Violation("training.precision", precision, "Megatron-LM runs expert parallelism in bf16 and fp8", right)
+    if plan.overlap_ep and plan.ep > 1:
+        if plan.pp > 1 and plan.virtual_stages == 1:
+            rule = "with a pipeline Megatron-LM overlaps the expert exchange of two model chunks"
+            yield Violation("plan.overlap_ep", True, rule, "virtual_stages of at least 2, or false")
+        if recompute_of(scenario).granularity == "full":
+            yield Violation(
+                "plan.overlap_ep", True, "does not go with full recomputation in Megatron-LM", "recompute selective or none"
+            )
+    if plan.delay_wgrad and not (plan.overlap_ep and plan.ep > 1):
+        rule = "Megatron-LM delays weight gradients only to overlap the expert exchange"
+        yield Violation("plan.delay_wgrad", True, rule, "false, or overlap_ep = true with ep above 1")
+
+
+def _training_rules(scenario: Scenario) -> Iterator[Violation]:
+    plan, training = scenario.plan, scenario.training
+    if training.precision not in PRECISION:
+        right = f"one of {', '.join(PRECISION)}"
+        yield Violation("training.precision", training.precision, "no flags of Megatron-LM say this", right)
+    if training.optimizer not in _OPTIMIZERS:
+        right = f"one of {', '.join(_OPTIMIZERS)}"
+        yield Violation("training.optimizer", training.optimizer, "no flags of Megatron-LM say this", right)
+    if training.optimizer == "muon" and plan.zero_stage:
+        rule = "Megatron-LM's muon does not go with the distributed optimizer"
+        yield Violation("plan.zero_stage", plan.zero_stage, rule, "0, or optimizer = adamw")
+    if training.cuda_graphs and recompute_of(scenario).granularity == "full":
+        yield Violation(
+            "training.cuda_graphs", True, "does not go with full recomputation in Megatron-LM", "recompute selective or none"
+        )
 
 
 def parallel_flags(scenario: Scenario) -> list[str]:
     """Flags of the layout."""
-    plan = scenario.plan
+    plan, means = scenario.plan, meaning(scenario)
     flags = [f"--tensor-model-parallel-size {plan.tp}"]
     if plan.sequence_parallel and plan.tp > 1:
         flags.append("--sequence-parallel")
@@ -67,22 +124,26 @@ def parallel_flags(scenario: Scenario) -> list[str]:
         flags.append(f"--cp-comm-type {CP_STYLES[plan.cp_style]}")
     flags.append(f"--pipeline-model-parallel-size {plan.pp}")
     flags += _stage_flags(scenario)
-    if plan.microbatch_group_size:
-        flags.append(f"--microbatch-group-size-per-virtual-pipeline-stage {plan.microbatch_group_size}")
-    if plan.overlap_p2p is False:
+    group = means["plan.microbatch_group_size"]
+    if group not in (None, plan.pp):
+        flags.append(f"--microbatch-group-size-per-virtual-pipeline-stage {group}")
+    if means["plan.overlap_p2p"] is False and plan.virtual_stages > 1:
         flags.append("--no-overlap-p2p-communication")
+    if means["plan.etp"] is not None:
+        flags += [f"--expert-model-parallel-size {plan.ep}", f"--expert-tensor-parallel-size {means['plan.etp']}"]
     if plan.ep > 1:
-        flags += [f"--expert-model-parallel-size {plan.ep}", f"--expert-tensor-parallel-size {plan.etp or 1}"]
         deepep = plan.ep_dispatcher == "deepep"
         flags += ["--moe-token-dispatcher-type flex", "--moe-enable-deepep"] if deepep else ["--moe-token-dispatcher-type alltoall"]
         flags += ["--overlap-moe-expert-parallel-comm"] if plan.overlap_ep else []
         flags += ["--delay-wgrad-compute"] if plan.delay_wgrad else []
-    if plan.overlap_tp:
+    if plan.overlap_tp and plan.tp > 1:
         flags.append("--tp-comm-overlap")
-    return [*flags, *_state_flags(scenario), *_recompute_flags(plan.recompute)]
+    return [*flags, *_state_flags(scenario), *_recompute_flags(scenario)]
 
 
 def _stage_flags(scenario: Scenario) -> list[str]:
+    if scenario.plan.pp == 1:
+        return []
     text = layout_text(scenario)
     if text is not None:
         return [f'--pipeline-model-parallel-layout "{text}"']
@@ -91,34 +152,37 @@ def _stage_flags(scenario: Scenario) -> list[str]:
 
 
 def _state_flags(scenario: Scenario) -> list[str]:
-    plan = scenario.plan
+    plan, means = scenario.plan, meaning(scenario)
     flags: list[str] = []
     if plan.zero_stage == 1:
         flags.append("--use-distributed-optimizer")
     elif plan.zero_stage >= 2:
         strategy = "optim_grads" if plan.zero_stage == 2 else "optim_grads_params"
         flags += ["--use-distributed-optimizer", "--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}"]
-    if plan.shard_size:
-        ranks = (plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)) * plan.cp
-        flags.append(f"--num-distributed-optimizer-instances {ranks // plan.shard_size}")
-    if plan.overlap_grad_reduce is not False:
+        flags.append("--ckpt-format fsdp_dtensor")
+    instances = data_ranks(scenario) // (means["plan.shard_size"] or data_ranks(scenario))
+    if instances > 1:
+        flags.append(f"--num-distributed-optimizer-instances {instances}")
+    if means["plan.overlap_grad_reduce"]:
         flags.append("--overlap-grad-reduce")
-    if plan.overlap_param_gather is not False and plan.zero_stage:
+    if means["plan.overlap_param_gather"]:
         flags.append("--overlap-param-gather")
     if plan.offload.optimizer:
         flags += ["--optimizer-cpu-offload", "--optimizer-offload-fraction 1.0"]
-    if plan.placement == "tp-cp-ep-pp-dp":
+        # The hybrid device optimizer reuses the code of the precision-aware one.
+        flags += [] if scenario.training.optimizer == "adamw-bf16-moments" else ["--use-precision-aware-optimizer"]
+    order = means["plan.placement"]
+    if {"pp", "dp"} <= {*order} and order.index("pp") < order.index("dp"):
         flags.append("--use-tp-pp-dp-mapping")
     return flags
 
 
-def _recompute_flags(value: str | RecomputeSpec) -> list[str]:
-    spec = RecomputeSpec(granularity=value) if isinstance(value, str) else value
+def _recompute_flags(scenario: Scenario) -> list[str]:
+    spec = recompute_of(scenario)
     if spec.granularity == "none":
         return []
     if spec.granularity == "selective":
-        modules = spec.modules or ("core_attn",)
-        return ["--recompute-granularity selective", "--recompute-modules " + " ".join(modules)]
+        return ["--recompute-granularity selective", "--recompute-modules " + " ".join(spec.modules)]
     if spec.num_layers is not None:
         return ["--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {spec.num_layers}"]
     return ["--recompute-granularity full", "--recompute-method uniform", f"--recompute-num-layers {spec.uniform_layers}"]
@@ -126,73 +190,81 @@ def _recompute_flags(value: str | RecomputeSpec) -> list[str]:
 
 def training_flags(scenario: Scenario) -> list[str]:
     """Flags of the training step."""
-    t = scenario.training
+    t, gradient = scenario.training, meaning(scenario)["training.gradient_dtype"]
     flags = [
         f"--seq-length {t.sequence_length}",
         f"--micro-batch-size {t.micro_batch_size}",
         f"--global-batch-size {t.global_batch_size}",
-        *_PRECISION[t.precision],
-        f"--optimizer {_OPTIMIZERS[t.optimizer]}",
+        *PRECISION.get(t.precision, []),
+        *_OPTIMIZERS.get(t.optimizer, []),
     ]
-    if t.optimizer == "adamw-bf16-moments":
-        flags += ["--use-precision-aware-optimizer", "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16"]
-    if t.gradient_dtype in ("bf16", "fp16"):
+    if gradient == "bf16":
         flags.append("--grad-reduce-in-bf16")
-    elif t.gradient_dtype == "fp32":
+    elif gradient == "fp32" and t.precision != "fp32":
         flags.append("--accumulate-allreduce-grads-in-fp32")
     flags += [f"--attention-dropout {t.dropout}", f"--hidden-dropout {t.dropout}"]
     if t.cuda_graphs:
         flags.append("--enable-cuda-graph")
     if t.cross_entropy == "fused":
-        flags.append("--cross-entropy-loss-fusion")
-    if t.attention_kernel in ("cudnn", "fa2", "fa3"):
-        flags.append(f"--attention-backend {'fused' if t.attention_kernel == 'cudnn' else 'flash'}")
+        flags += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"]
+    if t.attention_kernel in _BACKENDS:
+        flags.append(f"--attention-backend {_BACKENDS[t.attention_kernel]}")
+    if t.routing.capacity_factor is not None:
+        flags += [f"--moe-expert-capacity-factor {t.routing.capacity_factor}", "--moe-pad-expert-input-to-capacity"]
     return flags
+
+
+def _flags_and_comments(scenario: Scenario) -> tuple[list[str], list[str]]:
+    """The flags, and the comment lines that go with them.
+
+    Raises:
+        InputError: everything that Megatron-LM cannot run or its flags cannot say.
+    """
+    found = violations(scenario)
+    if not isinstance(scenario.model, TransformerSpec):
+        raise InputError(found)
+    lines = [*parallel_flags(scenario), *training_flags(scenario), *model_flags(scenario.model, scenario.training.sequence_length)]
+    try:
+        comments = carried(scenario, read_options(options(shlex.split(" ".join(lines)))), "Megatron-LM")
+    except InputError as error:
+        told = {v.field for v in found}
+        raise InputError([*found, *(v for v in error.violations if v.field not in told)]) from None
+    if found:
+        raise InputError(found)
+    return lines, comments
 
 
 def flags(scenario: Scenario) -> list[str]:
     """All flags of a scenario, one "--name value" a line.
 
     Raises:
-        InputError: everything that Megatron-LM cannot run.
+        InputError: everything that Megatron-LM cannot run or its flags cannot say.
     """
-    if found := violations(scenario):
-        raise InputError(found)
-    assert isinstance(scenario.model, TransformerSpec)
-    return [*parallel_flags(scenario), *training_flags(scenario), *model_flags(scenario.model)]
+    return _flags_and_comments(scenario)[0]
 
 
 def launch_script(scenario: Scenario) -> str:
     """The launch script, sh.
 
     Raises:
-        InputError: everything that Megatron-LM cannot run.
+        InputError: everything that Megatron-LM cannot run or its flags cannot say.
     """
-    lines = flags(scenario)
-    hints = {
-        "name": scenario.name,
-        "hardware": scenario.cluster.hardware,
-        "num_nodes": scenario.cluster.num_nodes,
-        "num_gpus": scenario.cluster.num_gpus,
-        "framework": scenario.framework,
-        "framework_version": scenario.framework_version,
-        "optimizer": scenario.training.optimizer,
-        "attention_kernel": scenario.training.attention_kernel,
-        "overlap_grad_reduce": scenario.plan.overlap_grad_reduce,
-        "overlap_param_gather": scenario.plan.overlap_param_gather,
-        "overlap_p2p": scenario.plan.overlap_p2p,
-    }
-    comments = "\n".join(f"# simpar: {k} = {v}" for k, v in hints.items() if v is not None)
+    lines, comments = _flags_and_comments(scenario)
+    environment = ""
+    if (scenario.plan.tp > 1 or scenario.plan.cp > 1) and scenario.plan.zero_stage < 2:
+        # The order of kernels on the device is the order of launch, which the overlap of collectives relies on.
+        environment = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
     arguments = "ARGS=(\n" + "\n".join(f"    {line}" for line in lines) + "\n)\n"
-    line = torchrun(scenario, "pretrain_gpt.py", '"${ARGS[@]}" "$@"')
-    return f"#!/bin/bash\n{comments}\nset -e\n\n{arguments}\n{line}\n"
+    run = "# Data, length and learning rate of the run: yours.\nRUN=(" + " ".join(_RUN) + ")\n"
+    line = torchrun(scenario, "pretrain_gpt.py", '"${ARGS[@]}" "${RUN[@]}" "$@"')
+    return "#!/bin/bash\n" + "\n".join(comments) + f"\nset -e\n{environment}\n{arguments}\n{run}\n{line}\n"
 
 
 def export(scenario: Scenario) -> dict[str, str]:
     """File name -> text: a launch script, the Slurm script and the rank map.
 
     Raises:
-        InputError: everything that Megatron-LM cannot run.
+        InputError: everything that Megatron-LM cannot run or its flags cannot say.
     """
     return {
         "megatron.sh": launch_script(scenario),
@@ -201,203 +273,4 @@ def export(scenario: Scenario) -> dict[str, str]:
     }
 
 
-# -- import --------------------------------------------------------------------------------------------------------------
-
-
-def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None) -> dict[str, Any]:
-    """The raw scenario table of a launch script.
-
-    Args:
-        text: of the script.
-        hardware, num_nodes: where the script does not say.
-
-    Raises:
-        InputError: no command with Megatron flags, a value that is no number, or no hardware; all together.
-    """
-    script = read_script(text, file)
-    words = script.flags()
-    flags = options(words)
-    hints = dict(_HINT.findall(text))
-    if "tensor-model-parallel-size" not in flags and "num-layers" not in flags:
-        raise InputError([Violation("script", file or "-", "has no command with Megatron-LM flags", "such as --num-layers 32")])
-    reader = _Flags(flags, file)
-    hardware = hardware or hints.get("hardware")
-    nodes = num_nodes or _count(hints.get("num_nodes")) or _nodes(words, text)
-    if hardware is None:
-        reader.wrong.append(Violation("--hardware", None, "the script does not say what it runs on", "give a hardware profile"))
-    if nodes is None:
-        reader.wrong.append(
-            Violation("--num-nodes", None, "the script does not say on how many nodes it runs", "give their number")
-        )
-    plan = _plan(reader, hints)
-    model = model_from_flags(flags, reader.wrong, file)
-    training = _training(reader, hints)
-    if reader.wrong:
-        raise InputError(reader.wrong)
-    cluster: dict[str, Any] = {"hardware": hardware, "num_nodes": nodes}
-    if gpus := _count(hints.get("num_gpus")):
-        cluster["num_gpus"] = gpus
-    layers = int(flags.get("num-layers", ["0"])[0] or 0)
-    if "pipeline-model-parallel-layout" in flags:
-        plan |= layers_from_layout(flags["pipeline-model-parallel-layout"][0], layers, plan["pp"])
-    table: dict[str, Any] = {
-        "name": hints.get("name", Path(file).stem if file else "imported"),
-        "model": model,
-        "framework": hints.get("framework", "megatron-core"),
-    }
-    if "framework_version" in hints:
-        table["framework_version"] = hints["framework_version"]
-    return {**table, "cluster": cluster, "plan": plan, "training": training}
-
-
-class _Flags:
-    def __init__(self, flags: dict[str, list[str]], file: str) -> None:
-        self.flags, self.file = flags, file
-        self.wrong: list[Violation] = []
-
-    def on(self, name: str) -> bool:
-        return name in self.flags
-
-    def text(self, name: str, default: str = "") -> str:
-        return self.flags[name][0] if self.flags.get(name) else default
-
-    def number(self, name: str, default: int) -> int:
-        value = self.text(name)
-        if not value:
-            return default
-        try:
-            return int(value)
-        except ValueError:
-            self.wrong.append(Violation(f"--{name}", value, "is no whole number", file=self.file))
-            return default
-
-
-def _count(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
-
-
-def _nodes(words: list[str], text: str) -> int | None:
-    found = options(words)
-    for name in ("nnodes", "num-nodes"):
-        if name in found and found[name] and found[name][0].isdigit():
-            return int(found[name][0])
-    match = re.search(r"^#SBATCH\s+(?:-N\s*|--nodes[= ])(\d+)", text, re.M)
-    return int(match[1]) if match else None
-
-
-def _hinted(hints: dict[str, str], name: str) -> bool | None:
-    return {"True": True, "False": False}.get(hints.get(name, ""))
-
-
-def _plan(r: _Flags, hints: dict[str, str]) -> dict[str, Any]:
-    tp, pp = r.number("tensor-model-parallel-size", 1), r.number("pipeline-model-parallel-size", 1)
-    plan: dict[str, Any] = {
-        "tp": tp,
-        "sequence_parallel": r.on("sequence-parallel") or tp == 1,
-        "cp": r.number("context-parallel-size", 1),
-        "pp": pp,
-    }
-    if r.on("cp-comm-type"):
-        styles = {v: k for k, v in CP_STYLES.items()}
-        plan["cp_style"] = styles.get(r.text("cp-comm-type"), "ring")
-    layers = r.number("num-layers", 0)
-    v = r.number("num-virtual-stages-per-pipeline-rank", 1)
-    if r.on("num-layers-per-virtual-pipeline-stage"):
-        v = max(layers // (pp * r.number("num-layers-per-virtual-pipeline-stage", layers // pp or 1)), 1)
-    plan |= {"virtual_stages": v, "schedule": "interleaved" if v > 1 else "1f1b"}
-    if r.on("microbatch-group-size-per-virtual-pipeline-stage"):
-        plan["microbatch_group_size"] = r.number("microbatch-group-size-per-virtual-pipeline-stage", pp)
-    if r.on("account-for-embedding-in-pipeline-split"):
-        plan["first_stage_less_layers"] = 1
-    if r.on("account-for-loss-in-pipeline-split"):
-        plan["last_stage_less_layers"] = 1
-    if r.on("no-overlap-p2p-communication"):
-        plan["overlap_p2p"] = False
-    elif (p2p := _hinted(hints, "overlap_p2p")) is not None:
-        plan["overlap_p2p"] = p2p
-    ep = r.number("expert-model-parallel-size", 1)
-    if ep > 1:
-        plan |= {"ep": ep, "etp": r.number("expert-tensor-parallel-size", tp)}
-        deepep = r.on("moe-enable-deepep") or r.text("moe-flex-dispatcher-backend") == "deepep"
-        plan |= {
-            "ep_dispatcher": "deepep" if deepep else "alltoall",
-            "overlap_ep": r.on("overlap-moe-expert-parallel-comm"),
-            "delay_wgrad": r.on("delay-wgrad-compute"),
-        }
-    plan["overlap_tp"] = r.on("tp-comm-overlap")
-    plan |= _states(r, hints, plan)
-    plan["recompute"] = _recompute(r)
-    return plan
-
-
-def _states(r: _Flags, hints: dict[str, str], plan: dict[str, Any]) -> dict[str, Any]:
-    strategy = r.text("data-parallel-sharding-strategy")
-    sharded = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}.get(strategy, 1)
-    fsdp = r.on("use-megatron-fsdp") or r.on("use-custom-fsdp")
-    zero = (sharded if fsdp and strategy else 3) if fsdp else int(r.on("use-distributed-optimizer"))
-    found: dict[str, Any] = {"zero_stage": zero}
-    for name, flag in (("overlap_grad_reduce", "overlap-grad-reduce"), ("overlap_param_gather", "overlap-param-gather")):
-        hinted = hints and name not in hints
-        # A flag that stands for the framework's default was written without being asked for.
-        if not (hinted and (r.on(flag) or (name == "overlap_param_gather" and not zero))):
-            found[name] = r.on(flag)
-    instances = r.number("num-distributed-optimizer-instances", 1)
-    if instances > 1:
-        found["_instances"] = instances
-    if r.on("optimizer-cpu-offload"):
-        found["offload"] = {"optimizer": True}
-    if r.on("use-tp-pp-dp-mapping"):
-        found["placement"] = "tp-cp-ep-pp-dp"
-    return found
-
-
-def _recompute(r: _Flags) -> str | dict[str, Any]:
-    if r.on("recompute-activations") and not r.on("recompute-granularity"):
-        return "selective"
-    granularity = r.text("recompute-granularity")
-    if granularity == "selective":
-        modules = r.flags.get("recompute-modules", ["core_attn"]) or ["core_attn"]
-        return {"granularity": "selective", "modules": modules}
-    if granularity == "full":
-        count = r.number("recompute-num-layers", 1)
-        if r.text("recompute-method") == "block":
-            return {"granularity": "full", "method": "block", "num_layers": count}
-        return "full" if count == 1 else {"granularity": "full", "method": "uniform", "uniform_layers": count}
-    return "none"
-
-
-def _training(r: _Flags, hints: dict[str, str]) -> dict[str, Any]:
-    micro = r.number("micro-batch-size", 1)
-    found: dict[str, Any] = {
-        "sequence_length": r.number("seq-length", 0) or 1,
-        "global_batch_size": r.number("global-batch-size", micro),
-        "micro_batch_size": micro,
-    }
-    fp8 = r.on("fp8-format") or r.on("fp8")
-    recipe = {"blockwise": "fp8-block", "mxfp8": "mxfp8"}.get(r.text("fp8-recipe"), "fp8")
-    found["precision"] = recipe if fp8 else "bf16" if r.on("bf16") else "fp16" if r.on("fp16") else "fp32"
-    found["optimizer"] = hints.get("optimizer") or {"adam": "adamw", "sgd": "sgd", "muon": "muon"}.get(
-        r.text("optimizer", "adam"), "adamw"
-    )
-    if r.on("grad-reduce-in-bf16"):
-        found["gradient_dtype"] = "bf16"
-    elif r.on("accumulate-allreduce-grads-in-fp32"):
-        found["gradient_dtype"] = "fp32"
-    dropout = r.text("hidden-dropout", "0.1")
-    try:
-        found["dropout"] = float(dropout)
-    except ValueError:
-        r.wrong.append(Violation("--hidden-dropout", dropout, "is no number", file=r.file))
-    if r.on("enable-cuda-graph") or r.on("cuda-graph-impl"):
-        found["cuda_graphs"] = True
-    if r.on("cross-entropy-loss-fusion"):
-        found["cross_entropy"] = "fused"
-    kernel = hints.get("attention_kernel")
-    if kernel is None and r.on("attention-backend"):
-        kernel = {"fused": "cudnn", "flash": "auto", "unfused": "unfused"}.get(r.text("attention-backend"), "auto")
-    if kernel and kernel != "auto":
-        found["attention_kernel"] = kernel
-    return found
-
-
-__all__ = ["export", "flags", "launch_script", "load", "violations"]
+__all__ = ["export", "flags", "launch_script", "violations"]

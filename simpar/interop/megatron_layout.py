@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from simpar.errors import InputError, Violation
+from simpar.interop.stage_cuts import split_fields
 from simpar.parallel.pipeline import split_layers
 from simpar.specs.checks import layer_count, model_stages
-from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario
 
 
@@ -56,16 +56,23 @@ def layers_from_layout(text: str, layers: int, pp: int) -> dict[str, Any]:
             [Violation("--pipeline-model-parallel-layout", text, rule, f"{layers} layers in a multiple of {pp} stages")]
         )
     found: dict[str, Any] = {"virtual_stages": len(counts) // pp, "schedule": "interleaved" if len(counts) > pp else "1f1b"}
-    named: list[dict[str, Any]] = [{}, {"embedding_alone": True}]
-    named += [{"first_stage_less_layers": a, "last_stage_less_layers": b} for a in range(3) for b in range(3) if a or b]
-    for fields in named:
-        try:
-            plan = PlanSpec(pp=pp, **{**found, **fields})
-            if counts == [s.count for s in split_layers(layers, len(counts), plan)] and min(counts) >= 0:
-                return {**found, **fields}
-        except (InputError, ValueError):
-            continue
-    return {**found, "layers_per_stage": counts}
+    return {**found, **split_fields(counts, pp)}
 
 
-__all__ = ["expand", "layers_from_layout", "layout_text"]
+def counts_of_ends(layers: int, pp: int, v: int, first: int, last: int) -> list[int]:
+    """Layers of each virtual stage where the first and last rank's are given (-1 = like the ranks between).
+
+    Megatron-LM: the ranks between share the rest evenly, and the layers of a rank are cut into `v` equal chunks.
+    """
+    given = [n for n in (first, last) if n >= 0]
+    between = pp - len(given)
+    each = (layers - sum(given)) // between if between > 0 else 0
+    ranks = [each] * pp
+    if first >= 0:
+        ranks[0] = first
+    if last >= 0:
+        ranks[-1] = last
+    return [ranks[rank] // v for _ in range(v) for rank in range(pp)]
+
+
+__all__ = ["counts_of_ends", "expand", "layers_from_layout", "layout_text"]

@@ -1,27 +1,39 @@
-"""The model among Megatron-LM's flags: a table of flags and fields, read both ways."""
+"""The model among Megatron-LM's flags, written and read."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
-from simpar.errors import Violation
+from simpar.interop.megatron_flags import Flags
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, model_names
 
-_NUMBERS = (
+_NUMBERS: Final = (
     ("num-layers", "num_hidden_layers"),
     ("hidden-size", "hidden_size"),
     ("ffn-hidden-size", "intermediate_size"),
     ("num-attention-heads", "num_attention_heads"),
-    ("max-position-embeddings", "max_position_embeddings"),
-    ("vocab-size", "vocab_size"),
 )
-_ACTIVATIONS = {"silu": "--swiglu", "squared_relu": "--squared-relu"}
+_POSITIONS: Final = {"rope": "rope", "learned": "learned_absolute", "relative": "relative", "none": "none"}
+_VOCABULARIES: Final = {
+    "GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256, "DeepSeekV2Tokenizer": 102400,
+    "DeepSeekV3Tokenizer": 129280, "Qwen2Tokenizer": 151936, "BertWordPieceLowerCase": 30522, "BertWordPieceCase": 28996,
+}  # fmt: skip
+"""Sizes of tokenizers that a script names by type."""
 
 
-def model_flags(model: TransformerSpec) -> list[str]:
-    """Flags of a transformer."""
+# -- written -------------------------------------------------------------------------------------------------------------
+
+
+def model_flags(model: TransformerSpec, sequence_length: int = 1) -> list[str]:
+    """Flags of a transformer; positions reach at least to `sequence_length` where nothing is learned about them."""
     flags = [f"--{flag} {getattr(model, name)}" for flag, name in _NUMBERS]
+    positions = model.max_position_embeddings
+    if model.position != "learned":
+        positions = max(positions, sequence_length)
+    # NullTokenizer adds one token for the end of a document.
+    flags += [f"--max-position-embeddings {positions}", f"--vocab-size {model.vocab_size - 1}", "--tokenizer-type NullTokenizer"]
     if model.num_key_value_heads != model.num_attention_heads:
         flags += ["--group-query-attention", f"--num-query-groups {model.num_key_value_heads}"]
     if model.mla is None:
@@ -31,17 +43,17 @@ def model_flags(model: TransformerSpec) -> list[str]:
     elif model.activation == "squared_relu":
         flags.append("--squared-relu")
     flags.append("--normalization " + ("RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"))
-    position = {"rope": "rope", "learned": "learned_absolute", "relative": "relative", "none": "none"}.get(model.position, "none")
-    flags.append(f"--position-embedding-type {position}")
+    flags.append(f"--position-embedding-type {_POSITIONS.get(model.position, 'none')}")
     if not model.tie_word_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
     if not model.mlp_bias:
         flags.append("--disable-bias-linear")
     if model.attention_bias and not model.mlp_bias:
         flags.append("--add-qkv-bias")
-    if model.qk_norm:
+    if model.qk_norm or model.mla is not None:
         flags.append("--qk-layernorm")
-    flags.append("--tokenizer-type NullTokenizer")
+    if model.sliding_window is not None:
+        flags.append(f"--window-size {model.sliding_window - 1},0")
     return [*flags, *_mla_flags(model), *_moe_flags(model)]
 
 
@@ -77,130 +89,204 @@ def _moe_flags(model: TransformerSpec) -> list[str]:
     if moe.shared_expert_gate:
         flags.append("--moe-shared-expert-gate")
     if moe.router_bias:
-        flags.append("--moe-router-enable-expert-bias")
+        flags += ["--moe-router-enable-expert-bias", "--moe-router-score-function sigmoid"]
     if moe.n_group:
-        flags += [f"--moe-router-num-groups {moe.n_group}", f"--moe-router-group-topk {moe.topk_group}"]
-    if moe.first_k_dense_replace:
-        dense, rest = moe.first_k_dense_replace, model.num_hidden_layers - moe.first_k_dense_replace
-        flags.append(f"--moe-layer-freq '([0]*{dense}+[1]*{rest})'")
-    elif moe.moe_layer_freq > 1:
-        flags.append(f"--moe-layer-freq {moe.moe_layer_freq}")
+        flags.append(f"--moe-router-num-groups {moe.n_group}")
+    if moe.topk_group:
+        flags.append(f"--moe-router-group-topk {moe.topk_group}")
+    if moe.first_k_dense_replace or moe.moe_layer_freq > 1:
+        flags.append(f"--moe-layer-freq '{_pattern(model)}'")
     return flags
 
 
-def model_from_flags(flags: dict[str, list[str]], wrong: list[Violation], file: str) -> str | dict[str, Any]:
-    """The preset whose flags these are, or a model table.
+def _pattern(model: TransformerSpec) -> str:
+    """Which layers have experts, as runs: "([0]*3+[1]*58)"."""
+    assert model.moe is not None
+    bits = [int(model.is_moe_layer(i)) for i in range(model.num_hidden_layers)]
+    period = model.moe.moe_layer_freq
+    times = len(bits) // period
+    repeated = times > 1 and bits == bits[:period] * times
+    unit, count = (bits[:period], times) if repeated else (bits, 1)
+    runs: list[list[int]] = []
+    for bit in unit:
+        if runs and runs[-1][0] == bit:
+            runs[-1][1] += 1
+        else:
+            runs.append([bit, 1])
+    text = "+".join(f"[{bit}]*{n}" for bit, n in runs)
+    return f"({text})*{count}" if count > 1 else f"({text})"
 
-    What cannot be read is added to `wrong`.
+
+# -- read ----------------------------------------------------------------------------------------------------------------
+
+
+def read_model(f: Flags) -> str | dict[str, Any]:
+    """The model table of flags, or the preset that they fit but for a vocabulary that they leave open.
+
+    What is missing or cannot be read is added to the flags' lists.
     """
+    table = _table(f)
+    vocabulary, said = _vocabulary(f)
+    if not table:
+        return {}
+    table["vocab_size"] = vocabulary
+    if not said:
+        preset = _fitting_preset(table)
+        if preset is not None:
+            return preset
+        if not f.has("tokenizer-type") or f.text("tokenizer-type") not in _VOCABULARIES:
+            f.warnings.append(f"the size of the vocabulary does not stand in the flags: taken as {vocabulary}")
+    return table
+
+
+def _vocabulary(f: Flags) -> tuple[int, bool]:
+    """Tokens, and whether the flags say how many."""
+    kind = f.text("tokenizer-type")
+    if f.has("padded-vocab-size"):
+        return f.number("padded-vocab-size", 1), True
+    if f.has("vocab-size"):
+        return f.number("vocab-size", 50256) + kind.startswith("Null"), True
+    return _VOCABULARIES.get(kind, 50257 if kind == "" else 50304), False
+
+
+def _fitting_preset(table: dict[str, Any]) -> str | None:
+    """The shipped model that differs from `table` in the vocabulary (and the reach of its positions) at most."""
+    free = {"vocab_size": None, "max_position_embeddings": None, "head_dim": None}
+    wanted = {**TransformerSpec(**table).model_dump(), **free}
     for name in model_names():
         preset = load_model(name)
-        if isinstance(preset, TransformerSpec) and not preset.num_decoder_layers and _same(preset, flags):
-            return name
-    return _table(flags, wrong, file)
+        if isinstance(preset, TransformerSpec):
+            found = {**preset.model_dump(), **free}
+            if all(found[k] == v for k, v in wanted.items() if k not in ("name", "source") and not k.startswith("published")):
+                return name
+    return None
 
 
-def _same(model: TransformerSpec, flags: dict[str, list[str]]) -> bool:
-    """Whether every flag that the model would be written with stands there with this value, and no other model flag."""
-    mine: dict[str, list[str]] = {}
-    for flag in model_flags(model):
-        name, *values = flag[2:].split(" ")
-        mine[name] = [v.strip("'\"") for v in values]
-    if not {"num-layers", "hidden-size", "num-attention-heads"} <= set(flags):
-        return False
-    free = {"tokenizer-type", "kv-channels", "vocab-size", "max-position-embeddings", "moe-grouped-gemm", "position-embedding-type"}
-    known = set(mine) | {
-        "group-query-attention",
-        "swiglu",
-        "num-experts",
-        "multi-latent-attention",
-        "mtp-num-layers",
-        "qk-layernorm",
-        "untie-embeddings-and-output-weights",
-        "disable-bias-linear",
-        "add-qkv-bias",
-        "squared-relu",
-        "moe-shared-expert-intermediate-size",
-    }
-    return all(
-        (name in flags) == (name in mine) and (name not in mine or flags[name] == mine[name]) for name in known - free
-    ) and all(flags[name] == mine[name] for name in free if name in flags and name in mine and name != "tokenizer-type")
-
-
-def _table(flags: dict[str, list[str]], wrong: list[Violation], file: str) -> dict[str, Any]:
-    def number(name: str, default: int | None = None) -> int | None:
-        values = flags.get(name)
-        if not values:
-            return default
-        try:
-            return int(values[0])
-        except ValueError:
-            wrong.append(Violation(f"--{name}", values[0], "is no whole number", file=file))
-            return default
-
-    hidden, heads, layers = number("hidden-size"), number("num-attention-heads"), number("num-layers")
-    for name, value in (("hidden-size", hidden), ("num-attention-heads", heads), ("num-layers", layers)):
-        if value is None:
-            wrong.append(Violation(f"--{name}", None, "is missing", "the flag, as Megatron-LM takes it", file))
-    if not (hidden and heads and layers):
+def _table(f: Flags) -> dict[str, Any]:
+    missing = [n for n in ("num-layers", "hidden-size", "num-attention-heads") if not f.has(n)]
+    layers = f.number("num-layers", 0) or f.number("encoder-num-layers", 0)
+    hidden, heads = f.number("hidden-size", 0), f.number("num-attention-heads", 0)
+    if not (layers and hidden and heads):
+        for name in missing:
+            f.missing(name)
         return {}
-    swiglu, squared = "swiglu" in flags, "squared-relu" in flags
+    swiglu, squared, biased = f.on("swiglu"), f.on("squared-relu"), not f.on("disable-bias-linear")
+    inner = f.number("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden)
+    rotary = f.on("use-rotary-position-embeddings")
+    position = f.text("position-embedding-type", "rope" if rotary else "learned_absolute")
+    mla = _read_mla(f)
+    qk_norm = f.on("qk-layernorm")
+    groups = f.number("num-query-groups", 1)
     table: dict[str, Any] = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "intermediate_size": number("ffn-hidden-size", 4 * hidden),
-        "vocab_size": number("vocab-size", 50304),
-        "num_key_value_heads": number("num-query-groups", heads) if "group-query-attention" in flags else heads,
-        "head_dim": number("kv-channels", hidden // heads),
-        "max_position_embeddings": number("max-position-embeddings", number("seq-length", 8192)),
+        "intermediate_size": inner,
+        "num_key_value_heads": groups if f.on("group-query-attention") else heads,
+        "head_dim": f.number("kv-channels", hidden // heads),
+        "max_position_embeddings": f.number("max-position-embeddings", f.number("seq-length", 8192)),
         "gated_mlp": swiglu,
         "activation": "silu" if swiglu else "squared_relu" if squared else "gelu",
-        "norm": "rmsnorm" if flags.get("normalization", [""])[0] == "RMSNorm" else "layernorm",
-        "position": {"rope": "rope", "learned_absolute": "learned", "relative": "relative", "none": "none"}.get(
-            flags.get("position-embedding-type", ["rope" if "use-rotary-position-embeddings" in flags else "learned_absolute"])[0],
-            "rope",
-        ),
-        "tie_word_embeddings": "untie-embeddings-and-output-weights" not in flags,
-        "mlp_bias": "disable-bias-linear" not in flags,
-        "attention_out_bias": "disable-bias-linear" not in flags,
-        "attention_bias": "disable-bias-linear" not in flags or "add-qkv-bias" in flags,
-        "qk_norm": "qk-layernorm" in flags,
+        "norm": "rmsnorm" if f.text("normalization") == "RMSNorm" else "layernorm",
+        "position": {v: k for k, v in _POSITIONS.items()}.get(position, "rope"),
+        "tie_word_embeddings": not f.on("untie-embeddings-and-output-weights"),
+        "mlp_bias": biased,
+        "attention_out_bias": biased,
+        "attention_bias": f.on("add-qkv-bias") or biased,
+        "qk_norm": qk_norm and mla is None,
     }
-    if mtp := number("mtp-num-layers", 0):
+    if f.on("use-rotary-position-embeddings"):
+        table["position"] = "rope"
+    if f.has("window-size"):
+        table["sliding_window"] = int(re.split(r"[(,\s]+", f.text("window-size").strip("()"))[0] or 0) + 1
+    if mtp := f.number("mtp-num-layers", 0):
         table["num_nextn_predict_layers"] = mtp
-    if "multi-latent-attention" in flags:
-        nope, rope = number("qk-head-dim", 128) or 128, number("qk-pos-emb-head-dim", 64) or 64
-        table["mla"] = {
-            "q_lora_rank": number("q-lora-rank", 0),
-            "kv_lora_rank": number("kv-lora-rank", 32),
-            "qk_nope_head_dim": nope,
-            "qk_rope_head_dim": rope,
-            "v_head_dim": number("v-head-dim", 128),
-        }
-        table["head_dim"] = nope + rope
-    if experts := number("num-experts"):
-        table["moe"] = _moe_table(flags, number, experts, table["intermediate_size"])
+    if mla is not None:
+        table |= {"mla": mla, "head_dim": mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"]}
+    if experts := f.number("num-experts", 0):
+        table["moe"] = _read_moe(f, experts, inner, layers)
     return table
 
 
-def _moe_table(flags: dict[str, list[str]], number: Any, experts: int, width: int) -> dict[str, Any]:
+def _read_mla(f: Flags) -> dict[str, Any] | None:
+    # Scripts of older forks name the parts without the switch.
+    if not (f.on("multi-latent-attention") or f.has("kv-lora-rank")):
+        return None
+    nope = f.number("qk-head-dim", f.number("qk-nope-head-dim", 128))
+    return {
+        "q_lora_rank": f.number("q-lora-rank", 0),
+        "kv_lora_rank": f.number("kv-lora-rank", 32),
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": f.number("qk-pos-emb-head-dim", f.number("qk-rope-head-dim", 64)),
+        "v_head_dim": f.number("v-head-dim", 128),
+    }
+
+
+def _read_moe(f: Flags, experts: int, width: int, layers: int) -> dict[str, Any]:
+    inner = f.number("moe-ffn-hidden-size", width)
+    if not f.on("moe-grouped-gemm"):
+        f.warnings.append("no --moe-grouped-gemm: experts are taken to be computed in one grouped matmul")
     moe: dict[str, Any] = {
         "num_experts": experts,
-        "num_experts_per_tok": number("moe-router-topk", 2),
-        "moe_intermediate_size": number("moe-ffn-hidden-size", width),
-        "shared_expert_intermediate_size": number("moe-shared-expert-intermediate-size", 0),
-        "shared_expert_gate": "moe-shared-expert-gate" in flags,
-        "router_bias": "moe-router-enable-expert-bias" in flags,
-        "n_group": number("moe-router-num-groups", 0),
-        "topk_group": number("moe-router-group-topk", 0),
+        "num_experts_per_tok": f.number("moe-router-topk", 2),
+        "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": f.number(
+            "moe-shared-expert-intermediate-size", f.number("num-shared-experts", 0) * inner
+        ),
+        "shared_expert_gate": f.on("moe-shared-expert-gate"),
+        "router_bias": f.on("moe-router-enable-expert-bias"),
+        "n_group": f.number("moe-router-num-groups", 0),
+        "topk_group": f.number("moe-router-group-topk", 0),
     }
-    frequency = flags.get("moe-layer-freq", ["1"])[0].replace(" ", "")
-    if frequency.isdigit():
-        moe["moe_layer_freq"] = int(frequency)
-    elif frequency.startswith("([0]*"):
-        moe["first_k_dense_replace"] = int(frequency[5:].split("+")[0])
-    return moe
+    f.use("enable-shared-expert")
+    bits = layer_bits(f.text("moe-layer-freq", "1"), layers)
+    if bits is None or len(bits) != layers:
+        f.warnings.append(f"--moe-layer-freq {f.text('moe-layer-freq')}: every layer is taken to have experts")
+        return moe
+    for period in range(1, min(layers, 64) + 1):
+        for first in range(layers):
+            if bits == [int(i >= first and (i + 1) % period == 0) for i in range(layers)]:
+                return {**moe, "first_k_dense_replace": first, "moe_layer_freq": period}
+    period = max(round(layers / max(sum(bits), 1)), 1)
+    f.warnings.append(f"--moe-layer-freq {f.text('moe-layer-freq')}: taken as every {period}. layer")
+    return {**moe, "moe_layer_freq": period}
 
 
-__all__ = ["model_flags", "model_from_flags"]
+def layer_bits(text: str, layers: int) -> list[int] | None:
+    """1 for a layer with experts: "2", "([0]*3+[1]*58)", "([1]*3+[0]*2)*2", "[0,1,1]"; None where it cannot be read."""
+    text = re.sub(r"[\s'\"]", "", text)
+    if text.isdigit() and int(text):
+        return [int(i % int(text) == 0) for i in range(layers)]
+    if not re.fullmatch(r"[\d\[\](),+*]*", text) or len(text) > 4096:
+        return None
+    try:
+        found, at = _sum(text, 0)
+    except (IndexError, ValueError):
+        return None
+    return found if at == len(text) else None
+
+
+def _sum(text: str, at: int) -> tuple[list[int], int]:
+    found, at = _product(text, at)
+    while at < len(text) and text[at] == "+":
+        more, at = _product(text, at + 1)
+        found = found + more
+    return found, at
+
+
+def _product(text: str, at: int) -> tuple[list[int], int]:
+    if text[at] == "(":
+        found, at = _sum(text, at + 1)
+        at += 1
+    else:
+        end = text.index("]", at)
+        found, at = [int(x) for x in text[at + 1 : end].split(",") if x], end + 1
+    while at < len(text) and text[at] == "*":
+        match = re.compile(r"\d+").match(text, at + 1)
+        if match is None or len(found) * int(match[0]) > 100_000:
+            raise ValueError(text)
+        found, at = found * int(match[0]), match.end()
+    return found, at
+
+
+__all__ = ["layer_bits", "model_flags", "read_model"]

@@ -44,7 +44,8 @@ def model_text(scenario: Scenario) -> str | dict[str, Any]:
     for name in model_names():
         if load_model(name) == scenario.model:
             return name
-    return {k: v for k, v in scenario.model.model_dump(exclude_none=True).items() if v != ""}
+    required = tuple(name for name, spec in type(scenario.model).model_fields.items() if spec.is_required())
+    return _differences(scenario.model, required)
 
 
 def scenario_table(scenario: Scenario) -> dict[str, Any]:

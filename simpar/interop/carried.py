@@ -1,0 +1,213 @@
+"""What a launch file cannot say and does not need to: comment lines that bring a scenario back word for word.
+
+    # simpar: cluster.hardware = "dgx-h100"
+    # simpar: plan.dp = null where the file says 8
+
+The first kind is no matter of the framework (name, machine, what-if effects). The second writes a value that means the same
+as what the file says (meaning.py) as it was written; it no longer counts once somebody edits the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from simpar.errors import InputError, Violation
+from simpar.interop.meaning import DESCRIPTIVE, meaning
+from simpar.specs.hardware import load_hardware
+from simpar.specs.models_io import load_model, model_names
+from simpar.specs.scenario import Scenario, make_scenario
+
+_LINE: Final = re.compile(r"^\s*#\s*simpar:\s*([\w.]+)\s*=\s*(.*?)\s*$", re.M)
+_WHERE: Final = " where the file says "
+_FREE: Final = ("name", "description", "framework", "framework_version")
+_CONDITIONAL: Final = ("plan", "training", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A scenario read from a launch file.
+
+    Attributes:
+        scenario: checked.
+        warnings: what stands in the file, may change the step, and is not in the scenario.
+    """
+
+    scenario: Scenario
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class Reading:
+    """What a file says by itself.
+
+    Attributes:
+        table: raw scenario table.
+        warnings: as in `Imported`.
+        wrong: what cannot be read at all.
+        finish: completes the table once the number of GPUs is known.
+    """
+
+    table: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    wrong: list[Violation] = field(default_factory=list)
+    finish: Callable[[dict[str, Any], int], None] | None = None
+
+
+def carried(scenario: Scenario, reading: Reading, what: str) -> list[str]:
+    """Comment lines that bring `scenario` back from a file that says `reading` by itself.
+
+    Args:
+        what: the format, for messages.
+
+    Raises:
+        InputError: every field whose meaning the file does not hold.
+    """
+    free = dict(_free(scenario))
+    read = _with_free(reading, free, "")
+    wanted, found = meaning(scenario), meaning(read)
+    lost = [
+        Violation(path, _plain(value), f"{what} cannot say this", f"it can say {_plain(found.get(path))!r}")
+        for path, value in wanted.items()
+        if value != found.get(path)
+    ]
+    if lost:
+        raise InputError(lost)
+    lines = [f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in free.items()]
+    preset = next((n for n in model_names() if load_model(n) == scenario.model), None)
+    if preset is not None and read.model != scenario.model:
+        lines.append(f"model = {json.dumps(preset)}")
+    for part in _CONDITIONAL:
+        if part == "model" and preset is not None:
+            continue
+        said, wrote = getattr(read, part).model_dump(mode="json"), getattr(scenario, part).model_dump(mode="json")
+        lines += [
+            f"{part}.{name} = {json.dumps(value, ensure_ascii=False)}{_WHERE}{json.dumps(said.get(name), ensure_ascii=False)}"
+            for name, value in wrote.items()
+            if value != said.get(name)
+        ]
+    return [f"# simpar: {line}" for line in lines]
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
+
+
+def _free(scenario: Scenario) -> Iterator[tuple[str, Any]]:
+    """What no launch file is about."""
+    for name in _FREE:
+        if (value := getattr(scenario, name)) not in (None, ""):
+            yield name, value
+    for part in ("cluster", "effects"):
+        spec = getattr(scenario, part)
+        for name, spec_field in type(spec).model_fields.items():
+            value = getattr(spec, name)
+            if value != spec_field.get_default(call_default_factory=True):
+                yield f"{part}.{name}", spec.model_dump(mode="json")[name]
+
+
+def _put(table: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        inner = table.get(parent)
+        table[parent] = dict(inner) if isinstance(inner, dict) else {}
+        table = table[parent]
+    table[last] = value
+
+
+def _with_free(reading: Reading, free: Mapping[str, Any], file: str) -> Scenario:
+    return make_scenario(_table(reading, free), file=file)
+
+
+def _table(reading: Reading, free: Mapping[str, Any]) -> dict[str, Any]:
+    table = {k: dict(v) if isinstance(v, dict) else v for k, v in reading.table.items()}
+    for path, value in free.items():
+        _put(table, path, value)
+    if reading.finish is not None:
+        cluster = table["cluster"]
+        world = cluster.get("num_gpus") or cluster["num_nodes"] * load_hardware(cluster["hardware"]).gpus_per_node
+        reading.finish(table, world)
+    return table
+
+
+def settled(reading: Reading, text: str, file: str = "", cluster: Mapping[str, Any] | None = None) -> Imported:
+    """The scenario of a file: what it says, its comment lines, and `cluster` (hardware, num_nodes) from the outside.
+
+    Raises:
+        InputError: what cannot be read, a comment line that is broken, and every rule that the scenario breaks; together.
+    """
+    hints, wrong = _hints(text, file)
+    free = {path: value for path, (value, where) in hints.items() if where is None and path != "model"}
+    for name, value in (cluster or {}).items():
+        if value is not None:
+            free[f"cluster.{name}"] = value
+            if name in ("hardware", "num_nodes") and (cluster or {}).get("num_gpus") is None:
+                free.pop("cluster.num_gpus", None)
+    known = {
+        **reading.table.get("cluster", {}),
+        **{p.removeprefix("cluster."): v for p, v in free.items() if p.startswith("cluster.")},
+    }
+    wrong += [
+        Violation(f"--{name.replace('_', '-')}", None, f"the file does not say {what}", right, file)
+        for name, what, right in (
+            ("hardware", "what it runs on", "the name of a hardware profile (`simpar profiles`)"),
+            ("num_nodes", "on how many nodes it runs", "their number"),
+        )
+        if name not in known
+    ]
+    if reading.wrong or wrong:
+        raise InputError([*reading.wrong, *wrong])
+    read = _with_free(reading, free, file)
+    table = _table(reading, free)
+    said = read.model_dump(mode="json")
+    for path, (value, where) in hints.items():
+        part, _, name = path.partition(".")
+        if path == "model" and _same_model(read, value):
+            table["model"] = value
+        elif where is not None and part in _CONDITIONAL and said[part].get(name) == json.loads(where):
+            if part == "model":
+                table["model"] = _model_table(read) if isinstance(table["model"], str) else dict(table["model"])
+            _put(table, path, value)
+    if isinstance(table["model"], dict) and not any(path.startswith("model") for path in hints):
+        table["model"] = next((n for n in model_names() if _same_model(read, n)), table["model"])
+    scenario = make_scenario(_without_none(table), file=file)
+    return Imported(scenario.model_copy(update={"file": ""}), tuple(dict.fromkeys(reading.warnings)))
+
+
+def _hints(text: str, file: str) -> tuple[dict[str, tuple[Any, str | None]], list[Violation]]:
+    """Path -> value and, as JSON, what the file must say for it to count."""
+    found: dict[str, tuple[Any, str | None]] = {}
+    wrong = []
+    for path, rest in _LINE.findall(text):
+        written, where, condition = rest.partition(_WHERE)
+        try:
+            found[path] = (json.loads(written), json.dumps(json.loads(condition)) if where else None)
+        except json.JSONDecodeError:
+            wrong.append(Violation(f"# simpar: {path}", rest, "is no value", 'JSON, such as "dgx-h100", 8, true or null', file))
+    return found, wrong
+
+
+def _same_model(read: Scenario, name: str) -> bool:
+    if name not in model_names():
+        return False
+    other = read.model_copy(update={"model": load_model(name)})
+    return {k: v for k, v in meaning(other).items() if k.startswith("model.")} == {
+        k: v for k, v in meaning(read).items() if k.startswith("model.")
+    }
+
+
+def _model_table(scenario: Scenario) -> dict[str, Any]:
+    return {k: v for k, v in scenario.model.model_dump(exclude_none=True).items() if k not in DESCRIPTIVE}
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """Fields that are none are left out, so that their default (none) holds."""
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
+
+
+__all__ = ["Imported", "Reading", "carried", "settled"]

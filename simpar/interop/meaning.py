@@ -1,0 +1,150 @@
+"""What a scenario's fields come to once defaults are resolved and fields without effect are set aside.
+
+Two scenarios with the same meaning simulate the same step, however they are written: dp left out or given, "auto" or "1f1b",
+a split of layers by rule or by list. Launch files say the meaning; how it was written travels beside them (carried.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simpar.parallel.pipeline import split_layers
+from simpar.schedules import SCHEDULES
+from simpar.specs.checks import DIMENSIONS, layer_count, model_stages, resolved_dp, resolved_etp
+from simpar.specs.framework import FrameworkSpec, framework
+from simpar.specs.model import TransformerSpec
+from simpar.specs.plan import RecomputeSpec
+from simpar.specs.scenario import Scenario
+
+DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "published_as", "published_scope", "published_rounding"})
+"""Fields of a model that say where it comes from."""
+
+
+def schedule_name(scenario: Scenario) -> str:
+    """The schedule in force, by its first name in the table."""
+    plan = scenario.plan
+    if plan.schedule == "auto":
+        return "1f1b" if plan.virtual_stages == 1 else "interleaved"
+    if plan.schedule not in SCHEDULES:
+        return plan.schedule
+    family = SCHEDULES[plan.schedule]
+    return next(name for name, other in SCHEDULES.items() if other is family)
+
+
+def stage_counts(scenario: Scenario) -> tuple[int, ...]:
+    """Layers of each virtual stage."""
+    plan = scenario.plan
+    return tuple(s.count for s in split_layers(layer_count(scenario.model), model_stages(plan), plan))
+
+
+def recompute_of(scenario: Scenario) -> RecomputeSpec:
+    """The plan's recomputation in full; selective names its modules, what has no effect is at its default."""
+    value = scenario.plan.recompute
+    spec = RecomputeSpec(granularity=value) if isinstance(value, str) else value
+    if spec.granularity == "none":
+        return RecomputeSpec(granularity="none")
+    if spec.granularity == "selective":
+        return RecomputeSpec(granularity="selective", modules=tuple(sorted(spec.modules or ("core_attn",))))
+    if spec.num_layers is not None:
+        if spec.num_layers >= max(stage_counts(scenario)):
+            return RecomputeSpec(granularity="full")
+        return RecomputeSpec(granularity="full", method="block", num_layers=spec.num_layers)
+    return RecomputeSpec(granularity="full", uniform_layers=spec.uniform_layers)
+
+
+def data_ranks(scenario: Scenario) -> int:
+    """Ranks that states are sharded over: dp * cp."""
+    return resolved_dp(scenario) * scenario.plan.cp
+
+
+def semantics(scenario: Scenario) -> FrameworkSpec:
+    """The framework's behaviour that the scenario is simulated with."""
+    return framework(scenario.framework, scenario.framework_version)
+
+
+def meaning(scenario: Scenario) -> dict[str, Any]:
+    """Field path -> value, of the plan, the training step and the model; None where the field has no effect."""
+    return {**plan_meaning(scenario), **_training(scenario), **model_meaning(scenario)}
+
+
+def plan_meaning(scenario: Scenario) -> dict[str, Any]:
+    """The plan's part of `meaning`."""
+    plan, spec = scenario.plan, semantics(scenario)
+    experts = isinstance(scenario.model, TransformerSpec) and scenario.model.moe is not None
+    interleaved = plan.virtual_stages > 1 and plan.pp > 1
+    shards = data_ranks(scenario)
+    degrees = {"dp": resolved_dp(scenario), **{n: getattr(plan, n) for n in DIMENSIONS if n != "dp"}}
+    found = {
+        **{name: getattr(plan, name) for name in type(plan).model_fields},
+        "dp": resolved_dp(scenario),
+        "sequence_parallel": plan.sequence_parallel or plan.tp == 1,
+        "cp_style": plan.cp_style if plan.cp > 1 else None,
+        "etp": resolved_etp(plan) if experts else None,
+        "ep_dispatcher": plan.ep_dispatcher if plan.ep > 1 else None,
+        "overlap_ep": plan.overlap_ep and plan.ep > 1,
+        "overlap_tp": plan.overlap_tp and plan.tp > 1,
+        "schedule": schedule_name(scenario),
+        "microbatch_group_size": (plan.microbatch_group_size or plan.pp) if interleaved else None,
+        "layers_per_stage": stage_counts(scenario),
+        "first_stage_less_layers": None,
+        "last_stage_less_layers": None,
+        "embedding_alone": None,
+        "shard_size": (plan.shard_size or shards) if plan.zero_stage and shards > 1 else None,
+        "reshard_after_forward": plan.reshard_after_forward if plan.zero_stage == 3 and shards > 1 else None,
+        "placement": tuple(n for n in plan.placement.split("-") if degrees[n] > 1),
+        "recompute": recompute_of(scenario),
+        "overlap_grad_reduce": _chosen(plan.overlap_grad_reduce, spec.overlap_grad_reduce) if shards > 1 else None,
+        "overlap_param_gather": (
+            _chosen(plan.overlap_param_gather, spec.overlap_param_gather) if plan.zero_stage in (1, 2) and shards > 1 else None
+        ),
+        "overlap_p2p": _chosen(plan.overlap_p2p, _overlap_p2p(scenario, spec)) if plan.pp > 1 else None,
+        "synchronous_optimizer": _chosen(plan.synchronous_optimizer, not spec.optimizer_post_validation),
+    }
+    return {f"plan.{name}": value for name, value in found.items()}
+
+
+def _chosen(value: bool | None, default: bool) -> bool:
+    return default if value is None else value
+
+
+def _overlap_p2p(scenario: Scenario, spec: FrameworkSpec) -> bool:
+    """The framework's default, as the lowering takes it."""
+    name = schedule_name(scenario)
+    if "zb" in name or name.startswith(("dualpipe", "v-")):
+        return spec.overlap_p2p_zero_bubble
+    return spec.overlap_p2p_interleaved if scenario.plan.virtual_stages > 1 else not spec.p2p_blocking
+
+
+def _training(scenario: Scenario) -> dict[str, Any]:
+    training, spec = scenario.training, semantics(scenario)
+    found = {
+        **{name: getattr(training, name) for name in type(training).model_fields},
+        # Megatron's adam and torch's AdamW: the weight decay is decoupled in both, the step's work is the same.
+        "optimizer": "adamw" if training.optimizer == "adam" else training.optimizer,
+        "gradient_dtype": training.gradient_dtype or spec.gradient_dtype,
+        "compile": spec.compile if training.compile is None else training.compile,
+        # Who goes to which expert is not a setting of the run, but a fixed capacity is.
+        "routing": training.routing.capacity_factor,
+        "lora_rank": training.lora_rank if training.trainable == "lora" else None,
+    }
+    return {f"training.{name}": value for name, value in found.items()}
+
+
+def model_meaning(scenario: Scenario) -> dict[str, Any]:
+    """The model's part of `meaning`."""
+    model = scenario.model
+    found = {name: value for name, value in model.model_dump().items() if name not in DESCRIPTIVE}
+    if isinstance(model, TransformerSpec):
+        if model.position != "learned":
+            found["max_position_embeddings"] = None
+        if model.mla is not None:
+            found["head_dim"] = None
+        if model.moe is not None and model.moe.first_k_dense_replace == 0 and model.moe.moe_layer_freq == 1:
+            found["intermediate_size"] = None
+    return {f"model.{name}": value for name, value in found.items()}
+
+
+__all__ = [
+    "DESCRIPTIVE", "data_ranks", "meaning", "model_meaning", "plan_meaning", "recompute_of", "schedule_name",
+    "semantics", "stage_counts",
+]  # fmt: skip
