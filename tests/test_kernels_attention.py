@@ -138,4 +138,6 @@ def test_moe_rows_of_a_rank() -> None:
     a = moe_shapes(table, np.array([0.0]))
     assert a.rows[0] == 4096
     assert a.width[0] == 768
-    assert a.tiles[0].tolist() == [16 * 4, 16 * 2, 16 * 1]
+    assert a.tiles[0].tolist() == [16 * 16, 16 * 8, 16 * 4, 16 * 2, 16 * 1]
+    # Planned for one standard deviation above the mean load: 256 + 16 rows take one more tile.
+    assert a.planned[0].tolist() == [16 * 17, 16 * 9, 16 * 5, 16 * 3, 16 * 2]

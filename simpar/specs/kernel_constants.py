@@ -155,8 +155,30 @@ class MoeConstants(Spec):
     permute_bytes_per_s: Positive
     latency_s: NonNegative
     token_s: NonNegative
+    """Of a token and choice."""
+    routing_choice_s: NonNegative = 0.0
+    """More of it where the fused routing kernel does not apply."""
+    routing_expert_s: NonNegative = 0.0
+    """Of a token and expert, there."""
+    remote_share: NonNegative = 0.0
+    """Traffic of a choice whose expert is elsewhere over that of a local one."""
     wave_beta: float
-    tile_exponent: float
+    height_efficiency: tuple[Positive, ...] = (1.0,) * 5
+    """Rate of tiles of 16, 32, 64, 128 and 256 rows over that of the last."""
+    column_exponent: float = 0.0
+    """What tiles of 128 columns lose against 256: 2 to this power."""
+    reread: NonNegative = 0.0
+    """Share of the weights that a further row tile of an expert reads from the device memory again."""
+    plan: Literal["even", "exact"] = "exact"
+    """Whether the tile height is tuned at even loads or fits the loads themselves."""
+    tuned: tuple[tuple[int, int], ...] = ()
+    """(Local experts, width) with a tuned configuration; others take the default tile. Empty: every layer is tuned."""
+    untuned: float = 0.0
+    """Natural logarithm of the default tile's further cost; the next two by powers of 2 of rows per expert and of width."""
+    untuned_deep: float = 0.0
+    untuned_wide: float = 0.0
+    unaligned: float = 0.0
+    """Natural logarithm of the extra time where the width is no multiple of 16."""
     overlap_power: Positive
     element_bytes: Positive
     ridge: tuple[float, ...] = (0.0,) * 8
@@ -206,11 +228,15 @@ class MemoryClass(Spec):
 class MeasuredPoint(Spec):
     """A shape measured on this very GPU; overrides the models."""
 
-    op: Literal["gemm", "attention", "grouped_gemm"]
+    op: Literal["gemm", "attention", "grouped_gemm", "memory"]
     shape: tuple[int, ...]
-    """gemm: m, n, k; attention: batch, sequence_q, sequence_kv, heads, kv_heads, head_dim; grouped: groups, tokens, n, k."""
+    """gemm: m, n, k; attention: batch, sequence_q, sequence_kv, heads, kv_heads, head_dim; grouped: groups, tokens, n, k;
+    memory: bytes moved."""
     dtype: str = "bf16"
-    direction: Literal["forward", "dgrad", "wgrad", "backward"] = "forward"
+    direction: Literal["forward", "dgrad", "wgrad", "wgrad_accumulate", "backward"] = "forward"
+    """wgrad_accumulate: the weight gradient is added to the one that is there."""
+    kernel: str = ""
+    """memory: the class of kernel."""
     causal: bool = True
     seconds: Positive
     spread: NonNegative = 0.02
