@@ -6,21 +6,26 @@ import multiprocessing
 import os
 import queue
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
 
-from simpar.errors import InputError
+from simpar.errors import InputError, Violation
 from simpar.search.branch import Node, Progress
+from simpar.search.choice import Choice
 from simpar.search.incumbents import Scored
 from simpar.search.parts import PartResult, Wish, solve_part
 from simpar.search.space import Space
 
-_RETRIES = 3
-_EVERY_S = 0.5
+_RETRIES: Final = 3
+_EVERY_S: Final = 0.5
 
 
 @dataclass
@@ -49,142 +54,293 @@ class Task:
         return known[self.wish.keep - 1].value if len(known) >= self.wish.keep and not self.wish.front else inf
 
 
+class _Now:
+    """Calls a function with the bound, not more often than anybody wants to know."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell, self._told = tell, 0.0
+
+    def __call__(self, state: Progress) -> None:
+        now = time.monotonic()
+        if now - self._told > _EVERY_S:
+            self._told = now
+            self._tell(state.bound)
+
+
 def in_process(task: Task) -> Iterator[PartResult]:
     """All parts here, one after the other."""
     for part, nodes in task.parts.items():
-        told = [0.0]
 
-        def progress(state: Progress, part: int = part, told: list[float] = told) -> None:
-            if time.monotonic() - told[0] > _EVERY_S:
-                told[0] = time.monotonic()
-                task.on_bound(part, state.bound)
+        def tell(bound: float, part: int = part) -> None:
+            task.on_bound(part, bound)
 
         yield solve_part(
-            task.space, task.wish, part, nodes, task.known(), on_scored=task.on_scored, on_progress=progress
+            task.space, task.wish, part, nodes, task.known(), on_scored=task.on_scored, on_progress=_Now(tell)
         )
 
 
-# -- processes -----------------------------------------------------------------------------------------------------------
-
-_SHARED: Any = None
-_OUT: Any = None
+# -- processes -------------------------------------------------------------------------------------------------------------
 
 
-def _enter(shared: Any, out: Any) -> None:
+def _worker(pipe: Connection, cutoff: Any, space: Space, wish: Wish) -> None:
+    """A process: takes parts from the pipe until it closes; sends layouts, bounds and results."""
     import signal
+    import threading
 
-    # Ctrl-C is for the parent, which stops its workers.
+    # Ctrl-C is for the parent, which stops its workers; a parent that was killed takes them with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    global _SHARED, _OUT
-    _SHARED, _OUT = shared, out
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            part, nodes, known = pipe.recv()
+            try:
+                result = solve_part(
+                    space, wish, part, nodes, known, shared=lambda: float(cutoff.value),
+                    on_scored=lambda scored: pipe.send(("scored", scored)),
+                    on_progress=_Now(lambda bound: pipe.send(("bound", bound))),
+                )  # fmt: skip
+                pipe.send(("done", result))
+            except (EOFError, OSError):
+                raise
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                pipe.send(("failed", error))
 
 
-def _work(space: Space, wish: Wish, part: int, nodes: list[Node], known: list[Scored]) -> PartResult:
-    shared, out = _SHARED, _OUT
-    told = [0.0]
+@dataclass
+class _Busy:
+    """A worker and the part that it has."""
 
-    def scored(found: Scored) -> None:
-        out.put(("scored", part, found))
+    process: BaseProcess
+    pipe: Connection
+    part: int | None = None
 
-    def progress(state: Progress) -> None:
-        if time.monotonic() - told[0] > _EVERY_S:
-            told[0] = time.monotonic()
-            out.put(("bound", part, state.bound))
+    def stop(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
 
-    return solve_part(
-        space, wish, part, nodes, known, shared=lambda: shared.value, on_scored=scored, on_progress=progress
-    )
+
+class _Pool:
+    """Processes with a pipe each: one that dies, even in the middle of a message, disturbs no other."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self.task, self.left, self.deaths = task, dict(task.parts), 0
+        self._context = multiprocessing.get_context("spawn")
+        self._cutoff = self._context.RawValue("d", task.cutoff)
+        self._waiting = list(task.parts)
+        self._workers = [self._hire() for _ in range(min(count, len(task.parts)))]
+
+    def _hire(self) -> _Busy:
+        mine, theirs = self._context.Pipe()
+        arguments = (theirs, self._cutoff, self.task.space, self.task.wish)
+        process = self._context.Process(target=_worker, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        return _Busy(process, mine)
+
+    def stop(self) -> None:
+        """Kill all."""
+        for worker in self._workers:
+            worker.stop()
+
+    def results(self) -> Iterator[PartResult]:
+        """Parts as they are done.
+
+        Raises:
+            InputError: workers keep dying.
+        """
+        while self.left:
+            for worker in self._workers:
+                if worker.part is None and self._waiting:
+                    self._give(worker, self._waiting.pop(0))
+            ready = {id(pipe) for pipe in wait_for([w.pipe for w in self._workers], timeout=1.0)}
+            for worker in [w for w in self._workers if id(w.pipe) in ready]:
+                result = self._hear(worker)
+                if result is not None:
+                    del self.left[result.part]
+                    yield result
+            self._cutoff.value = self.task.cutoff
+
+    def _give(self, worker: _Busy, part: int) -> None:
+        worker.part = part
+        with suppress(OSError):  # It died: its end of the pipe says so at the next look.
+            worker.pipe.send((part, self.task.parts[part], list(self.task.known())))
+
+    def _hear(self, worker: _Busy) -> PartResult | None:
+        try:
+            kind, content = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._replace(worker)
+            return None
+        if kind == "scored":
+            self.task.on_scored(content)
+        elif kind == "bound" and worker.part is not None:
+            self.task.on_bound(worker.part, content)
+        elif kind == "failed":
+            raise content
+        elif kind == "done":
+            worker.part = None
+            found: PartResult = content
+            return found
+        return None
+
+    def _replace(self, worker: _Busy) -> None:
+        worker.stop()
+        self._workers.remove(worker)
+        self.deaths += 1
+        if self.deaths > _RETRIES:
+            rule = f"{self.deaths} workers have died; is there enough memory?"
+            raise InputError([Violation("--executor", "local", rule, "fewer --workers")])
+        if worker.part is not None:
+            self._waiting.insert(0, worker.part)
+        self._workers.append(self._hire())
 
 
 def processes(task: Task, workers: int | None = None) -> Iterator[PartResult]:
-    """Parts on processes of this machine; a worker that dies is replaced and its part done again."""
+    """Parts on processes of this machine; a worker that dies is replaced and its part done again.
+
+    Raises:
+        InputError: workers keep dying.
+    """
     count = workers or os.cpu_count() or 1
     if count <= 1 or len(task.parts) <= 1:
         yield from in_process(task)
         return
-    context = multiprocessing.get_context("spawn")
-    left, failures = dict(task.parts), 0
-    while left:
-        shared, out = context.Value("d", task.cutoff), context.Queue()
-        pool = ProcessPoolExecutor(min(count, len(left)), context, _enter, (shared, out))
-        try:
-            for result in _feed(pool, task, left, shared, out, count):
-                del left[result.part]
-                yield result
-        except BrokenProcessPool:
-            failures += 1
-            if failures > _RETRIES:
-                raise InputError(f"--executor local: workers died {failures} times; is there enough memory?") from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in list((getattr(pool, "_processes", None) or {}).values()):
-                process.terminate()
+    pool = _Pool(task, count)
+    try:
+        yield from pool.results()
+    finally:
+        pool.stop()
 
 
-def _feed(
-    pool: ProcessPoolExecutor, task: Task, left: dict[int, list[Node]], shared: Any, out: Any, count: int
-) -> Iterator[PartResult]:
-    waiting = list(left.items())
-    running: set[Future[PartResult]] = set()
-    while waiting or running:
-        while waiting and len(running) < count:
-            part, nodes = waiting.pop(0)
-            running.add(pool.submit(_work, task.space, task.wish, part, nodes, list(task.known())))
-        done, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-        _listen(task, shared, out)
-        for future in done:
-            yield future.result()
+# -- Dask ------------------------------------------------------------------------------------------------------------------
+
+_WORKERS_S: Final = 30.0
+"""How long to wait for the first worker."""
+_SILENCE_S: Final = 10.0
+"""After so long without a word the scheduler is asked whether it is still there."""
 
 
-def _listen(task: Task, shared: Any, out: Any) -> None:
-    while True:
-        try:
-            kind, part, found = out.get_nowait()
-        except queue.Empty:
-            break
-        if kind == "scored":
-            task.on_scored(found)
-        else:
-            task.on_bound(part, found)
-    shared.value = task.cutoff
+def _cluster_part(
+    space: Space, wish: Wish, part: int, nodes: Sequence[Node], known: Sequence[Scored], topic: str
+) -> PartResult:
+    """A part on a worker: layouts and bounds go to the client as events, what must be beaten comes as a shared variable."""
+    from distributed import Variable, get_client, get_worker
 
+    worker, cutoff = get_worker(), [inf]
+    best = Variable(topic, client=get_client())
 
-# -- Dask ----------------------------------------------------------------------------------------------------------------
+    def scored(found: Scored) -> None:
+        row = (found.choice.flat(), found.step_time_s, found.device_bytes, found.value)
+        worker.log_event(topic, {"part": part, "scored": row})
+
+    def tell(bound: float) -> None:
+        worker.log_event(topic, {"part": part, "bound": bound})
+        with suppress(Exception):  # A lost message only costs pruning.
+            cutoff[0] = float(best.get(timeout="2s"))
+
+    return solve_part(space, wish, part, nodes, known, shared=lambda: cutoff[0], on_scored=scored, on_progress=_Now(tell))
 
 
 def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:
     """Parts on the workers of the Dask cluster at `scheduler`; Dask itself does a lost worker's parts again.
 
     Raises:
-        InputError: no address, Dask is not installed, or nobody answers there.
+        InputError: no address, Dask is not installed, nobody answers there, or its workers cannot do the work.
     """
     if not scheduler:
-        raise InputError("--executor dask: give the scheduler's address, such as --scheduler tcp://10.0.0.1:8786")
+        right = "--scheduler tcp://10.0.0.1:8786"
+        raise InputError([Violation("--executor", "dask", "needs the scheduler's address", right)])
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
     except ImportError:
-        raise InputError("--executor dask: Dask is not installed; pip install 'simpar[cluster]'") from None
+        raise InputError([Violation("--executor", "dask", "is not installed", "pip install 'simpar[cluster]'")]) from None
     try:
         client = Client(scheduler, timeout="10s", set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise InputError(f"--scheduler {scheduler}: {error}") from None
+    except (OSError, TimeoutError, ValueError, TypeError) as error:
+        right = "the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
+        raise InputError([Violation("--scheduler", scheduler, f"cannot be reached: {error}", right)]) from None
     with client:
-        waiting = list(task.parts.items())
+        yield from _on_cluster(task, client, scheduler)
 
-        def submit() -> Any:
-            part, nodes = waiting.pop(0)
-            known = list(task.known())
-            return client.submit(solve_part, task.space, task.wish, part, nodes, known, pure=False, retries=_RETRIES)
 
-        threads = max(sum(client.nthreads().values()), 1)
-        running = as_completed([submit() for _ in range(min(len(waiting), threads))])
-        for future in running:
-            result: PartResult = future.result()
-            for scored in result.best:
-                task.on_scored(scored)
-            if waiting:
-                running.add(submit())
-            yield result
+def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]:
+    from distributed import KilledWorker, Variable
+
+    try:
+        client.wait_for_workers(1, timeout=_WORKERS_S)
+    except TimeoutError:
+        rule = f"has had no worker for {_WORKERS_S:.0f} s"
+        raise InputError([Violation("--scheduler", scheduler, rule, f"start some: dask worker {scheduler}")]) from None
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    topic = f"simpar-{os.urandom(6).hex()}"
+    cutoff = Variable(topic, client=client)
+    cutoff.set(task.cutoff)
+    client.subscribe_topic(topic, lambda event: events.put(event[1]))
+    waiting, running = list(task.parts.items()), set[Any]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < max(sum(client.nthreads().values()), 1):
+                part, nodes = waiting.pop(0)
+                known = list(task.known())
+                future = client.submit(
+                    _cluster_part, task.space, task.wish, part, nodes, known, topic, pure=False, retries=_RETRIES
+                )
+                running.add(future)
+                # Runs in another thread; everything is done in this one.
+                future.add_done_callback(events.put)
+            before = task.cutoff
+            try:
+                event = events.get(timeout=_SILENCE_S)
+            except queue.Empty:
+                _ask(client, scheduler)
+                continue
+            if not isinstance(event, dict):
+                running.discard(event)
+                result: PartResult = event.result()
+                yield result
+            elif "scored" in event:
+                flat, seconds, device_bytes, value = event["scored"]
+                task.on_scored(Scored(Choice.from_flat(flat), seconds, device_bytes, value))
+            else:
+                task.on_bound(event["part"], event["bound"])
+            if task.cutoff < before:
+                cutoff.set(task.cutoff)
+    except CancelledError:
+        raise _lost(scheduler) from None
+    except (KilledWorker, ImportError) as error:
+        rule = f"its workers cannot do the work: {error}"
+        raise InputError([Violation("--scheduler", scheduler, rule, "install the same simpar there, with enough memory")]) from None
+    finally:
+        with suppress(Exception):  # The scheduler may be gone; nothing is lost by that.
+            client.unsubscribe_topic(topic)
+            client.cancel(list(running))
+            cutoff.delete()
+
+
+def _ask(client: Any, scheduler: str) -> None:
+    """Raise if nobody is there any more.
+
+    Raises:
+        InputError: the scheduler does not answer.
+    """
+    try:
+        client.sync(client.scheduler.identity, callback_timeout=_SILENCE_S)
+    except (OSError, TimeoutError, CancelledError):
+        raise _lost(scheduler) from None
+
+
+def _lost(scheduler: str) -> InputError:
+    return InputError([Violation("--scheduler", scheduler, "has gone away", "start it again; with --store, --resume goes on")])
 
 
 __all__ = ["Task", "dask", "in_process", "processes"]
