@@ -18,8 +18,9 @@ Array = NDArray[np.float64]
 CORE = 1024
 """Fitted region: sequences of at least this."""
 _SIZES = ("b", "s", "h", "kv", "d")
-_RIDGE = (0.03, 0.015, 0.1, 0.03, 0.015, 0.03, 0.015, 0.03, 0.015, 0.03, 0.03, 0.03, 0.03)
+_RIDGE = (0.03, 0.015, 0.1, 0.03, 0.015, 0.03, 0.015, 0.03, 0.015, 0.03, 0.03, 0.03, 0.03, 0.05, 0.2, 0.05, 0.02, 0.05)
 _FIXED = 8
+_PER_HEAD = 3
 KernelName = Literal["fa1", "fa2", "fa3", "cudnn", "trtllm-gen", "fa4", "unfused"]
 
 
@@ -33,6 +34,8 @@ def _priors(heads: Array, *, causal: bool, hardware: HardwareProfile) -> tuple[A
     for head in heads:
         mean += [np.log(peak * (0.65 if head >= 128 else 0.5)), np.log(600.0 if causal else 200.0)]
         sigma += [0.25, 0.6]
+        mean.append(0.0)
+        sigma.append(0.4 if causal else 0.0)
     return np.array(mean), np.array(sigma)
 
 
@@ -41,10 +44,11 @@ def _unpack(base: AttentionConstants, heads: Array, x: Array) -> AttentionConsta
     own = tuple(
         HeadConstants(
             head_dim=int(head),
-            rate_flops_per_s=float(np.exp(x[-2 * len(heads) + 2 * i])),
-            sequence_overhead=float(np.exp(x[-2 * len(heads) + 2 * i + 1])),
+            rate_flops_per_s=float(rate),
+            sequence_overhead=float(extra),
+            critical=float(own_share),
         )
-        for i, head in enumerate(heads)
+        for head, (rate, extra, own_share) in zip(heads, np.exp(x[_FIXED + len(_RIDGE) :]).reshape(-1, _PER_HEAD), strict=True)
     )
     return base.model_copy(
         update={

@@ -4,9 +4,9 @@
     causal: t = latency + (work^p + (c longest)^p)^(1/p) + cast of operands
     full:   t = latency + work waves'/x
 
-`longest` is one tile of queries against all keys on one SM. Tile heights: 192 queries for head sizes up to 96, else 128
-(FlashAttention-3 forward; the A100 kernels' 128 makes no difference). Serving tables also write a key/value cache, which a
-training kernel does not: those terms are separate. All arrays are [shapes].
+`longest` is one tile of queries against all keys on one SM; where at most half of the SMs have a tile, its keys may be split.
+Tile heights: 192 queries for head sizes up to 96, else 128 (FlashAttention-3 forward; the A100 kernels' 128 makes no difference).
+Serving tables also write a key/value cache, which a training kernel does not: those terms are separate. All arrays are [shapes].
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from simpar.specs.kernel_constants import AttentionConstants
 
 Array = NDArray[np.float64]
 SMALL_HEAD: Final = 96
+HOT_S: Final = 4.5e-3
+"""Length of a pass from which the power cap begins to slow it; twice as long is slowed in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,22 @@ def head_constants(c: AttentionConstants, head_dim: Array) -> tuple[Array, Array
     return np.interp(head_dim, sizes, rates), np.interp(head_dim, sizes, extra)
 
 
+def critical_shares(c: AttentionConstants, head_dim: Array) -> Array:
+    """Share of the longest tile that cannot be hidden, per shape."""
+    sizes = np.array([h.head_dim for h in c.heads], dtype=float)
+    own = np.log([h.critical for h in c.heads])
+    return np.asarray(c.critical_share * np.exp(np.interp(head_dim, sizes, own)))
+
+
 def _smooth(c: AttentionConstants, a: AttentionShapes, work: Array) -> Array | float:
     if not any(c.ridge):
         return 0.0
-    ratio = np.minimum(np.log2(a.heads / a.kv_heads), 4.0)
+    packed = np.log2(a.heads / a.kv_heads)
+    ratio = np.minimum(packed, 4.0)
+    # Query heads of a key/value head fill a tile's rows; other numbers than powers of two leave the fast loads.
+    odd = (np.abs(packed - np.round(packed)) > 1e-6).astype(float)
+    wide = np.clip(np.log2(a.head_dim / 128.0), -1.0, 2.0)
+    hot = np.clip(np.log2(np.maximum(work, 1e-9) / HOT_S), 0.0, 1.0) * np.clip(wide + 1.0, 0.0, 1.0)
     parallel = np.clip(np.log2(a.batch * a.heads / 64.0), -6.0, 5.0)
     length = np.clip(np.log2(a.keys / 4096.0), -3.0, 4.0)
     single = (a.heads == a.kv_heads).astype(float)
@@ -79,6 +93,11 @@ def _smooth(c: AttentionConstants, a: AttentionShapes, work: Array) -> Array | f
         np.log2(a.batch),
         single * length,
         single * caches,
+        odd,
+        hot,
+        single * wide,
+        ratio * wide,
+        odd * wide,
     )
     return np.asarray(sum(w * p for w, p in zip(c.ridge, parts, strict=True)), dtype=float)
 
@@ -100,8 +119,10 @@ def attention_seconds(c: AttentionConstants, sm_count: float, a: AttentionShapes
     # Ridge terms were fitted on equal widths.
     work = work * np.exp(_smooth(c, a, work))
     if c.causal:
-        idle = np.minimum(x, 1.0) ** c.occupancy_exponent
-        longest = idle * c.critical_share * 4.0 * tile * width * (a.keys + extra) * sm_count / rate
+        parts = np.maximum(np.floor(1.0 / np.minimum(x, 1.0)), 1.0)
+        longest = (
+            critical_shares(c, a.head_dim) / parts**c.occupancy_exponent * 4.0 * tile * width * (a.keys + extra) * sm_count / rate
+        )
         larger, smaller = np.maximum(work, longest), np.minimum(work, longest)
         core = larger * (1.0 + (smaller / np.maximum(larger, 1e-30)) ** c.overlap_power) ** (1.0 / c.overlap_power)
     else:

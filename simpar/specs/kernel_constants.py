@@ -98,6 +98,8 @@ class HeadConstants(Spec):
     rate_flops_per_s: Positive
     sequence_overhead: NonNegative
     """Keys that each query tile costs beyond its own (s0 in rate = R s / (s + s0))."""
+    critical: Positive = 1.0
+    """The kernel's `critical_share` times this, at this head size."""
 
 
 class AttentionConstants(Spec):
@@ -116,14 +118,14 @@ class AttentionConstants(Spec):
     critical_share: NonNegative = 0.5
     """Share of the longest tile that the schedule cannot hide."""
     occupancy_exponent: float = 0.0
-    """Where tiles leave SMs idle, the longest tile takes (tiles / SMs) to this power of its time: positive where a GPU that is
-    partly idle runs the rest faster or splits the keys."""
+    """Where tiles leave SMs idle, the longest tile takes (tiles / SMs) to this power of its time (causal: the whole number of SMs
+    per tile): positive where a GPU that is partly idle runs the rest faster or splits the keys."""
     cache_bytes_per_s: NonNegative = 0.0
     """Write of keys and values to a serving cache, in the measured tables only; a training kernel has none."""
     token_s: NonNegative = 0.0
     """Cost of a token in that write."""
     io_bytes_per_s: NonNegative = 0.0
-    ridge: tuple[float, ...] = (0.0,) * 13
+    ridge: tuple[float, ...] = (0.0,) * 18
     bands: tuple[Band, ...] = ()
     """Inside the fitted region."""
     bands_small: tuple[Band, ...] = ()
