@@ -60,6 +60,11 @@ class BlockPrice:
     provenance: Provenance
 
     @property
+    def has_experts(self) -> bool:
+        """Whether tokens go to experts."""
+        return any(name == "expert_matmul" for name, _ in self.terms)
+
+    @property
     def recomputes(self) -> bool:
         """Whether part of the forward runs again."""
         return any(name == "recompute" for name, _ in self.terms)

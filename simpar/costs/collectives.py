@@ -183,7 +183,8 @@ class CollectiveModel:
             topk, experts: each token goes to k of all experts, spread evenly over the group.
             placement: the expert-parallel group.
             dtype_bytes: a value on the wire (1.03 for fp8 with its scales).
-            dispatcher: alltoall (every copy travels), deepep (once to each rank and domain), deepep_low_latency.
+            dispatcher: alltoall (every copy travels), deepep and hybridep (once to each rank and
+                domain), deepep_low_latency.
             nodes_limit: most domains a token may visit.
             sms: SMs given to DeepEP.
 
@@ -215,9 +216,12 @@ class CollectiveModel:
             return ZERO
         if dispatcher == "alltoall":
             return self.time("all_to_all", x.tokens * x.topk * x.row_bytes, placement)
-        law = expert_parallel.normal_s if dispatcher == "deepep" else expert_parallel.low_latency_s
+        law = expert_parallel.low_latency_s if dispatcher == "deepep_low_latency" else expert_parallel.normal_s
         fitted = self._own.expert
-        latency, transfer = law(x, self.geometry(placement), fitted or expert_parallel.PUBLISHED)
+        constants = fitted or expert_parallel.PUBLISHED
+        if dispatcher == "hybridep":
+            fitted, constants = None, constants.model_copy(update=expert_parallel.ASYNCHRONOUS_COPIES)
+        latency, transfer = law(x, self.geometry(placement), constants)
         seconds = latency + transfer
         low, high = self.interval("expert", x.tokens * x.row_bytes)
         prefix = f"expert_{x.direction}/{dispatcher}"

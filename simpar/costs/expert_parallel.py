@@ -16,7 +16,7 @@ from math import exp, lgamma, log2
 from simpar.costs.collective_geometry import Geometry
 from simpar.specs.collective_constants import ExpertConstants
 
-DISPATCHERS = ("alltoall", "deepep", "deepep_low_latency")
+DISPATCHERS = ("alltoall", "deepep", "hybridep", "deepep_low_latency")
 DEFAULT_SMS = 24
 """DeepEP V1's choice; DeepSeek-V3 trains with 20."""
 PUBLISHED = ExpertConstants(
@@ -25,6 +25,11 @@ PUBLISHED = ExpertConstants(
     ll_node_s=10e-6, ll_link_efficiency=0.6, ll_nic_efficiency=0.95,
 )  # fmt: skip
 """Read off the tables of DeepEP on H100 (NVLink and 400 Gb/s NICs)."""
+ASYNCHRONOUS_COPIES = {
+    "dispatch_sm_bytes_per_s": 643e9 / 24, "combine_sm_bytes_per_s": 675e9 / 24, "link_efficiency": 740e9 / 900e9
+}  # fmt: skip
+"""hybridep moves tokens by asynchronous bulk copies (TMA), as DeepEP V2 does: its README on SM100, 8 GPUs: dispatch and combine
+643 and 675 GB/s with 24 SMs, 726 and 740 GB/s with 64."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,14 +202,16 @@ class LayoutPricer:
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         """Host time to launch a block's kernels; the device waits where this is the longer one."""
         spec, training = self.layout.framework, self.layout.training
+        passes = 2.0 if phase != "F" and price.recomputes else 1.0
+        dropless = price.has_experts and training.routing.capacity_factor is None
+        experts = passes * spec.dropless_cpu_s if dropless else 0.0
         if training.cuda_graphs:
-            return 0.0
+            return experts if training.cuda_graph_scope == "attention" else 0.0
         collectives = price.collectives * self._collective_host_s
         if self.layout.compiled:
             return price.kernels * spec.compiled_launch_s + collectives
         each = spec.launch_s if phase == "F" else spec.backward_launch_s
-        passes = 2.0 if phase != "F" and price.recomputes else 1.0
-        return price.kernels * each + collectives + passes * spec.layer_cpu_s
+        return price.kernels * each + collectives + passes * spec.layer_cpu_s + experts
 
     @cached_property
     def _collective_host_s(self) -> float:

@@ -169,7 +169,7 @@ class Layout:
             attention_kernel=self.attention_kernel, memory_implementation=implementation,
             accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,
-            dispatch_bytes=1.0 if training.precision in _FP8 and self.plan.ep_dispatcher == "deepep" else 2.0,
+            dispatch_bytes=1.0 if training.precision in _FP8 and self.framework.fp8_dispatch else 2.0,
             window=model.sliding_window if isinstance(model, TransformerSpec) else None,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
             # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.

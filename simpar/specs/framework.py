@@ -60,6 +60,7 @@ class FrameworkSpec:
             in the
             optimizer's 12).
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
+        fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
             one.
         gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from
@@ -119,6 +120,8 @@ class FrameworkSpec:
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint
             bookkeeping.
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
+        dropless_cpu_s: further host time per pass of a layer whose experts take every token routed to them: the host waits for
+            the counts before it can launch the rest.
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other
             nodes: the threads that serve the sends share the host with the launches.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
@@ -155,8 +158,9 @@ class FrameworkSpec:
     Pipeline
 
         schedule: default without virtual stages.
-        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "cost" by
-            compute cost with the head counted, see `split_by_cost`.
+        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "fill"
+            where they do not divide: every stage the rounded-up share, the last what is left; "cost" by compute cost with the
+            head counted, see `split_by_cost`.
     """
 
     name: str
@@ -180,6 +184,7 @@ class FrameworkSpec:
     gradient_copy_bytes: float = 0.0
     gradients_persist: bool = True
     weight_gradients: Literal["none", "each", "shapes"] = "each"
+    fp8_dispatch: bool = False
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
     optimizer_state_bytes: float = 12.0
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
@@ -217,6 +222,7 @@ class FrameworkSpec:
     collective_rank_cpu_s: float = 0.0
     collective_step_s: float = 0.0
     microbatch_cpu_s: float = 1e-3
+    dropless_cpu_s: float = 0.0
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     context_bytes: float = 1.0 * 2**30
     nccl_bytes_per_group: float = 0.6 * 2**30
@@ -233,7 +239,7 @@ class FrameworkSpec:
     fsdp_unsharded_with_pp: bool = True
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
-    layer_rounding: Literal["front", "cost"] = "front"
+    layer_rounding: Literal["front", "fill", "cost"] = "front"
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
         """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""

@@ -83,6 +83,6 @@ class PlanSpec(Spec):
     overlap_ep: bool = False
     """Expert all-to-all of one micro-batch hidden under compute of another."""
     delay_wgrad: bool = False
-    ep_dispatcher: Literal["alltoall", "deepep"] = "alltoall"
+    ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     placement: str = "tp-cp-ep-dp-pp"
     """Order of the dimensions over consecutive ranks, fastest first."""

@@ -42,6 +42,8 @@ class TrainingSpec(Spec):
     cross_entropy: Literal["auto", "unfused", "fused", "chunked"] = "auto"
     compile: bool | None = None
     cuda_graphs: bool = False
+    cuda_graph_scope: Literal["layer", "attention"] = "layer"
+    """What graphs hold: whole layers, or all but experts and their dispatch."""
     routing: RoutingSpec = RoutingSpec()
     trainable: Literal["all", "lora"] = "all"
     lora_rank: Annotated[int, Field(gt=0)] = 16

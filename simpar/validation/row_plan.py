@@ -57,6 +57,7 @@ CP_STYLES: Final = (
     (r"^all.?gather|^ag\b", "all_gather"),
     (r"ring|p2p", "ring"),
 )
+DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))
 
 # run_table_1.sh of Megatron-LM's examples (sc21): micro batch and virtual stages by (layers, hidden, pp), which
 # Narayanan
@@ -94,7 +95,7 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         "recompute": recompute_of(row, framework, notes),
         "overlap_tp": bool(row.get("overlap_tp")),
         "overlap_ep": bool(row.get("overlap_ep")),
-        "ep_dispatcher": "deepep" if re.search("deepep|hybridep", str(row.get("moe_routing"))) else "alltoall",
+        "ep_dispatcher": _first(DISPATCHERS, row.get("moe_routing")) or "alltoall",
     }  # fmt: skip
     if row.get("etp"):
         plan["etp"] = int(row["etp"])
@@ -110,9 +111,18 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     layout = layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
     if framework.layer_rounding == "cost" and not row.get("pp_layout") and pp > 1:
         layout = {"layers_per_stage": _by_cost(row, pp * plan["virtual_stages"])}
+    if framework.layer_rounding == "fill" and not row.get("pp_layout"):
+        layout = _filled(int(row["layers"]), pp * plan["virtual_stages"]) or layout
     plan |= layout
     plan |= _offload(row, pp)
     return plan, notes
+
+
+def _filled(layers: int, stages: int) -> dict[str, Any]:
+    """Every stage the rounded-up share, the last what is left; nothing where they divide or a stage would stay empty."""
+    share = -(-layers // stages)
+    rest = layers - share * (stages - 1)
+    return {"layers_per_stage": [share] * (stages - 1) + [rest]} if layers % stages and rest > 0 else {}
 
 
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
@@ -278,6 +288,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "dropout": framework.dropout,
         "attention_kernel": attention_of(row),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
+        "cuda_graph_scope": "attention" if "moe_router" in str(row.get("cuda_graphs")) else "layer",
         "routing": _routing(str(row.get("moe_routing") or "")),
     }
     if re.search(r"cross.entropy fusion on", str(row.get("notes") or "")):
