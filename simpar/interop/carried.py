@@ -2,29 +2,32 @@
 
     # simpar: cluster.hardware = "dgx-h100"
     # simpar: plan.dp = null where the file says 8
+    # simpar: plan.overlap_p2p = false beside the file
 
 The first kind is no matter of the framework (name, machine, what-if effects). The second writes a value that means the same
-as what the file says (meaning.py) as it was written; it no longer counts once somebody edits the file.
+as what the file says (meaning.py) as it was written; it no longer counts once somebody edits the file so that the meaning would
+change. The third is a fact about the framework that is no setting of it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from simpar.errors import InputError, Violation
-from simpar.interop.meaning import DESCRIPTIVE, meaning
+from simpar.interop.meaning import meaning
 from simpar.specs.hardware import load_hardware
 from simpar.specs.models_io import load_model, model_names
 from simpar.specs.scenario import Scenario, make_scenario
 
 _LINE: Final = re.compile(r"^\s*#\s*simpar:\s*([\w.]+)\s*=\s*(.*?)\s*$", re.M)
 _WHERE: Final = " where the file says "
+_BESIDE: Final = " beside the file"
 _FREE: Final = ("name", "description", "framework", "framework_version")
 _CONDITIONAL: Final = ("plan", "training", "model")
 
@@ -59,11 +62,12 @@ class Reading:
     finish: Callable[[dict[str, Any], int], None] | None = None
 
 
-def carried(scenario: Scenario, reading: Reading, what: str) -> list[str]:
+def carried(scenario: Scenario, reading: Reading, what: str, unsaid: Collection[str] = ()) -> list[str]:
     """Comment lines that bring `scenario` back from a file that says `reading` by itself.
 
     Args:
         what: the format, for messages.
+        unsaid: fields that are no setting of the framework but a fact about it, and so travel as they are.
 
     Raises:
         InputError: every field whose meaning the file does not hold.
@@ -74,7 +78,7 @@ def carried(scenario: Scenario, reading: Reading, what: str) -> list[str]:
     lost = [
         Violation(path, _plain(value), f"{what} cannot say this", f"it can say {_plain(found.get(path))!r}")
         for path, value in wanted.items()
-        if value != found.get(path)
+        if value != found.get(path) and path not in unsaid
     ]
     if lost:
         raise InputError(lost)
@@ -86,11 +90,11 @@ def carried(scenario: Scenario, reading: Reading, what: str) -> list[str]:
         if part == "model" and preset is not None:
             continue
         said, wrote = getattr(read, part).model_dump(mode="json"), getattr(scenario, part).model_dump(mode="json")
-        lines += [
-            f"{part}.{name} = {json.dumps(value, ensure_ascii=False)}{_WHERE}{json.dumps(said.get(name), ensure_ascii=False)}"
-            for name, value in wrote.items()
-            if value != said.get(name)
-        ]
+        for name, value in wrote.items():
+            if value != said.get(name):
+                where = f"{_WHERE}{json.dumps(said.get(name), ensure_ascii=False)}"
+                told = _BESIDE if wanted[f"{part}.{name}"] != found[f"{part}.{name}"] else where
+                lines.append(f"{part}.{name} = {json.dumps(value, ensure_ascii=False)}{told}")
     return [f"# simpar: {line}" for line in lines]
 
 
@@ -142,7 +146,7 @@ def settled(reading: Reading, text: str, file: str = "", cluster: Mapping[str, A
         InputError: what cannot be read, a comment line that is broken, and every rule that the scenario breaks; together.
     """
     hints, wrong = _hints(text, file)
-    free = {path: value for path, (value, where) in hints.items() if where is None and path != "model"}
+    free = {p: h.value for p, h in hints.items() if h.where is None and not h.beside and p != "model"}
     for name, value in (cluster or {}).items():
         if value is not None:
             free[f"cluster.{name}"] = value
@@ -162,31 +166,69 @@ def settled(reading: Reading, text: str, file: str = "", cluster: Mapping[str, A
     ]
     if reading.wrong or wrong:
         raise InputError([*reading.wrong, *wrong])
-    read = _with_free(reading, free, file)
     table = _table(reading, free)
-    said = read.model_dump(mode="json")
-    for path, (value, where) in hints.items():
-        part, _, name = path.partition(".")
-        if path == "model" and _same_model(read, value):
-            table["model"] = value
-        elif where is not None and part in _CONDITIONAL and said[part].get(name) == json.loads(where):
-            if part == "model":
-                table["model"] = _model_table(read) if isinstance(table["model"], str) else dict(table["model"])
-            _put(table, path, value)
+    read = make_scenario(_without_none(table), file=file)
     if isinstance(table["model"], dict) and not any(path.startswith("model") for path in hints):
         table["model"] = next((n for n in model_names() if _same_model(read, n)), table["model"])
+    table = _worded(table, read, hints, file)
     scenario = make_scenario(_without_none(table), file=file)
     return Imported(scenario.model_copy(update={"file": ""}), tuple(dict.fromkeys(reading.warnings)))
 
 
-def _hints(text: str, file: str) -> tuple[dict[str, tuple[Any, str | None]], list[Violation]]:
-    """Path -> value and, as JSON, what the file must say for it to count."""
-    found: dict[str, tuple[Any, str | None]] = {}
+def _worded(table: dict[str, Any], read: Scenario, hints: Mapping[str, _Hint], file: str) -> dict[str, Any]:
+    """`table` with the wording of the comment lines: only lines that leave the meaning of the file as it is."""
+    said = read.model_dump(mode="json")
+    beside = [path for path, hint in hints.items() if hint.beside]
+    for path in beside:
+        _put(table, path, hints[path].value)
+    base = meaning(make_scenario(_without_none(table), file=file) if beside else read)
+    lines: list[tuple[str, Any]] = []
+    for path, hint in hints.items():
+        part, _, name = path.partition(".")
+        if path == "model" or (hint.where is not None and part in _CONDITIONAL and said[part].get(name) == json.loads(hint.where)):
+            lines.append((path, hint.value))
+    if (found := _tried(table, lines, base, file)) is not None:
+        return found
+    for line in lines:
+        table = _tried(table, [line], base, file) or table
+    return table
+
+
+def _tried(table: dict[str, Any], lines: list[tuple[str, Any]], base: Mapping[str, Any], file: str) -> dict[str, Any] | None:
+    """`table` with `lines` written in, or None where that is no scenario or means something else."""
+    found = {k: dict(v) if isinstance(v, dict) else v for k, v in table.items()}
+    for path, value in lines:
+        if path.startswith("model.") and isinstance(found["model"], str):
+            found["model"] = load_model(found["model"]).model_dump()
+        if path == "model":
+            found["model"] = value
+        else:
+            _put(found, path, value)
+    try:
+        scenario = make_scenario(_without_none(found), file=file)
+    except InputError:
+        return None
+    return found if meaning(scenario) == base else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    """A comment line: the value; as JSON, what the file must say for it to count; or that the file says nothing of it."""
+
+    value: Any
+    where: str | None = None
+    beside: bool = False
+
+
+def _hints(text: str, file: str) -> tuple[dict[str, _Hint], list[Violation]]:
+    """Path -> comment line, and the lines that are broken."""
+    found: dict[str, _Hint] = {}
     wrong = []
     for path, rest in _LINE.findall(text):
-        written, where, condition = rest.partition(_WHERE)
+        beside = rest.endswith(_BESIDE)
+        written, where, condition = rest.removesuffix(_BESIDE).partition(_WHERE)
         try:
-            found[path] = (json.loads(written), json.dumps(json.loads(condition)) if where else None)
+            found[path] = _Hint(json.loads(written), json.dumps(json.loads(condition)) if where else None, beside)
         except json.JSONDecodeError:
             wrong.append(Violation(f"# simpar: {path}", rest, "is no value", 'JSON, such as "dgx-h100", 8, true or null', file))
     return found, wrong
@@ -199,10 +241,6 @@ def _same_model(read: Scenario, name: str) -> bool:
     return {k: v for k, v in meaning(other).items() if k.startswith("model.")} == {
         k: v for k, v in meaning(read).items() if k.startswith("model.")
     }
-
-
-def _model_table(scenario: Scenario) -> dict[str, Any]:
-    return {k: v for k, v in scenario.model.model_dump(exclude_none=True).items() if k not in DESCRIPTIVE}
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

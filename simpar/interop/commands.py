@@ -133,6 +133,21 @@ def megatron(
     _finish_scenario(found, out, as_json)
 
 
+@import_app.command("torchtitan")
+def torchtitan(
+    file: Annotated[Path, typer.Argument(help="A configuration of torchtitan up to v0.2.2, TOML.", metavar="FILE")],
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    out: ScenarioOut = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A configuration of torchtitan: the scenario that it runs."""
+    from simpar.interop.read_file import read_text
+    from simpar.interop.torchtitan_import import load
+
+    _finish_scenario(load(read_text(file), file=str(file), hardware=hardware, num_nodes=num_nodes), out, as_json)
+
+
 @import_app.command("merge")
 def merge(
     base: Annotated[str, typer.Argument(help="A shipped hardware profile or a path.")],

@@ -35,8 +35,13 @@ def _differences(spec: BaseModel, keep: tuple[str, ...] = ()) -> dict[str, Any]:
             continue
         if value is None:
             continue
-        found[name] = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+        found[name] = _differences(value, _required(value)) if isinstance(value, BaseModel) else value
     return found
+
+
+def _required(spec: BaseModel) -> tuple[str, ...]:
+    """Fields that a reader looks for: those without a default, and the kind of recomputation."""
+    return (*(name for name, field in type(spec).model_fields.items() if field.is_required()), "granularity")
 
 
 def model_text(scenario: Scenario) -> str | dict[str, Any]:
@@ -44,8 +49,7 @@ def model_text(scenario: Scenario) -> str | dict[str, Any]:
     for name in model_names():
         if load_model(name) == scenario.model:
             return name
-    required = tuple(name for name, spec in type(scenario.model).model_fields.items() if spec.is_required())
-    return _differences(scenario.model, required)
+    return _differences(scenario.model, _required(scenario.model))
 
 
 def scenario_table(scenario: Scenario) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""torchtitan's models: name and flavor -> the model they stand for (torchtitan/models/*, v0.1 to v0.2.2)."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Final
+
+from simpar.interop.meaning import DESCRIPTIVE
+from simpar.specs.model import TransformerSpec
+from simpar.specs.models_io import load_model
+
+Key = tuple[str, str]
+
+
+def _llama(dim: int, layers: int, heads: int, kv: int, inner: int, vocabulary: int = 128256, tied: bool = False) -> dict[str, Any]:
+    return {
+        "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
+        "head_dim": dim // heads, "intermediate_size": inner, "vocab_size": vocabulary, "max_position_embeddings": 131072,
+        "tie_word_embeddings": tied,
+    }  # fmt: skip
+
+
+def _qwen(dim: int, layers: int, heads: int, inner: int, tied: bool) -> dict[str, Any]:
+    return {
+        "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": inner, "vocab_size": 151936, "max_position_embeddings": 40960, "qk_norm": True,
+        "tie_word_embeddings": tied,
+    }  # fmt: skip
+
+
+def _deepseek(dim: int, layers: int, heads: int, inner: int, vocabulary: int, moe: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "head_dim": 192, "intermediate_size": inner, "vocab_size": vocabulary, "max_position_embeddings": 16384,
+        "mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+        "moe": {**moe, "router_bias": True, "first_k_dense_replace": 1},
+    }  # fmt: skip
+
+
+_FLAVORS: Final[dict[Key, str | dict[str, Any]]] = {
+    ("llama3", "debugmodel"): _llama(256, 6, 16, 16, 768, 2048),
+    ("llama3", "1B"): _llama(2048, 16, 32, 8, 8192, tied=True),
+    ("llama3", "3B"): _llama(3072, 28, 24, 8, 8192, tied=True),
+    ("llama3", "8B"): "llama3.1-8b",
+    ("llama3", "70B"): "llama3.1-70b",
+    ("llama3", "405B"): "llama3.1-405b",
+    ("qwen3", "0.6B"): _qwen(1024, 28, 16, 3072, True),
+    ("qwen3", "1.7B"): _qwen(2048, 28, 16, 6144, True),
+    ("qwen3", "4B"): _qwen(2560, 36, 32, 9728, True),
+    ("qwen3", "8B"): _qwen(4096, 36, 32, 12288, False),
+    ("qwen3", "14B"): _qwen(5120, 40, 40, 17408, False),
+    ("qwen3", "32B"): "qwen3-32b",
+    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
+    ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
+    ("deepseek_v3", "16B"): _deepseek(2048, 27, 16, 10944, 102400, {
+        "num_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 2816}),
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+    ("llama2", "7B"): "llama2-7b",
+    ("llama2", "13B"): "llama2-13b",
+    ("llama2", "70B"): "llama2-70b",
+}  # fmt: skip
+_GONE: Final = ("llama2",)
+"""Models of 2024 that later releases do not have."""
+
+
+@lru_cache(maxsize=64)
+def model_of(key: Key) -> TransformerSpec:
+    """The model of a name and flavor; training configurations up to v0.2.2 have no multi-token prediction."""
+    entry = _FLAVORS[key]
+    model = load_model(entry) if isinstance(entry, str) else TransformerSpec(name=f"{key[0]} {key[1]}", **entry)
+    assert isinstance(model, TransformerSpec)
+    return model.model_copy(update={"num_nextn_predict_layers": 0}) if model.num_nextn_predict_layers else model
+
+
+def find_key(name: str, flavor: str) -> Key | None:
+    """The table's key for what a file names; attention variants ("8B_flex") are the same model."""
+    plain = re.sub(r"_(flex|varlen|sdpa)(_attn|_flash|_triton)?$", "", flavor)
+    return next((key for key in _FLAVORS if key[0] == name and key[1].lower() == plain.lower()), None)
+
+
+def model_table(key: Key) -> str | dict[str, Any]:
+    """The model as a scenario writes it: a preset's name, or a table."""
+    entry, model = _FLAVORS[key], model_of(key)
+    if isinstance(entry, str) and load_model(entry) == model:
+        return entry
+    return {k: v for k, v in model.model_dump(exclude_none=True).items() if k not in DESCRIPTIVE - {"name"}}
+
+
+def _shape(model: TransformerSpec) -> dict[str, Any]:
+    free = {*DESCRIPTIVE, "max_position_embeddings", "num_nextn_predict_layers", *(["head_dim"] if model.mla else [])}
+    return {k: v for k, v in model.model_dump().items() if k not in free}
+
+
+def key_of(model: TransformerSpec) -> Key | None:
+    """The name and flavor of a model; None where torchtitan has none of its shape."""
+    return next((key for key in _FLAVORS if key[0] not in _GONE and _shape(model_of(key)) == _shape(model)), None)
+
+
+def known_flavors(exported: bool = True) -> list[str]:
+    """Names and flavors, for messages."""
+    return [f"{name} {flavor}" for name, flavor in _FLAVORS if not exported or name not in _GONE]
+
+
+__all__ = ["Key", "find_key", "key_of", "known_flavors", "model_of", "model_table"]
