@@ -240,7 +240,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2023, 5),
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none",
-               "logits_fp32_copies": 2.0, "attention": (("", "fa1"), ("hopper", "fa2")),
+               "logits_fp32_copies": 2.0, "attention": (("", "fa1"),),
               "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6,
                "bucket_bytes": 0.0},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9 beside the "
