@@ -38,6 +38,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "fsdp8 full": {"zero_stage": 3, "recompute": "full", "framework": "torchtitan"},
     "fsdp8 op": {"zero_stage": 3, "recompute": {"granularity": "selective", "modules": ("op",)}, "framework": "torchtitan"},
     "nanotron tp2": {"tp": 2, "sequence_parallel": True, "framework": "nanotron"},
+    "pp4 llama3": {"pp": 4, "virtual_stages": 2, "schedule": "interleaved", "zero_stage": 2, "framework": "llama3-internal"},
 }  # fmt: skip
 
 

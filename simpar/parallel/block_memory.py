@@ -14,13 +14,14 @@ class BlockMemory(LocalShapes):
     def tensors(self) -> dict[str, float]:
         """Saved tensors by name before recomputation, bytes on this rank."""
         found: dict[str, float] = {}
+        stored = dict(self.style.stored)
         for op in self.block.ops:
             for t in op.saves:
                 if t.name == "attention/softmax":
                     continue_axes = t.axes.replace("t", "")
                     amount = self.local(continue_axes, t.region) * self.size["t"] * t.element_bytes
                 else:
-                    amount = self.local(t.axes, t.region) * t.element_bytes
+                    amount = self.local(t.axes, t.region) * stored.get(t.name, t.element_bytes)
                 found.setdefault(t.name, amount)
         return found
 
@@ -94,9 +95,10 @@ class BlockMemory(LocalShapes):
         return 0.0
 
     def deferred(self) -> float:
-        """What weight gradients need: input and output gradient of every matmul, each tensor once (16-bit)."""
+        """What weight gradients need: input and output gradient of every matmul, each tensor once (fp8 matmuls: both in fp8)."""
         tensors, kept = self.tensors(), 0.0
         for op in self.block.ops:
             if op.equation:
-                kept += self.local(op.output_axes, op.region) * 2.0 + tensors.pop(op.saves[0].name, 0.0)
+                element = 2.0 if op.name in OUTSIDE_TE else self.style.linear_input_bytes
+                kept += self.local(op.output_axes, op.region) * element + tensors.pop(op.saves[0].name, 0.0)
         return kept

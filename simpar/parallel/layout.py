@@ -29,12 +29,15 @@ from simpar.workload.widen import widened
 _KERNEL_DTYPE = {"fp8-block": "fp8_block", "nvfp4": "fp4"}
 """Precisions whose matmuls the kernel tables call otherwise."""
 _FP8 = frozenset({"fp8", "fp8-block", "mxfp8", "nvfp4"})
+_SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0}
+"""Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32."""
 
 
 def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> BlockStyle:
     training, plan = scenario.training, scenario.plan
     compiled = spec.compile if training.compile is None else training.compile
     loss = spec.loss if training.cross_entropy == "auto" else training.cross_entropy
+    fp8 = training.precision in _FP8
     return BlockStyle(
         fused_activation=spec.fused_activation or compiled,
         fused_residual=spec.fused_residual or compiled,
@@ -42,7 +45,7 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         fused_rope=spec.fused_rope or compiled,
         flash_attention=kernel != "unfused",
         dropout=training.dropout,
-        linear_input_bytes=1.0 if training.precision in _FP8 and not spec.saves_gathered_input else 2.0,
+        linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if fp8 and not spec.saves_gathered_input else 2.0,
         loss=loss,
         loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
         logits_fp32_copies=spec.logits_copies(compiled, plan.tp, fused=training.cross_entropy == "fused"),
@@ -50,6 +53,7 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
         qkv_copies=spec.qkv_copies,
         output_copies=float(spec.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
+        stored=spec.fp8_storage if fp8 else (),
     )
 
 

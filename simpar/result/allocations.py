@@ -21,6 +21,8 @@ from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
 
 Pass = tuple[str, int, int, int]
 """(phase, model stage, first block, past the last block)."""
+STAGE_INPUT: Final = "input_norm_in"
+"""What the first layer of a pipeline stage saves of the stage's input."""
 MAX_EVENTS: Final = 12_000
 """Past so many requests only what is saved is replayed, without what comes and goes within a pass."""
 
@@ -106,6 +108,8 @@ class _Trace:
         ids: dict[str, int] = {}
         steps = self.lives(stage, self.layout.stage_blocks[stage][index]).forward
         self.run(_saved_only(steps) if self.thin else steps, ids)
+        if index == 0 and self.layout.framework.frees_stage_inputs and self.layout.plan.pp > 1:
+            self.free(ids.pop(f"{STAGE_INPUT}#0", -1))
         self.flying.setdefault((stage, index), deque()).append(ids)
 
     def backward(self, stage: int, index: int) -> None:

@@ -5,7 +5,8 @@ segments of 2 MiB (the small pool), larger ones from segments of 20 MiB, and fro
 rounded up to 2 MiB. The smallest cached block that is large enough is taken (lowest address first) and split if what is
 left is worth it: 512 bytes in the small pool, more than 1 MiB in the large one. Freed neighbours of a segment merge, and
 segments go back to the device only when it is full. Blocks belong to the stream that asked for them. With expandable
-segments each pool of a stream is one growing range of pages (2 MiB small, 20 MiB large), so only its end can be unused.
+segments each pool of a stream is one growing range of pages (2 MiB small, 20 MiB large); a full device takes whole pages back
+from any free run of it, and they are mapped again when the run is used.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class AllocatorRules:
 
 
 class Block:
-    """A run of bytes of a segment, in use or free, between its neighbours."""
+    """A run of bytes of a segment, in use or free, between its neighbours; `unmapped` of a free one have gone back."""
 
-    __slots__ = ("address", "free", "next", "pool", "previous", "size")
+    __slots__ = ("address", "free", "next", "pool", "previous", "size", "unmapped")
 
     def __init__(self, address: int, size: int, pool: _Pool) -> None:
         self.address, self.size, self.pool = address, size, pool
-        self.free = True
+        self.free, self.unmapped = True, 0
         self.previous: Block | None = None
         self.next: Block | None = None
 
@@ -128,6 +129,8 @@ class CachingAllocator:
         if block is None:
             block = self._grown(pool, rounded) if rules.expandable_segments else self._segment(pool, rules.segment(rounded))
         rest = block.size - rounded
+        if block.unmapped:
+            self._map(block, rest)
         if rest >= rules.rounding_bytes if small or rules.expandable_segments else rest > rules.small_bytes:
             self._split(block, rounded)
         block.free = False
@@ -152,6 +155,7 @@ class CachingAllocator:
 
     def _split(self, block: Block, size: int) -> None:
         rest = Block(block.address + size, block.size - size, block.pool)
+        rest.unmapped, block.unmapped = block.unmapped, 0
         rest.previous, rest.next = block, block.next
         if block.next is not None:
             block.next.previous = rest
@@ -162,6 +166,7 @@ class CachingAllocator:
 
     def _join(self, block: Block, after: Block) -> None:
         block.size += after.size
+        block.unmapped += after.unmapped
         block.next = after.next
         if after.next is not None:
             after.next.previous = block
@@ -191,10 +196,9 @@ class CachingAllocator:
         have = end.size if end is not None and end.free else 0
         more = -(-(size - have) // page) * page
         self._take(more)
-        end = pool.last  # giving back may have shortened the range
         if end is None:
             # Every range has addresses of its own.
-            block = Block(len(self._pools) << 48, more, pool)
+            block = Block((len(self._pools) << 40) * page, more, pool)
             pool.last = block
             return block
         if end.free:
@@ -206,7 +210,7 @@ class CachingAllocator:
         return block
 
     def give_back(self) -> int:
-        """Unused segments (or whole unused pages at the end of expandable ranges) go back to the device.
+        """Unused segments (or whole unused pages of expandable ranges) go back to the device.
 
         Returns:
             bytes given back.
@@ -214,30 +218,29 @@ class CachingAllocator:
         before = self.reserved_bytes
         for pool in self._pools.values():
             if self.rules.expandable_segments:
-                self._shorten(pool)
+                self._unmap(pool)
                 continue
             for block in [b for b in pool.blocks.values() if b.previous is None and b.next is None]:
                 pool.remove(block)
                 self.reserved_bytes -= block.size
         return before - self.reserved_bytes
 
-    def _shorten(self, pool: _Pool) -> None:
-        end = pool.last
-        if end is None or not end.free:
-            return
+    def _unmap(self, pool: _Pool) -> None:
+        """Whole pages inside the free runs of a range go back; the addresses stay."""
         page = self.rules.small_segment_bytes if pool.small else self.rules.large_segment_bytes
-        whole = end.size // page * page
-        if not whole:
-            return
-        pool.remove(end)
-        end.size -= whole
-        self.reserved_bytes -= whole
-        if end.size:
-            pool.put(end)
-        else:
-            pool.last = end.previous
-            if end.previous is not None:
-                end.previous.next = None
+        for block in pool.blocks.values():
+            whole = max((block.address + block.size) // page - -(-block.address // page), 0) * page
+            if whole > block.unmapped:
+                self.reserved_bytes -= whole - block.unmapped
+                block.unmapped = whole
+
+    def _map(self, block: Block, rest: int) -> None:
+        """Map what a request takes of a free run again; of its last `rest` bytes whole pages may stay away."""
+        page = self.rules.small_segment_bytes if block.pool.small else self.rules.large_segment_bytes
+        needed = block.unmapped - min(block.unmapped, rest // page * page)
+        if needed:
+            block.unmapped -= needed
+            self._take(needed)
 
 
 Event = tuple[int, int, str]

@@ -17,7 +17,8 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
-from simpar.result.allocations import Pass, Replays, passes_of, placeholders
+from simpar.result.allocations import STAGE_INPUT, Pass, Replays, passes_of, placeholders
+from simpar.result.gathers import Gathers, fsdp_buffers
 
 BoolArray = NDArray[np.bool_]
 CATEGORIES = (
@@ -122,13 +123,13 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("gradients", a.gradients + b.gradients),
         ("optimizer", 0.0 if offloaded else a.optimizer + b.optimizer),
     ]
-    found += [("communication_buffers", _receive_buffers(layout, stages))]
-    found += [("fsdp_buffers", _fsdp_buffers(layout, dense + experts))]
+    found += [("communication_buffers", receive_buffers(layout, stages))]
+    found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]))
 
 
-def _receive_buffers(layout: Layout, stages: list[int]) -> float:
+def receive_buffers(layout: Layout, stages: list[int]) -> float:
     """Buffers for what arrives from other stages where every micro-batch has its own; an activation in flight is one of them."""
     if not layout.framework.receive_buffers_per_microbatch or layout.plan.pp == 1:
         return 0.0
@@ -141,6 +142,22 @@ def _receive_buffers(layout: Layout, stages: list[int]) -> float:
         if not stage.embedding:
             total += max(count - (layout.num_stages - index), 0) * boundary_bytes(sizes[stage.first], layout.plan)
     return total
+
+
+def kept_outputs(layout: Layout, index: int) -> float:
+    """Bytes of a stage's output where the pipeline engine holds it until its backward."""
+    stage = layout.stages[index]
+    if not layout.framework.keeps_stage_outputs or layout.plan.pp == 1 or stage.head:
+        return 0.0
+    return boundary_bytes(layout.network.boundary_bytes[stage.first + stage.count], layout.plan)
+
+
+def freed_inputs(layout: Layout, index: int) -> float:
+    """Bytes that the first layer of a stage saves of its input, where that is given back after the forward."""
+    stage = layout.stages[index]
+    if not layout.framework.frees_stage_inputs or layout.plan.pp == 1 or stage.embedding or not stage.count:
+        return 0.0
+    return dict(layout.stage_blocks[index][0].saved).get(STAGE_INPUT, 0.0)
 
 
 def _last_outputs(layout: Layout, block: LocalBlock) -> float:
@@ -161,51 +178,6 @@ def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     return dense.passing_gradients + experts.passing_gradients
 
 
-def _stays_gathered(layout: Layout) -> bool:
-    """A fully sharded pipeline stage keeps its parameters gathered and accumulates gradients unsharded (torch FSDP2)."""
-    return layout.plan.pp > 1 and layout.framework.fsdp_unsharded_with_pp
-
-
-def _fsdp_buffers(layout: Layout, held: float) -> float:
-    """Gathered parameters and unsharded gradients that rest on a fully sharded rank of a pipeline: 6 + 16/D bytes in all."""
-    if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not _stays_gathered(layout):
-        return 0.0
-    return held * (layout.state_bytes.gather + layout.state_bytes.reduce)
-
-
-@dataclass(frozen=True, slots=True)
-class _Gathers:
-    """What passes over the blocks of a fully sharded stage, float bytes [blocks]: one group per block (torch FSDP2).
-
-    Attributes:
-        forward: gathered weights of the block and of those prefetched.
-        begin: at the begin of the block's backward: weights, and the buffer that reduces the block behind it.
-        end: at its end: its own unsharded gradients as well, or the buffer into which they are copied.
-    """
-
-    forward: list[float]
-    begin: list[float]
-    end: list[float]
-
-    @classmethod
-    def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> _Gathers:
-        """Of one stage; zeros where nothing is gathered per block."""
-        sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and not _stays_gathered(layout)
-        if not sharded or layout.training.optimizer == "none":
-            zeros = [0.0] * len(blocks)
-            return cls(zeros, zeros, zeros)
-        state, ahead = layout.state_bytes, layout.framework.fsdp_prefetch_groups
-        held = [b.dense_parameters + b.expert_parameters for b in blocks]
-        forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
-        weights = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
-        behind = [state.reduce * p for p in (*held[1:], 0.0)]
-        begin = [w + b for w, b in zip(weights, behind, strict=True)]
-        if any(name == "head/logits" for name, _ in blocks[-1].saved):
-            begin[-1] = state.gather * held[-1]  # nothing is prefetched before the loss is through
-        end = [w + 2.0 * p + max(b, state.reduce * p) for w, b, p in zip(weights, behind, held, strict=True)]
-        return cls(forward, begin, end)
-
-
 _BlockBytes = tuple[float, float, float, float, float]
 """(activations, logits, recompute working set, gradients in flight, what a split backward keeps until W) of one block."""
 
@@ -216,7 +188,12 @@ def _passing(block: LocalBlock, begin: float, end: float) -> float:
     return max(block.transient + begin, end - block.saved_bytes - max(block.working, 0.0))
 
 
-def _block_bytes(block: LocalBlock, begin: float, end: float, *, releases: bool) -> _BlockBytes:
+def block_bytes(block: LocalBlock, begin: float, end: float, *, releases: bool) -> _BlockBytes:
+    """What a block holds, with what full sharding gathers at the begin and the end of its backward.
+
+    Args:
+        releases: an input gradient frees all but what weight gradients need.
+    """
     logits = sum(v for name, v in block.saved if name == "head/logits")
     kept = block.saved_bytes - logits
     # Where the input gradient frees nothing, activations and logits wait for the weight gradient.
@@ -307,17 +284,15 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
     """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
     index = {name: i for i, name in enumerate(CATEGORIES)}
     releases = layout.framework.input_gradient_releases
-    gathers = [_Gathers.of(layout, blocks) for blocks in layout.stage_blocks]
+    gathers = [Gathers.of(layout, blocks) for blocks in layout.stage_blocks]
     sums = [
-        [_block_bytes(b, g.begin[i], g.end[i], releases=releases) for i, b in enumerate(blocks)]
+        [block_bytes(b, g.begin[i], g.end[i], releases=releases) for i, b in enumerate(blocks)]
         for blocks, g in zip(layout.stage_blocks, gathers, strict=True)
     ]
-    if layout.framework.keeps_stage_outputs and layout.plan.pp > 1:
-        for blocks, stage in zip(sums, layout.stages, strict=True):
-            if blocks and not stage.head:
-                kept, logits, working, transient, deferred = blocks[-1]
-                kept += boundary_bytes(layout.network.boundary_bytes[stage.first + stage.count], layout.plan)
-                blocks[-1] = (kept, logits, working, transient, deferred)
+    for stage, blocks in enumerate(sums):
+        if blocks:
+            blocks[-1] = (blocks[-1][0] + kept_outputs(layout, stage), *blocks[-1][1:])
+            blocks[0] = (blocks[0][0] - freed_inputs(layout, stage), *blocks[0][1:])
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
     gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]

@@ -47,6 +47,7 @@ class FrameworkSpec:
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
         qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out
             of place).
+        fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every
             layer).
@@ -59,8 +60,8 @@ class FrameworkSpec:
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted
             in the
             optimizer's 12).
-        fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
+        fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
             one.
         gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from
@@ -119,9 +120,9 @@ class FrameworkSpec:
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint
             bookkeeping.
-        collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         dropless_cpu_s: further host time per pass of a layer whose experts take every token routed to them: the host waits for
             the counts before it can launch the rest.
+        collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other
             nodes: the threads that serve the sends share the host with the launches.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
@@ -139,6 +140,8 @@ class FrameworkSpec:
         communicators: further communicators in use beside one per dimension of the layout.
         keeps_stage_outputs: the pipeline engine holds every stage output until its backward (DeepSpeed; Megatron before
             deallocate_pipeline_outputs).
+        frees_stage_inputs: the input of a pipeline stage is given back after its forward (the opposite: what its first norm saves
+            of it is not kept).
         keeps_last_outputs: the logits of every micro-batch stay to the end of the step (torch.distributed.pipelining).
         receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
         contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
@@ -174,17 +177,18 @@ class FrameworkSpec:
     saves_gathered_input: bool = False
     dropout: float = 0.0
     qkv_copies: float = 0.0
+    fp8_storage: tuple[tuple[str, float], ...] = ()
     saves_exchanged_output: bool = False
     recompute_default: Recompute = "none"
     gradient_dtype: GradientDtype = "fp32"
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
     parameter_bytes: float = 2.0
+    fp8_dispatch: bool = False
     fp8_parameters: bool = False
     gradient_copy_bytes: float = 0.0
     gradients_persist: bool = True
     weight_gradients: Literal["none", "each", "shapes"] = "each"
-    fp8_dispatch: bool = False
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
     optimizer_state_bytes: float = 12.0
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
@@ -218,16 +222,17 @@ class FrameworkSpec:
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
+    dropless_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
     collective_rank_cpu_s: float = 0.0
     collective_step_s: float = 0.0
     microbatch_cpu_s: float = 1e-3
-    dropless_cpu_s: float = 0.0
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     context_bytes: float = 1.0 * 2**30
     nccl_bytes_per_group: float = 0.6 * 2**30
     communicators: int = 0
     keeps_stage_outputs: bool = False
+    frees_stage_inputs: bool = False
     keeps_last_outputs: bool = False
     receive_buffers_per_microbatch: bool = False
     contiguous_buffers: bool = True

@@ -111,6 +111,9 @@ _MEGATRON: Final = (
     ),
 )  # fmt: skip
 
+_FP8_BLOCK: Final = 1.0 + 4.0 / 128.0
+"""Bytes per element in fp8 with an fp32 scale per 128 elements."""
+
 _TORCH: Final = {
     "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,
     "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 2.5, "optimizer_kernel": "fused",
@@ -243,8 +246,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                "logits_fp32_copies": 2.0, "attention": (("", "fa1"),),
               "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6,
                "bucket_bytes": 0.0},
-             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9 beside the "
-             "optional FlashAttention 2 of the H100 tables [recalled]; DecoupledAdamW loops over tensors "
+             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9, and the H100 "
+             "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
              "with elementwise "
              "kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
     ),
@@ -294,10 +297,29 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "llama3-internal": (
         "megatron-core",
         (Row((2024, 4), {"zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
-                         "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True},
-             "Llama 3 paper (arXiv 2407.21783), section 3.3: FSDP without resharding, modified interleaved "
-             "schedule, fp32 "
-             "gradient accumulation and reduce-scatter"),),
+                         "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
+                         "frees_stage_inputs": True,
+                         "expandable_segments": True, "fragmentation": 1.0},
+             "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "
+             "deallocated after a profile of the allocator and streams are not recorded (TORCH_NCCL_AVOID_RECORD_STREAMS); that "
+             "segments are expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; FSDP without "
+             "resharding, modified interleaved schedule, fp32 gradient accumulation and reduce-scatter"),),
+    ),
+    "torch-steps": (
+        "",
+        (Row((2026, 1),
+             {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": True, "saves_gathered_input": True,
+              "wgrad_accumulation_fusion": True, "tp_backward_overlap": False, "optimizer_traffic_bytes": 36.0,
+              "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
+              "microbatch_cpu_s": 0.0, "gradients_persist": True, "keeps_stage_outputs": True, "context_bytes": 0.0,
+              "nccl_bytes_per_group": 0.0, "weight_gradients": "each"},
+             "simpar/validation/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient "
+             "norm and fused AdamW; the measured times of its kernels hold the time to launch them"),),
+    ),
+    "torch-steps-fsdp": (
+        "torch-steps",
+        (Row((2026, 1), {"wgrad_accumulation_fusion": False, "zero_stage_default": 3, "parameter_bytes": 0.0},
+             "fully_shard: gradients of a layer are new tensors until they are reduced"),),
     ),
     "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False,
      "fused_norm": False},

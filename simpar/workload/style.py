@@ -24,6 +24,7 @@ class BlockStyle:
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
         qkv_copies: further copies of the packed queries, keys and values that attention keeps.
         output_copies: further copies of the attention output kept until the backward.
+        stored: (tensor, bytes per element) of saved tensors that are kept in another format than they are computed in.
         saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
             (torch eager) instead of gathering again (Megatron).
     """
@@ -42,3 +43,4 @@ class BlockStyle:
     saves_gathered_input: bool = False
     qkv_copies: float = 0.0
     output_copies: float = 0.0
+    stored: tuple[tuple[str, float], ...] = ()

@@ -1,0 +1,57 @@
+"""Weights and gradients that come and go on a fully sharded rank (ZeRO 3, FSDP): in sums by block.
+
+`allocations.py` asks the allocator for the same tensors one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simpar.parallel.layout import Layout
+from simpar.parallel.split import LocalBlock
+
+
+def stays_gathered(layout: Layout) -> bool:
+    """A fully sharded pipeline stage keeps its parameters gathered and accumulates gradients unsharded (torch FSDP2)."""
+    return layout.plan.pp > 1 and layout.framework.fsdp_unsharded_with_pp
+
+
+def fsdp_buffers(layout: Layout, held: float) -> float:
+    """Gathered parameters and unsharded gradients that rest on a fully sharded rank of a pipeline: 6 + 16/D bytes in all."""
+    if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not stays_gathered(layout):
+        return 0.0
+    return held * (layout.state_bytes.gather + layout.state_bytes.reduce)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathers:
+    """What passes over the blocks of a fully sharded stage, float bytes [blocks]: one group per block (torch FSDP2).
+
+    Attributes:
+        forward: gathered weights of the block and of those prefetched.
+        begin: at the begin of the block's backward: weights, and the buffer that reduces the block behind it.
+        end: at its end: its own unsharded gradients as well, or the buffer into which they are copied.
+    """
+
+    forward: list[float]
+    begin: list[float]
+    end: list[float]
+
+    @classmethod
+    def of(cls, layout: Layout, blocks: Sequence[LocalBlock]) -> Gathers:
+        """Of one stage; zeros where nothing is gathered per block."""
+        sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and not stays_gathered(layout)
+        if not sharded or layout.training.optimizer == "none":
+            zeros = [0.0] * len(blocks)
+            return cls(zeros, zeros, zeros)
+        state, ahead = layout.state_bytes, layout.framework.fsdp_prefetch_groups
+        held = [b.dense_parameters + b.expert_parameters for b in blocks]
+        forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
+        weights = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
+        behind = [state.reduce * p for p in (*held[1:], 0.0)]
+        begin = [w + b for w, b in zip(weights, behind, strict=True)]
+        if any(name == "head/logits" for name, _ in blocks[-1].saved):
+            begin[-1] = state.gather * held[-1]  # nothing is prefetched before the loss is through
+        end = [w + 2.0 * p + max(b, state.reduce * p) for w, b, p in zip(weights, behind, held, strict=True)]
+        return cls(forward, begin, end)
