@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop import megatron, torchtitan
+from simpar.interop import deepspeed, megatron, nanotron, torchtitan
 from simpar.registry import Registry
 from simpar.specs.scenario import Scenario
 
 Exporter = Callable[[Scenario], dict[str, str]]
 
-FORMATS: Final[Registry[Exporter]] = Registry("export format", {"megatron": megatron.export, "torchtitan": torchtitan.export})
+FORMATS: Final[Registry[Exporter]] = Registry(
+    "export format",
+    {
+        "megatron": megatron.export,
+        "torchtitan": torchtitan.export,
+        "deepspeed": deepspeed.export,
+        "nanotron": nanotron.export,
+    },
+)
 """Name -> exporter."""
 
 

@@ -1,0 +1,274 @@
+"""nanotron: a scenario as the YAML file of run_train.py (config classes of 2024 to 2026), which is read back to see what it says.
+
+nanotron cuts a pipeline by the cost of its blocks (semantics: specs/framework.py, `split_by_cost`), numbers ranks tp, cp, dp,
+pp from the fastest on (parallel/context.py), and has no settings for what its runtime always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.errors import InputError, Violation
+from simpar.interop import yaml_subset
+from simpar.interop.carried import Imported, Reading, carried, settled
+from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
+from simpar.interop.meaning import meaning, recompute_of, schedule_name, semantics, stage_counts
+from simpar.specs.checks import resolved_dp
+from simpar.specs.framework import split_by_cost
+from simpar.specs.model import TransformerSpec
+from simpar.specs.scenario import Scenario
+
+_ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
+_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_SHAPE: Final = (
+    "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
+    "num_key_value_heads", "tie_word_embeddings", "vocab_size", "attention_bias",
+)  # fmt: skip
+_FACTS: Final = frozenset({
+    "plan.overlap_grad_reduce", "plan.overlap_param_gather", "plan.overlap_p2p", "plan.synchronous_optimizer",
+    "training.compile", "training.cross_entropy",
+})  # fmt: skip
+"""What nanotron's runtime always does, whatever a scenario assumes of it."""
+
+
+def cost_split(model: TransformerSpec, stages: int) -> tuple[int, ...]:
+    """Layers of each stage as nanotron deals them out: matmul weights of a block, and of the head."""
+    hidden = model.hidden_size
+    block = 4 * model.num_attention_heads * model.head_dim * hidden + 3 * model.intermediate_size * hidden
+    return split_by_cost(model.num_hidden_layers, float(block), float(model.vocab_size * hidden), stages)
+
+
+def violations(scenario: Scenario) -> list[Violation]:
+    """What of a scenario nanotron refuses to run, or does otherwise."""
+    if not isinstance(scenario.model, TransformerSpec):
+        return [Violation("model", scenario.model.kind, "nanotron trains transformers", "a model of kind transformer")]
+    return [*gpu_violations(scenario, "nanotron"), *_rules(scenario, scenario.model)]
+
+
+def _rules(scenario: Scenario, model: TransformerSpec) -> Iterator[Violation]:
+    plan, training, means = scenario.plan, scenario.training, meaning(scenario)
+    if plan.pp > 1 and schedule_name(scenario) not in _ENGINES:
+        yield Violation("plan.schedule", plan.schedule, "nanotron has two pipeline engines", "1f1b or gpipe (afab)")
+    if plan.cp > 1:
+        yield Violation("plan.cp", plan.cp, "no context parallelism of nanotron is known here", "1")
+    if plan.zero_stage > 1:
+        yield Violation("plan.zero_stage", plan.zero_stage, "nanotron shards optimizer states at most", "0 or 1")
+    if model.head_dim * model.num_attention_heads != model.hidden_size:
+        right = str(model.hidden_size // model.num_attention_heads)
+        yield Violation("model.head_dim", model.head_dim, "nanotron's heads share the width out", right)
+    if plan.pp > 1 and plan.virtual_stages == 1 and (cut := cost_split(model, plan.pp)) != stage_counts(scenario):
+        rule = "nanotron cuts the pipeline by the cost of its blocks, the head's included"
+        yield Violation("plan.layers_per_stage", stage_counts(scenario), rule, f"{list(cut)}")
+    if training.precision not in _DTYPES:
+        yield Violation("training.precision", training.precision, "nanotron does not train in this", f"one of {', '.join(_DTYPES)}")
+    if training.optimizer not in ("adamw", "adam", "sgd"):
+        yield Violation("training.optimizer", training.optimizer, "nanotron does not have it", "adamw or sgd")
+    if training.attention_kernel not in ("auto", "fa2"):
+        yield Violation(
+            "training.attention_kernel", training.attention_kernel, "nanotron attends by FlashAttention 2", "auto or fa2"
+        )
+    if means["training.gradient_dtype"] not in ("fp32", training.precision):
+        right = f"fp32 or {training.precision}"
+        yield Violation("training.gradient_dtype", training.gradient_dtype, "nanotron accumulates in fp32 or not at all", right)
+    if training.cross_entropy not in ("auto", semantics(scenario).loss):
+        yield Violation("training.cross_entropy", training.cross_entropy, "no setting of nanotron", "auto")
+    if means["training.compile"]:
+        yield Violation("training.compile", True, "nanotron runs eagerly", "false")
+
+
+def configuration(scenario: Scenario) -> dict[str, Any]:
+    """The tables of the file."""
+    training, plan, dp = scenario.training, scenario.plan, resolved_dp(scenario)
+    model = scenario.model
+    assert isinstance(model, TransformerSpec)
+    return {
+        "general": {"project": "simpar", "run": scenario.name, "seed": 42, "ignore_sanity_checks": True},
+        "parallelism": {
+            "dp": dp,
+            "pp": plan.pp,
+            "tp": plan.tp,
+            "expert_parallel_size": plan.ep,
+            "pp_engine": _ENGINES.get(schedule_name(scenario), "1f1b"),
+            "tp_mode": "REDUCE_SCATTER" if plan.sequence_parallel else "ALL_REDUCE",
+            "tp_linear_async_communication": plan.sequence_parallel and plan.tp > 1,
+            "recompute_layer": recompute_of(scenario).granularity == "full",
+        },
+        "model": {
+            "ddp_bucket_cap_mb": 25,
+            "dtype": _DTYPES.get(training.precision, "bfloat16"),
+            "init_method": {"std": 0.02},
+            "make_vocab_size_divisible_by": 1,
+            "model_config": _model(model),
+        },
+        "optimizer": {
+            "accumulate_grad_in_fp32": meaning(scenario)["training.gradient_dtype"] == "fp32",
+            "clip_grad": 1.0,
+            "learning_rate_scheduler": {"learning_rate": 3e-4, "lr_warmup_steps": 2, "lr_warmup_style": "linear"},
+            "optimizer_factory": _optimizer(training.optimizer),
+            "weight_decay": 0.01,
+            "zero_stage": plan.zero_stage,
+        },
+        "tokenizer": {"tokenizer_name_or_path": "gpt2"},
+        "tokens": {
+            "batch_accumulation_per_replica": training.global_batch_size // (training.micro_batch_size * dp),
+            "micro_batch_size": training.micro_batch_size,
+            "sequence_length": training.sequence_length,
+            "train_steps": 50,
+        },
+        "data_stages": [{"name": "random", "start_training_step": 1, "data": {"dataset": None, "seed": 42}}],
+        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 1000},
+        "logging": {"iteration_step_info_interval": 1, "log_level": "info"},
+    }
+
+
+def _optimizer(name: str) -> dict[str, Any]:
+    if name == "sgd":
+        return {"name": "sgd"}
+    return {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
+
+
+def _model(model: TransformerSpec) -> dict[str, Any]:
+    """A Llama, or a Qwen2 where there are experts or a window."""
+    table: dict[str, Any] = {name: getattr(model, name) for name in _SHAPE}
+    table |= {"hidden_act": model.activation, "_attn_implementation": "flash_attention_2"}
+    if model.moe is None and model.sliding_window is None:
+        return {"is_llama_config": True, **table}
+    table = {"is_qwen2_config": True, **table}
+    if model.sliding_window is not None:
+        table["sliding_window_size"] = model.sliding_window
+    if model.moe is not None:
+        # An expert has the width of the dense layer it stands for.
+        table["intermediate_size"] = model.moe.moe_intermediate_size
+        table["moe_config"] = {"num_experts": model.moe.num_experts, "top_k": model.moe.num_experts_per_tok}
+    return table
+
+
+def read_config(text: str, file: str = "") -> Reading:
+    """What a configuration says by itself; settings that a scenario does not have are told."""
+    table = yaml_subset.parse(text, file or "the configuration")
+    if not isinstance(table, dict) or not {"parallelism", "model", "tokens"} <= set(table):
+        right = "parallelism, model and tokens"
+        raise InputError([Violation("file", file or "-", "is no configuration of nanotron", right)])
+    parallel, tokens, optimizer = table["parallelism"], table["tokens"], table.get("optimizer") or {}
+    reading = Reading({"name": Path(file).stem if file else "imported", "framework": "nanotron", "cluster": {}})
+    reading.table["model"] = _read_model(table["model"].get("model_config") or {})
+    names = {engine: name for name, engine in _ENGINES.items()}
+    pp, tp = int(parallel.get("pp", 1)), int(parallel.get("tp", 1))
+    plan: dict[str, Any] = {
+        "dp": int(parallel.get("dp", 1)),
+        "pp": pp,
+        "tp": tp,
+        "cp": int(parallel.get("context_parallel_size", 1)),
+        "schedule": names.get(str(parallel.get("pp_engine", "afab")).lower(), "gpipe"),
+        "sequence_parallel": str(parallel.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER" or tp == 1,
+        "zero_stage": int(optimizer.get("zero_stage", 0)),
+        "recompute": "full" if parallel.get("recompute_layer") else "none",
+        "placement": "tp-cp-ep-dp-pp",
+    }
+    model = reading.table["model"]
+    if "moe" in model:
+        plan |= {
+            "ep": int(parallel.get("expert_parallel_size", 1)),
+            "etp": 1 if parallel.get("expert_parallel_size", 1) > 1 else tp,
+        }
+    if pp > 1:
+        plan["layers_per_stage"] = list(cost_split(TransformerSpec(**model), pp))
+    reading.table["plan"] = plan
+    micro = int(tokens["micro_batch_size"])
+    dtype = {v: k for k, v in _DTYPES.items()}.get(str(table["model"].get("dtype", "bfloat16")), "bf16")
+    name = str((optimizer.get("optimizer_factory") or {}).get("name", "adamW")).lower()
+    reading.table["training"] = {
+        "sequence_length": int(tokens["sequence_length"]),
+        "micro_batch_size": micro,
+        "global_batch_size": micro * int(tokens.get("batch_accumulation_per_replica", 1)) * plan["dp"],
+        "precision": dtype,
+        "optimizer": "sgd" if name == "sgd" else "adamw",
+        "gradient_dtype": "fp32" if optimizer.get("accumulate_grad_in_fp32", True) else dtype,
+    }
+    return reading
+
+
+def _read_model(table: dict[str, Any]) -> dict[str, Any]:
+    hidden, heads = int(table["hidden_size"]), int(table["num_attention_heads"])
+    found: dict[str, Any] = {name: table[name] for name in _SHAPE if table.get(name) is not None}
+    found.setdefault("num_key_value_heads", heads)
+    found |= {"head_dim": hidden // heads, "activation": table.get("hidden_act", "silu")}
+    if table.get("sliding_window_size"):
+        found["sliding_window"] = table["sliding_window_size"]
+    if moe := table.get("moe_config"):
+        width = found["intermediate_size"]
+        found["moe"] = {
+            "num_experts": moe["num_experts"],
+            "num_experts_per_tok": moe.get("top_k", 2),
+            "moe_intermediate_size": width,
+        }
+    return found
+
+
+def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None) -> Imported:
+    """The scenario of a configuration.
+
+    Raises:
+        InputError: no such configuration, or rules that the scenario breaks; all together.
+    """
+    return settled(read_config(text, file), text, file, {"hardware": hardware, "num_nodes": num_nodes})
+
+
+def yaml_text(value: Any, indent: int = 0) -> str:
+    """Mappings, sequences of mappings, and plain scalars as block YAML."""
+    pad, lines = " " * indent, []
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            lines.append(f"{pad}{name}:\n{yaml_text(inner, indent + 2)}")
+        elif isinstance(inner, list):
+            lines.append(f"{pad}{name}:")
+            lines += [f"{pad}- {yaml_text(item, indent + 2).lstrip()}" for item in inner]
+        else:
+            lines.append(f"{pad}{name}: {_scalar(inner)}")
+    return "\n".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        # YAML 1.1 takes 1e-08 for a string: a mantissa with a point makes it a number.
+        text = repr(value)
+        return text if "." in text.split("e")[0] else text.replace("e", ".0e")
+    return f'"{value.replace(chr(34), chr(39))}"' if isinstance(value, str) and not value.replace("_", "").isalnum() else str(value)
+
+
+def export(scenario: Scenario) -> dict[str, str]:
+    """File name -> text: the YAML file, the script that starts it, the Slurm script and the rank map.
+
+    Raises:
+        InputError: everything that nanotron cannot run or its file cannot say.
+    """
+    found = violations(scenario)
+    if not isinstance(scenario.model, TransformerSpec):
+        raise InputError(found)
+    text = yaml_text(configuration(scenario)) + "\n"
+    try:
+        comments = carried(scenario, read_config(text), "nanotron", _unsaid(scenario))
+    except InputError as error:
+        told = {v.field for v in found}
+        raise InputError([*found, *(v for v in error.violations if v.field not in told)]) from None
+    if found:
+        raise InputError(found)
+    line = torchrun(scenario, "run_train.py", '--config-file nanotron.yaml "$@"')
+    return {
+        "nanotron.yaml": "\n".join(comments) + "\n# Data, tokenizer, steps and learning rate are yours.\n" + text,
+        "nanotron.sh": f"#!/bin/bash\nset -e\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\n\n{line}\n",
+        "nanotron.sbatch": sbatch(scenario, "bash nanotron.sh", "nanotron"),
+        "rank_map.csv": rank_map(scenario),
+    }
+
+
+def _unsaid(scenario: Scenario) -> frozenset[str]:
+    kernel = {"training.attention_kernel"} if scenario.training.attention_kernel in ("auto", "fa2") else set()
+    return _FACTS | kernel
+
+
+__all__ = ["configuration", "cost_split", "export", "load", "read_config", "violations", "yaml_text"]
