@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
 from simpar.program.lower import Detail, lower
-from simpar.program.program import PriceTable
+from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.result.interpret import Priced, interpret
 from simpar.result.result import Result
@@ -33,6 +34,8 @@ from simpar.specs.scenario import Scenario
 __all__ = ["Priced", "cost_models", "interpret", "prepare", "run", "schedule_of", "simulate"]
 
 Engine = Literal["discrete_event", "longest_path"]
+Lowering = Callable[..., Program]
+"""What turns (layout, schedule, detail, expand=...) into a program."""
 
 
 def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, object] | None = None) -> Schedule:
@@ -79,7 +82,7 @@ def cost_models(scenario: Scenario, profile: HardwareProfile) -> tuple[KernelMod
 
 def prepare(
     scenario: Scenario, *, detail: Detail = "layer", load_factor: float | None = None, expand: bool = False,
-    transfers: bool = False,
+    transfers: bool = False, lowering: Lowering = lower,
 ) -> Priced:
     """Everything but the run: layout, schedule, program, prices.
 
@@ -87,6 +90,7 @@ def prepare(
         load_factor: tokens of the fullest expert rank over the mean; none = what the scenario's routing implies.
         expand: one set of streams per rank instead of one role per pipeline rank.
         transfers: attach what each op moves between which ranks (for contention).
+        lowering: `lower`, or one that remembers.
     """
     load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
     probe = Layout.of(scenario, 1, load_factor=load_factor)
@@ -97,7 +101,7 @@ def prepare(
     pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
     if scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times:
         schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
-    program = lower(layout, schedule, detail, expand=expand)
+    program = lowering(layout, schedule, detail, expand=expand)
     if transfers:
         program = with_transfers(layout, program, schedule.stage_to_rank[: schedule.stages_per_model], expand=expand)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
@@ -112,18 +116,21 @@ def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Ti
     return discrete_event.run(priced.program, priced.table, **{"interference": True, **effects})
 
 
-def simulate(scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event") -> Result:
+def simulate(
+    scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event", lowering: Lowering = lower
+) -> Result:
     """Predict one training step of a checked scenario, with the effects it asks for.
 
     Args:
         detail: stage, layer or op.
         engine: discrete_event (SimPy) or longest_path (numpy: no effects, a lower bound of the other).
+        lowering: as in `prepare`.
 
     Raises:
         InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
     """
     wanted = scenario.effects
-    priced = prepare(scenario, detail=detail, expand=wanted.expand, transfers=wanted.needs_network)
+    priced = prepare(scenario, detail=detail, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering)
     if engine == "longest_path":
         return interpret(priced, run(priced, engine))
     effects = engine_effects(scenario, np.array([price.latency_s for price in priced.prices]))

@@ -20,10 +20,11 @@ from simpar.planning.compare import compare_hardware, marginal, sweep
 from simpar.planning.questions import PlanOptions, ask
 from simpar.planning.resolve import resolve
 from simpar.planning.sensitivity import sensitivity
-from simpar.planning.simulated_steps import SimulatedSteps, candidates
+from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.solve import Solver, node_counts, solve_checkpoint_interval, solve_nodes, solve_spares
 from simpar.planning.speeds import phase_scenario
 from simpar.planning.steps import StepEstimate, infeasible
+from simpar.report.plan_search import LayoutSearch
 from simpar.report.plan_view import run
 from simpar.specs.planfile import make_plan
 from simpar.specs.scenario import Scenario
@@ -391,15 +392,33 @@ def test_the_simulated_step_of_a_scenario_drives_the_plan() -> None:
     assert found.resolved.checkpoints.bytes == pytest.approx(14 * 405.85e9, rel=1e-3)
 
 
-def test_tried_layouts_all_divide_and_one_that_fits_is_found() -> None:
-    raw = table(cluster={"num_nodes": 1, "hardware": "dgx-h100"})
-    raw["phases"] = [{"tokens": "1B", "scenario": "llama3.1-70b_h100x64_tp4cp2pp4.toml", "layout": "search"}]
-    scenario = phase_scenario(make_plan(with_value(raw, "cluster.num_nodes", 8)), make_plan(raw).phases[0])
-    assert all(64 % (c.plan.tp * c.plan.pp * c.plan.cp) == 0 for c in candidates(scenario))
-    estimate = SimulatedSteps().best_layout(scenario)
+def test_searched_layouts_come_from_the_search_and_are_kept(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def search() -> LayoutSearch:
+        return LayoutSearch(store=tmp_path / "layouts.sqlite", say=lambda text, last: said.append(text) if last else None)
+
+    raw = table(cluster={"num_nodes": 2, "hardware": "dgx-h100"})
+    raw["phases"] = [{"tokens": "1B", "scenario": "llama3.1-70b_h100x64_tp4cp2pp4", "layout": "search", "global_batch_size": 16}]
+    first = answer(make_plan(raw), SimulatedSteps(search()), Simulation(4))
+    (_, estimate), *_ = first.steps
     assert estimate.fits
-    tiny = phase_scenario(make_plan(raw), make_plan(raw).phases[0])
-    assert not SimulatedSteps().best_layout(tiny).fits
+    assert estimate.found.startswith("proven best of ")
+    assert "mbs" in estimate.layout
+    assert len(said) == 1
+    # Not slower than the layout as written, where that one fits.
+    again = answer(make_plan(raw), SimulatedSteps(search()), Simulation(4))
+    assert said[-1].endswith("layouts.sqlite")
+    assert again.days == first.days
+    assert again.steps == first.steps
+
+
+def test_a_cluster_too_small_for_the_model_says_what_rejects_its_layouts() -> None:
+    raw = table(cluster={"num_nodes": 1, "hardware": "dgx-h100"})
+    raw["phases"] = [{"tokens": "1B", "scenario": "llama3.1-405b_h100x16384_tp8pp16", "layout": "search", "global_batch_size": 8}]
+    found = answer(make_plan(raw), SimulatedSteps(LayoutSearch()), Simulation(4))
+    assert not found.feasible
+    assert any("memory" in reason for reason in found.binding)
 
 
 def test_comparisons_search_the_layout_again_unless_told_to_keep_it(tmp_path: Path) -> None:

@@ -243,38 +243,71 @@ def test_steps_too_large_for_a_page_are_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", list(FLAGSHIPS))
-def test_a_change_takes_less_than_half_a_second(name: str) -> None:
-    """CPU seconds of the whole callback, so that other programs on the machine do not decide."""
+def test_the_page_changes_in_less_than_half_a_second(name: str) -> None:
+    """CPU seconds of what the page shows first, so that other programs on the machine do not decide."""
     from simpar.report.serve import figures, tables
+    from simpar.report.serve.gantt_canvas import canvas_data
 
-    answered(f"scenario={name}")
+    answers = Answers(bases())
+    answers(of_query(f"scenario={name}", bases()))
     best = 9.0
     for query in (FLAGSHIPS[name], "goodput=0.8", "goodput=0.85", "goodput=0.75", "goodput=0.7"):
         started = time.process_time()
-        answer = answered(f"scenario={name}&{query}")
-        parts = [figures.gantt(answer.result), figures.waterfall(answer.result), figures.memory(answer.result)]
-        tables.tiles(answer)
+        state = of_query(f"scenario={name}&{query}", bases())
+        early = answers.early(state)
+        answer = answers(state) if early is None else None
+        result = early.short if early else answer.result if answer else None
+        assert result is not None
+        parts: list[object] = [canvas_data(result), figures.memory(result)]
+        parts.append(figures.early_waterfall(early) if early else figures.waterfall(result))
+        assert tables.early_tiles(early) if early else tables.tiles(answer) if answer else None
         json.dumps(parts)
         best = min(best, time.process_time() - started)
-    assert best < 0.5
+    assert best < 0.4
 
 
-@pytest.mark.parametrize("name", ["megatron-529.6b_a100x2520_tp8pp35", "korthikanti-530b_a100x280_tp8pp35"])
-def test_the_first_answer_of_a_long_step_is_that_of_the_whole(name: str) -> None:
+LONG = {
+    "megatron-529.6b_a100x2520_tp8pp35": 0.05, "gpt3-175b_a100x384_tp8pp12": 1e-6, "llama3.1-405b_h100x8192_tp8pp16": 0.04,
+    "gpipe-transformer-83.9b_tpu-v4x128_pp128": 0.01,
+}  # fmt: skip
+"""Scenario -> how far its first answer may be off: measured with a margin; none where a second short step is simulated."""
+
+
+@pytest.mark.parametrize("name", list(LONG))
+def test_the_first_answer_of_a_long_step_is_about_that_of_the_whole(name: str) -> None:
     state = of_query(f"scenario={name}", bases())
+    answers = Answers(bases())
     started = time.process_time()
-    early = Answers(bases()).early(state)
+    early = answers.early(state)
     assert time.process_time() - started < 1.5
     assert early is not None
     answer = answered(f"scenario={name}")
-    assert early.step_time_s == pytest.approx(answer.result.step_time_s, rel=1e-3)
-    assert early.run.cost_usd == pytest.approx(answer.run.cost_usd, rel=1e-3)
-    assert early.short.worst_rank.device_bytes == pytest.approx(answer.result.worst_rank.device_bytes, rel=1e-3)
+    assert early.step_time_s == pytest.approx(answer.result.step_time_s, rel=LONG[name])
+    assert early.run.cost_usd == pytest.approx(answer.run.cost_usd, rel=LONG[name])
+    assert sum(seconds for _, seconds in early.waterfall) == pytest.approx(early.step_time_s)
+    told, whole = dict(early.waterfall), dict(answer.result.waterfall())
+    ideal = "ideal: model FLOPs at peak"
+    assert told[ideal] == pytest.approx(whole[ideal], rel=1e-9)
 
 
-@pytest.mark.parametrize("name", list(FLAGSHIPS))
+@pytest.mark.parametrize("name", ["mlp-4096x24_a100x8_dp8", "llama3.1-70b_tpu-v5px128_fsdp16tp8"])
 def test_short_steps_have_no_first_answer(name: str) -> None:
     assert Answers(bases()).early(of_query(f"scenario={name}", bases())) is None
+
+
+@pytest.mark.parametrize("name", [*FLAGSHIPS, "gpt3-175b_tpu-v5px1024_fsdp128tp8"])
+def test_remembered_programs_give_the_numbers_of_new_ones(name: str) -> None:
+    remembering = Answers(bases())
+    for query in ("nic_bw=0.5", "over=4", "nvlink_bw=2", "mbs=2", "nic_bw=2"):
+        try:
+            state = of_query(f"scenario={name}&{query}", bases())
+            state.scenario(bases())
+        except InputError:
+            continue
+        once, new = remembering(state), Answers(bases())(state)
+        assert once is not None
+        assert new is not None
+        assert once.result.to_json() == new.result.to_json()
 
 
 TOML_VALUES = st.recursive(

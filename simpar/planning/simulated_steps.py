@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simpar.errors import InputError, SimparError
-from simpar.planning.steps import StepEstimate, infeasible
+from simpar.errors import InputError
+from simpar.planning.steps import Search, StepEstimate, infeasible
 from simpar.specs.checks import check_scenario
 from simpar.specs.scenario import Scenario
 from simpar.workload.parameters import total_parameters
@@ -15,15 +15,11 @@ from simpar.workload.parameters import total_parameters
 if TYPE_CHECKING:
     from simpar.result.result import Result
 
-Search = Callable[[Scenario], Scenario | None]
-"""The scenario with its best layout, or None when none fits."""
-
-_PIPELINES = (1, 2, 4, 8, 16, 32, 64)
 _PROVENANCE = ("measured", "interpolated", "model", "published", "peak-scaled", "assumed")
 
 
 class SimulatedSteps:
-    """`StepModel` over `simpar.simulate`. `search` finds layouts; without it a small set of layouts is tried."""
+    """`StepModel` over `simpar.simulate`; `search` finds layouts where they are to be searched."""
 
     def __init__(self, search: Search | None = None) -> None:
         self._search = search
@@ -44,10 +40,12 @@ class SimulatedSteps:
         return self._known[key]
 
     def _searched(self, scenario: Scenario) -> StepEstimate:
-        best = (self._search or try_layouts)(scenario)
-        if best is None:
-            return infeasible("no layout fits the memory and divides model, batch and cluster")
-        return self.estimate(best)
+        if self._search is None:
+            return infeasible("layouts are not searched here")
+        best = self._search(scenario)
+        if best.scenario is None:
+            return infeasible(*best.reasons)
+        return replace(self.estimate(best.scenario), layout=best.layout, found=best.note)
 
 
 def _estimate(scenario: Scenario) -> StepEstimate:
@@ -69,7 +67,6 @@ def from_result(scenario: Scenario, result: Result) -> StepEstimate:
     if not result.fits:
         used, have = result.worst_rank.device_bytes / 2**30, result.device_memory_bytes / 2**30
         reasons.append(f"memory: {used:.1f} GiB of {have:.1f} GiB on pipeline rank {result.worst_rank.rank}")
-    plan, mesh = result.layout.plan, result.layout.mesh
     worst = max(result.provenance.values(), key=lambda p: _PROVENANCE.index(p) if p in _PROVENANCE else 0, default="")
     return StepEstimate(
         step_time_s=result.step_time_s,
@@ -81,50 +78,18 @@ def from_result(scenario: Scenario, result: Result) -> StepEstimate:
         reasons=tuple(reasons),
         mfu=result.mfu,
         utilisation={"compute": float(result.accounting.busy.mean()) / result.step_time_s},
-        layout=f"tp {plan.tp} cp {plan.cp} pp {plan.pp} ep {plan.ep} dp {mesh.dp}",
+        layout=_layout_text(result),
         provenance=worst,
     )
 
 
-def try_layouts(scenario: Scenario) -> Scenario | None:
-    """The fastest that fits of the layouts with powers of two in tp and pp, everything else as in `scenario`.
-
-    A fallback: the real search looks at far more, and certifies what it finds.
-    """
-    from simpar.simulate import simulate
-
-    best: tuple[float, Scenario] | None = None
-    fitting: set[tuple[int, int, int]] = set()
-    for candidate in candidates(scenario):
-        shape = (candidate.plan.tp, candidate.plan.pp, candidate.plan.cp)
-        if shape in fitting and candidate.plan.recompute == "full":
-            continue  # it fits without recomputing everything, which is faster
-        try:
-            result = simulate(candidate, detail="stage", engine="longest_path")
-        except SimparError:
-            continue
-        if result.fits:
-            fitting.add(shape)
-        if result.fits and (best is None or result.step_time_s < best[0]):
-            best = (result.step_time_s, candidate)
-    return best[1] if best else None
-
-
-def candidates(scenario: Scenario) -> Iterator[Scenario]:
-    """The layout as written where it suits, then others that divide model, batch and cluster."""
-    if not check_scenario(scenario):
-        yield scenario
-    domain = scenario.hardware.domain_size
-    contexts = sorted({1, scenario.plan.cp})
-    for tp, pp, cp, recompute in product((1, 2, 4, 8), _PIPELINES, contexts, ("none", "full")):
-        if tp > domain:
-            continue
-        changes = {
-            "tp": tp, "pp": pp, "cp": cp, "dp": None, "recompute": recompute, "schedule": "auto", "virtual_stages": 1,
-            "layers_per_stage": None, "first_stage_less_layers": 0, "last_stage_less_layers": 0,
-            "embedding_alone": False, "shard_size": None,
-        }  # fmt: skip
-        plan = scenario.plan.model_copy(update=changes)
-        candidate = scenario.model_copy(update={"plan": plan})
-        if not check_scenario(candidate):
-            yield candidate
+def _layout_text(result: Result) -> str:
+    """The layout in a line, only what is in use."""
+    plan, mesh = result.layout.plan, result.layout.mesh
+    words = [f"{name}{value}" for name, value in (("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp), ("ep", plan.ep)) if value > 1]
+    words.append(f"dp{mesh.dp}")
+    if plan.pp > 1:
+        words.append(result.schedule_name + (f" v{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    recompute = plan.recompute if isinstance(plan.recompute, str) else "by module"
+    words += [f"mbs{result.layout.training.micro_batch_size}", f"zero{plan.zero_stage}"]
+    return " ".join([*words, *([f"recompute {recompute}"] if recompute != "none" else [])])

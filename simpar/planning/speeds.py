@@ -156,6 +156,8 @@ class Speeds:
         self.notes.parameters = self.notes.parameters or estimate.parameters
         times = f"step {estimate.step_time_s:.4g} s ({estimate.low_s:.4g} to {estimate.high_s:.4g})"
         source = f"simulated, provenance of prices: {estimate.provenance}"
+        if estimate.found:
+            source += f"; layout: {estimate.found}"
         self.notes.assume(name, f"{times}, {estimate.layout}", source, "simulated")
         low, high = estimate.low_s / estimate.step_time_s, estimate.high_s / estimate.step_time_s
         if phase.relative_uncertainty is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ class StepEstimate:
         utilisation: share of the step in which a stream is busy, by stream kind ("compute", "communication").
         layout: the layout in words.
         provenance: the worst evidence behind the time.
+        found: where the layout was searched, how good it is known to be.
     """
 
     step_time_s: float
@@ -35,6 +36,7 @@ class StepEstimate:
     utilisation: Mapping[str, float] = field(default_factory=dict)
     layout: str = ""
     provenance: str = "assumed"
+    found: str = ""
 
     def tokens_per_s(self, scenario: Scenario) -> float:
         """Throughput of the whole cluster."""
@@ -51,6 +53,26 @@ class StepModel(Protocol):
     def best_layout(self, scenario: Scenario) -> StepEstimate:
         """The step under the fastest layout that fits this scenario's model, cluster and batch."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a layout search found for a scenario.
+
+    Attributes:
+        scenario: with its best layout; None where none runs, and `reasons` says why.
+        layout: in words.
+        note: how good it is known to be.
+    """
+
+    scenario: Scenario | None
+    layout: str = ""
+    reasons: tuple[str, ...] = ()
+    note: str = ""
+
+
+Search = Callable[[Scenario], Searched]
+"""Finds the best layout for a scenario's model, cluster and batch; the layout as written does not matter."""
 
 
 def infeasible(*reasons: str) -> StepEstimate:

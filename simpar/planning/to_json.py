@@ -69,6 +69,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
             {
                 "phase": name, "step_time_s": e.step_time_s, "low": e.low_s, "high": e.high_s, "mfu": e.mfu,
                 "layout": e.layout, "fits": e.fits, "reasons": list(e.reasons), "provenance": e.provenance,
+                "layout_search": e.found,
             }
             for name, e in answer.steps
         ],

@@ -15,6 +15,7 @@ from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.steps import StepModel
 from simpar.planning.study import Study
 from simpar.planning.to_json import report_json
+from simpar.report.plan_search import LayoutSearch
 from simpar.units import format_seconds
 
 HEADLINES = (
@@ -37,12 +38,12 @@ def run(
     """Answer a plan file and print, write or both; returns the exit code (0 answered, 1 nothing feasible).
 
     Args:
-        steps: where step times come from; none = the simulator.
+        steps: where step times come from; none = the simulator, with layouts searched where the plan or the question wants it.
 
     Raises:
         InputError: the plan or an option breaks a rule.
     """
-    report = ask(plan_path, options, steps or SimulatedSteps())
+    report = ask(plan_path, options, steps or SimulatedSteps(LayoutSearch(store=options.store, say=Progress())))
     if options.html is not None:
         from simpar.report.plan_html import write_html
 
@@ -55,6 +56,21 @@ def run(
         if options.html is not None:
             console.print(f"written: {options.html}", highlight=False)
     return report.exit_code
+
+
+class Progress:
+    """The searches of layouts on standard error: a line that changes on a terminal, the last word of each anywhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+
+    def __call__(self, text: str, last: bool) -> None:
+        """Show `text`."""
+        width = self._console.width - 1
+        if self._console.is_terminal:
+            self._console.print(text[:width].ljust(width), end="\n" if last else "\r", markup=False)
+        elif last:
+            self._console.print(text, markup=False, soft_wrap=True)
 
 
 def render(report: PlanReport) -> RenderableType:

@@ -17,10 +17,15 @@ def figure(name: str, data: list[dict[str, Any]], layout: dict[str, Any], height
 
 def waterfall(result: Result) -> dict[str, Any]:
     """From the ideal step to the predicted one, cause by cause."""
-    unit, factor = time_unit(result.step_time_s)
-    steps = [(name, seconds * factor) for name, seconds in result.waterfall()]
-    total = result.step_time_s * factor
-    names = [name for name, _ in steps] + ["predicted step"]
+    return waterfall_of(result.waterfall(), result.step_time_s)
+
+
+def waterfall_of(entries: list[tuple[str, float]], step_time_s: float, last: str = "predicted step") -> dict[str, Any]:
+    """The same from its entries, seconds that add up to the step."""
+    unit, factor = time_unit(step_time_s)
+    steps = [(name, seconds * factor) for name, seconds in entries]
+    total = step_time_s * factor
+    names = [name for name, _ in steps] + [last]
     values = [value for _, value in steps] + [total]
     share = [value / total if total else 0.0 for value in values]
     texts = [f"{value:.4g} {unit} ({part:.1%})" for value, part in zip(values, share, strict=True)]

@@ -12,7 +12,9 @@ from simpar.errors import InputError, SimparError
 from simpar.report.serve import downloads, figures, tables
 from simpar.report.serve.answer import Answer, Answers
 from simpar.report.serve.fields import FIELDS, SLIDERS
+from simpar.report.serve.gantt_canvas import SCRIPT, canvas_data
 from simpar.report.serve.page import slider_id, value_id
+from simpar.report.serve.preview import Preview
 from simpar.report.serve.search_view import register_search
 from simpar.report.serve.state import check_words, of_controls, of_query
 from simpar.report.serve.style import ADDRESS, NEAREST
@@ -31,6 +33,7 @@ def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | No
             Input(slider_id(field.key), "value"), Input(value_id(field.key), "value"),
         )  # fmt: skip
     app.clientside_callback(ADDRESS, Output("address", "data"), Input("query", "data"), Input("pins", "data"))
+    app.clientside_callback(SCRIPT, Output("gantt-drawn", "data"), Input("gantt-data", "data"))
     _register_load(app, answers)
     _register_compute(app, answers)
     _register_pins(app, answers)
@@ -100,9 +103,10 @@ def pins_of(search: str) -> list[str]:
 
 _RESULTS = (
     ("wrong", "children"), ("results", "className"), ("about", "children"), ("tiles", "children"), ("query", "data"),
-    ("gantt-note", "children"), *((name, part) for name in ("gantt", "waterfall", "memory") for part in ("figure", "style")),
+    ("gantt-note", "children"), ("gantt-data", "data"),
+    *((name, part) for name in ("waterfall", "memory") for part in ("figure", "style")),
 )  # fmt: skip
-_HINT = "Shades alternate by micro-batch; drag to zoom, double-click to see the whole step. "
+_HINT = "Shades alternate by micro-batch; drag or + to zoom, double-click or Home to see the whole step. "
 
 
 def _register_compute(app: Dash, answers: Answers) -> None:
@@ -120,8 +124,7 @@ def _register_compute(app: Dash, answers: Answers) -> None:
         try:
             early = None if answers.known(state) else answers.early(state, lambda: latest.outdated(str(tab), ticket))
             if early is not None:
-                none = [no_update] * (len(results) - 4)
-                return [None, "body", "", tables.early_tiles(early), *none, {"query": state.query(answers.bases), "ticket": ticket}]
+                return [*_shown_early(early), {"query": state.query(answers.bases), "ticket": ticket}]
             answer = answers(state, lambda: latest.outdated(str(tab), ticket))
         except InputError as error:
             return [tables.wrong(error), "body stale", *[no_update] * (len(results) - 2), None]
@@ -144,10 +147,21 @@ def _register_compute(app: Dash, answers: Answers) -> None:
 
 def _shown(answer: Answer) -> list[Any]:
     """Values of _RESULTS."""
-    chart, note = figures.gantt(answer.result)
+    chart, note = canvas_data(answer.result)
     return [
-        None, "body", tables.about(answer), tables.tiles(answer), answer.query, _HINT + note, *chart,
+        None, "body", tables.about(answer), tables.tiles(answer), answer.query, _HINT + note, chart,
         *figures.waterfall(answer.result), *figures.memory(answer.result),
+    ]  # fmt: skip
+
+
+def _shown_early(early: Preview) -> list[Any]:
+    """The same of a first answer; the state is taken up with the whole one."""
+    chart, _ = canvas_data(early.short)
+    few, every = early.microbatches
+    note = f"The whole step of {every} micro-batches is being simulated; this is one of {few}."
+    return [
+        None, "body", "", tables.early_tiles(early), no_update, note, chart,
+        *figures.early_waterfall(early), *figures.memory(early.short),
     ]  # fmt: skip
 
 

@@ -34,6 +34,7 @@ def page(bases: Bases, *, can_export: bool = False) -> html.Div:
     stores = [
         dcc.Location(id="url", refresh=False), dcc.Store(id="query"), dcc.Store(id="pins", data=[]), dcc.Store(id="address"),
         dcc.Store(id="tab", data=uuid.uuid4().hex), dcc.Store(id="found", data=[]), dcc.Store(id="whole"),
+        dcc.Store(id="gantt-data"), dcc.Store(id="gantt-drawn"),
         dcc.Download(id="download"), dcc.Interval(id="tick", interval=400, disabled=True),
     ]  # fmt: skip
     side = html.Div([_start(bases), *[_group(name, base) for name in GROUPS], _more()], className="side")
@@ -96,8 +97,7 @@ def _results(can_export: bool) -> html.Div:
             html.Div(id="search", **{"aria-live": "polite"}),
             html.Div(id="pinned"),
             html.Div([
-                _card("Pipeline: what every rank does, and when", "gantt", "wide", "Shades alternate by micro-batch; drag to zoom, "
-                      "double-click to see the whole step."),
+                _card("Pipeline: what every rank does, and when", "gantt", "wide", drawing=html.Div(id="gantt")),
                 _card("Where the step goes", "waterfall"),
                 _card("Memory by pipeline rank, against the device", "memory"),
             ], className="figures"),
@@ -120,8 +120,11 @@ def _actions(can_export: bool) -> html.Div:
     ])  # fmt: skip
 
 
-def _card(title: str, name: str, width: str = "", note: str = "") -> html.Section:
-    graph = dcc.Graph(id=name, config=GRAPH, figure={}, style={"height": "300px"})
+def _card(title: str, name: str, width: str = "", drawing: html.Div | None = None) -> html.Section:
+    if drawing is None:  # a Dash element without children is false
+        graph = dcc.Graph(id=name, config=GRAPH, figure={}, style={"height": "300px"})
+    else:
+        graph = drawing
     return html.Section([
-        html.H2(title), html.P(note, className="soft", id=f"{name}-note"), graph,
+        html.H2(title), html.P("", className="soft", id=f"{name}-note"), graph,
     ], className=f"card {width}", **{"aria-label": title})  # fmt: skip

@@ -62,6 +62,11 @@ table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 18px
 thead th { border-bottom: 1px solid var(--line); max-width: 260px; overflow-wrap: anywhere; } tbody th { font-weight: 400;
   color: var(--soft); white-space: nowrap; }
 td { font-variant-numeric: tabular-nums; } td.bad { color: var(--bad); }
+#gantt { position: relative; min-height: 240px; } #gantt canvas { display: block; cursor: crosshair; }
+.gantt-legend { display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 2px 0 6px; }
+.gantt-legend i { display: inline-block; width: 13px; height: 13px; margin-right: 5px; vertical-align: -2px; }
+.gantt-tip { position: absolute; background: #1c1f23; color: #fff; font-size: 13px; padding: 4px 8px; border-radius: 5px;
+  max-width: 720px; pointer-events: none; z-index: 3; }
 progress { width: 260px; height: 14px; accent-color: var(--blue); }
 """
 
