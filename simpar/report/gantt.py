@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray, IntArray, OpKind, Program
+from simpar.report import palette
 from simpar.report.encode import packed, time_unit
 from simpar.report.ledger import price_terms
+from simpar.report.palette import PHASES, TRANSFERS
 from simpar.report.shown import ShownRole, shown_roles, subset_note
 from simpar.report.streams import ordered_streams, stream_position
 from simpar.result.result import Result
@@ -25,23 +27,27 @@ BoolArray = NDArray[np.bool_]
 MAX_RECTANGLES = 40_000
 """More make a browser slow to zoom."""
 
+def _transfer(name: str, what: str) -> tuple[str, str, str]:
+    return what, TRANSFERS[name], TRANSFERS[name]
+
+
 KINDS: dict[OpKind, tuple[str, str, str]] = {
-    OpKind.FORWARD: ("F forward", "#0072b2", "#4a9fd0"),
-    OpKind.BACKWARD: ("B backward", "#e69f00", "#f5c767"),
-    OpKind.INPUT_GRADIENT: ("I input gradient", "#d55e00", "#ee9a5f"),
-    OpKind.WEIGHT_GRADIENT: ("W weight gradient", "#009e73", "#5cc4a3"),
-    OpKind.OVERLAPPED: ("F + B overlapped", "#cc79a7", "#e3b3cd"),
-    OpKind.OPTIMIZER: ("optimizer", "#000000", "#000000"),
-    OpKind.SEND_FORWARD: ("send forward", "#56b4e9", "#56b4e9"),
-    OpKind.SEND_BACKWARD: ("send backward", "#a67c00", "#a67c00"),
-    OpKind.GATHER_PARAMETERS: ("parameter gather", "#d8c800", "#d8c800"),
-    OpKind.REDUCE_GRADIENTS: ("gradient reduction", "#7a3b12", "#7a3b12"),
-    OpKind.COLLECTIVE: ("collective in a block", "#6f4c9b", "#6f4c9b"),
-    OpKind.OFFLOAD: ("offload", "#8c8c8c", "#8c8c8c"),
-    OpKind.OTHER: ("other", "#555555", "#555555"),
+    OpKind.FORWARD: ("F forward", *PHASES["forward"]),
+    OpKind.BACKWARD: ("B backward", *PHASES["backward"]),
+    OpKind.INPUT_GRADIENT: ("I input gradient", *PHASES["input_gradient"]),
+    OpKind.WEIGHT_GRADIENT: ("W weight gradient", *PHASES["weight_gradient"]),
+    OpKind.OVERLAPPED: ("F + B overlapped", *PHASES["overlapped"]),
+    OpKind.OPTIMIZER: ("optimizer", *PHASES["optimizer"]),
+    OpKind.SEND_FORWARD: _transfer("send_forward", "send forward"),
+    OpKind.SEND_BACKWARD: _transfer("send_backward", "send backward"),
+    OpKind.GATHER_PARAMETERS: _transfer("gather", "parameter gather"),
+    OpKind.REDUCE_GRADIENTS: _transfer("reduce", "gradient reduction"),
+    OpKind.COLLECTIVE: _transfer("collective", "collective in a block"),
+    OpKind.OFFLOAD: _transfer("offload", "offload"),
+    OpKind.OTHER: _transfer("other", "other"),
 }
-"""Name, colour of even micro-batches, of odd ones; the hues are those of Okabe and Ito, told apart by colour-blind readers."""
-FOLDED = ("other micro-batches", "#a9b4c0", "#a9b4c0")
+"""Name, colour of even micro-batches, of odd ones."""
+FOLDED = ("other micro-batches", palette.FOLDED, palette.FOLDED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from simpar.planning.answer import Answer
 from simpar.planning.outcome import Outcome
 from simpar.planning.questions import PlanReport
 from simpar.planning.study import Study
+from simpar.report.palette import BLUE
+from simpar.report.palette import VERMILION as ORANGE
 from simpar.report.plan_view import HEADLINES
 
 DAY_S = 86400.0
@@ -25,7 +27,6 @@ COLORS = {
     "slow_node": "#999999", "maintenance": "#000000",
 }  # fmt: skip
 """Cause -> colour (Okabe and Ito: told apart by colour-blind readers)."""
-BLUE, ORANGE = "#0072b2", "#d55e00"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1280px; padding: 0 1.5rem; color: #1b1b1b; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from simpar.program.program import COMPUTE_KINDS, OpKind
+from simpar.report.gantt import KINDS
 from simpar.report.page import Table, card, page, plot
 from simpar.report.step_figures import figure
 from simpar.result.result import Result
@@ -24,8 +25,6 @@ DESIGNS = 60
 """Designs that are simulated for the page."""
 GANTTS = 4
 _RECTANGLES = 3000
-_COLORS = {OpKind.FORWARD: "#0072b2", OpKind.BACKWARD: "#e69f00", OpKind.INPUT_GRADIENT: "#d55e00",
-           OpKind.WEIGHT_GRADIENT: "#009e73", OpKind.OVERLAPPED: "#cc79a7", OpKind.OPTIMIZER: "#000000"}  # fmt: skip
 _BOTTLENECKS = {
     "bubble": ("pipeline bubble", "#0072b2"), "tp": ("tensor parallel", "#e69f00"), "cp": ("context parallel", "#56b4e9"),
     "ep": ("expert parallel", "#cc79a7"), "dp": ("data parallel", "#d55e00"), "pp": ("pipeline sends", "#009e73"),
@@ -217,7 +216,7 @@ def _gantt(title: str, result: Result) -> str:
     parts = []
     for op in ops.tolist():
         x, w = float(timeline.start[op]) * scale, max(float(timeline.seconds[op]) * scale, 0.2)
-        color = _COLORS.get(OpKind(int(program.kind[op])), "#777777")
+        _, color, _ = KINDS[OpKind(int(program.kind[op]))]
         faded = ' fill-opacity=".72"' if int(program.microbatch[op]) % 2 else ""
         hover = f"{program.label(op)}: {format_seconds(float(timeline.seconds[op]))} from {format_seconds(float(timeline.start[op]))}"  # noqa: E501
         parts.append(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.report.encode import time_unit
+from simpar.report.palette import BLUE, GREEN, GREY, ORANGE
 from simpar.result.result import Result
 
-BLUE, ORANGE, GREY, GREEN = "#0072b2", "#e69f00", "#606060", "#009e73"
+__all__ = ["BLUE", "GREEN", "GREY", "ORANGE", "communication", "figure", "interval", "waterfall", "waterfall_of"]
 
 
 def figure(name: str, data: list[dict[str, Any]], layout: dict[str, Any], height: int) -> dict[str, Any]:

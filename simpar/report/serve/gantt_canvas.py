@@ -8,6 +8,7 @@ import numpy as np
 
 from simpar.report.encode import packed, time_unit
 from simpar.report.gantt import FOLDED, KINDS, lanes_of, thinned
+from simpar.report.palette import IDLE
 from simpar.report.shown import shown_roles
 from simpar.result.result import Result
 
@@ -41,7 +42,7 @@ def canvas_data(result: Result) -> tuple[dict[str, Any], str]:
     return data, note
 
 
-SCRIPT: Final = """
+_SCRIPT: Final = """
 function(data) {
   const none = window.dash_clientside.no_update;
   const root = document.getElementById("gantt");
@@ -69,7 +70,7 @@ function(data) {
       const c = canvas.getContext("2d");
       c.scale(ratio, ratio); c.fillStyle = "#fff"; c.fillRect(0, 0, g.width, d.height);
       const y = v => v / rows * h, right = g.width - 8;
-      c.fillStyle = "#eceef1";
+      c.fillStyle = "IDLE_COLOR";
       const x0 = g.place(Math.max(0, g.from)), x1 = g.place(Math.min(d.step, g.to));
       for (const [top, bottom] of d.lanes) c.fillRect(x0, y(top), x1 - x0, y(bottom) - y(top));
       const scale = (right - g.left) / (g.to - g.from), tops = d.lanes.map(l => y(l[0])), highs = d.lanes.map(l => y(l[1] - l[0]));
@@ -152,7 +153,7 @@ function(data) {
   }
   d.groups = Object.values(groups);
   g.data = d; g.from = 0; g.to = d.step;
-  g.legend.replaceChildren(...[["waiting", "#eceef1"], ...d.kinds].map(k => {
+  g.legend.replaceChildren(...[["waiting", "IDLE_COLOR"], ...d.kinds].map(k => {
     const item = document.createElement("span"), box = document.createElement("i");
     box.style.background = k[1]; item.append(box, k[0]); return item;
   }));
@@ -164,4 +165,5 @@ function(data) {
   return d.lane.length;
 }
 """
+SCRIPT: Final = _SCRIPT.replace("IDLE_COLOR", IDLE)
 """Draws what `canvas_data` says; drag to zoom, double-click to see all; with the keyboard plus, minus, arrows and Home."""
