@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -12,10 +13,9 @@ from rich.text import Text
 from simpar.planning.answer import Answer, Quantiles
 from simpar.planning.questions import PlanOptions, PlanReport, ask
 from simpar.planning.simulated_steps import SimulatedSteps
-from simpar.planning.steps import StepModel
+from simpar.planning.steps import Search, StepModel
 from simpar.planning.study import Study
 from simpar.planning.to_json import report_json
-from simpar.report.plan_search import LayoutSearch
 from simpar.units import format_seconds
 
 HEADLINES = (
@@ -43,7 +43,7 @@ def run(
     Raises:
         InputError: the plan or an option breaks a rule.
     """
-    report = ask(plan_path, options, steps or SimulatedSteps(LayoutSearch(store=options.store, say=Progress())))
+    report = ask(plan_path, options, steps or SimulatedSteps(_search(options)))
     if options.html is not None:
         from simpar.report.plan_html import write_html
 
@@ -56,6 +56,18 @@ def run(
         if options.html is not None:
             console.print(f"written: {options.html}", highlight=False)
     return report.exit_code
+
+
+def _search(options: PlanOptions) -> Search:
+    """The layout search, loaded when the first layout is to be searched."""
+
+    @cache
+    def loaded() -> Search:
+        from simpar.report.plan_search import LayoutSearch
+
+        return LayoutSearch(store=options.store, say=Progress())
+
+    return lambda scenario: loaded()(scenario)
 
 
 class Progress:
