@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.calibration.fit_residual import fit_grid
 from simpar.calibration.kernel_errors import bands, halves, record
 from simpar.calibration.soft_l1 import soft_l1
 from simpar.costs.compute import GemmShapes, seconds_on
@@ -170,12 +171,15 @@ def fit_column(table: dict[str, Array], column: str, source: Source, hardware: H
     if len(rows.seconds) < FEWEST_ROWS:
         return None
     base, parameters = start_constants(source, schedule), entries(source, hardware, schedule)
-    fitted, _ = fit_rows(base, parameters, rows, sm_count)
+    law, _ = fit_rows(base, parameters, rows, sm_count)
     # Twofold by (n, k) pair: every row is predicted by constants that saw neither its n, k nor any other m of that pair.
     pair = halves(rows.shapes.n, rows.shapes.k)
-    held = _held_out(base, parameters, rows, pair, sm_count)
     by_m = halves(rows.shapes.m)
-    held_m = _held_out(base, parameters, rows, by_m, sm_count)
+    laws, grids = zip(*(_held_out(base, parameters, rows, mask, sm_count) for mask in (pair, by_m)), strict=True)
+    # The residual grid stays only where it also helps for pairs, and for values of m, that it did not see.
+    helps = all(np.median(np.abs(g)) < np.median(np.abs(h)) for g, h in zip(grids, laws, strict=True))
+    fitted = _with_grid(law, rows, sm_count) if helps else law
+    held, held_m = grids if helps else laws
     flops = 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
     log = errors(fitted, rows, sm_count)
     small = measured(table, column, source, schedule, sm_count, lambda m, n, k: (m < CORE) | (n < CORE) | (k < CORE))
@@ -189,8 +193,16 @@ def fit_column(table: dict[str, Array], column: str, source: Source, hardware: H
     )
 
 
-def _held_out(base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float) -> Array:
-    logs = np.empty(len(rows.seconds))
+def _with_grid(c: GemmConstants, rows: Rows, sm_count: float) -> GemmConstants:
+    s = rows.shapes
+    return c.model_copy(update={"residual": fit_grid(s.m, s.n, s.k, -errors(c, rows, sm_count))})
+
+
+def _held_out(
+    base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float
+) -> tuple[Array, Array]:
+    """Log errors [rows] of constants fitted on the other half, by the law alone and with its residual grid."""
+    logs, better = np.empty(len(rows.seconds)), np.empty(len(rows.seconds))
     for half in (mask, ~mask):
         seen = np.flatnonzero(~half)
         # Every second row of the other half is enough: it tells the constants as well, in half the time.
@@ -198,4 +210,5 @@ def _held_out(base: GemmConstants, parameters: list[Entry], rows: Rows, mask: ND
         thinned[seen[:: max(1, len(seen) // MOST_HELD_OUT)]] = True
         other, _ = fit_rows(base, parameters, subset(rows, thinned), sm_count)
         logs[half] = errors(other, subset(rows, half), sm_count)
-    return logs
+        better[half] = errors(_with_grid(other, subset(rows, ~half), sm_count), subset(rows, half), sm_count)
+    return logs, better

@@ -147,4 +147,7 @@ def fit_table(path: Path, hardware: HardwareProfile) -> MoeConstants:
         small = _subset(moe_shapes(every, every_alpha, local_routing=local), few)
         logs = np.log(moe_seconds(fitted, sm_count, small)) - np.log(every["seconds"][few])
         below = bands(moe_flops(small), logs)
-    return fitted.model_copy(update={"bands": bands(moe_flops(shapes), held), "bands_small": below, "fit": fit})
+    # Whole layers held out are harsher than the rows of known layers; the interval serves both.
+    both = np.concatenate([held, errors(fitted, everything)])
+    own_bands = bands(np.tile(moe_flops(shapes), 2), both)
+    return fitted.model_copy(update={"bands": own_bands, "bands_small": below, "fit": fit})

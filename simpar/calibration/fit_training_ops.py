@@ -65,7 +65,8 @@ def fit_machine(
     by = {d: gemm_rows(path, machine, d) for d in ("forward", "dgrad", "wgrad", "wgrad_accumulate")}
     if not by["forward"]:
         return None
-    base = parent.model_copy(update={"library": LIBRARY, "mode": "sustained"})
+    # The forward library's residual grid says nothing about these layouts.
+    base = parent.model_copy(update={"library": LIBRARY, "mode": "sustained", "residual": ()})
     table = _entries(base)
     rows = _rows(by["forward"] + by["dgrad"], sm_count)
     fitted, _ = fit_rows(base, table, rows, sm_count)

@@ -5,7 +5,8 @@
     waves'  = max(1, x) + beta_x (ceil x - x) [x > 1],  beta_x = clip(beta + beta_1 / x, 0, 1)
     memory  = (b_in (m k + n k) + b_out m n) / B
 
-times smooth terms for power throttling and for what the tile set does not say (docs/formulas_kernels.md, section GEMM).
+times smooth terms for power throttling and for what the tile set does not say, and a residual grid
+(docs/formulas_kernels.md, section GEMM).
 All arrays are [shapes]; a scalar call is an array of one.
 """
 
@@ -17,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.costs.gemm_residual import correction
 from simpar.costs.gemm_tiles import Geometry, geometry
 from simpar.specs.kernel_constants import GemmConstants
 
@@ -107,6 +109,9 @@ def seconds_on(c: GemmConstants, g: Geometry, sm_count: float, shapes: GemmShape
     total = c.latency_s + core
     if shapes.quantize:
         total = total + cast_seconds(c, batch * g.m, g.k)
+    if c.residual:
+        # Measured on single products; batches have other waves.
+        total = total * np.where(batch == 1.0, np.exp(correction(c.residual, g.m, g.n, g.k)), 1.0)
     return np.asarray(total)
 
 

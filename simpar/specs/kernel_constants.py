@@ -82,6 +82,8 @@ class GemmConstants(Spec):
     cast_bytes_per_s: NonNegative = 0.0
     cast_granularity: NonNegative = 0.0
     """Groups of 128 that a cast block wants at once; fewer (odd m) slow the cast in proportion. 0: does not matter."""
+    residual: tuple[float, ...] = ()
+    """Natural logarithms of measured over priced time on octaves of m, n, k (costs/gemm_residual.py); empty: none."""
     input_bytes: Positive = 2.0
     output_bytes: Positive = 2.0
     bands: tuple[Band, ...] = ()
