@@ -20,9 +20,10 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from simpar.errors import InputError, Violation
-from simpar.interop.meaning import meaning
+from simpar.interop.meaning import meaning, model_meaning
+from simpar.specs.base import validate
 from simpar.specs.hardware import load_hardware
-from simpar.specs.models_io import load_model, model_names
+from simpar.specs.models_io import load_model, model_from_table, model_names
 from simpar.specs.scenario import Scenario, make_scenario
 
 _LINE: Final = re.compile(r"^\s*#\s*simpar:\s*([\w.]+)\s*=\s*(.*?)\s*$", re.M)
@@ -73,7 +74,7 @@ def carried(scenario: Scenario, reading: Reading, what: str, unsaid: Collection[
         InputError: every field whose meaning the file does not hold.
     """
     free = dict(_free(scenario))
-    read = _with_free(reading, free, "")
+    read = _unchecked(_table(reading, free))
     wanted, found = meaning(scenario), meaning(read)
     lost = [
         Violation(path, _plain(value), f"{what} cannot say this", f"it can say {_plain(found.get(path))!r}")
@@ -124,8 +125,11 @@ def _put(table: dict[str, Any], path: str, value: Any) -> None:
     table[last] = value
 
 
-def _with_free(reading: Reading, free: Mapping[str, Any], file: str) -> Scenario:
-    return make_scenario(_table(reading, free), file=file)
+def _unchecked(table: dict[str, Any]) -> Scenario:
+    """The scenario of a table, without the rules that span several parts: what differs is to be told, not what follows from it."""
+    model = table["model"]
+    found = load_model(model) if isinstance(model, str) else model_from_table(model)
+    return validate(Scenario, {**_without_none(table), "model": found.model_dump()})
 
 
 def _table(reading: Reading, free: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,9 +242,7 @@ def _same_model(read: Scenario, name: str) -> bool:
     if name not in model_names():
         return False
     other = read.model_copy(update={"model": load_model(name)})
-    return {k: v for k, v in meaning(other).items() if k.startswith("model.")} == {
-        k: v for k, v in meaning(read).items() if k.startswith("model.")
-    }
+    return model_meaning(other) == model_meaning(read)
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

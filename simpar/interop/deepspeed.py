@@ -22,7 +22,11 @@ _OPTIMIZERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "sgd-momentum": ("SGD", {"lr": 0.1, "momentum": 0.9}),
 }
 _ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
+_ALL: Final = 10**13
+"""More parameters than any model has."""
 SAID: Final = frozenset({
+    "plan.reshard_after_forward", "plan.ep_dispatcher", "plan.layers_per_stage", "training.cross_entropy",
+    "training.attention_kernel",
     "plan.tp", "plan.sequence_parallel", "plan.cp", "plan.cp_style", "plan.pp", "plan.ep", "plan.etp", "plan.dp",
     "plan.zero_stage", "plan.shard_size", "plan.schedule", "plan.recompute", "plan.offload", "plan.overlap_grad_reduce",
     "plan.placement", "training.global_batch_size", "training.micro_batch_size", "training.precision", "training.optimizer",
@@ -31,10 +35,11 @@ SAID: Final = frozenset({
 """Fields that the configuration or the comments of the launch script say, or that a rule below refuses."""
 FACTS: Final = frozenset({"plan.overlap_p2p", "plan.synchronous_optimizer", "plan.overlap_param_gather"})
 """What DeepSpeed's runtime does without a setting."""
-_PLAIN: Final[dict[str, Any]] = {
+PLAIN: Final[dict[str, Any]] = {
     "plan.virtual_stages": 1, "plan.microbatch_group_size": None, "plan.overlap_tp": False, "plan.overlap_ep": False,
     "plan.delay_wgrad": False, "plan.embedding_alone": None, "plan.first_stage_less_layers": None,
-    "plan.last_stage_less_layers": None, "training.cuda_graphs": False, "training.trainable": "all", "training.lora_rank": None,
+    "plan.last_stage_less_layers": None, "training.cuda_graphs": False, "training.cuda_graph_scope": None,
+    "training.trainable": "all", "training.lora_rank": None,
 }  # fmt: skip
 """Fields that DeepSpeed has no setting for, with the one value it runs."""
 
@@ -45,7 +50,7 @@ def violations(scenario: Scenario) -> list[Violation]:
     found = [*gpu_violations(scenario, "DeepSpeed"), *_plan_rules(scenario), *_training_rules(scenario)]
     found += [
         Violation(path, means[path], "DeepSpeed has no setting for this", f"{value!r}")
-        for path, value in _PLAIN.items()
+        for path, value in PLAIN.items()
         if means[path] != value
     ]
     return found
@@ -88,8 +93,6 @@ def _sharding_rules(scenario: Scenario) -> Iterator[Violation]:
     if means["plan.shard_size"] not in (None, data_ranks(scenario)) and plan.zero_stage != 3:
         rule = "DeepSpeed shards within groups at stage 3 only (MiCS)"
         yield Violation("plan.shard_size", plan.shard_size, rule, "leave it out, or zero_stage = 3")
-    if means["plan.reshard_after_forward"] is False:
-        yield Violation("plan.reshard_after_forward", False, "DeepSpeed frees gathered parameters", "true")
     if plan.offload.optimizer and plan.zero_stage == 0:
         yield Violation("plan.offload.optimizer", True, "DeepSpeed offloads what ZeRO shards", "zero_stage of at least 1")
     if plan.offload.activations not in (0.0, 1.0):
@@ -158,7 +161,13 @@ def _zero(scenario: Scenario) -> dict[str, Any]:
         bucket = int(semantics(scenario).bucket_elements_min) or 500_000_000
         found |= {"reduce_scatter": True, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if plan.zero_stage == 3:
-        found |= {"stage3_prefetch_bucket_size": 50_000_000, "stage3_max_live_parameters": 1_000_000_000}
+        # Gathered parameters stay while fewer than so many are alive and their next use is nearer than so many away.
+        keep = means["plan.reshard_after_forward"] is False
+        found |= {
+            "stage3_prefetch_bucket_size": 50_000_000,
+            "stage3_max_live_parameters": _ALL if keep else 1_000_000_000,
+            "stage3_max_reuse_distance": _ALL if keep else 0,
+        }
         if means["plan.shard_size"] not in (None, data_ranks(scenario)):
             found["mics_shard_size"] = means["plan.shard_size"]
     if plan.offload.optimizer:
@@ -220,4 +229,4 @@ def export(scenario: Scenario) -> dict[str, str]:
     }
 
 
-__all__ = ["FACTS", "SAID", "configuration", "export", "notes", "violations"]
+__all__ = ["FACTS", "PLAIN", "SAID", "configuration", "export", "notes", "violations"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from simpar.errors import Violation
 from simpar.specs.scenario import Scenario
 from simpar.topology.mesh import Mesh
@@ -53,15 +55,17 @@ def rank_map(scenario: Scenario) -> str:
 
     Ranks are numbered node by node; the order of the dimensions is the plan's placement.
     """
-    plan = scenario.plan
-    mesh = Mesh.of(plan, scenario.world_size)
-    heads = ["pp", "dp", "cp", "tp", *(["edp", "ep", "etp"] if plan.ep > 1 else [])]
-    lines = [",".join(["rank", "node", "local_rank", *heads])]
-    per_node = nodes_and_gpus(scenario)[1]
-    for rank in range(scenario.world_size):
-        place = mesh.coordinates(rank)
-        lines.append(",".join(map(str, (rank, rank // per_node, rank % per_node, *(place[h] for h in heads)))))
-    return "\n".join(lines) + "\n"
+    mesh = Mesh.of(scenario.plan, scenario.world_size)
+    ranks, per_node = np.arange(scenario.world_size), nodes_and_gpus(scenario)[1]
+    columns = {"rank": ranks, "node": ranks // per_node, "local_rank": ranks % per_node}
+    for name in ("pp", "dp", "cp", "tp", *(("edp", "ep", "etp") if scenario.plan.ep > 1 else ())):
+        place, below = np.zeros_like(ranks), 1
+        for axis in mesh.axes(name):
+            place += ranks // axis.stride % axis.size * below
+            below *= axis.size
+        columns[name] = place
+    rows = np.stack(list(columns.values()), axis=1).tolist()
+    return "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n"
 
 
 __all__ = ["gpu_violations", "nodes_and_gpus", "rank_map", "sbatch", "torchrun"]

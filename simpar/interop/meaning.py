@@ -71,7 +71,7 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
     """The plan's part of `meaning`."""
     plan, spec = scenario.plan, semantics(scenario)
     experts = isinstance(scenario.model, TransformerSpec) and scenario.model.moe is not None
-    interleaved = plan.virtual_stages > 1 and plan.pp > 1
+    interleaved = schedule_name(scenario).startswith("interleaved") and plan.virtual_stages > 1 and plan.pp > 1
     shards = data_ranks(scenario)
     degrees = {"dp": resolved_dp(scenario), **{n: getattr(plan, n) for n in DIMENSIONS if n != "dp"}}
     found = {
@@ -84,6 +84,7 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
         "overlap_ep": plan.overlap_ep and plan.ep > 1,
         "overlap_tp": plan.overlap_tp and plan.tp > 1,
         "schedule": schedule_name(scenario),
+        "virtual_stages": model_stages(plan) // plan.pp,
         "microbatch_group_size": (plan.microbatch_group_size or plan.pp) if interleaved else None,
         "layers_per_stage": stage_counts(scenario),
         "first_stage_less_layers": None,
@@ -121,13 +122,19 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         **{name: getattr(training, name) for name in type(training).model_fields},
         # Megatron's adam and torch's AdamW: the weight decay is decoupled in both, the step's work is the same.
         "optimizer": "adamw" if training.optimizer == "adam" else training.optimizer,
-        "gradient_dtype": training.gradient_dtype or spec.gradient_dtype,
+        "gradient_dtype": _gradient_dtype(scenario, training.gradient_dtype or spec.gradient_dtype),
         "compile": spec.compile if training.compile is None else training.compile,
+        "cuda_graph_scope": training.cuda_graph_scope if training.cuda_graphs else None,
         # Who goes to which expert is not a setting of the run, but a fixed capacity is.
         "routing": training.routing.capacity_factor,
         "lora_rank": training.lora_rank if training.trainable == "lora" else None,
     }
     return {f"training.{name}": value for name, value in found.items()}
+
+
+def _gradient_dtype(scenario: Scenario, dtype: str) -> str:
+    """16-bit gradients have the 16-bit type of the run."""
+    return dtype if dtype == "fp32" else "fp16" if scenario.training.precision == "fp16" else "bf16"
 
 
 def model_meaning(scenario: Scenario) -> dict[str, Any]:

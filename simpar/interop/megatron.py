@@ -43,6 +43,11 @@ _OPTIMIZERS = {
     "muon": ["--optimizer muon"],
 }
 _BACKENDS = {"fa1": "flash", "fa2": "flash", "fa3": "flash", "cudnn": "fused", "unfused": "unfused"}
+_DISPATCHERS = {
+    "alltoall": ["--moe-token-dispatcher-type alltoall"],
+    "deepep": ["--moe-token-dispatcher-type flex", "--moe-enable-deepep"],
+    "hybridep": ["--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend hybridep"],
+}
 _SCHEDULES = ("1f1b", "interleaved")
 _RUN = ("--mock-data", "--train-iters 50", "--lr 1e-4", "--log-interval 1", "--log-throughput", "--eval-iters 0")
 
@@ -132,8 +137,7 @@ def parallel_flags(scenario: Scenario) -> list[str]:
     if means["plan.etp"] is not None:
         flags += [f"--expert-model-parallel-size {plan.ep}", f"--expert-tensor-parallel-size {means['plan.etp']}"]
     if plan.ep > 1:
-        deepep = plan.ep_dispatcher == "deepep"
-        flags += ["--moe-token-dispatcher-type flex", "--moe-enable-deepep"] if deepep else ["--moe-token-dispatcher-type alltoall"]
+        flags += _DISPATCHERS[plan.ep_dispatcher]
         flags += ["--overlap-moe-expert-parallel-comm"] if plan.overlap_ep else []
         flags += ["--delay-wgrad-compute"] if plan.delay_wgrad else []
     if plan.overlap_tp and plan.tp > 1:
@@ -203,7 +207,9 @@ def training_flags(scenario: Scenario) -> list[str]:
     elif gradient == "fp32" and t.precision != "fp32":
         flags.append("--accumulate-allreduce-grads-in-fp32")
     flags += [f"--attention-dropout {t.dropout}", f"--hidden-dropout {t.dropout}"]
-    if t.cuda_graphs:
+    if t.cuda_graphs and t.cuda_graph_scope == "attention":
+        flags += ["--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn"]
+    elif t.cuda_graphs:
         flags.append("--enable-cuda-graph")
     if t.cross_entropy == "fused":
         flags += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"]

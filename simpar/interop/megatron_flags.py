@@ -39,7 +39,7 @@ _STEP_FREE: Final = re.compile(
 _ACCOUNTED: Final = frozenset({
     "use-precision-aware-optimizer", "moe-grouped-gemm", "moe-enable-deepep", "moe-pad-expert-input-to-capacity",
     "ckpt-format", "cross-entropy-fusion-impl", "moe-deepep-num-sms", "distribute-saved-activations", "moe-router-padding-for-fp8",
-    "cuda-graph-scope", "cuda-graph-warmup-steps",
+    "cuda-graph-warmup-steps",
 })  # fmt: skip
 """Flags whose effect the simulated framework has anyway, or that go with another one that is read."""
 

@@ -146,10 +146,10 @@ def _plan(f: Flags) -> dict[str, Any]:
 def _exchange(f: Flags, ep: int) -> dict[str, Any]:
     kind = f.text("moe-token-dispatcher-type", "allgather")
     backend = f.text("moe-flex-dispatcher-backend", "deepep" if f.on("moe-enable-deepep") else "")
-    if ep > 1 and (kind == "allgather" or (kind == "flex" and backend != "deepep")):
+    if ep > 1 and (kind == "allgather" or (kind == "flex" and backend not in ("deepep", "hybridep"))):
         f.warnings.append(f"--moe-token-dispatcher-type {kind} {backend}".rstrip() + ": taken as alltoall")
     return {
-        "ep_dispatcher": "deepep" if kind == "flex" and backend == "deepep" else "alltoall",
+        "ep_dispatcher": backend if kind == "flex" and backend in ("deepep", "hybridep") else "alltoall",
         "overlap_ep": f.on("overlap-moe-expert-parallel-comm"),
         "delay_wgrad": f.on("delay-wgrad-compute"),
     }
@@ -244,6 +244,10 @@ def _training(f: Flags) -> dict[str, Any]:
         f.warnings.append(f"--attention-dropout {attention} differs from --hidden-dropout, which is taken for both")
     graphs = f.text("cuda-graph-impl", "none") != "none"
     found["cuda_graphs"] = any([graphs, f.on("enable-cuda-graph"), f.on("external-cuda-graph")])
+    scope = f.text("cuda-graph-scope", "full")
+    found["cuda_graph_scope"] = "attention" if scope == "attn" else "layer"
+    if found["cuda_graphs"] and scope not in ("full", "attn"):
+        f.warnings.append(f"--cuda-graph-scope {scope}: graphs are taken to hold whole layers")
     found["cross_entropy"] = "fused" if f.on("cross-entropy-loss-fusion") else "auto"
     backend, flash = f.text("attention-backend", "auto"), f.on("use-flash-attn")
     found["attention_kernel"] = _KERNELS.get(backend, "fa2" if flash else "auto")

@@ -89,6 +89,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
             "dp": dp,
             "pp": plan.pp,
             "tp": plan.tp,
+            "context_parallel_size": plan.cp,
             "expert_parallel_size": plan.ep,
             "pp_engine": _ENGINES.get(schedule_name(scenario), "1f1b"),
             "tp_mode": "REDUCE_SCATTER" if plan.sequence_parallel else "ALL_REDUCE",

@@ -1,0 +1,133 @@
+"""nanotron's YAML: what it says, the way back, and what nanotron does otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from simpar.errors import InputError
+from simpar.interop import yaml_subset
+from simpar.interop.nanotron import cost_split, export, load, violations
+from simpar.specs.model import TransformerSpec
+from simpar.specs.scenario import Scenario, make_scenario, read_scenario
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
+
+
+def scenario(plan: dict[str, Any], training: dict[str, Any] | None = None, model: str = "llama3.1-8b", nodes: int = 2) -> Scenario:
+    table = {
+        "name": "nano: a layout",
+        "model": model,
+        "framework": "nanotron",
+        "cluster": {"hardware": "dgx-h100", "num_nodes": nodes},
+        "plan": {"zero_stage": 1, "sequence_parallel": True, **plan},
+        "training": {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 2, **(training or {})},
+    }
+    return make_scenario(table).model_copy(update={"file": ""})
+
+
+def test_the_file_says_the_layout() -> None:
+    given_plan = {"tp": 2, "pp": 2, "dp": 4, "layers_per_stage": [18, 14], "recompute": "full"}
+    text = export(scenario(given_plan))["nanotron.yaml"]
+    table = yaml_subset.parse(text, "nanotron.yaml")
+    parallel = table["parallelism"]
+    assert (parallel["tp"], parallel["pp"], parallel["dp"], parallel["tp_mode"]) == (2, 2, 4, "REDUCE_SCATTER")
+    assert (parallel["pp_engine"], parallel["recompute_layer"]) == ("1f1b", True)
+    assert table["tokens"] == {**table["tokens"], "batch_accumulation_per_replica": 8, "micro_batch_size": 2}
+    assert table["model"]["model_config"]["num_key_value_heads"] == 8
+    assert table["optimizer"]["zero_stage"] == 1
+    assert isinstance(table["optimizer"]["optimizer_factory"]["adam_eps"], float)
+
+
+def test_stages_are_cut_by_cost() -> None:
+    """Blocks of 218 M matmul weights and a head of 525 M: 16 blocks and the head on two stages."""
+    with pytest.raises(InputError) as caught:
+        export(scenario({"tp": 2, "pp": 2, "dp": 4}))
+    (violation,) = caught.value.violations
+    assert violation.field == "plan.layers_per_stage"
+    model = scenario({"tp": 2, "dp": 8}).model
+    assert isinstance(model, TransformerSpec)
+    cut = cost_split(model, 2)
+    assert violation.right == str(list(cut))
+    assert sum(cut) == 32
+    assert cut[0] > cut[1]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(
+    st.sampled_from((1, 2, 4)), st.sampled_from((1, 2)), st.booleans(), st.integers(0, 1),
+    st.sampled_from(("1f1b", "gpipe", "auto")), st.sampled_from(("none", "full")), st.sampled_from(("bf16", "fp32")),
+    st.sampled_from(("llama3.1-8b", "llama2-7b", "mixtral-8x7b")), st.booleans(),
+)  # fmt: skip
+def test_random_plans_come_back(
+    tp: int, pp: int, sequence: bool, zero: int, schedule: str, recompute: str, precision: str, model: str, explicit: bool
+) -> None:
+    plan: dict[str, Any] = {"tp": tp, "pp": pp, "sequence_parallel": sequence, "zero_stage": zero, "schedule": schedule,
+                            "recompute": recompute}  # fmt: skip
+    try:
+        whole = scenario({"tp": tp}, model=model).model
+    except InputError:
+        assume(False)
+        return
+    assert isinstance(whole, TransformerSpec)
+    if pp > 1:
+        plan["layers_per_stage"] = list(cost_split(whole, pp))
+    if explicit:
+        plan["dp"] = 16 // (tp * pp)
+    made = scenario(plan, {"precision": precision}, model)
+    if violations(made):
+        with pytest.raises(InputError):
+            export(made)
+        return
+    text = export(made)["nanotron.yaml"]
+    assert load(text).scenario == made
+    assert export(load(text).scenario)["nanotron.yaml"] == text
+
+
+def test_what_it_cannot_run_is_named_together() -> None:
+    with pytest.raises(InputError) as caught:
+        export(read_scenario(SCENARIOS / "deepseek-v3_h800x2048_pp16ep64.toml"))
+    fields = {v.field for v in caught.value.violations}
+    assert fields >= {"plan.schedule", "training.precision", "plan.overlap_ep", "model.mla", "plan.recompute", "training.optimizer"}
+    with pytest.raises(InputError) as caught:
+        export(scenario({"tp": 2, "cp": 2, "zero_stage": 3}, {"dropout": 0.1}))
+    assert {v.field for v in caught.value.violations} >= {"plan.cp", "plan.zero_stage", "training.dropout"}
+
+
+def test_a_public_layout_is_read() -> None:
+    text = """
+model:
+  dtype: bfloat16
+  model_config:
+    hidden_act: silu
+    hidden_size: 4096
+    intermediate_size: 14336
+    is_llama_config: true
+    max_position_embeddings: 8192
+    num_attention_heads: 32
+    num_hidden_layers: 32
+    num_key_value_heads: 8
+    vocab_size: 128256
+optimizer:
+  accumulate_grad_in_fp32: true
+  optimizer_factory:
+    name: adamW
+  zero_stage: 0
+parallelism:
+  dp: 2
+  pp: 2
+  pp_engine: afab
+  tp: 4
+  tp_mode: ALL_REDUCE
+tokens:
+  batch_accumulation_per_replica: 4
+  micro_batch_size: 1
+  sequence_length: 4096
+"""
+    found = load(text, hardware="dgx-h100", num_nodes=2).scenario
+    assert found.model.name == "Llama 3.1 8B"
+    assert (found.plan.schedule, found.plan.sequence_parallel, found.training.global_batch_size) == ("gpipe", False, 8)

@@ -1,0 +1,232 @@
+"""torchtitan: TOML out and in, the Python recipe, and what it cannot run."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from interop_plans import torchtitan_scenarios
+
+from simpar.errors import InputError
+from simpar.interop.torchtitan import configuration, export, violations
+from simpar.interop.torchtitan_import import load, schedule_names
+from simpar.interop.torchtitan_models import find_key, known_flavors, model_of
+from simpar.simulate import simulate
+from simpar.specs.scenario import Scenario, read_scenario
+from simpar.workload.parameters import total_parameters
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
+CHANGES = ["framework=torchtitan", "framework_version=v0.2", "plan.zero_stage=3", "plan.placement=tp-cp-ep-dp-pp",
+           "plan.overlap_tp=false", "plan.recompute=full"]  # fmt: skip
+RUNNABLE = ("llama3.1-70b_h100x64_tp4cp2pp4", "llama3.1-405b_h100x16384_tp8pp16", "llama3.1-405b_h100x16384_tp8cp16pp16",
+            "llama3.1-405b_h100x200000_tp8pp8", "llama3.1-405b_h100x8192_tp8pp16")  # fmt: skip
+
+
+def changed(name: str, *more: str) -> Scenario:
+    return read_scenario(SCENARIOS / f"{name}.toml", [*CHANGES, *more]).model_copy(update={"file": "", "published": ()})
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_shipped_layouts_come_back(name: str) -> None:
+    scenario = changed(name)
+    text = configuration(scenario)
+    found = load(text)
+    assert found.scenario == scenario
+    assert found.warnings == ()
+    assert configuration(found.scenario) == text
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(torchtitan_scenarios())
+def test_random_plans_come_back(scenario: Scenario) -> None:
+    if violations(scenario):
+        with pytest.raises(InputError):
+            configuration(scenario)
+        return
+    text = configuration(scenario)
+    found = load(text)
+    assert found.scenario == scenario
+    assert configuration(found.scenario) == text
+
+
+def test_the_table_says_the_layout() -> None:
+    table = tomllib.loads(configuration(changed(RUNNABLE[0])))
+    parallel = table["parallelism"]
+    assert [parallel[f"{n}_parallel_degree"] for n in ("tensor", "context", "pipeline")] == [4, 2, 4]
+    assert (parallel["data_parallel_shard_degree"], parallel["data_parallel_replicate_degree"]) == (2, 1)
+    assert table["model"] == {**table["model"], "name": "llama3", "flavor": "70B"}
+    # 128 sequences over 2 replicas, in micro-batches of 1
+    assert (table["training"]["local_batch_size"], parallel["pipeline_parallel_microbatch_size"]) == (64, 1)
+    parts = parallel["module_fqns_per_model_part"]
+    assert len(parts) == 20
+    assert [name for part in parts for name in part] == ["tok_embeddings", *(f"layers.{i}" for i in range(80)), "norm", "output"]
+
+
+def test_hybrid_sharding_counts_ranks_of_both_kinds() -> None:
+    scenario = changed(RUNNABLE[1], "plan.shard_size=32")
+    table = tomllib.loads(configuration(scenario))["parallelism"]
+    assert (table["data_parallel_shard_degree"], table["data_parallel_replicate_degree"]) == (32, 4)
+
+
+def test_the_recipe_is_python_and_agrees_with_the_table() -> None:
+    scenario = changed(RUNNABLE[2])
+    files = export(scenario)
+    tree = ast.parse(files["torchtitan_recipe.py"])
+    compile(files["torchtitan_recipe.py"], "torchtitan_recipe.py", "exec")
+    calls = {node.func.id: node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    said = {k.arg: ast.literal_eval(k.value) for k in calls["ParallelismConfig"].keywords}
+    table = tomllib.loads(files["torchtitan.toml"])["parallelism"]
+    for name in ("tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_schedule", "data_parallel_shard_degree"):
+        assert said[name] == table[name]
+    training = {k.arg: ast.literal_eval(k.value) for k in calls["TrainingConfig"].keywords}
+    assert training["num_tokens_per_train_step"] == 128 * 131072
+    assert said["num_pp_microbatches"] == 128 // 8
+    assert any(isinstance(n, ast.FunctionDef) and n.name == "layout" for n in tree.body)
+
+
+def test_what_it_cannot_run_is_named_together() -> None:
+    with pytest.raises(InputError) as caught:
+        export(read_scenario(SCENARIOS / "deepseek-v3_h800x2048_pp16ep64.toml"))
+    fields = {v.field for v in caught.value.violations}
+    assert fields >= {"plan.schedule", "plan.zero_stage", "training.precision", "plan.recompute", "model.num_nextn_predict_layers"}
+    with pytest.raises(InputError, match="no flavor of this shape"):
+        export(read_scenario(SCENARIOS / "gpt3-175b_a100x384_tp8pp12.toml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("plan.overlap_tp=true", "plan.overlap_tp"), ("plan.sequence_parallel=false", "plan.sequence_parallel"),
+        ("plan.cp_style=ulysses", "plan.cp_style"), ("training.gradient_dtype=bf16", "training.gradient_dtype"),
+        ("plan.overlap_grad_reduce=false", "plan.overlap_grad_reduce"), ("training.dropout=0.1", "training.dropout"),
+        ("plan.offload={optimizer=true}", "plan.offload"), ("training.attention_kernel=unfused", "training.attention_kernel"),
+        ("plan.placement=tp-cp-ep-pp-dp", "plan.placement"), ("training.cuda_graphs=true", "training.cuda_graphs"),
+    ],
+)  # fmt: skip
+def test_each_loss_is_named(change: str, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        configuration(changed(RUNNABLE[0], change))
+    assert field in {v.field for v in caught.value.violations}
+
+
+def test_configurations_of_2024() -> None:
+    text = """
+[model]
+name = "llama3"
+flavor = "70B"
+norm_type = "rmsnorm"
+[optimizer]
+name = "AdamW"
+lr = 1.5e-4
+[training]
+batch_size = 16
+seq_len = 16384
+warmup_steps = 200
+data_parallel_degree = -1
+tensor_parallel_degree = 8
+enable_float8_linear = true
+compile = true
+[experimental]
+context_parallel_degree = 2
+pipeline_parallel_degree = 2
+pipeline_parallel_split_points = "layers.30"
+pipeline_parallel_schedule = "1f1b"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "2"
+"""
+    found = load(text, hardware="dgx-h100", num_nodes=8)
+    plan, training = found.scenario.plan, found.scenario.training
+    assert (plan.tp, plan.cp, plan.pp, plan.dp, plan.layers_per_stage) == (8, 2, 2, 2, (30, 50))
+    # As many micro-batches as stages, then.
+    assert (training.micro_batch_size, training.global_batch_size, training.precision) == (8, 32, "fp8")
+    assert training.compile
+    assert not isinstance(plan.recompute, str)
+    assert plan.recompute.num_layers == 20
+    assert found.warnings == ()
+
+
+def test_sections_since_2025() -> None:
+    text = """
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+[training]
+local_batch_size = 8
+global_batch_size = 512
+seq_len = 4096
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+expert_parallel_degree = 4
+expert_tensor_parallel_degree = 1
+fsdp_reshard_after_forward = "never"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[compile]
+enable = true
+components = ["loss"]
+[some_new_section]
+switch = 1
+"""
+    found = load(text, hardware="dgx-h100", num_nodes=2)
+    plan, training = found.scenario.plan, found.scenario.training
+    assert (plan.dp, plan.shard_size, plan.ep, plan.zero_stage, plan.reshard_after_forward) == (16, 8, 4, 3, False)
+    assert (training.micro_batch_size, training.global_batch_size, training.compile) == (8, 512, False)
+    assert any("some_new_section.switch" in w for w in found.warnings)
+    assert any("compile.components" in w for w in found.warnings)
+    assert simulate(found.scenario).step_time_s > 0
+
+
+def test_stages_without_a_split_are_torchtitans() -> None:
+    """Embedding and head count as a layer each, two stages a rank for a looped schedule (pipeline_parallel.py)."""
+    text = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 8
+[parallelism]
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+"""
+    plan = load(text, hardware="dgx-h100", num_nodes=1).scenario.plan
+    assert (plan.virtual_stages, plan.layers_per_stage) == (2, (4, 5, 4, 4, 4, 4, 4, 3))
+    four = load(text + "pipeline_parallel_layers_per_stage = 3\n", hardware="dgx-h100", num_nodes=1).scenario.plan
+    assert (four.virtual_stages, four.layers_per_stage) == (3, (2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 1))
+
+
+def test_wrong_files() -> None:
+    with pytest.raises(InputError, match="later configurations are Python"):
+        load("def config(): ...")
+    with pytest.raises(InputError, match="no configuration of torchtitan"):
+        load("[a]\nb = 1\n")
+    with pytest.raises(InputError) as caught:
+        load('[model]\nname = "llama4"\nflavor = "17bx16e"\n[training]\nseq_len = "x"\n[parallelism]\n'
+             'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "Magic"\n')  # fmt: skip
+    text = str(caught.value)
+    for part in ("llama4 17bx16e", "training.seq_len", "Magic", "--hardware"):
+        assert part in text
+
+
+def test_flavors_count_their_parameters() -> None:
+    """The sizes that the flavors are called by, to the digit printed."""
+    sizes = {"0.6B": 0.6, "1B": 1.2, "3B": 3.2, "1.7B": 1.7, "4B": 4.0, "8B": 8.0, "14B": 14.8, "16B": 15.7, "32B": 32.8}
+    for entry in known_flavors():
+        name, flavor = entry.split(" ")
+        if flavor in sizes and (key := find_key(name, flavor)) is not None:
+            total = total_parameters(model_of(key)) / 1e9
+            wanted = {"qwen3 8B": 8.2}.get(entry, sizes[flavor])
+            assert total == pytest.approx(wanted, rel=0.03), entry
+    assert find_key("llama3", "8B_flex") == ("llama3", "8B")
+
+
+def test_schedules_have_torchs_names() -> None:
+    names = schedule_names()
+    assert names["1F1B"] == "1f1b"
+    assert names["Interleaved1F1B"] == "interleaved"
+    assert names["ZBVZeroBubble"] == "zb-v"
