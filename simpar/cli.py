@@ -223,6 +223,45 @@ def validate_collectives(data: DataOption, as_json: JsonOption = False) -> None:
     raise typer.Exit(run(data, as_json))
 
 
+@validate_app.command("cluster")
+def validate_cluster(
+    nproc: Annotated[int, typer.Option(help="Processes of this host.")] = 2,
+    layouts: Annotated[str, typer.Option(help="dp2tp2,pp2-zbv,fsdp4,cp2-ring,ep2dp2,mlp-tp2,...; empty = a default set.")] = "",
+    scenario: Annotated[Path | None, typer.Option(help="Its model and batch instead of the small default.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Calibrated profile; without it a short calibration runs first.")] = None,
+    tolerance: Annotated[float, typer.Option(help="On the mean error of step times: 0.15 is 15 %.")] = 0.15,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+    store: Annotated[Path | None, typer.Option(help="Keep measurements beside this name; continued if there.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu (gloo) or cuda (NCCL).")] = "auto",
+    threads: Annotated[int, typer.Option(help="Of each process on a CPU.")] = 1,
+    budget: Annotated[str, typer.Option(help="Time of the calibration, for each number of ranks.")] = "60s",
+    steps: Annotated[int, typer.Option(help="Measured steps of a layout in a round.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Times that all layouts are gone over.")] = 2,
+    timeout: Annotated[str, typer.Option(help="Longest wait of a rank for the others.")] = "60s",
+    write_config: Annotated[Path | None, typer.Option(help="Write what the ranks need and stop.")] = None,
+    runs: Annotated[Path | None, typer.Option("--from", help="Compare this file of runs; run nothing.")] = None,
+    master: Annotated[str, typer.Option(help="HOST:PORT of node 0, where several hosts take part.")] = "",
+    nnodes: Annotated[int, typer.Option(help="Hosts.")] = 1,
+    node_rank: Annotated[int, typer.Option(help="This host among them.")] = 0,
+) -> None:
+    """Real torch.distributed steps on this machine against their prediction."""
+    from simpar.validation.cluster import ClusterOptions, run, seconds
+    from simpar.validation.cluster_launch import Rendezvous
+
+    raise typer.Exit(
+        run(
+            ClusterOptions(
+                nproc=nproc, layouts=layouts, scenario=scenario, profile=profile, tolerance=tolerance, html=html, json=as_json,
+                store=store, device=device, threads=threads, budget_s=seconds("--budget", budget), steps=steps, warmup=warmup,
+                rounds=rounds, timeout_s=seconds("--timeout", timeout), write_config=write_config, runs=runs,
+                meet=Rendezvous(nnodes, node_rank, master),
+            )
+        )
+    )  # fmt: skip
+
+
 @validate_app.command("runs")
 def validate_runs(
     data: DataOption,

@@ -6,6 +6,7 @@ Also `python -m simpar.calibration` and `torchrun --nproc-per-node N -m simpar.c
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simpar.calibration import bench_collectives, bench_gemm, bench_ops, profile_out
+from simpar.calibration import bench_collectives, bench_gemm, bench_host, bench_ops, bench_shapes, profile_out
 from simpar.calibration.bench_collectives import Group
 from simpar.calibration.measure import Case, Clock, clocks, machine, measure, record_of, timing_of, torch_module
 from simpar.calibration.store import CalibrationError, Record, Store
@@ -35,6 +36,7 @@ class Options:
         device: cpu, cuda or auto. threads: of a process on a CPU.
         timeout_s: longest wait for another rank.
         tiny: small sizes, to try the command.
+        shapes: measure what this JSON file lists instead of the usual cases (docs/calibration.md).
     """
 
     out: Path | None
@@ -46,6 +48,7 @@ class Options:
     threads: int = 1
     timeout_s: float = 60.0
     tiny: bool = False
+    shapes: Path | None = None
 
 
 def seconds(text: str) -> float:
@@ -67,7 +70,8 @@ def seconds(text: str) -> float:
 
 
 def options_from(
-    out: Path | None, budget: str, resume: Path | None, base: str, device: str, threads: int, timeout: str, tiny: bool
+    out: Path | None, budget: str, resume: Path | None, base: str, device: str, threads: int, timeout: str, tiny: bool,
+    shapes: Path | None = None,
 ) -> Options:
     """Options as the command line has them.
 
@@ -84,8 +88,11 @@ def options_from(
         raise CalibrationError(f"--out = {str(out)!r}: a profile's name ends in .toml; write {out.stem}.toml")
     if resume is not None and not resume.is_file():
         raise CalibrationError(f"--resume = {str(resume)!r}: no such file; give the .jsonl of an earlier run")
+    if shapes is not None and not shapes.is_file():
+        raise CalibrationError(f"--shapes = {str(shapes)!r}: no such file; `simpar validate cluster --write-config` writes one")
     store = resume or (out or Path("calibration")).with_suffix(".jsonl")
-    return Options(out, seconds(budget), store, resume is not None, base, device, threads, seconds(timeout), tiny)
+    return Options(out, seconds(budget), store, resume is not None, base, device, threads, seconds(timeout), tiny,
+                   shapes)  # fmt: skip
 
 
 def _device(torch: object, asked: str) -> str:
@@ -159,6 +166,30 @@ def _local(store: Store, clock: Clock, device: str, options: Options, deadline: 
     return 0
 
 
+def _host(group: Group, clock: Clock, store: Store, device: str, options: Options, deadline: float, say: Report) -> None:
+    """Measure the shapes and collectives of a run, all ranks taking part."""
+    assert options.shapes is not None
+    try:
+        wanted = json.loads(options.shapes.read_text(encoding="utf-8"))
+        shapes, collectives = wanted["shapes"], wanted["collectives"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        rule = 'must be JSON with the lists "shapes" and "collectives"'
+        raise CalibrationError(f"{options.shapes}: {rule}: {type(error).__name__}: {error}") from None
+    if group.size > 1:
+        share = COLLECTIVE_SHARE * (deadline - time.monotonic())
+        for record in bench_host.measure_collectives(collectives, group, store.finished, share):
+            _keep(store, record, say)
+    found = bench_shapes.cases(shapes, device)
+    done = [case.key for case in found if store.finished(case.key)]
+    known = set(group.from_first(done) if group.size > 1 else done)
+    todo = [case for case in found if case.key not in known]
+    for i, case in enumerate(todo):
+        budget = max(0.0, deadline - time.monotonic()) / (len(todo) - i)
+        samples = bench_host.measure_shape(case.build, group, clock, budget)
+        if group.rank == 0:
+            _keep(store, {**record_of(case, samples), "ranks": min(group.size, bench_host.cores())}, say)
+
+
 def calibrate(options: Options, say: Report = print) -> int:
     """Measure, and write the profile on rank 0; 0 = done.
 
@@ -173,7 +204,16 @@ def calibrate(options: Options, say: Report = print) -> int:
         profile_out.profiles_dir()
     begin = time.monotonic()
     store, clock = _open(options, device, int(os.environ.get("RANK", "0"))), Clock(device)
+    if options.shapes is not None and device == "cpu":
+        bench_host.pin()
     group = Group(device, options.timeout_s)
+    if options.shapes is not None:
+        _host(group, clock, store, device, options, begin + options.budget_s, say)
+        group.close()
+        if group.rank == 0 and options.out is not None:
+            profile_out.write(store, options.out, options.base)
+            say(f"wrote {options.out} (measurements: {options.store})")
+        return 0
     if group.size > 1:
         _collectives(group, clock, store, options, begin + COLLECTIVE_SHARE * options.budget_s, say)
         group.close()
@@ -216,9 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="of each process on a CPU (default 1)")
     parser.add_argument("--timeout", default="60s", help="longest wait for another rank")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the command")
+    parser.add_argument("--shapes", type=Path, default=None, help="measure what this JSON file lists instead of the usual cases")
     a = parser.parse_args(arguments)
     try:
-        options = options_from(a.out, a.budget, a.resume, a.base, a.device, a.threads, a.timeout, a.tiny)
+        options = options_from(a.out, a.budget, a.resume, a.base, a.device, a.threads, a.timeout, a.tiny, a.shapes)
     except CalibrationError as error:
         print(f"simpar calibrate: {error}", file=sys.stderr)
         return 2

@@ -127,7 +127,41 @@ def _points(facts: Facts) -> list[Table]:
             "seconds": r["seconds"], "spread": r["spread"],
         }
         for kind in ("gemm", "attention") for r in facts.store.of_kind(kind)
-    ]  # fmt: skip
+    ] + _shape_points(facts)  # fmt: skip
+
+
+def _shape_points(facts: Facts) -> list[Table]:
+    """The shapes of a run. A memory-bound class of equal bytes forward and backward takes the mean: both are run as often."""
+    found: list[Table] = []
+    memory: dict[tuple[str, float], list[Record]] = {}
+    for r in facts.store.of_kind("shape"):
+        if r["point"] == "memory":
+            memory.setdefault((r["kernel"], r["shape"][0]), []).append(r)
+            continue
+        found.append(
+            {
+                "op": r["point"], "shape": r["shape"], "dtype": r["dtype"], "direction": r["direction"],
+                "causal": r.get("causal", True), "seconds": r["seconds"], "spread": r["spread"],
+            }
+        )  # fmt: skip
+    for (kernel, size), records in memory.items():
+        mean = statistics.fmean(r["seconds"] for r in records)
+        spread = max(r["spread"] for r in records)
+        found.append({"op": "memory", "kernel": kernel, "shape": [round(size)], "seconds": mean, "spread": spread})
+    return found
+
+
+def _host(facts: Facts, profile: Table) -> None:
+    """Collectives as a run makes them, and the cores that all processes share."""
+    records = facts.store.of_kind("host_collective")
+    if facts.machine["device"] == "cpu":
+        profile["node"]["cores"] = facts.sourced(facts.machine["cores"], "cores that the processes may use")
+    if records:
+        fields = ("collective", "ranks", "bytes", "seconds", "spread", "cores")
+        profile["collectives"] = {"points": [{f: r[f] for f in fields} for r in records]}
+        most = max(r["ranks"] for r in records)
+        processes = max(most, profile["node"]["gpus_per_node"])
+        profile["node"]["gpus_per_node"] = profile["scale_up"]["domain_size"] = processes
 
 
 def _fitted_name(base: Table, kernels: object, architecture: str) -> str:
@@ -267,6 +301,7 @@ def profile_of(store: Store, name: str, base_name: str = "") -> tuple[Table, str
         rate = copies[0]["bytes"] / copies[0]["seconds"]
         profile["node"]["host_device_bandwidth"] = facts.sourced(f"{rate!r} B/s", "pinned copy to the device")
     _network(facts, profile)
+    _host(facts, profile)
     return profile, _comment(facts, chosen)
 
 

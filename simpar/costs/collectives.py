@@ -11,6 +11,7 @@ from simpar.costs import custom_allreduce, expert_parallel, gloo, nccl, point_to
 from simpar.costs.collective_defaults import constants_of, kernels_of
 from simpar.costs.collective_geometry import Geometry, geometry
 from simpar.costs.collective_law import Law, fastest, seconds_of
+from simpar.costs.collective_points import MeasuredTimes
 from simpar.costs.expert_parallel import Exchange
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.errors import InputError
@@ -66,6 +67,7 @@ class CollectiveModel:
         self._prices: dict[tuple[str, float, GroupPlacement, bool], Price] = {}
         self._laws: dict[tuple[str, GroupPlacement], tuple[Law, ...]] = {}
         self._geometries: dict[GroupPlacement, Geometry] = {}
+        self._points = MeasuredTimes.of(hardware.collectives.points)
         self._expert: dict[tuple[Exchange, GroupPlacement, str], Price] = {}
 
     def laws(self, collective: str, placement: GroupPlacement) -> tuple[Law, ...]:
@@ -133,6 +135,8 @@ class CollectiveModel:
         law = fastest(self.laws(collective, placement), bytes_)
         if placement.size <= 1 or bytes_ == 0:
             return ZERO
+        if placement.num_nodes == 1 and self._points.has(collective, placement.size):
+            return self._points.price(collective, placement.size, bytes_)
         latency, transfer = law.alpha_s, law.transfer_s(bytes_)
         fill = 0.0 if registered else law.fill_s(bytes_)
         prefix = f"{collective}/{law.algorithm}/{law.protocol}"
@@ -140,6 +144,12 @@ class CollectiveModel:
         seconds = latency + transfer + fill
         low, high = self.interval("network" if placement.num_domains > 1 else "domain", bytes_)
         return Price(seconds, seconds * low, seconds * high, self._provenance_of(placement), terms)
+
+    def cores(self, collective: str, bytes_: float, placement: GroupPlacement) -> float:
+        """Cores of the host that each rank of `placement` keeps busy during `collective`; 0 where it was not measured."""
+        if placement.num_nodes > 1 or not self._points.has(collective, placement.size):
+            return 0.0
+        return self._points.cores(collective, placement.size, bytes_)
 
     def _provenance_of(self, placement: GroupPlacement) -> Provenance:
         if self.hardware.gpu.vendor == "cpu" or self.hardware.scale_up.kind == "ici":

@@ -75,6 +75,7 @@ class KernelModel:
         self._points: dict[tuple[str, tuple[int, ...], str, str, bool], MeasuredPoint] = {
             (p.op, p.shape, p.dtype, p.direction, p.causal): p for p in c.points
         }
+        self._memory_points = measured_memory(c.points)
         self._sets: dict[str, tuple[GemmConstants, Provenance]] = {}
         self._cached_gemm = _memoised(self._gemm)
         self._cached_grouped = _memoised(self._grouped_gemm)
@@ -156,7 +157,9 @@ class KernelModel:
         if min(m, n, k, batch) <= 0:
             return ZERO
         if batch == 1 and not quantize and self._points:
-            point = self._points.get(("gemm", (m, n, k), dtype, direction, True))
+            adds = direction == "wgrad" and accumulate
+            point = self._points.get(("gemm", (m, n, k), dtype, "wgrad_accumulate" if adds else direction, True))
+            point = point or self._points.get(("gemm", (m, n, k), dtype, direction, True))
             if point is not None:
                 return _measured(point)
         c, provenance = self.gemm_set(dtype)
@@ -230,6 +233,9 @@ class KernelModel:
     ) -> Price:
         if groups <= 0 or tokens <= 0 or min(n, k) <= 0:
             return ZERO
+        point = self._points.get(("grouped_gemm", (groups, round(tokens * imbalance), n, k), dtype, direction, True))
+        if point is not None:
+            return _measured(point)
         c, provenance = self.gemm_set(dtype)
         rows = max(1.0, math.ceil(tokens * imbalance / groups))
         shapes, factor = self._shapes(
@@ -317,6 +323,8 @@ class KernelModel:
         share = class_share(kernel, implementation, self.resolved.constants.memory, self.best_share)
         if bytes_moved <= 0:
             return ZERO
+        if kernel in self._memory_points:
+            return _between(self._memory_points[kernel], bytes_moved)
         seconds = memory_seconds(bytes_moved, self.hardware.gpu.memory_bandwidth.value, share, launches)
         spread = math.hypot(CLASS_SPREAD.get(kernel, 0.25), self.resolved.spread / 2)
         provenance = self.resolved.provenance if kernel in self.resolved.constants.memory else Provenance.SCALED
@@ -359,6 +367,29 @@ class KernelModel:
 
 def _banded(seconds: float, band: tuple[float, float], provenance: Provenance, terms: tuple[tuple[str, float], ...]) -> Price:
     return Price(seconds, seconds * min(band[0], 1.0), seconds * max(band[1], 1.0), provenance, terms)
+
+
+def measured_memory(points: Sequence[MeasuredPoint]) -> dict[str, tuple[MeasuredPoint, ...]]:
+    """Memory-bound points of each kernel class, by size."""
+    classes = {p.kernel for p in points if p.op == "memory"}
+    return {c: tuple(sorted((p for p in points if p.op == "memory" and p.kernel == c), key=lambda p: p.shape)) for c in classes}
+
+
+def _between(points: Sequence[MeasuredPoint], bytes_moved: float) -> Price:
+    """Between the measured sizes by a power law, past them in proportion (above) or at the smallest one's time (below)."""
+    sizes = [float(p.shape[0]) for p in points]
+    at = next((i for i, size in enumerate(sizes) if size >= bytes_moved * (1.0 - 1e-6)), len(points))
+    exact = at < len(points) and sizes[at] <= bytes_moved * (1.0 + 1e-6)
+    if exact or at == 0:
+        return _measured(points[min(at, len(points) - 1)])
+    left, right = points[at - 1], points[min(at, len(points) - 1)]
+    if at == len(points):
+        s = left.seconds * bytes_moved / sizes[-1]
+    else:
+        share = math.log(bytes_moved / sizes[at - 1]) / math.log(sizes[at] / sizes[at - 1])
+        s = left.seconds ** (1.0 - share) * right.seconds**share
+    spread = max(left.spread, right.spread)
+    return Price(s, s * (1 - spread), s * (1 + spread), Provenance.INTERPOLATED, (("interpolated", s),))
 
 
 def _measured(point: MeasuredPoint) -> Price:

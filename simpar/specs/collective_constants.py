@@ -188,8 +188,24 @@ class CustomConstants(Spec):
     fit: CollectiveFit = CollectiveFit()
 
 
+class MeasuredCollective(Spec):
+    """A collective of one host measured on this very machine; overrides the models for groups of as many ranks there."""
+
+    collective: str
+    ranks: Annotated[int, Field(gt=1)]
+    bytes: Positive
+    """As nccl-tests counts them."""
+    seconds: Positive
+    spread: NonNegative = 0.05
+    """Half width of the 80 % interval over the value."""
+    cores: NonNegative = 0.0
+    """Cores of the host that each rank keeps busy meanwhile (gloo)."""
+
+
 class CollectiveConstants(Spec):
     """Constants of the collective price models; empty ones are those of the nearest fitted machine, scaled by its links."""
+
+    points: tuple[MeasuredCollective, ...] = ()
 
     scale_up: ScaleUpConstants | None = None
     network: NetworkConstants | None = None

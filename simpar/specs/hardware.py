@@ -60,6 +60,8 @@ class NodeSpec(Spec):
     host_device_bandwidth: Sourced[BytesPerSecond] | None = None
     """Achieved pinned copy rate of one GPU, one direction (offload)."""
     cpu: Literal["intel", "amd", "grace", "other"] = "intel"
+    cores: Sourced[Annotated[float, Field(gt=0)]] | None = None
+    """Cores that the processes of a CPU machine share; none = one for each."""
     host_power: Sourced[Watts] | None = None
     """Everything in the node but the GPUs."""
 
