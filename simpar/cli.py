@@ -275,6 +275,44 @@ def validate_runs(
     raise typer.Exit(run(data, as_json, html, where or []))
 
 
+@validate_app.command("rank")
+def validate_rank(
+    scenario: Annotated[Path | None, typer.Option(help="A scenario, TOML.")] = None,
+    rank: Annotated[int, typer.Option(help="Global rank to run.")] = 0,
+    layers: Annotated[int | None, typer.Option(help="Transformer layers per pipeline stage instead of the model's.")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Micro-batches per step instead of the scenario's.")] = None,
+    overrides: SetOption = None,
+    layouts: Annotated[bool, typer.Option("--layouts", help="Run the shipped list, validation/rank_layouts.toml.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="One layout of the list. Repeatable.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cuda (real tensors) or fake (memory, FLOPs, bytes on the wire).")] = "auto",
+    measured: Annotated[Path | None, typer.Option(help="Compare what rank_worker wrote: a file or a folder.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="With --measured: the profile of the machine that measured.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Only write plans and worker for another machine into this folder.")] = None,
+    as_json: JsonOption = False,
+    html: HtmlOption = None,
+) -> None:
+    """One rank of a large layout, run by torch alone, against its prediction."""
+    from simpar.interop.kineto_step import kernel_kind
+    from simpar.validation.rank import to_json
+    from simpar.validation.rank_command import RankOptions, run
+
+    found = run(RankOptions(scenario, rank, layers, microbatches, tuple(overrides or ()), layouts, tuple(only or ()), device,
+                            measured, hardware, bundle), kernel_kind)  # fmt: skip
+    if found is None:
+        print(f"wrote {bundle}; there: python -m simpar.validation.rank_worker --plan plans --out measured")
+        return
+    from simpar.report.rank_view import rank_report, write_rank_html
+    from simpar.report.step_table import show
+
+    if html is not None:
+        write_rank_html(found, html)
+    if as_json:
+        _print_json({**to_json(found.rows, found.notes), "devices": found.devices})
+    else:
+        show(rank_report(found))
+    raise typer.Exit(found.exit_code)
+
+
 @app.command()
 def plan(
     plan_file: Annotated[Path, typer.Argument(help="A plan, TOML (see scenarios/plans/).")],

@@ -18,7 +18,15 @@ from typing import Any, Final
 
 from simpar.errors import InputError
 from simpar.interop.intervals import Interval
-from simpar.interop.kineto import Kernel, collective_bytes, collective_name, device_kernels, span, trace_events
+from simpar.interop.kineto import (
+    Kernel,
+    collective_bytes,
+    collective_name,
+    device_kernels,
+    kernel_class,
+    span,
+    trace_events,
+)  # fmt: skip
 from simpar.parallel.layout import Layout
 from simpar.validation.trace_diff import MeasuredTrace
 from simpar.validation.trace_slices import Slice
@@ -159,6 +167,14 @@ def _gpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tup
         ready = called.get(kernel.args.get("correlation"))
         found.append(_gpu_slice(kernel, ready, groups, _inside(optimizer, ready if ready is not None else -1.0)))
     return found, [f"collectives of no group of the layout: {', '.join(sorted(groups.unknown))}"] if groups.unknown else []
+
+
+def kernel_kind(name: str) -> str:
+    """Kind of a kernel by its name alone: one of the compute classes, copy, or nccl."""
+    if _OPTIMIZER.search(name):
+        return "optimizer"
+    lower = name.lower()
+    return "copy" if lower.startswith(("memcpy", "memset")) else _KIND.get(kind := kernel_class(name, "kernel", {}), kind)
 
 
 def _gpu_slice(kernel: Kernel, ready: float | None, groups: _Groups, in_optimizer: bool) -> Slice:
