@@ -34,6 +34,21 @@ def with_value(table: dict[str, Any], path: str, value: object) -> dict[str, Any
     return changed
 
 
+def assigned(table: dict[str, Any], assignment: str) -> dict[str, Any]:
+    """A copy of `table` with one --set applied: "cluster.spares=8", "phases.0.tokens=2T" (TOML values; bare words are strings).
+
+    Raises:
+        InputError: not of that form, or the path leads nowhere.
+    """
+    path, equals, text = assignment.partition("=")
+    if not equals or not path.strip() or not text.strip():
+        raise InputError(f"--set {assignment}: write it as field=value, such as cluster.num_nodes=256 or phases.0.tokens=2T")
+    try:
+        return with_value(table, path, _value(text))
+    except InputError as error:
+        raise InputError(f"--set {assignment}: {error}") from None
+
+
 def _child(current: Any, name: str, path: str) -> Any:
     if isinstance(current, list):
         return current[_index(current, name, path)]

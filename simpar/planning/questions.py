@@ -9,6 +9,7 @@ from typing import Any
 
 from simpar.errors import InputError
 from simpar.planning.answer import DEFAULT_REPETITIONS, Answer, Simulation, answer
+from simpar.planning.changes import assigned
 from simpar.planning.compare import compare_hardware, marginal, sweep
 from simpar.planning.published import Comparison, compare_published
 from simpar.planning.sensitivity import Tornado, sensitivity
@@ -94,7 +95,9 @@ def ask(plan_path: str | Path, options: PlanOptions, steps: StepModel) -> PlanRe
         raise InputError("--resume needs --store FILE, where the finished repetitions are")
     if options.solve is not None and options.solve not in SOLVERS:
         raise unknown("question for --solve", options.solve, list(SOLVERS))
-    table = read_plan_table(plan_path, list(options.overrides))
+    table = read_plan_table(plan_path)
+    for assignment in options.overrides:
+        table = assigned(table, assignment)
     if options.deadline is not None:
         table["deadline"] = options.deadline
     simulation = Simulation(options.repetitions, options.seed, options.store, options.resume)

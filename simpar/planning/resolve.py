@@ -75,6 +75,10 @@ def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
         saves = saves or times
         stages.append(Stage(nodes, nodes * per_node, stage_pieces, interval, times.stall_s, times.save_s))
         notes.binding.extend(_checkpoint_limits(plan, times, interval, mtti))
+        capacity = plan.checkpoints.storage_capacity
+        if capacity is not None and times.bytes is not None and capacity < times.bytes:
+            size = f"{times.bytes / 1e12:.4g} TB"
+            notes.impossible(f"storage: one checkpoint of {size} does not fit its capacity of {capacity / 1e12:.4g} TB")
     assert saves is not None  # there is always a first stage
     for text in saves.assumed:
         notes.assume("checkpoints", text, "assumed: not given")
@@ -213,11 +217,10 @@ def _checkpoint_limits(plan: PlanFile, times: CheckpointTimes, interval: float, 
         found.append(
             f"storage: one save takes {times.save_s / 60:.4g} min, longer than the mean time to interrupt of {mtti / 60:.4g} min"
         )
-    capacity = plan.checkpoints.storage_capacity
-    if capacity is not None and times.bytes is not None and capacity < plan.checkpoints.keep * times.bytes:
+    capacity, size = plan.checkpoints.storage_capacity, times.bytes
+    if capacity is not None and size is not None and size <= capacity < plan.checkpoints.keep * size:
         found.append(
-            f"storage: {plan.checkpoints.keep} checkpoints of {times.bytes / 1e12:.4g} TB exceed its capacity of "
-            f"{capacity / 1e12:.4g} TB"
+            f"storage: {plan.checkpoints.keep} checkpoints of {size / 1e12:.4g} TB exceed its capacity of {capacity / 1e12:.4g} TB"
         )
     return found
 

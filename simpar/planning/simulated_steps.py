@@ -45,7 +45,7 @@ class SimulatedSteps:
         best = self._search(scenario)
         if best.scenario is None:
             return infeasible(*best.reasons)
-        return replace(self.estimate(best.scenario), layout=best.layout, found=best.note)
+        return replace(self.estimate(best.scenario), layout=best.layout, found=best.note, scenario=best.scenario)
 
 
 def _estimate(scenario: Scenario) -> StepEstimate:

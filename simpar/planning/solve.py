@@ -141,11 +141,12 @@ def _searchable() -> set[int]:
 
 
 def _divisible(plan: PlanFile, phase: Phase) -> set[int]:
-    """Sizes on which data parallelism divides the batch, with the scenario's other degrees."""
+    """Sizes on which data parallelism divides the batch and those of its ramp, with the scenario's other degrees."""
     scenario = phase_scenario(plan, phase)
     layout, training = scenario.plan, scenario.training
     model = layout.tp * layout.pp * layout.cp
-    replicas = training.global_batch_size // training.micro_batch_size
+    batches = (training.global_batch_size, *(step.global_batch_size for step in phase.batch_ramp))
+    replicas = math.gcd(*batches) // training.micro_batch_size
     per_node = scenario.hardware.gpus_per_node
     return {
         dp * model // per_node

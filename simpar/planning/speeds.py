@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.planning.notes import Notes, kind_of
 from simpar.planning.run_model import Piece
-from simpar.planning.steps import StepModel
+from simpar.planning.steps import StepEstimate, StepModel
 from simpar.specs.base import data_dir, read_toml
 from simpar.specs.planfile import BatchStep, Phase, PlanFile
 from simpar.specs.scenario import Scenario, apply_override, make_scenario
@@ -148,7 +148,7 @@ class Speeds:
             self.notes.impossible(f"{name}: {error}")
             return Piece(index, tokens, 1.0, 0.0)
         name = f"{name}, batch {scenario.training.global_batch_size}"
-        estimate = self.steps.best_layout(scenario) if phase.layout == "search" else self.steps.estimate(scenario)
+        estimate = self._searched(phase, scenario) if phase.layout == "search" else self.steps.estimate(scenario)
         self.notes.steps.append((name, estimate))
         if not estimate.fits:
             self.notes.impossible(f"{name}: no layout runs: {'; '.join(estimate.reasons)}")
@@ -167,6 +167,21 @@ class Speeds:
             utilisation = min(1.0, estimate.utilisation.get("compute", 1.0))
         speed = estimate.tokens_per_s(scenario)
         return Piece(index, tokens, speed, utilisation, estimate.step_time_s, low, high)
+
+
+    def _searched(self, phase: Phase, scenario: Scenario) -> StepEstimate:
+        """The best layout of the phase; its batch ramp keeps that layout where it can, as real runs do."""
+        whole = phase_scenario(self.plan, phase, self.nodes)
+        batch = scenario.training.global_batch_size
+        best = self.steps.best_layout(whole)
+        if batch == whole.training.global_batch_size:
+            return best
+        if best.scenario is not None:
+            training = best.scenario.training.model_copy(update={"global_batch_size": batch})
+            kept = self.steps.estimate(best.scenario.model_copy(update={"training": training}))
+            if kept.fits:
+                return replace(kept, layout=best.layout, found="that of the whole batch")
+        return self.steps.best_layout(scenario)
 
 
 def _spread(relative: float) -> tuple[float, float]:

@@ -22,7 +22,7 @@ class StepEstimate:
         utilisation: share of the step in which a stream is busy, by stream kind ("compute", "communication").
         layout: the layout in words.
         provenance: the worst evidence behind the time.
-        found: where the layout was searched, how good it is known to be.
+        found: where the layout was searched, how good it is known to be, and `scenario` the scenario with it.
     """
 
     step_time_s: float
@@ -37,6 +37,7 @@ class StepEstimate:
     layout: str = ""
     provenance: str = "assumed"
     found: str = ""
+    scenario: Scenario | None = None
 
     def tokens_per_s(self, scenario: Scenario) -> float:
         """Throughput of the whole cluster."""

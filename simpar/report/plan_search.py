@@ -50,7 +50,7 @@ class LayoutSearch:
 
     Attributes:
         workers: processes; 1 = this one, none = one per core.
-        store: SQLite file that keeps finished searches and, of interrupted ones, the finished parts.
+        store: SQLite file that keeps finished searches. Parts of one are not kept: a search in one part prunes best.
         say: told the progress.
         limit_s: a search that takes longer ends with the best found until then, and says how far from the best that may be.
     """
@@ -75,7 +75,7 @@ class LayoutSearch:
         if not space.groups:
             return Searched(None, reasons=("no degrees divide the model, the batch and the cluster",))
         if self.store is None:
-            return self._best(space, None)
+            return self._best(space)
         store = Store(self.store, _request(space))
         try:
             return self._kept(space, store)
@@ -89,22 +89,22 @@ class LayoutSearch:
             choice = None if known["choice"] is None else Choice.from_flat(known["choice"])
             chosen = None if choice is None else choice.scenario(space.template)
             return Searched(chosen, str(choice or ""), tuple(known["reasons"]), known["note"])
-        searched = self._best(space, store)
+        searched = self._best(space)
         if searched.note.startswith(PROVEN):
             flat = None if searched.scenario is None else choice_of(searched.scenario).flat()
             store.finish({"choice": flat, "reasons": list(searched.reasons), "note": searched.note})
         return searched
 
-    def _best(self, space: Space, store: Store | None) -> Searched:
+    def _best(self, space: Space) -> Searched:
         """The best that fits; more are asked for where the first does not."""
         for keep in KEEP:
-            found = self._search(space, keep, store if keep == KEEP[0] else None)
+            found = self._search(space, keep)
             searched = _chosen(space, found)
             if searched.scenario is not None or not found.best:
                 break
         return searched
 
-    def _search(self, space: Space, keep: int, store: Store | None) -> Found:
+    def _search(self, space: Space, keep: int) -> Found:
         started, over, what = time.monotonic(), False, _what(space.template)
 
         def watch(seen: Watch) -> None:
@@ -116,7 +116,7 @@ class LayoutSearch:
                 over = True
                 raise KeyboardInterrupt
 
-        found = find(space, Wish(keep=keep), workers=self.workers, store=store, resume=True, listener=watch)
+        found = find(space, Wish(keep=keep), workers=self.workers, listener=watch)
         if not found.finished and not over:
             raise KeyboardInterrupt
         best = format_seconds(found.best[0].step_time_s) if found.best else "none fits"

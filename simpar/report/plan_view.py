@@ -65,7 +65,9 @@ def _search(options: PlanOptions) -> Search:
     def loaded() -> Search:
         from simpar.report.plan_search import LayoutSearch
 
-        return LayoutSearch(store=options.store, say=Progress())
+        # Repetitions and layouts have stores of their own, side by side.
+        store = options.store and options.store.with_suffix(f".layouts{options.store.suffix}")
+        return LayoutSearch(store=store, say=Progress())
 
     return lambda scenario: loaded()(scenario)
 
