@@ -34,11 +34,11 @@ def fit_grid(m: Array, n: Array, k: Array, logs: Array) -> tuple[float, ...]:
     pairs = (indices[:, :, None] * size + indices[:, None, :]).ravel()
     products = weights[:, :, None] * weights[:, None, :]
     penalty = SMOOTH * _roughness() + SHRINK * np.eye(size)
-    grid = np.zeros(size)
+    grid: Array = np.zeros(size)
     for _ in range(STEPS):
         left = logs - (grid[indices] * weights).sum(1)
         row = 1.0 / np.sqrt(1.0 + (left / SCALE) ** 2)
         normal = np.bincount(pairs, (products * row[:, None, None]).ravel(), size * size).reshape(size, size)
         right = np.bincount(indices.ravel(), (weights * (row * logs)[:, None]).ravel(), size)
-        grid = np.linalg.solve(normal + penalty, right)
+        grid = np.asarray(np.linalg.solve(normal + penalty, right), dtype=float)
     return tuple(round(float(v), 4) for v in np.clip(grid, -LARGEST, LARGEST))
