@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_spaces import OFFLOADS, SMALL, Known, every_layout, small_space
+from search_layouts import OFFLOADS, SMALL, Known, every_layout, small_space
 
 from simpar.errors import InputError
 from simpar.result.result import Interval

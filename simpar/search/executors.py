@@ -224,7 +224,9 @@ def processes(task: Task, workers: int | None = None) -> Iterator[PartResult]:
 
 # -- Dask ------------------------------------------------------------------------------------------------------------------
 
-_WORKERS_S: Final = 30.0
+_CONNECT_S = 10.0
+"""How long to try to reach the scheduler."""
+_WORKERS_S = 30.0
 """How long to wait for the first worker."""
 _SILENCE_S: Final = 10.0
 """After so long without a word the scheduler is asked whether it is still there."""
@@ -265,7 +267,7 @@ def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:
     except ImportError:
         raise InputError([Violation("--executor", "dask", "is not installed", "pip install 'simpar[cluster]'")]) from None
     try:
-        client = Client(scheduler, timeout="10s", set_as_default=False)
+        client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError, TypeError) as error:
         right = "the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
         raise InputError([Violation("--scheduler", scheduler, f"cannot be reached: {error}", right)]) from None

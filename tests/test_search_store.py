@@ -1,0 +1,279 @@
+"""Searches on disk: nothing finished is lost, a resumed search gives the same answer, what is no store is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_layouts import every_layout, small_space
+
+from simpar.cli import main
+from simpar.errors import InputError
+from simpar.search.find import Found, Watch, find, find_over
+from simpar.search.parts import Wish
+from simpar.search.store import Store, request_key
+
+REQUEST = {"what": "a test"}
+WISH = Wish(keep=4)
+ASKED = ("--model", "llama3.1-8b", "--hardware", "dgx-h100", "--sequence-length", "8192", "--global-batch", "8")
+SMALL_SEARCH = (*ASKED, "--num-nodes", "1", "--framework", "megatron-core", "--fix", "tp=2,pp=2,cp=1", "--fix",
+                "recompute=none,micro_batch_size=1", "--quiet")  # fmt: skip
+LONG_SEARCH = (*ASKED, "--num-nodes", "4", "--framework", "megatron-core", "--top", "40", "--workers", "1", "--quiet", "--json")
+"""Takes seconds, and works through its parts one after the other."""
+
+
+def answers(found: Found) -> list[tuple[float, float, str]]:
+    return [(s.value, s.device_bytes, str(s.choice)) for s in found.best]
+
+
+def account(found: Found) -> int:
+    return found.account.kept + sum(found.account.rejected.values())
+
+
+# -- in process ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    space = small_space()
+    whole = find(space, WISH)
+    store = Store(tmp_path / "s.db", REQUEST)
+    seen: list[int] = []
+
+    def stop(watch: Watch) -> None:
+        seen.append(watch.done)
+        if watch.done == 3:
+            raise KeyboardInterrupt
+
+    first = find(space, WISH, store=store, listener=stop)
+    assert not first.finished
+    assert store.progress[0] == 3
+    assert first.gap is None or first.gap >= 0.0
+    kept = store.progress[2]
+    again: list[int] = []
+    second = find(space, WISH, store=store, resume=True, listener=lambda w: again.append(w.done))
+    assert again[0] == 3, "finished parts are not searched again"
+    assert second.finished
+    assert answers(second) == answers(whole)
+    assert account(second) == account(whole) == space.size
+    assert store.progress[2] >= kept
+    # Without --resume it starts anew.
+    fresh: list[int] = []
+    third = find(space, WISH, store=store, listener=lambda w: fresh.append(w.done))
+    assert fresh[0] == 0
+    assert answers(third) == answers(whole)
+
+
+def test_other_workers_go_on_with_the_parts_that_were_begun(tmp_path: Path) -> None:
+    """Parts are numbers: resumed with another number of processes, the same number must mean the same part."""
+    space = small_space()
+
+    def stop(watch: Watch) -> None:
+        if watch.done == 2:
+            raise KeyboardInterrupt
+
+    store = Store(tmp_path / "s.db", REQUEST)
+    find(space, WISH, store=store, listener=stop)
+    parts = store.progress[1]
+    found = find(space, WISH, store=store, resume=True, workers=2)
+    assert store.progress[:2] == (parts, parts)
+    assert account(found) == space.size
+    assert answers(found) == answers(find(space, WISH))
+
+
+def test_everything_simulated_is_on_disk_at_once(tmp_path: Path) -> None:
+    store, reader = Store(tmp_path / "s.db", REQUEST), Store(tmp_path / "s.db", REQUEST)
+    counts: list[tuple[int, int]] = []
+    find(small_space(), WISH, store=store, listener=lambda w: counts.append((w.simulated, reader.progress[2])))
+    assert counts[-1][0] >= 4
+    assert all(written >= min(simulated, 1) and written <= simulated for simulated, written in counts)
+    assert counts[-1][1] == len(list(reader.layouts()))
+    best = next(iter(reader.layouts()))
+    assert best.step_time_s == pytest.approx(min(k.seconds for k in every_layout()), rel=1e-9)
+
+
+def test_cluster_sizes_do_not_mix_in_one_store(tmp_path: Path) -> None:
+    allow = ("tp=1,2", "pp=1", "cp=1", "recompute=none", "micro_batch_size=1", "zero_stage=1", "shard_size=none")
+    spaces = [small_space(n, allow) for n in (1, 2)]
+    wish = Wish("tokens_per_s_per_gpu", keep=3)
+    plain = find_over(spaces, wish)
+    store = Store(tmp_path / "s.db", REQUEST)
+    for resume in (False, True):
+        kept = find_over(spaces, wish, store=store, resume=resume)
+        assert [answers(f) for f in kept] == [answers(f) for f in plain]
+        assert [account(f) for f in kept] == [s.size for s in spaces]
+
+
+def test_other_models_or_requests_have_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = request_key(REQUEST)
+    assert key == request_key(dict(REQUEST))
+    assert key != request_key({"what": "another"})
+    monkeypatch.setattr("simpar.search.store.models_fingerprint", lambda: "changed")
+    assert key != request_key(REQUEST)
+
+
+# -- what is no store ------------------------------------------------------------------------------------------------------
+
+
+def foreign(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("create table parts (name text, price real)")
+        db.execute("insert into parts values ('bolt', 1.0)")
+    db.close()
+
+
+def damaged(path: Path) -> None:
+    store = Store(path, REQUEST)
+    find(small_space(allow=("tp=2", "pp=2", "cp=1", "recompute=none", "micro_batch_size=1")), WISH, store=store)
+    store._run("pragma wal_checkpoint(truncate)")
+    store.close()
+    content = bytearray(path.read_bytes())
+    assert len(content) > 3 * 4096
+    for page in range(1, len(content) // 4096):
+        content[page * 4096 : page * 4096 + 600] = b"\xa5" * 600
+    path.write_bytes(content)
+
+
+def text(path: Path) -> None:
+    path.write_text("these are not the bytes you are looking for\n" * 100)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def old(path: Path) -> None:
+    store = Store(path, REQUEST)
+    store._run("pragma user_version = 99")
+    store.close()
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "foreign": (foreign, "another program"), "damaged": (damaged, "cannot be used"), "text": (text, "not a database"),
+    "folder": (folder, "cannot be used"), "old": (old, "another version"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_store_is_one_clear_message(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, hint = WRONG[kind]
+    path = tmp_path / "s.db"
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(SystemExit) as ended:
+        main(["search", *SMALL_SEARCH, "--store", str(path)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("simpar: --store")
+    assert hint in said
+    assert "Traceback" not in said
+    if kind in ("foreign", "text", "damaged"):
+        assert path.read_bytes() == before, "nothing is written into a file that is not ours"
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--store"):
+        Store(tmp_path / "no" / "s.db", REQUEST)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------------
+
+
+def printed(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main(["search", *arguments, "--json"])
+    assert (ended.value.code or 0) == code
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_the_same_search_twice_is_answered_from_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (*SMALL_SEARCH, "--store", str(tmp_path / "s.db"))
+    first = printed(arguments, capsys)
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr("simpar.search.command.find_over", never)
+    second = printed(arguments, capsys)
+    assert second.pop("from_store") is True
+    assert first.pop("from_store") is False
+    assert second == first
+    # Another wish is another search.
+    with pytest.raises(SystemExit):
+        main(["search", *arguments, "--objective", "memory_headroom", "--json"])
+    assert "searched again" in capsys.readouterr().err
+
+
+def comparable(document: dict[str, Any]) -> dict[str, Any]:
+    """What must not depend on how the search went: everything but its account and duration."""
+    dropped = ("seconds", "evaluated", "rejected", "kept", "from_store")
+    assert document["kept"] + sum(document["rejected"].values()) == document["space_size"]
+    return {name: value for name, value in document.items() if name not in dropped}
+
+
+def test_kill_9_and_resume_give_the_same_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "s.db"
+    command = [sys.executable, "-m", "simpar.cli", "search", *LONG_SEARCH, "--store", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    until = time.monotonic() + 120
+    while True:
+        assert process.poll() is None, "ended before it could be killed"
+        assert time.monotonic() < until
+        if path.exists() and rows(path, "parts") >= 1 and rows(path, "layouts") >= 5:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.02)
+    assert process.wait(20) == -signal.SIGKILL
+    assert process.stderr is not None
+    process.stderr.close()
+    done, kept = rows(path, "parts"), rows(path, "layouts")
+    resumed = printed((*LONG_SEARCH[:-1], "--store", str(path), "--resume"), capsys)
+    whole = printed(LONG_SEARCH[:-1], capsys)
+    assert comparable(resumed) == comparable(whole)
+    assert done < rows(path, "parts"), "it was killed in the middle"
+    assert kept <= rows(path, "layouts")
+    assert whole["optimality_gap"] == 0.0
+
+
+def rows(path: Path, table: str) -> int:
+    """Without a lock, and before there is a table."""
+    try:
+        db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
+        try:
+            return int(db.execute(f"select count(*) from {table}").fetchone()[0])
+        finally:
+            db.close()
+    except sqlite3.OperationalError:
+        return 0
+
+
+def test_ctrl_c_shows_what_was_found_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    command = [sys.executable, "-m", "simpar.cli", "search", *LONG_SEARCH, "--store", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    until = time.monotonic() + 120
+    while rows(path, "layouts") < 5:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = json.loads(out)
+    assert found["finished"] is False
+    assert found["best"]
+    assert found["optimality_gap"] is None or 0.0 <= found["optimality_gap"] <= 1.0
+    assert "Traceback" not in err
+    assert rows(path, "layouts") >= 5
