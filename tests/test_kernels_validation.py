@@ -37,10 +37,12 @@ def thinned(name: str, folder: Path, step: int) -> Path:
 
 GEMM = [
     ("gemm_h200_bf16.csv", "us_vllm0220_sustained", 0.035, 0.10), ("gemm_h100_bf16.csv", "us_trtllm130rc10", 0.035, 0.10),
-    ("gemm_a100_bf16.csv", "us_sglang0510", 0.035, 0.105), ("gemm_b200_bf16.csv", "us_vllm0220_sustained", 0.05, 0.14),
+    ("gemm_a100_bf16.csv", "us_sglang0510", 0.03, 0.10), ("gemm_b200_bf16.csv", "us_vllm0220_sustained", 0.05, 0.14),
     ("gemm_gb200_bf16.csv", "us_trtllm130rc17_sustained", 0.05, 0.14),
-    ("gemm_h100_fp8.csv", "us_trtllm_fp8_incl_quant", 0.04, 0.11),
-    ("gemm_gb200_fp8.csv", "us_trtllm_rc17_sustained", 0.04, 0.11),
+    ("gemm_h100_fp8.csv", "us_trtllm_fp8_incl_quant", 0.03, 0.08),
+    ("gemm_h100_fp8.csv", "us_sgl_cutlass_rowwise_incl_quant", 0.04, 0.12),
+    ("gemm_h100_fp8.csv", "us_deepgemm_block_incl_quant", 0.04, 0.14),
+    ("gemm_gb200_fp8.csv", "us_trtllm_rc17_sustained", 0.03, 0.08),
 ]  # fmt: skip
 
 
@@ -58,8 +60,10 @@ def test_gemm_tables(name: str, column: str, median: float, p90: float, tmp_path
 @needs_data
 @pytest.mark.parametrize(("name", "median", "p90"), [
     ("attention_a100_fa2_sglang0510.csv", 0.02, 0.07), ("attention_h100_fa3_vllm0240.csv", 0.04, 0.12),
-    ("attention_b200_trtllmgen_vllm0240.csv", 0.04, 0.12), ("attention_full_h100_fa3_vit_vllm0240.csv", 0.04, 0.12),
-    ("moe_h100_fp8_trtllm_cutlass.csv", 0.08, 0.28), ("moe_b200_fp8block_deepgemm.csv", 0.07, 0.25),
+    ("attention_b200_trtllmgen_vllm0240.csv", 0.03, 0.10),
+    ("attention_gb200_trtllmgen_vllm0240.csv", 0.03, 0.11), ("attention_full_h100_fa3_vit_vllm0240.csv", 0.04, 0.12),
+    ("moe_h100_fp8_trtllm_cutlass.csv", 0.07, 0.20), ("moe_b200_fp8block_deepgemm.csv", 0.06, 0.16),
+    ("moe_h100_bf16_vllm_triton.csv", 0.05, 0.15), ("moe_a100_bf16_sglang_triton.csv", 0.08, 0.25),
 ])  # fmt: skip
 def test_attention_and_expert_tables(name: str, median: float, p90: float, tmp_path: Path) -> None:
     (block,) = read_blocks(thinned(name, tmp_path, 3))
