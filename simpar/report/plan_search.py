@@ -141,10 +141,15 @@ def _chosen(space: Space, found: Found) -> Searched:
 
 
 def space_of(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
-    """Free are all degrees, micro-batch, virtual stages, 1F1B or interleaved, ZeRO stage and usual recomputation; all else is as
-    written, so that a point takes seconds."""
+    """Free are all degrees, micro-batches up to 8, virtual stages, 1F1B or interleaved, ZeRO 1, 3 or as written, and the usual
+    recomputation; all else is as written, so that a point takes seconds."""
     fixed = {axis: values for axis, values in restrictions(scenario).items() if axis not in _FREE}
-    return fixed | {"shard_size": tuple(dict.fromkeys((None, scenario.plan.shard_size)))}
+    written = scenario.plan
+    return fixed | {
+        "shard_size": tuple(dict.fromkeys((None, written.shard_size))),
+        "zero_stage": tuple(dict.fromkeys((written.zero_stage, 1, 3))),
+        "micro_batch_size": tuple(sorted({1, 2, 4, 8, scenario.training.micro_batch_size})),
+    }
 
 
 def proof(found: Found) -> str:
