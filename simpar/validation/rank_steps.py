@@ -26,7 +26,7 @@ def loss_of(out: Any, target: Any) -> Any:
 
 
 class Job:
-    """One rank's stages, optimizer and step.
+    """One rank's stages, optimizers and step.
 
     Attributes:
         stages: modules, in the order of their virtual stages.
@@ -35,10 +35,15 @@ class Job:
 
     def __init__(self, plan: Plan, mesh: Any, stages: list[Stage], device: str, *, fused: bool) -> None:
         self.plan, self.stages, self.device = plan, stages, device
-        parameters = [p for stage in stages for p in stage.parameters()]
-        self.optimizer = None
+        # Fused updates and norms take tensors of one mesh at a time: experts have one of their own.
+        meshes: dict[Any, list[Any]] = {}
+        for parameter in (p for stage in stages for p in stage.parameters()):
+            meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        self.parameters = list(meshes.values())
+        self.optimizers = []
         if plan["optimizer"] != "none":
-            self.optimizer = torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.1, fused=fused, foreach=False)
+            more = {"lr": 1e-6, "weight_decay": 0.1, "fused": fused, "foreach": False}
+            self.optimizers = [torch.optim.AdamW(own, **more) for own in self.parameters]
         self.clip = fused
         count = plan["num_microbatches"] if plan["world"]["pp"] > 1 else 1
         shape = (plan["micro_batch_size"] * count, plan["sequence_length"] // plan["world"]["cp"])
@@ -56,14 +61,12 @@ class Job:
         context: AbstractContextManager[Any] = loss_parallel() if split else nullcontext()
         with context:
             self._step()
-        if self.optimizer is not None:
+        for own, optimizer in zip(self.parameters, self.optimizers, strict=False):
             if self.clip:
-                torch.nn.utils.clip_grad_norm_([p for s in self.stages for p in s.parameters()], 1.0, foreach=True)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        else:
-            for stage in self.stages:
-                stage.zero_grad()
+                torch.nn.utils.clip_grad_norm_(own, 1.0, foreach=True)
+            optimizer.step()
+        for stage in self.stages:
+            stage.zero_grad()
 
     def _plain(self) -> None:
         for _ in range(self.plan["num_microbatches"]):

@@ -7,10 +7,12 @@ memory, time and kernels are measured; elsewhere tensors are fake and memory, FL
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from typing import Any, Final
 
 FORMAT: Final = 1
 WARM_UP: Final = 3
+TRACED: Final = 2
 
 
 class WorkerError(Exception):
@@ -61,9 +64,6 @@ def measure(plan: dict[str, Any], device: str, *, steps: int = 5, trace: str = "
         raise WorkerError("torch is not installed; pip install torch") from None
     if device == "cuda" and not torch.cuda.is_available():
         raise WorkerError("no GPU is visible to torch; use --device fake for memory, FLOPs and bytes on the wire")
-    # Set before the first allocation; scenarios of frameworks without it measure their own segments.
-    if device == "cuda" and plan["expandable_segments"]:
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     warnings.filterwarnings("ignore")
     import torch.distributed as dist
 
@@ -94,7 +94,8 @@ def _stages(plan: dict[str, Any], mesh: Any, device: str, *, whole: bool) -> lis
     stages = []
     for described in plan["stages"]:
         with torch.device("meta" if whole else device):
-            stage = parallel(Stage(plan, described), mesh, plan)
+            stage = Stage(plan, described)
+        parallel(stage, mesh, plan)
         if whole:
             stage.to_empty(device=device)
             with torch.no_grad():
@@ -106,7 +107,7 @@ def _stages(plan: dict[str, Any], mesh: Any, device: str, *, whole: bool) -> lis
     return stages
 
 
-def _states(stages: list[Any], optimizer: Any) -> dict[str, float]:
+def _states(stages: list[Any], optimizers: list[Any]) -> dict[str, float]:
     """Elements and bytes at rest after a step.
 
     `parameters` and `state_bytes` are the mean over the ranks of the shards, `own_parameters` this rank's; torch pads the first
@@ -122,7 +123,7 @@ def _states(stages: list[Any], optimizer: Any) -> dict[str, float]:
         padded += parameter.numel() / parameter.shape[0] * share / rows * math.ceil(parameter.shape[0] * rows)
         width = max(width, parameter.element_size())
     moments = 0
-    for state in optimizer.state.values() if optimizer is not None else ():
+    for state in (held for optimizer in optimizers for held in optimizer.state.values()):
         local = [v.to_local() if hasattr(v, "to_local") else v for v in state.values() if hasattr(v, "numel") and v.dim() > 0]
         moments += sum(v.numel() * v.element_size() for v in local)
     return {
@@ -173,7 +174,7 @@ def _on_fakes(plan: dict[str, Any], mesh: Any) -> dict[str, Any]:
             for (kind, ranks, width), (calls, total) in sorted(meter.wire.items())
         ]
         return {
-            "device": "fake tensors", "states": _states(stages, job.optimizer), "blocks": blocks,
+            "device": "fake tensors", "states": _states(stages, job.optimizers), "blocks": blocks,
             "allocated_bytes": meter.peak, "reserved_bytes": None, "step_s": [], "flops": dict(meter.flops), "wire": wire,
             "kernels": [],
         }  # fmt: skip
@@ -285,30 +286,40 @@ def _on_gpu(plan: dict[str, Any], mesh: Any, steps: int, trace: str) -> dict[str
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e-3)
     return {
-        "device": torch.cuda.get_device_name(), "device_bytes": context[1], "states": _states(stages, job.optimizer),
+        "device": torch.cuda.get_device_name(), "device_bytes": context[1], "states": _states(stages, job.optimizers),
         "blocks": [], **memory, "step_s": times, "step_median_s": median(times), "flops": {}, "wire": [],
         "kernels": _kernels(job, trace),
     }  # fmt: skip
 
 
 def _kernels(job: Any, trace: str) -> list[dict[str, Any]]:
-    """Device time by kernel name of one profiled step, longest first; with a trace of it where asked for."""
+    """Device time by kernel name of one step, longest first; the profiler's trace of two steps is kept where asked for."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, schedule
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=bool(trace)) as profiler:
-        for _ in range(2):
-            job.step()
-            profiler.step()
-        torch.cuda.synchronize()
-    if trace:
-        profiler.export_chrome_trace(trace)
+    with tempfile.TemporaryDirectory(prefix="simpar-rank-") as folder:
+        path = trace or str(Path(folder) / "trace.json")
+        with profile(
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True,
+            schedule=schedule(wait=0, warmup=1, active=TRACED, repeat=1), on_trace_ready=lambda p: p.export_chrome_trace(path),
+        ) as profiler:  # fmt: skip
+            for _ in range(1 + TRACED):
+                job.step()
+                torch.cuda.synchronize()
+                profiler.step()
+        return kernel_table(Path(path))
+
+
+def kernel_table(path: Path) -> list[dict[str, Any]]:
+    """Kernels and copies of a trace of TRACED steps: name, calls and seconds per step, longest first."""
+    data = path.read_bytes()
+    events = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)["traceEvents"]
     rows: dict[str, list[float]] = {}
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and event.device_time > 0:
-            row = rows.setdefault(event.name, [0.0, 0.0])
-            row[0] += 0.5
-            row[1] += event.device_time * 0.5e-6
+    for event in events:
+        if event.get("ph") == "X" and str(event.get("cat")) in ("kernel", "gpu_memcpy", "gpu_memset"):
+            row = rows.setdefault(str(event["name"]), [0.0, 0.0])
+            row[0] += 1.0 / TRACED
+            row[1] += float(event["dur"]) * 1e-6 / TRACED
     ordered = sorted(rows.items(), key=lambda item: -item[1][1])
     return [{"name": name, "calls": calls, "seconds": seconds} for name, (calls, seconds) in ordered]
 
@@ -325,7 +336,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.plan.is_dir():
         return _folder(options)
     try:
-        found = measure(read_plan(options.plan), _device(options.device), steps=options.steps, trace=options.trace)
+        plan = read_plan(options.plan)
+        if plan["expandable_segments"]:
+            # Read when torch first allocates on a GPU; both names, as they changed.
+            for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+                os.environ.setdefault(name, "expandable_segments:True")
+        found = measure(plan, _device(options.device), steps=options.steps, trace=options.trace)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found, indent=1))
     except (WorkerError, OSError) as error:
