@@ -385,6 +385,7 @@ def calibrate(
     threads: Annotated[int, typer.Option(help="Of each process on a CPU.")] = 1,
     timeout: Annotated[str, typer.Option(help="Longest wait for another rank.")] = "60s",
     tiny: Annotated[bool, typer.Option("--tiny", help="Small sizes, to try the command.")] = False,
+    shapes: Annotated[Path | None, typer.Option(help="Measure what this JSON lists (validate cluster writes it).")] = None,
 ) -> None:
     """Measure this machine and write its hardware profile; under torchrun also its collectives."""
     from simpar.calibration.__main__ import options_from, run
@@ -392,7 +393,7 @@ def calibrate(
     from simpar.errors import InputError
 
     try:
-        options = options_from(out, budget, resume, base, device, threads, timeout, tiny)
+        options = options_from(out, budget, resume, base, device, threads, timeout, tiny, shapes)
     except CalibrationError as error:
         raise InputError(str(error)) from None
     raise typer.Exit(run(options))

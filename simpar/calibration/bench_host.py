@@ -1,8 +1,8 @@
 """Shapes and gloo collectives timed under the conditions of a run on one host: every core busy, ranks as many as in the run.
 
-Shapes run on as many ranks at once as there are cores, so that memory bandwidth and clocks are shared as in a step; the mean
-over those ranks counts. Collectives run on the first ranks of the group, and the processor time of all their threads over the
-wall time says how many cores a rank keeps busy meanwhile.
+Shapes run on as many ranks at once as there are cores, so that memory bandwidth and clocks are shared as in a step; the mean of
+those ranks counts, in processor time. Collectives run on the first ranks of the group, and the processor time of all their threads
+over the wall time says how many cores a rank keeps busy meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ CHUNK = 3
 SHAPE_S = 2e-3
 """A sample of a shape lasts at least this long."""
 LEAST_SAMPLES = 9
+FOREIGN = 0.15
+"""Cores that other processes keep busy: samples beside more of them are left out where there are others."""
 
 
 def pin() -> None:
@@ -32,6 +34,16 @@ def pin() -> None:
             os.sched_setaffinity(0, {allowed[own]})
 
 
+def busy_s() -> float:
+    """Seconds that all cores of this host were not idle since it started (Linux; elsewhere 0)."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            fields = [int(v) for v in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
 def cores() -> int:
     """Cores that this process may use."""
     return os.cpu_count() or 1
@@ -40,7 +52,7 @@ def cores() -> int:
 def _means(group: Group, values: Sequence[float], among: int) -> list[float]:
     """Each of `values`, its mean over the first `among` ranks."""
     torch = group.torch
-    tensor = torch.tensor([v if group.rank < among else 0.0 for v in values], dtype=torch.float64)
+    tensor = torch.tensor([v if group.rank < among else 0.0 for v in values], dtype=torch.float64, device=group.device)
     if group.size > 1:
         torch.distributed.all_reduce(tensor)
     return [float(v) / among for v in tensor.tolist()]
@@ -48,7 +60,7 @@ def _means(group: Group, values: Sequence[float], among: int) -> list[float]:
 
 def measure_shape(build: Callable[[], Callable[[], object]], group: Group, clock: Clock, budget_s: float) -> list[float]:
     """Samples of a shape on min(ranks, cores) ranks at once, means over them."""
-    among = min(group.size, cores())
+    among = group.size if group.device == "cuda" else min(group.size, cores())
     barrier = group.torch.distributed.barrier if group.size > 1 else (lambda: None)
     call = build() if group.rank < among else None
     repeats = 1
@@ -60,12 +72,22 @@ def measure_shape(build: Callable[[], Callable[[], object]], group: Group, clock
     end = time.monotonic() + budget_s
     while True:
         barrier()
-        chunk = [clock.sample(call, repeats) for _ in range(CHUNK)] if call is not None else [0.0] * CHUNK
+        chunk = [_processor_s(call, repeats, clock) for _ in range(CHUNK)] if call is not None else [0.0] * CHUNK
         *means, over = _means(group, [*chunk, float(time.monotonic() >= end)], among)
         samples += means
         enough = len(samples) >= LEAST_SAMPLES and timing_of(samples).narrow
         if over > 0 or enough or len(samples) >= MOST:
             return samples
+
+
+def _processor_s(call: Callable[[], object], repeats: int, clock: Clock) -> float:
+    """Seconds of one call: on a CPU the processor's time of this process, which others that use the core do not lengthen."""
+    if clock.device == "cuda":
+        return clock.sample(call, repeats)
+    begin = time.process_time()
+    for _ in range(repeats):
+        call()
+    return max((time.process_time() - begin) / repeats, 1e-9)
 
 
 def _subgroups(group: Group, sizes: Sequence[int]) -> dict[int, Any]:
@@ -77,8 +99,8 @@ def _subgroups(group: Group, sizes: Sequence[int]) -> dict[int, Any]:
 def _call(group: Group, name: str, bytes_: int, ranks: int, handle: Any) -> Callable[[], object]:
     torch, d = group.torch, group.torch.distributed
     count = max(1, bytes_ // 4 // ranks) * ranks if name not in ("all_reduce", "broadcast", "send_recv") else max(1, bytes_ // 4)
-    whole, other = torch.ones(count), torch.ones(count)
-    part = torch.ones(max(1, count // ranks))
+    whole, other = (torch.ones(count, device=group.device) for _ in range(2))
+    part = torch.ones(max(1, count // ranks), device=group.device)
     gather = getattr(d, "all_gather_single", None) or d.all_gather_into_tensor
     scatter = getattr(d, "reduce_scatter_single", None) or d.reduce_scatter_tensor
 
@@ -142,34 +164,45 @@ def _samples(wanted: Mapping[str, Any], group: Group, handle: Any, budget_s: flo
     """
     torch, name, ranks = group.torch, wanted["collective"], wanted["ranks"]
     call = _call(group, name, int(wanted["bytes"]), ranks, handle) if group.rank < ranks else None
-    x, w = torch.randn(128, 512), torch.randn(512, 512)
+    width = 4096 if group.device == "cuda" else 512
+    x, w = torch.randn(128, width, device=group.device), torch.randn(width, width, device=group.device)
+    clock = Clock(group.device)
     each = 2.0 if name == "send_recv" else 1.0
     repeats = 4 if wanted["bytes"] <= 2**20 else 1
-    samples: list[float] = []
+    samples: list[tuple[float, float]] = []
     shares: list[float] = []
     end = time.monotonic() + budget_s
 
     def round_(calls: bool) -> tuple[float, float]:
         torch.distributed.barrier()
+        clock.wait()
         begin, used = time.perf_counter(), time.process_time()
         for _ in range(repeats):
             if call is not None:
                 x @ w.t()
                 if calls:
                     call()
+        clock.wait()
         return time.perf_counter() - begin, time.process_time() - used
 
     try:
         round_(True)
         while True:
+            began, busy = time.perf_counter(), busy_s()
             pairs = [(round_(False), round_(True)) for _ in range(CHUNK)]
+            elapsed, busy = time.perf_counter() - began, busy_s() - busy
             wall = [(both[0] - alone[0]) / repeats / each for alone, both in pairs]
             used = sum(both[1] - alone[1] for alone, both in pairs)
             *longest, over = group.largest([*wall, float(time.monotonic() >= end)])
             (total,) = _means(group, [used], ranks)
-            samples += [max(v, 1e-6) for v in longest]
+            (own,) = _means(group, [sum(alone[1] + both[1] for alone, both in pairs)], group.size)
+            foreign = group.from_first(max(busy - own * group.size, 0.0) / elapsed)
+            samples += [(max(v, 1e-6), foreign) for v in longest]
             shares.append(total / max(sum(longest) * repeats * each, 1e-9))
-            if over or len(samples) >= MOST or (len(samples) >= LEAST_SAMPLES and timing_of(samples).narrow):
-                return samples, min(max(statistics.median(shares), 0.0), 1.0)
+            clean = [v for v, foreign in samples if foreign <= FOREIGN]
+            enough = len(clean) >= LEAST_SAMPLES and timing_of(clean).narrow
+            if over or len(samples) >= MOST or enough:
+                # On a machine that is never left alone all samples count.
+                return clean if len(clean) >= 2 * CHUNK else [v for v, _ in samples], min(max(statistics.median(shares), 0.0), 1.0)
     except RuntimeError as error:
         raise group.lost("a collective failed", error) from None

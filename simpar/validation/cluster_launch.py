@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -76,9 +79,33 @@ def end(process: subprocess.Popen[bytes], mark: str, patience_s: float = 5.0) ->
     process.wait()
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A SIGTERM inside ends the block as an exception does, so that the ranks are stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_with_us() -> None:
+    """In torchrun, before it starts: a launcher that is killed outright takes it along (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def launch(
     module: str, arguments: Sequence[str], nproc: int, *, reports: Path, timeout_s: float, progress: Sequence[Path] = (),
-    meet: Rendezvous | None = None, fault: dict[str, str] | None = None,
+    meet: Rendezvous | None = None, begin_s: float = 120.0,
 ) -> None:
     """Run `python -m module arguments` on `nproc` ranks of this host and wait.
 
@@ -86,7 +113,8 @@ def launch(
         reports: folder where ranks say what they are at (cluster_worker.Report).
         timeout_s: longest without any sign of life: no report, no new measurement.
         progress: files that grow while the run goes on.
-        fault: more environment, for tests.
+        meet: with the processes of other hosts.
+        begin_s: longest until a rank of this host has met the others, where they come from several hosts.
 
     Raises:
         ClusterError: the ranks did not end well; none is left running.
@@ -97,16 +125,18 @@ def launch(
     for old in reports.glob("rank*.json"):
         old.unlink()
     log = reports / "output.txt"
-    environment = {**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1", **(fault or {})}
+    environment = {**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     package = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(p for p in (package, environment.get("PYTHONPATH", "")) if p)
     command = [sys.executable, "-m", "torch.distributed.run", *meet.arguments(), "--nproc-per-node", str(nproc), "-m", module,
                *arguments]  # fmt: skip
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    with log.open("wb") as output, _terminable():
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True, preexec_fn=_end_with_us
+        )
         try:
-            alive = _watch(process, [*progress, log], reports, timeout_s)
+            alive = _watch(process, [*progress, log], reports, timeout_s, begin_s if meet.master else timeout_s)
         finally:
             end(process, mark)
     if process.returncode == 0 and alive:
@@ -114,13 +144,18 @@ def launch(
     raise ClusterError(explain(reports, log, nproc, alive=alive, timeout_s=timeout_s, meet=meet))
 
 
-def _watch(process: subprocess.Popen[bytes], progress: Sequence[Path], reports: Path, timeout_s: float) -> bool:
-    """Wait for the end; False where nothing moved for `timeout_s`."""
-    last = time.monotonic()
+def _watch(
+    process: subprocess.Popen[bytes], progress: Sequence[Path], reports: Path, timeout_s: float, begin_s: float
+) -> bool:
+    """Wait for the end; False where nothing moved for `timeout_s`, or no rank began within `begin_s`."""
+    began = last = time.monotonic()
     seen: tuple[tuple[str, int], ...] = ()
     while process.poll() is None:
+        ranks = [p for p in sorted(reports.glob("rank*.json")) if p.exists()]
+        if not ranks and time.monotonic() - began > begin_s:
+            return False
         state = tuple((str(p), p.stat().st_size) for p in progress if p.exists())
-        state += tuple((p.name, int(p.stat().st_mtime_ns)) for p in sorted(reports.glob("rank*.json")) if p.exists())
+        state += tuple((p.name, int(p.stat().st_mtime_ns)) for p in ranks)
         if state != seen:
             last, seen = time.monotonic(), state
         if time.monotonic() - last > timeout_s:
@@ -144,7 +179,7 @@ def explain(reports: Path, log: Path, nproc: int, *, alive: bool, timeout_s: flo
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     ranks = _reports(reports)
     if not ranks:
-        return _never_began(text, nproc, alive=alive, timeout_s=timeout_s, meet=meet)
+        return _never_began(text, nproc, alive=alive, meet=meet)
     reasons = {rank: r for rank, r in ranks.items() if r.get("kind")}
     for cause in _CAUSES[:2]:
         for rank, r in reasons.items():
@@ -178,13 +213,11 @@ def _reason(rank: int, r: dict[str, Any]) -> str:
     return f"rank {rank} failed at {where}: {what}"
 
 
-def _never_began(text: str, nproc: int, *, alive: bool, timeout_s: float, meet: Rendezvous) -> str:
+def _never_began(text: str, nproc: int, *, alive: bool, meet: Rendezvous) -> str:
     if meet.master:
-        waited = f"within {timeout_s:g} s" if not alive else "at all"
-        return (
-            f"no rank began: the master {meet.master} was not reached {waited} by node {meet.node_rank} of {meet.nnodes}; "
-            f"start node 0 there first, and see that its port is open ({_last_line(text)})"
-        )
+        waited = "" if alive else " in time"
+        where = f"the master {meet.master} was not reached{waited} by node {meet.node_rank} of {meet.nnodes}"
+        return f"no rank began: {where}; start node 0 there first, and see that its port is open ({_last_line(text)})"
     return f"none of the {nproc} ranks began: {_last_line(text)}"
 
 

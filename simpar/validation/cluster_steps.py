@@ -35,10 +35,10 @@ class World:
         self.config = config
         cuda = config["device"] == "cuda"
         if cuda:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             if not dist.is_nccl_available():
                 raise RuntimeError("this torch has no NCCL")
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         self.timeout = datetime.timedelta(seconds=config["timeout_s"])
         dist.init_process_group("nccl" if cuda else "gloo", timeout=self.timeout)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -78,19 +78,23 @@ class World:
         dist.barrier()
 
     def reference(self, layout: RunLayout) -> dict[str, Any]:
-        """A layout of one rank on as many ranks at once as there are cores, without any communication: mean seconds."""
+        """A layout of one rank on as many ranks at once as there are cores, without any communication: mean seconds.
+
+        On a CPU the processor's time of the rank, which others that use its core do not lengthen.
+        """
         among = min(self.size, os.cpu_count() or 1) if self.device.type == "cpu" else self.size
         step = Step(self, layout) if self.rank < among else None
         seconds = []
         for index in range(self.config["warmup"] + self.config["steps"]):
             self.barrier()
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             if step is not None:
                 step()
                 if self.device.type == "cuda":
                     torch.cuda.synchronize()
             if index >= self.config["warmup"]:
-                seconds.append(time.perf_counter() - begin)
+                alone = self.device.type == "cpu"
+                seconds.append(time.process_time() - used if alone else time.perf_counter() - begin)
         means = [statistics.fmean(times) for times in zip(*self.all_of(seconds)[:among], strict=True)]
         return {"kind": "reference", "layout": layout.as_json(), "world_size": self.size, "seconds": means}
 

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,10 @@ def run(config: dict[str, Any], out: Path, report: Report) -> None:
                     continue
                 report.at = f"layout {layout.name}"
                 report.write()
-                fault(config, layout.name, world.rank, "build")
-                record = world.measure(
-                    layout, lambda at, name=layout.name: fault(config, name, world.rank, at), instrument=turn == 0  # type: ignore[misc]
-                )
+                wanted = partial(fault, config, layout.name, world.rank)
+                wanted("build")
+                once = turn == 0 and config.get("instrument", True)
+                record = world.measure(layout, wanted, instrument=once)
                 if world.rank == 0:
                     append(out, {**record, "round": turn})
     finally:

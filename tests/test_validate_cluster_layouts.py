@@ -1,0 +1,245 @@
+"""Names of layouts, processes that share cores, compute inside a step, measured prices, and what a prediction says is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_programs import prices, programs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.costs.collective_points import MeasuredTimes
+from simpar.costs.kernels import KernelModel
+from simpar.engine import discrete_event
+from simpar.engine.host_cores import replay
+from simpar.program.program import OpKind, Program, ProgramBuilder, Stream
+from simpar.specs.collective_constants import MeasuredCollective
+from simpar.specs.hardware import load_hardware
+from simpar.specs.kernel_constants import MeasuredPoint
+from simpar.validation.cluster_compare import Measured, compare
+from simpar.validation.cluster_in_step import Reference, fit
+from simpar.validation.cluster_layouts import DEFAULT, LayoutError, layout_of, parse_layout, parse_layouts
+from simpar.validation.cluster_predict import Setup, kernel_counts, predict
+from simpar.validation.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER
+from simpar.validation.cluster_shapes import collectives_of, shapes_of
+
+BATCHES = {"transformer": TRAINING, "moe": TRAINING, "mlp": MLP_TRAINING}
+SETUP = Setup({"transformer": TRANSFORMER, "moe": MOE, "mlp": MLP}, BATCHES, "cpu-gloo")
+D, F = TRANSFORMER["hidden_size"], TRANSFORMER["intermediate_size"]
+L, V = TRANSFORMER["num_hidden_layers"], TRANSFORMER["vocab_size"]
+TOKENS, BATCH = TRAINING["sequence_length"], TRAINING["global_batch_size"]
+LAYER = 4 * D * D + 3 * D * F + 2 * D
+WEIGHTS = L * LAYER + 2 * V * D + D
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dp2tp2", {"dp": 2, "tp": 2}),
+        ("fsdp4", {"dp": 4, "fsdp": True}),
+        ("tp2sp", {"tp": 2, "sequence_parallel": True}),
+        ("pp2dp2-zbv", {"pp": 2, "dp": 2, "schedule": "zb-v", "virtual_stages": 2}),
+        ("cp2-ulysses", {"cp": 2, "cp_style": "ulysses"}),
+        ("ep2dp4", {"ep": 2, "dp": 4, "model": "moe"}),
+        ("mlp-pp2-gpipe", {"pp": 2, "schedule": "gpipe", "model": "mlp"}),
+        ("single", {}),
+    ],
+)
+def test_names_of_layouts(name: str, fields: dict[str, Any]) -> None:
+    layout = parse_layout(name)
+    assert {k: getattr(layout, k) for k in fields} == fields
+    assert layout_of(layout.as_json()) == layout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dp2tp", "is no degree"), ("xp2", "is no degree"), ("dp2fsdp2", "the same dimension again"), ("dp0", "at least 1"),
+        ("pp2-zigzag", "neither a schedule"), ("ep3dp4", "must divide dp"), ("dp2sp", "give tp > 1"),
+        ("dp2-zbv", "needs pp > 1"), ("fsdp2pp2", "fsdp runs with tp only"), ("mlp-cp2", "no sequence"),
+        ("ep2dp2tp2", "dp, ep and pp"),
+    ],
+)  # fmt: skip
+def test_wrong_names_say_why(name: str, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        parse_layout(name)
+
+
+def test_all_wrong_names_are_told_together_and_repeats_run_once() -> None:
+    with pytest.raises(LayoutError, match=r"xp2.*\n.*pp2-no"):
+        parse_layouts("dp2,xp2,pp2-no")
+    assert [layout.name for layout in parse_layouts("dp2, tp2,dp2")] == ["dp2", "tp2"]
+    for ranks, names in DEFAULT.items():
+        assert {parse_layout(name).world_size for name in names} == {ranks}
+
+
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3))
+def test_groups_partition_the_ranks(tp: int, cp: int, dp: int, pp: int) -> None:
+    layout = parse_layout(f"tp{tp}cp{cp}dp{dp}pp{pp}")
+    everyone = set(range(layout.world_size))
+    for dimensions, size in ((("tp",), tp), (("cp",), cp), (("dp",), dp), (("pp",), pp), (("cp", "dp"), cp * dp)):
+        groups = list(layout.groups(*dimensions))
+        assert all(len(g) == size for g in groups)
+        assert set().union(*groups) == everyone
+        assert sum(map(len, groups)) == layout.world_size
+    assert all(layout.rank(**layout.coordinates(r)) == r for r in everyone)
+
+
+# -- shared cores ------------------------------------------------------------------------------------------------------
+
+
+def program_of(chains: list[list[str]]) -> Program:
+    """One role a chain, its ops one after the other."""
+    builder = ProgramBuilder("chains")
+    for role, names in enumerate(chains):
+        for name in names:
+            builder.add((role, name), kind=OpKind.FORWARD, role=role, streams=(Stream(role, "compute"),), price=name)
+    return builder.build(rank_count=(1,) * len(chains))
+
+
+def seconds_of(program: Program, prices: dict[str, float]) -> np.ndarray:
+    return np.array([prices[program.price_keys[p]] for p in program.price])  # type: ignore[index]
+
+
+def test_two_ranks_on_one_core_take_turns() -> None:
+    program = program_of([["a"], ["b"]])
+    timeline = replay(program, seconds_of(program, {"a": 1.0, "b": 3.0}), np.ones(2), 1.0)
+    # Both at half speed until a has done its second of work, then b alone.
+    assert timeline.finish.tolist() == [2.0, 4.0]
+
+
+def test_enough_cores_change_nothing_and_one_core_gives_the_sum_of_all_work() -> None:
+    program = program_of([["a", "b"], ["b", "a"], ["a"]])
+    seconds = seconds_of(program, {"a": 1.0, "b": 2.5})
+    assert replay(program, seconds, np.ones(5), 3.0).makespan == pytest.approx(3.5)
+    assert replay(program, seconds, np.ones(5), 1.0).makespan == pytest.approx(float(seconds.sum()))
+    # An op that wants half a core leaves room for another one.
+    assert replay(program, seconds, np.full(5, 0.5), 1.5).makespan == pytest.approx(3.5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_without_contention_the_finish_times_are_those_of_the_reference_engine(data: st.DataObject) -> None:
+    program = data.draw(programs(acyclic=True))
+    table = data.draw(prices(program))
+    seconds = table.seconds[program.price]
+    free = replay(program, seconds, np.zeros(program.num_ops), 1.0)
+    expected = discrete_event.run(program, table)
+    assert np.allclose(free.finish, expected.finish, rtol=1e-12, atol=1e-12)
+    wide = replay(program, seconds, np.ones(program.num_ops), float(program.num_ops))
+    assert np.allclose(wide.finish, expected.finish, rtol=1e-9, atol=1e-12)
+    # Never faster than the host's cores allow, nor than without sharing.
+    tight = replay(program, seconds, np.ones(program.num_ops), 1.0)
+    assert tight.makespan >= max(expected.makespan, float(seconds.sum())) * (1 - 1e-9)
+
+
+# -- inside a step -----------------------------------------------------------------------------------------------------
+
+
+def test_factor_and_launch_time_are_found_again() -> None:
+    references = [Reference(1.2 * k + 2e-5 * n + u, k, n, u) for k, n, u in ((0.5, 2000, 0.03), (0.01, 300, 0.002))]
+    assert fit(references) == pytest.approx((1.2, 2e-5))
+    assert fit(references[:1])[1] == 0.0
+    assert fit([]) == (1.0, 0.0)
+
+
+@given(st.floats(0.2, 3.0), st.floats(0.2, 3.0))
+def test_compute_is_never_faster_inside_a_step(first: float, second: float) -> None:
+    factor, launch_s = fit([Reference(first, 1.0, 1000, 0.0), Reference(second * 0.02, 0.01, 300, 0.0)])
+    assert factor >= 1.0
+    assert launch_s >= 0.0
+
+
+# -- measured prices ---------------------------------------------------------------------------------------------------
+
+
+def test_collectives_between_measured_sizes() -> None:
+    points = [MeasuredCollective(collective="all_reduce", ranks=2, bytes=b, seconds=s, cores=c) for b, s, c in
+              ((1e4, 1e-3, 0.5), (1e6, 4e-3, 0.7), (1e8, 1e-1, 0.9))]  # fmt: skip
+    times = MeasuredTimes.of(points[::-1])
+    assert not times.has("all_reduce", 4)
+    assert times.price("all_reduce", 2, 1e6).seconds == 4e-3
+    assert times.price("all_reduce", 2, 1e5).seconds == pytest.approx(2e-3)
+    assert times.price("all_reduce", 2, 10.0).seconds == 1e-3
+    assert times.price("all_reduce", 2, 2e8).seconds == pytest.approx(2e-1)
+    assert times.cores("all_reduce", 2, 1e5) == pytest.approx(0.6)
+
+
+def test_memory_bound_points_override_the_class() -> None:
+    profile = load_hardware("cpu-gloo")
+    points = tuple(MeasuredPoint(op="memory", kernel="norm", shape=(b,), seconds=s) for b, s in ((1000, 1e-5), (100000, 4e-4)))
+    more = profile.kernels.model_copy(update={"points": (*profile.kernels.points, *points)})
+    model = KernelModel(profile.model_copy(update={"kernels": more}))
+    assert model.memory_bound("norm", 1000.0).seconds == 1e-5
+    assert model.memory_bound("norm", 10000.0).seconds == pytest.approx((1e-5 * 4e-4) ** 0.5)
+    assert model.memory_bound("norm", 200000.0).seconds == pytest.approx(8e-4)
+    assert model.memory_bound("residual", 1000.0) == KernelModel(profile).memory_bound("residual", 1000.0)
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_on_the_wire_are_the_closed_forms() -> None:
+    act = 4.0 * TOKENS * D
+    assert predict(parse_layout("dp2"), SETUP).collectives(0)["all_reduce/2"][1] == 4.0 * WEIGHTS + 4
+    tp = predict(parse_layout("tp2"), SETUP).collectives(0)["all_reduce/2"]
+    # Two a layer each way, embedding forward, logits backward, three values a token in the loss.
+    assert tp == (BATCH * (4 * L + 2 + 3) + 1, BATCH * ((4 * L + 2) * act + 3 * 4 * TOKENS) + 4)
+    pp = predict(parse_layout("pp2"), SETUP)
+    assert pp.collectives(0)["send_recv/2"] == (BATCH, BATCH * act)
+    fsdp = predict(parse_layout("fsdp2"), SETUP).collectives(0)
+    assert fsdp["reduce_scatter/2"][1] == (BATCH / 2) * 4.0 * WEIGHTS
+    ring = predict(parse_layout("cp2-ring"), SETUP).collectives(0)["send_recv/2"]
+    assert ring[1] == BATCH * L * 3 * act
+    ep = predict(parse_layout("ep2dp2"), SETUP).collectives(0)
+    assert ep["all_to_all/2"] == (BATCH / 2 * L * 4, BATCH / 2 * L * 4 * MOE["moe"]["num_experts_per_tok"] * act)
+
+
+def test_idle_shares_of_equal_stages_are_the_closed_form() -> None:
+    setup = Setup({**SETUP.models, "mlp": {**MLP, "depth": 64}}, SETUP.training, "cpu-gloo")
+    p, m = 2, MLP_TRAINING["global_batch_size"] // MLP_TRAINING["micro_batch_size"]
+    predicted = predict(parse_layout("mlp-pp2-gpipe"), setup)
+    # Both ranks of a host with a core for each: sends and the loss are what the form leaves out.
+    assert np.mean(predicted.idle) == pytest.approx((p - 1) / (m + p - 1), abs=0.03)
+
+
+def test_shapes_cover_every_price_of_compute() -> None:
+    predictions = [predict(layout, SETUP) for layout in parse_layouts("single,dp2,fsdp2,tp2sp,pp2-zbv,cp2-ring,ep2dp2,mlp-tp2")]
+    shapes, collectives = shapes_of(predictions), collectives_of(predictions)
+    assert {s["op"] for s in shapes} == {"gemm", "grouped_gemm", "attention", "memory"}
+    assert {(c["collective"], c["ranks"]) for c in collectives} >= {("all_reduce", 2), ("all_gather", 2), ("send_recv", 2)}
+    assert len({repr(s) for s in shapes}) == len(shapes)
+    seconds, launches = kernel_counts(predictions[0].priced)
+    assert seconds > 0
+    assert launches > 8 * BATCH * L
+
+
+# -- comparison --------------------------------------------------------------------------------------------------------
+
+
+def measured(name: str, seconds: float, **first: Any) -> Measured:
+    return Measured(parse_layout(name), (seconds,) * 3, (seconds,), first, 3)
+
+
+def test_report_counts_errors_order_and_bytes() -> None:
+    names = ("dp2", "tp2", "pp2")
+    times = {name: predict(parse_layout(name), SETUP).step_time_s for name in names}
+    sent = {name: [{k: list(v) for k, v in predict(parse_layout(name), SETUP).collectives(r if name == "pp2" else 0).items()}
+                   for r in range(2)] for name in names}  # fmt: skip
+    sent["tp2"][0]["all_reduce/2"][1] += 4
+    runs = {n: measured(n, t / 1.1, collectives=sent[n], idle=[0.1, 0.3]) for n, t in times.items()}
+    report = compare([(runs, {}, SETUP)], 0.15)
+    assert report.summary("step_time_s").mape == pytest.approx(0.1)
+    assert report.tau == pytest.approx(1.0)
+    assert report.volumes_exact == (2, 3)
+    assert report.passed
+    assert not compare([(runs, {}, SETUP)], 0.05).passed
+    bubble = next(row for row in report.rows if row.metric == "bubble_fraction")
+    assert bubble.measured == pytest.approx(0.2)
+    found = report.as_json()
+    assert {row["metric"] for row in found["rows"]} == {"step_time_s", "bubble_fraction", "communication_bytes"}
