@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from simpar.parallel.recompute import Recompute
 from simpar.parallel.split import LocalBlock
 from simpar.parallel.work import ExpertExchange, LocalOp
 from simpar.program.program import FloatArray, IntArray
-from simpar.result.memory import _block_bytes
+from simpar.result.memory import block_bytes
 from simpar.workload.network import Network
 from simpar.workload.ops import Block
 
@@ -85,16 +86,16 @@ def local_blocks(layout: Layout, kinds: Kinds) -> list[LocalBlock]:
     found: dict[int, LocalBlock] = {}
     for index, kind in enumerate(kinds.layer):
         if kind not in found:
-            found[kind] = layout._split(network.layers[index], layout.options)
-            found[kind + kinds.layers] = layout._split(network.layers[index], plain)
+            found[kind] = layout.split(network.layers[index], layout.options)
+            found[kind + kinds.layers] = layout.split(network.layers[index], plain)
     if network.embedding is not None:
-        found[kinds.embedding] = layout._split(network.embedding, plain)
+        found[kinds.embedding] = layout.split(network.embedding, plain)
     if network.mtp:
-        found[kinds.mtp] = layout._split(network.mtp[0], layout.options)
+        found[kinds.mtp] = layout.split(network.mtp[0], layout.options)
     if network.mtp_head is not None:
-        found[kinds.mtp_head] = replace(layout._split(network.mtp_head, plain), dense_parameters=0.0)
+        found[kinds.mtp_head] = replace(layout.split(network.mtp_head, plain), dense_parameters=0.0)
     if network.head is not None:
-        found[kinds.head] = layout._split(network.head, plain)
+        found[kinds.head] = layout.split(network.head, plain)
     return [found[k] for k in range(kinds.count)]
 
 
@@ -106,10 +107,9 @@ class BlockTable:
         seconds: float array [4 phases, kinds], on the device, exposed communication included.
         host: float array [4 phases, kinds], to launch.
         compute: float array [4 phases, kinds]: compute kernels alone, a bound for passes that overlap.
-        kept: float array [kinds], bytes from forward to backward, logits included.
-        bump: float array [kinds], bytes alive in the backward only; bump_sharded: the same where weights are fully sharded.
+        kept: float array [kinds], bytes from forward to backward; logits: the same of the logits.
+        working: bytes that recomputation brings back; transient: of gradients, where weights are fully sharded the other.
         deferred: float array [kinds], bytes that stay from the input gradient to the weight gradient.
-        released: float array [kinds], of `bump`, what the loss has freed when its weights' gradients appear.
         outputs: float array [kinds], bytes that a forward leaves to the end of the step.
         shapes: of each kind, bytes of what stands for weight gradients, by shape.
         dense, expert, lora: float arrays [kinds], weights; the trained ones of low-rank adaptation.
@@ -120,16 +120,24 @@ class BlockTable:
     host: FloatArray
     compute: FloatArray
     kept: FloatArray
-    bump: FloatArray
-    bump_sharded: FloatArray
+    logits: FloatArray
+    working: FloatArray
+    transient: FloatArray
+    transient_sharded: FloatArray
     deferred: FloatArray
-    released: FloatArray
     outputs: FloatArray
     shapes: tuple[dict[tuple[int, int], float], ...]
     dense: FloatArray
     expert: FloatArray
     lora: FloatArray
     pass_s: float
+
+    @cached_property
+    def holds(self) -> bytes:
+        """What tells two tables apart in what their blocks hold."""
+        columns = (self.kept, self.logits, self.working, self.transient, self.transient_sharded, self.deferred, self.outputs,
+                   self.dense, self.expert)  # fmt: skip
+        return b"".join(c.tobytes() for c in columns)
 
 
 def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bool) -> BlockTable:
@@ -144,11 +152,11 @@ def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bo
             communicated = ("tp", "cp", "ep", "dp", "pp", "etp")
             compute[phase, kind] = sum(s for n, s in price.terms if n not in communicated)
     releases = layout.framework.input_gradient_releases
-    parts = np.array([_block_bytes(b, 0.0, 0.0, releases=releases) for b in blocks])
-    kept = parts[:, 0] + parts[:, 1]
+    parts = np.array([block_bytes(b, 0.0, 0.0, releases=releases) for b in blocks])
     copies = np.array([4.0 * b.options.style.logits_fp32_copies for b in blocks])
     return BlockTable(
-        seconds, host, compute, kept, parts[:, 2] + parts[:, 3], parts[:, 2] + np.array([_bare_transient(b) for b in blocks]), parts[:, 4], parts[:, 1] * copies / (2.0 + copies),  # noqa: E501
+        seconds, host, compute, parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3],
+        np.array([_bare_transient(b) for b in blocks]), parts[:, 4],
         parts[:, 1] * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs,
         tuple(BlockMemory(b.block, b.options).weight_shapes() for b in blocks),
         np.array([b.dense_parameters for b in blocks]), np.array([b.expert_parameters for b in blocks]),
@@ -217,7 +225,7 @@ def plain_blocks(layout: Layout, kinds: Kinds, *, experts_only: bool) -> dict[in
     if network.mtp:
         found[kinds.mtp] = network.mtp[0]
     return {
-        kind: layout._split(block, options)
+        kind: layout.split(block, options)
         for kind, block in found.items()
         if not experts_only or any(op.region == "expert" for op in block.ops)
     }
@@ -242,47 +250,9 @@ class Composition:
         counts = np.array([np.bincount(order, minlength=kinds.count) if order else [0] * kinds.count for order in orders])
         return cls(counts.astype(np.int64), orders)
 
-    def seconds(self, table: BlockTable) -> FloatArray:
-        """Durations [4 phases, stages]: the device or the host, whichever takes longer over the stage, and the host's own."""
-        own = table.pass_s * (self.counts.sum(axis=1) > 0)
-        return np.maximum(table.seconds @ self.counts.T, table.host @ self.counts.T) + own  # type: ignore[no-any-return]
-
-    def compute(self, table: BlockTable) -> FloatArray:
-        """Compute kernels alone, [4 phases, stages]."""
-        return np.asarray(table.compute @ self.counts.T)
-
     def parameters(self, table: BlockTable) -> tuple[FloatArray, FloatArray]:
         """(dense, expert) weights of each stage."""
         return self.counts @ table.dense, self.counts @ table.expert
-
-    def bytes(
-        self, table: BlockTable, gathered: Gathered | None = None, sent: float = 0.0, *, sharded: bool = False
-    ) -> tuple[FloatArray, ...]:
-        """The columns of `StageBytes`; `sent`: bytes of a stage's output where it stays until the backward."""
-        kept = self.counts @ table.kept
-        kept[:-1] += sent * (self.counts[:-1].sum(axis=1) > 0)
-        whole = self._worst(table, table.kept, gathered, sharded)
-        part = self._worst(table, table.kept - table.deferred, gathered, sharded)
-        return kept, self.counts @ table.deferred, whole, part, self.counts @ table.outputs
-
-    def _worst(self, table: BlockTable, freed: FloatArray, gathered: Gathered | None, sharded: bool) -> FloatArray:
-        """Most bytes beyond what is kept while a pass goes backward through a stage, freeing as it goes."""
-        known: dict[tuple[int, ...], float] = {}
-        held = table.dense + table.expert
-        for order in set(self.orders):
-            gone, worst = 0.0, 0.0
-            for index in range(len(order) - 1, -1, -1):
-                kind = order[index]
-                bump = float((table.bump_sharded if sharded else table.bump)[kind])
-                if gathered is not None:
-                    weights = gathered.gather * float(held[list(order[max(index - gathered.ahead, 0) : index + 1])].sum())
-                    behind = float(held[order[index + 1]]) if index + 1 < len(order) else 0.0
-                    own = 2.0 * float(held[kind]) + gathered.reduce * behind - float(table.released[kind])
-                    bump += weights + max(own, 0.0)
-                worst = max(worst, bump - gone)
-                gone += float(freed[kind])
-            known[order] = worst
-        return np.array([known[order] for order in self.orders])
 
 
 __all__ = ["PHASES", "BlockTable", "Composition", "Kinds", "block_table", "local_blocks", "plain_blocks", "serial_seconds"]

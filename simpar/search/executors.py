@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import queue
@@ -267,12 +268,22 @@ def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:
     except ImportError:
         raise InputError([Violation("--executor", "dask", "is not installed", "pip install 'simpar[cluster]'")]) from None
     try:
+        # A client that cannot connect complains on its own when it is collected: first see whether anybody answers.
+        asyncio.run(_knock(scheduler))
         client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError, TypeError) as error:
         right = "the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
-        raise InputError([Violation("--scheduler", scheduler, f"cannot be reached: {error}", right)]) from None
+        rule = f"cannot be reached: {error or f'no answer within {_CONNECT_S:g} s'}".splitlines()[0]
+        raise InputError([Violation("--scheduler", scheduler, rule, right)]) from None
     with client:
         yield from _on_cluster(task, client, scheduler)
+
+
+async def _knock(address: str) -> None:
+    from distributed.comm import connect
+
+    comm = await asyncio.wait_for(connect(address, timeout=_CONNECT_S), _CONNECT_S)
+    await comm.close()
 
 
 def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]:
@@ -283,6 +294,8 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
     except TimeoutError:
         rule = f"has had no worker for {_WORKERS_S:.0f} s"
         raise InputError([Violation("--scheduler", scheduler, rule, f"start some: dask worker {scheduler}")]) from None
+    except OSError:
+        raise _lost(scheduler) from None
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     topic = f"simpar-{os.urandom(6).hex()}"
     cutoff = Variable(topic, client=client)
@@ -317,7 +330,7 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
                 task.on_bound(event["part"], event["bound"])
             if task.cutoff < before:
                 cutoff.set(task.cutoff)
-    except CancelledError:
+    except (CancelledError, OSError):
         raise _lost(scheduler) from None
     except (KilledWorker, ImportError) as error:
         rule = f"its workers cannot do the work: {error}"

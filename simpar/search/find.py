@@ -12,8 +12,9 @@ from typing import Any
 from simpar.search.branch import Account, Glimpse
 from simpar.search.executors import Task, dask, in_process, processes
 from simpar.search.incumbents import Incumbents, Scored
-from simpar.search.parts import PartResult, Wish, branch_for, parts_of, seed_space
+from simpar.search.parts import PartResult, Wish, branch_for, parts_of
 from simpar.search.pricing import Pricing
+from simpar.search.seeds import seed_space
 from simpar.search.space import Space
 from simpar.search.store import Store
 
@@ -137,7 +138,7 @@ def find(
     finished = True
     try:
         if space.size > SEED_FROM and len(state.incumbents.best) < wish.keep and not wish.front:
-            _seed(space, replace(wish, keep=1), pricing if workers == 1 else None, scored)
+            _seed(space, wish, pricing if workers == 1 else None, scored)
         tell()
         task = Task(space, wish, dict(parts), lambda: state.incumbents.best, scored, bounded)
         for result in _executor(executor, task, workers, scheduler):

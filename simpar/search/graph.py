@@ -55,6 +55,8 @@ class Graph:
         price: index into `price_keys` of each op.
         compute: role whose compute stream it holds, -1 for none.
         beside: role whose compute it may slow, -1 for none.
+        stream: what it runs on beside compute, -1 for nothing.
+        role: whose it is.
         price_keys: as in a Program.
         exact: whatever may slow an op is triggered by its own role (see `replay`).
     """
@@ -63,6 +65,8 @@ class Graph:
     price: list[int] = field(default_factory=list)
     compute: list[int] = field(default_factory=list)
     beside: list[int] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    role: list[int] = field(default_factory=list)
     price_keys: tuple[object, ...] = ()
     exact: bool = True
 
@@ -104,12 +108,15 @@ class Graph:
         graph = cls([preds[a:b] for a, b in itertools.pairwise(ptr)], program.price.tolist())
         sptr, streams = program.op_streams[0].tolist(), program.op_streams[1].tolist()
         for op in range(program.num_ops):
-            held = [program.streams[s] for s in streams[sptr[op] : sptr[op + 1]]]
+            own = streams[sptr[op] : sptr[op + 1]]
+            held = [program.streams[s] for s in own]
             compute = [s.role for s in held if s.kind == "compute"]
             beside = {s.role for s in held} - set(compute)
             graph.compute.append(compute[0] if compute else -1)
             graph.beside.append(beside.pop() if len(beside) == 1 else -1)
+            graph.stream.append(own[0] if len(own) == 1 and not compute else -1)
             graph.exact &= len(compute) <= 1 and not beside
+        graph.role = program.role.tolist()
         graph.price_keys = program.price_keys
         graph.exact &= graph._own_triggers(program)
         return graph
@@ -139,6 +146,7 @@ class _Builder:
         self.passes: dict[tuple[int, Phase], int] = {}
         self.boundaries: dict[tuple[int, bool], int] = {}
         self.streams: dict[tuple[int, str], int] = {}
+        self.numbers: dict[tuple[int, str], int] = {}
         self.later: list[tuple[int, int]] = []
         """(op, slot of `sent`): waits for a boundary tensor that another rank sends."""
         self.gathers: dict[Segment, int] = {}
@@ -160,7 +168,13 @@ class _Builder:
         graph.price.append(self.price(key))
         graph.compute.append(rank if computes else -1)
         graph.beside.append(-1 if computes else rank)
+        graph.stream.append(-1 if computes else self.number(rank, streams[0]))
+        graph.role.append(rank)
         return op
+
+    def number(self, rank: int, kind: str) -> int:
+        """Index of a stream."""
+        return self.numbers.setdefault((rank, kind), len(self.numbers))
 
     def run(self) -> Graph:
         flow, schedule = self.flow, self.schedule
@@ -231,6 +245,8 @@ class _Builder:
         graph.price.append(known)
         graph.compute.append(rank)
         graph.beside.append(-1)
+        graph.stream.append(-1)
+        graph.role.append(rank)
         self.streams[rank, "compute"] = op
         self.arrivals(op, stage, phase, microbatch)
         self.done(rank, stage, phase, microbatch, op)
@@ -273,6 +289,8 @@ class _Builder:
         blocking = self.flow.blocking
         graph.compute.append(rank if blocking else -1)
         graph.beside.append(-1 if blocking else rank)
+        graph.stream.append(-1 if blocking else self.number(rank, kind))
+        graph.role.append(rank)
         self.streams[rank, kind] = sent
         if blocking:
             # It follows the pass on the compute stream too.
@@ -326,7 +344,7 @@ class _Builder:
             deps = [self.stage_end(0), self.stage_end(last)]
             deps += [op for rank, op in self.reductions if rank in (0, last_rank)]
             op = self.add(TiedReduce(), 0, ("pp_embedding",), list(dict.fromkeys(deps)))
-            self.graph.beside[op] = -1
+            self.graph.beside[op] = self.graph.stream[op] = -1
             sync.append(op)
             for rank in (0, last_rank):
                 own[rank].append(op)

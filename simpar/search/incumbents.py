@@ -17,6 +17,11 @@ SLACK = 1e-9
 """Relative slack of comparisons, for sums in another order; equal layouts are never cut off."""
 
 
+def rounded(value: float) -> float:
+    """To ten significant digits: sums in another order give the same."""
+    return float(f"{value:.9e}")
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """A layout that was simulated.
@@ -36,7 +41,7 @@ class Scored:
     @property
     def key(self) -> tuple[float, float, str]:
         """Best first; equal layouts by simplicity, then by name, so that the order never depends on the way there."""
-        return self.value, self.choice.complexity, str(self.choice)
+        return rounded(self.value), self.choice.complexity, str(self.choice)
 
 
 @dataclass
@@ -71,6 +76,17 @@ class Incumbents:
         worst = self.best[-1].value if len(self.best) >= self.keep and not self.front else inf
         return min(worst, self.shared())
 
+    def beats(self, rank: float) -> bool:
+        """Whether nothing that ranks at `rank` or behind can be among the best."""
+        return rank * (1.0 - SLACK) > self.cutoff
+
+    def outdone(self, time_s: float, device_bytes: float, choice: Choice) -> bool:
+        """Whether this layout, with these bounds, cannot be among the best: for equals the order of `Scored.key` decides."""
+        if self.front or len(self.best) < self.keep:
+            return bool(self.beaten(np.array(time_s), np.array(device_bytes)))
+        least = rounded(self.rank(time_s, device_bytes) * (1.0 - 1e-12))
+        return (least, choice.complexity, str(choice)) > self.best[-1].key or self.beats(self.rank(time_s, device_bytes))
+
     def late(self, time_s: FloatArray) -> NDArray[np.bool_]:
         """Which step times are not wanted at all."""
         return np.asarray(time_s * (1.0 - SLACK) > self.largest_s)
@@ -85,8 +101,8 @@ class Incumbents:
                 found |= (s.step_time_s <= time_s * near) & (s.device_bytes <= device_bytes * near)
             return found
         if self.by_memory:
-            return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 >= self.cutoff)
-        return np.asarray(time_s >= self.cutoff)
+            return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff)
+        return np.asarray(time_s > self.cutoff)
 
     def add(self, scored: Scored) -> None:
         """Take a layout in, if it is among the best."""

@@ -218,24 +218,4 @@ def solve_part(
     )
 
 
-def seed_space(space: Space) -> Space:
-    """A small corner of a space in which good layouts usually lie: where a search finds its first value to beat."""
-    wanted: dict[str, tuple[Any, ...]] = {
-        "micro_batch_size": (1,), "overlap_tp": (True,), "overlap_ep": (True,), "overlap_grad_reduce": (True,),
-        "overlap_param_gather": (True,), "shard_size": (None,), "split": ("even",), "cp_style": ("ring",),
-        "ep_dispatcher": ("deepep",), "placement": ("tp-cp-ep-dp-pp",), "sequence_parallel": (True,),
-        "schedule": ("1f1b", "interleaved"), "recompute": ("none", "full"), "cp": (1, 2),
-        "offload_activations": (0.0,), "offload_optimizer": (False,), "virtual_stages": (1, 4, 8), "zero_stage": (1, 3),
-        "overlap_p2p": (None,), "etp": (1, 8), "reshard_after_forward": (True, False), "ep": (1, 8, 32, 64),
-    }  # fmt: skip
-    restrictions = dict(space.restrictions)
-    for axis, values in wanted.items():
-        given = restrictions.get(axis)
-        if given is None:
-            restrictions[axis] = values
-        elif found := tuple(v for v in given if v in values):
-            restrictions[axis] = found
-    return Space(space.template, restrictions, space.framework)
-
-
-__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "pricing_of", "seed_space", "solve_part", "widest"]
+__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "pricing_of", "solve_part", "widest"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,20 +9,24 @@ import numpy as np
 
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
-from simpar.costs.pricer import KeyPrice, LayoutPricer
+from simpar.costs.pricer import LayoutPricer
 from simpar.engine.effects import expected_load_factor
-from simpar.parallel.data import state_memory
-from simpar.parallel.keys import Gather, OptimizerStep, Reduce, Send
+from simpar.parallel.data import StateBytes, state_memory
+from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.pipeline import boundary_bytes, split_layers
+from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.split import LocalBlock
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
+from simpar.result.memory import receive_buffers
+from simpar.schedules import Schedule
 from simpar.search.blocks import BlockTable, Composition, Gathered, Kinds, block_table, plain_blocks, serial_seconds
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
-from simpar.search.residency import RankResidency, residencies
+from simpar.search.residency import Residency, residency
 from simpar.search.shapes import shape_of
 from simpar.search.space import Space
+from simpar.search.stages import Stages
+from simpar.search.weighed import StatePricer
 from simpar.simulate import cost_models, schedule_of
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.scenario import Scenario
@@ -32,19 +35,12 @@ ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
 
 
-@dataclass(frozen=True)
-class StatePrices:
-    """Seconds and bytes per weight of one spread of the states.
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Whether gradients are reduced beside the backward, parameters gathered beside the forward."""
 
-    Attributes:
-        gather, reduce: float arrays [kinds], seconds for one block's weights.
-        dense_bytes, expert_bytes: resting bytes per weight (parameters + gradients, optimizer).
-    """
-
-    gather: FloatArray
-    reduce: FloatArray
-    dense_bytes: tuple[float, float]
-    expert_bytes: tuple[float, float]
+    reduce: bool
+    gather: bool
 
 
 class Pricing:
@@ -60,12 +56,16 @@ class Pricing:
         self._floors: dict[object, FloatArray] = {}
         self._lists: dict[object, dict[int, LocalBlock]] = {}
         self._compositions: dict[object, Composition] = {}
-        self._residencies: dict[tuple[str, int, int, int], tuple[RankResidency, ...]] = {}
-        self._states: dict[object, StatePrices] = {}
+        self._residencies: dict[object, Residency] = {}
+        self._state_prices: dict[object, StatePricer] = {}
         self._sites: dict[Group, tuple[object, ...]] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._sends: dict[object, float] = {}
-        self._amounts: dict[object, float] = {}
+        self._schedules: dict[object, Schedule] = {}
+        self._far: dict[Group, bool] = {}
+        self._tied: dict[int, float] = {}
+        self._stages: dict[object, Stages] = {}
+        self._receives: dict[object, FloatArray | None] = {}
 
     # -- layouts ---------------------------------------------------------------------------------------------------
 
@@ -106,12 +106,19 @@ class Pricing:
             self._sites[group] = (group.tp, group.cp, group.ep, group.etp, *places)
         return self._sites[group]
 
+    def host_site(self, group: Group) -> tuple[object, ...]:
+        """`site` and what else the host's time depends on: whether the pipeline leaves the node."""
+        if group not in self._far:
+            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
+            self._far[group] = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
+        return (*self.site(group), self._far[group])
+
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     def table(self, group: Group, batch: int, variant: Variant, recompute: str, *, split: bool) -> BlockTable:
         """Numbers of every kind of block."""
         recompute = "full" if recompute.startswith("full") else recompute
-        key = (self.site(group), batch, variant, recompute, split)
+        key = (self.host_site(group), batch, variant, recompute, split)
         if key not in self._tables:
             layout = self._probe(group, batch, variant, recompute)
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
@@ -189,25 +196,45 @@ class Pricing:
         stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages
         key = (stages, pipeline.split, limit)
         if key not in self._compositions:
-            first, last, alone = pipeline.split
-            plan = self.template.plan.model_copy(
-                update={"first_stage_less_layers": first, "last_stage_less_layers": last, "embedding_alone": alone,
-                        "layers_per_stage": None}
-            )  # fmt: skip
-            layers = split_layers(len(self.kinds.layer), stages, plan)
+            layers = self.stage_layers(pipeline, pp)
             self._compositions[key] = Composition.of(self.kinds, layers, limit)
         return self._compositions[key]
 
-    def residency(self, pipeline: Pipeline, pp: int, m: int) -> tuple[RankResidency, ...]:
-        """What each rank holds at its worst moments."""
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+    def residency(self, pipeline: Pipeline, pp: int, m: int) -> Residency:
+        """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
+        which = self.plain_stages(pipeline, pp).which
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
         if key not in self._residencies:
+            schedule = self.schedule(pipeline, pp, m)
+            self._residencies[key] = residency(schedule, which, outputs=self.framework.keeps_last_outputs and pp > 1)
+        return self._residencies[key]
+
+    def schedule(self, pipeline: Pipeline, pp: int, m: int) -> Schedule:
+        """The schedule of a pipeline, as `simulate` would build it."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._schedules:
             plan = self.template.plan.model_copy(
                 update={"pp": pp, "schedule": pipeline.schedule, "virtual_stages": pipeline.virtual_stages}
             )
-            schedule = schedule_of(self.template.model_copy(update={"plan": plan}), m)
-            self._residencies[key] = residencies(schedule, outputs=self.framework.keeps_last_outputs and pp > 1)
-        return self._residencies[key]
+            self._schedules[key] = schedule_of(self.template.model_copy(update={"plan": plan}), m)
+        return self._schedules[key]
+
+    def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
+        """Layers of every stage of one copy of the model."""
+        first, last, alone = pipeline.split
+        plan = self.template.plan.model_copy(
+            update={"first_stage_less_layers": first, "last_stage_less_layers": last, "embedding_alone": alone,
+                    "layers_per_stage": None}
+        )  # fmt: skip
+        stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages
+        return split_layers(len(self.kinds.layer), stages, plan)
+
+    def plain_stages(self, pipeline: Pipeline, pp: int) -> Stages:
+        """The stages of a pipeline without recomputation."""
+        key = ("plain", shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages, pipeline.split)
+        if key not in self._stages:
+            self._stages[key] = Stages.of(self.kinds, self.stage_layers(pipeline, pp), (0,))
+        return self._stages[key]
 
     def send(self, group: Group, batch: int, variant: Variant) -> float:
         """Seconds of a boundary tensor; 0 where boundaries differ (then only a bound)."""
@@ -229,14 +256,59 @@ class Pricing:
         sizes = set(layout.network.boundary_bytes)
         return boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
 
+    def receive_bytes(self, group: Group, batch: int, variant: Variant, pipeline: Pipeline, m: int) -> FloatArray | None:
+        """Bytes of the buffers of each rank where every micro-batch has its own, None where there are none."""
+        if group.pp == 1 or not self.framework.receive_buffers_per_microbatch:
+            return None
+        key = (group, batch, variant.sequence_parallel, pipeline, m)
+        if key not in self._receives:
+            shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
+            choice = Choice(group, batch, variant, pipeline, "none", State(0, None, True, True, True), NOTHING)
+            layout = self.layout(choice)
+            self._receives[key] = np.array([receive_buffers(layout, shape.held[r]) for r in range(group.pp)])
+        return self._receives[key]
+
+    def outside_bytes(self, group: Group) -> float:
+        """Context and communicators of one rank."""
+        spec = self.framework
+        groups = sum(s > 1 for s in (group.tp, group.cp, group.pp, group.dp * group.cp, group.ep))
+        groups += spec.communicators if groups else 0
+        return float(spec.context_bytes + groups * spec.nccl_bytes_per_group)
+
+    def hidden(self, state: State) -> Hidden:
+        """What of a spread runs beside compute; the rule of `Layout`."""
+        spec = self.framework
+        reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
+        return Hidden(
+            spec.overlap_grad_reduce if reduce is None else reduce, spec.overlap_param_gather if gather is None else gather
+        )
+
+    def tied_extra(self, group: Group, variant: Variant) -> float:
+        """Weights counted twice on a rank that holds both ends of a model with tied embeddings."""
+        if group.tp not in self._tied:
+            self._tied[group.tp] = self._probe(group, 1, variant).tied_extra
+        return self._tied[group.tp]
+
+    def stays_gathered(self, group: Group, state: State) -> bool:
+        """Whether fully sharded weights rest gathered, with unsharded gradients, on the ranks of a pipeline."""
+        resting = group.pp > 1 and self.framework.fsdp_unsharded_with_pp and self.template.training.optimizer != "none"
+        return resting and state.zero_stage == 3 and group.dp * group.cp > 1
+
     def gathered(self, group: Group, variant: Variant, state: State) -> Gathered | None:
         """How weights come and go with their blocks under full sharding; None where they do not."""
-        layout = self.state_layout(group, variant, state).layout
-        stays = group.pp > 1 and layout.framework.fsdp_unsharded_with_pp
-        if state.zero_stage != 3 or layout.data_ranks == 1 or stays or layout.training.optimizer == "none":
+        if state.zero_stage != 3 or group.dp * group.cp == 1 or self.template.training.optimizer == "none":
             return None
-        bytes_ = layout.state_bytes
-        return Gathered(bytes_.gather, bytes_.reduce, layout.framework.fsdp_prefetch_groups)
+        if self.stays_gathered(group, state):
+            return None
+        bytes_ = self.per_weight(group, variant, state)
+        return Gathered(bytes_.gather, bytes_.reduce, self.framework.fsdp_prefetch_groups)
+
+    def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
+        """Bytes per weight of each kind of state."""
+        key = ("bytes", variant.precision, state.zero_stage)
+        if key not in self._pricers:
+            self._pricers[key] = self.state_layout(group, variant, state)
+        return self._pricers[key].layout.state_bytes
 
     def blocking(self, pipeline: Pipeline, pp: int) -> bool:
         """Whether sends hold the compute stream; the rule of `program.lower.p2p_blocks`."""
@@ -263,21 +335,19 @@ class Pricing:
             self._pricers[key] = LayoutPricer(layout, self.kernels, self.collectives)
         return self._pricers[key]
 
-    def states(self, group: Group, variant: Variant, state: State) -> StatePrices:
-        """Seconds per block and bytes per weight of a spread."""
-        key = (group, variant.precision, state)
-        if key not in self._states:
-            layout = self.state_layout(group, variant, state).layout
+    def state_prices(self, group: Group, variant: Variant, state: State) -> StatePricer:
+        """What a spread costs; what of it is hidden does not matter."""
+        key = (group, variant.precision, state.zero_stage, state.shard_size)
+        if key not in self._state_prices:
+
+            def offloaded() -> LayoutPricer:
+                choice = Choice(group, 1, variant, ONE_STAGE, "none", state, Offload(0.0, True))
+                return LayoutPricer(self._layout(choice.scenario(self.template), 1, 1), self.kernels, self.collectives)
+
             table = self.table(group, 1, variant, "none", split=False)
-            data = layout.data_ranks > 1 and layout.training.optimizer != "none"
-            gather, reduce = (
-                np.array([self.data_seconds(group, variant, state, name, d, e) if data else 0.0
-                          for d, e in zip(table.dense, table.expert, strict=True)])
-                for name in ("gather", "reduce")
-            )  # fmt: skip
-            pairs = self.state_bytes(group, variant, state)
-            self._states[key] = StatePrices(gather, reduce, *pairs)
-        return self._states[key]
+            pricer = self.state_layout(group, variant, state)
+            self._state_prices[key] = StatePricer(pricer, offloaded, table.dense, table.expert)
+        return self._state_prices[key]
 
     def state_bytes(
         self, group: Group, variant: Variant, state: State, *, passing: bool = False
@@ -286,11 +356,8 @@ class Pricing:
 
         `passing`: gradients may exist from the only backward to the update alone; then a bound leaves them out.
         """
-        key = ("bytes", variant.precision, state.zero_stage)
-        if key not in self._pricers:
-            self._pricers[key] = self.state_layout(group, variant, state)
         persist = self.framework.gradients_persist or not passing
-        bytes_ = replace(self._pricers[key].layout.state_bytes, gradients_persist=persist)
+        bytes_ = replace(self.per_weight(group, variant, state), gradients_persist=persist)
         ranks = group.dp * group.cp
         shards = state.shard_size or ranks
         edp = group.tp * group.cp * group.dp // (group.etp * group.ep)
@@ -299,39 +366,6 @@ class Pricing:
         if self.template.training.optimizer == "none":
             return (a.parameters, 0.0), (b.parameters, 0.0)
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
-
-    def data_seconds(self, group: Group, variant: Variant, state: State, what: str, dense: float, expert: float) -> float:
-        """Seconds to gather (or reduce) these weights over the data-parallel ranks, as the pricer counts them."""
-        key = (group, variant.precision, state.zero_stage, state.shard_size, what, dense, expert)
-        if key not in self._amounts:
-            pricer = self.state_layout(group, variant, state)
-            whole = Gather(0, 0, 1) if what == "gather" else Reduce(0, 0, 1)
-            self._amounts[key] = _with_weights(pricer, dense, expert, whole).seconds
-        return self._amounts[key]
-
-    def loss(self, group: Group, variant: Variant, state: State, *, gathers: bool) -> float:
-        """Share of the time beside data-parallel traffic in which compute makes no progress: f / (1 + f) of the least f."""
-        key = (group, variant.precision, state.zero_stage, state.shard_size, "loss", gathers)
-        if key not in self._amounts:
-            pricer, table = self.state_layout(group, variant, state), self.table(group, 1, variant, "none", split=False)
-            keys = [Reduce(0, 0, 1), *([Gather(0, 0, 1)] if gathers else [])]
-            least = float(table.dense[table.dense > 0].min(initial=np.inf))
-            found = [_with_weights(pricer, least, 0.0, key_).interference for key_ in keys if np.isfinite(least)]  # type: ignore[arg-type]
-            factor = min(found, default=0.0)
-            self._amounts[key] = factor / (1.0 + factor)
-        return self._amounts[key]
-
-    def optimizer_seconds(self, group: Group, variant: Variant, state: State, dense: float, expert: float, offloaded: bool) -> float:  # noqa: E501
-        """Seconds of a rank's update."""
-        key = (group, variant.precision, state.zero_stage, state.shard_size, "step", dense, expert, offloaded)
-        if key not in self._amounts:
-            choice = Choice(group, 1, variant, ONE_STAGE, "none", state, Offload(0.0, offloaded))
-            pricer = self.state_layout(group, variant, state)
-            if offloaded:
-                layout = self._layout(choice.scenario(self.template), 1, 1)
-                pricer = LayoutPricer(layout, self.kernels, self.collectives)
-            self._amounts[key] = _with_weights(pricer, dense, expert, OptimizerStep(0)).seconds
-        return self._amounts[key]
 
     def waits(self, style: str) -> bool:
         """Whether every rank waits for all gradients before its update; the rule of `program.lower.optimizer_waits`."""
@@ -347,22 +381,4 @@ class Pricing:
         return LayoutPricer(layout, self.kernels, self.collectives)._work(HostCopy(1e9)).seconds / 1e9
 
 
-def _with_weights(pricer: LayoutPricer, dense: float, expert: float, key: Gather | Reduce | OptimizerStep) -> KeyPrice:
-    """The price of `key` if the one stage of the pricer's layout held these weights: the pricer's own formulas.
-
-    Under low-rank adaptation nothing is known of the trained weights: they count as none, which keeps bounds ones.
-    """
-    layout = copy.copy(pricer.layout)
-    lora = bool(layout.options.lora_rank)
-
-    def block_parameters(stage: int, first: int, last: int, *, trainable: bool = False) -> tuple[float, float]:
-        return (0.0, 0.0) if lora and trainable else (dense, expert)
-
-    layout.__dict__["block_parameters"] = block_parameters
-    other = copy.copy(pricer)
-    other.layout = layout
-    other.__dict__["stages_of_rank"] = {0: [0]}
-    return other._price(key)
-
-
-__all__ = ["NOTHING", "ONE_STAGE", "Pricing", "StatePrices"]
+__all__ = ["NOTHING", "ONE_STAGE", "Pricing"]

@@ -2,10 +2,10 @@
 
 With compute slowed by communication of the same role, an op's finish depends on what communication is still running when it
 starts. In a folded program every communication op is triggered by the end of a compute op of its own role (or by nothing), so
-whatever can slow an op is already running when the op starts, and each stream's busy time from then on is one stretch.
-The finish then is a closed form of the start and of those stretches' ends, increasing in all of them:
-longer prices never make a step shorter, with interference as without. SimPy finds the same times, to the last bit but for
-sums of more than one stretch.
+whatever can slow an op is already running, or waiting behind it on its stream, when the op starts: from then on each stream is
+busy without a gap until its last op ends. The finish then is a closed form of the start and of those ops' ends, increasing in all
+of them: longer prices never make a step shorter, with interference as without. SimPy finds the same times, to the last bit but
+for sums of more than one stretch.
 """
 
 from __future__ import annotations
@@ -19,90 +19,121 @@ _FEW = 6
 """Candidates up to which plain Python per candidate beats numpy per op (measured)."""
 
 
-def makespans(graph: Graph, seconds: FloatArray, interference: FloatArray) -> FloatArray:
+def makespans(graph: Graph, seconds: FloatArray, interference: FloatArray, *, waits: bool = True) -> FloatArray:
     """Step times of candidates, float array [candidates].
 
     Args:
         graph: what waits for what; where it is not `exact`, interference is left out and the times are lower bounds.
         seconds, interference: float arrays [candidates, prices].
+        waits: all ranks wait for each other at the end of a step; else a step is the longest that any rank takes by itself.
     """
     if not graph.exact:
         interference = np.zeros_like(interference)
-    if len(seconds) <= _FEW:
+    streams = _loud_streams(graph, interference)
+    shared = len({graph.beside[graph.stream.index(s)] for s in streams}) < len(streams)
+    if len(seconds) <= _FEW or shared:
+        # Where several streams of a role slow its compute at once, each candidate is followed by itself.
         pairs = zip(seconds.tolist(), interference.tolist(), strict=True)
-        return np.array([_one(graph, each, factors) for each, factors in pairs])
-    return _many(graph, seconds, interference)
+        return np.array([_one(graph, each, factors, streams, waits=waits) for each, factors in pairs])
+    return _many(graph, seconds, interference, streams, waits=waits)
 
 
-def _one(graph: Graph, seconds: list[float], factors: list[float]) -> float:
+def _loud_streams(graph: Graph, interference: FloatArray) -> frozenset[int]:
+    """Streams on which something slows compute."""
+    loud = [bool(column.any()) for column in (interference > 0.0).T]
+    return frozenset(
+        s for s, b, p in zip(graph.stream, graph.beside, graph.price, strict=True) if s >= 0 and b >= 0 and loud[p]
+    )
+
+
+def _one(graph: Graph, seconds: list[float], factors: list[float], streams: frozenset[int], *, waits: bool) -> float:
     finish = [0.0] * len(graph.preds)
-    busy: dict[int, dict[float, float]] = {}
-    preds, price, compute, beside = graph.preds, graph.price, graph.compute, graph.beside
+    begin = list(finish)
+    busy: dict[int, dict[int, list[tuple[float, float]]]] = {}
+    preds, price, compute, beside, stream = graph.preds, graph.price, graph.compute, graph.beside, graph.stream
     for op in graph.order:
         start = 0.0
         for pred in preds[op]:
             if finish[pred] > start:
                 start = finish[pred]
         key = price[op]
-        work, level, role = seconds[key], factors[key], compute[op]
-        if role >= 0 and level <= 0.0:
-            stretches = busy.get(role)
-            if stretches:
-                for loud in sorted(stretches, reverse=True) if len(stretches) > 1 else stretches:
-                    ahead = stretches[loud] - start
-                    if ahead > 0.0:
-                        done = min(ahead / (1.0 + loud), work)
-                        start += done * (1.0 + loud)
-                        work -= done
-            finish[op] = start + work
+        begin[op], role = start, compute[op]
+        if role >= 0 and factors[key] <= 0.0 and role in busy:
+            finish[op] = _follow(start, seconds[key], list(busy[role].values()))
             continue
-        end = finish[op] = start + work
-        if level > 0.0 and beside[op] >= 0:
-            known = busy.setdefault(beside[op], {})
-            if end > known.get(level, 0.0):
-                known[level] = end
-    return max(finish, default=0.0)
+        end = finish[op] = start + seconds[key]
+        if stream[op] in streams:
+            busy.setdefault(beside[op], {}).setdefault(stream[op], []).append((end, factors[key]))
+    if waits:
+        return max(finish, default=0.0)
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for role, start, end in zip(graph.role, begin, finish, strict=True):
+        first[role], last[role] = min(first.get(role, start), start), max(last.get(role, end), end)
+    return max((last[role] - first[role] for role in first), default=0.0)
 
 
-def _many(graph: Graph, seconds: FloatArray, factors: FloatArray) -> FloatArray:
-    durations, levels = np.ascontiguousarray(seconds.T), factors.T
-    loud = (levels > 0.0).any(axis=1).tolist()
-    least = levels.min(axis=1).tolist()
-    width = len(seconds)
-    quiet, latest = np.zeros(width), np.zeros(width)
+def _follow(start: float, work: float, queues: list[list[tuple[float, float]]]) -> float:
+    """Finish of `work` seconds of compute from `start` beside streams that run (end, level) one after the other."""
+    for queue in queues:
+        while queue and queue[0][0] <= start:
+            del queue[0]
+    at = [0] * len(queues)
+    now = start
+    while work > 0.0:
+        running = [(queue[i], k) for k, (queue, i) in enumerate(zip(queues, at, strict=True)) if i < len(queue)]
+        if not running:
+            break
+        level = max(segment[1] for segment, _ in running)
+        until = min(segment[0] for segment, _ in running)
+        done = min((until - now) / (1.0 + level), work)
+        work -= done
+        now += done * (1.0 + level)
+        if work > 0.0:
+            now = until
+            for segment, k in running:
+                at[k] += segment[0] <= until
+    return now + work
+
+
+def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: frozenset[int], *, waits: bool) -> FloatArray:
+    durations, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
+    loud = [bool(row.any()) for row in levels > 0.0]
+    quiet = np.zeros(len(seconds))
     finish: list[FloatArray] = [quiet] * len(graph.preds)
-    busy: dict[int, dict[float, FloatArray]] = {}
-    preds, price, compute, beside = graph.preds, graph.price, graph.compute, graph.beside
+    begin = list(finish)
+    busy: dict[int, list[tuple[FloatArray, FloatArray]]] = {}
+    preds, price, compute, beside, stream = graph.preds, graph.price, graph.compute, graph.beside, graph.stream
     maximum = np.maximum
     for op in graph.order:
-        waits = preds[op]
-        start = finish[waits[0]] if waits else quiet
-        for pred in waits[1:]:
-            start = maximum(start, finish[pred])
+        pred = preds[op]
+        start = finish[pred[0]] if pred else quiet
+        for other in pred[1:]:
+            start = maximum(start, finish[other])
         key, role = price[op], compute[op]
-        if role >= 0 and not loud[key]:  # type: ignore[index]
-            stretches = busy.get(role)
-            end = start + durations[key] if not stretches else _slowed(start, durations[key], stretches)
-        else:
-            end = start + durations[key]
-            # Candidates may differ in a level: the least of them keeps the answer a lower bound for all.
-            level = least[key]
-            if level > 0.0 and beside[op] >= 0:
-                known = busy.setdefault(beside[op], {})
-                known[level] = maximum(known[level], end) if level in known else end
-        finish[op] = end
-    for op in graph.sinks:
-        maximum(latest, finish[op], out=latest)
-    return latest
-
-
-def _slowed(start: FloatArray, work: FloatArray, stretches: dict[float, FloatArray]) -> FloatArray:
-    """Finish of `work` seconds of compute from `start` while each level of interference lasts until its end."""
-    now, left = start, work
-    for level in sorted(stretches, reverse=True) if len(stretches) > 1 else list(stretches):
-        ahead = stretches[level] - now
-        if ahead.max() <= 0.0:
+        begin[op] = start
+        if role >= 0 and not loud[key] and busy.get(role):
+            finish[op] = _slowed(start, durations[key], busy[role])
             continue
+        end = finish[op] = start + durations[key]
+        if stream[op] in streams:
+            busy.setdefault(beside[op], []).append((end, levels[key]))
+    if waits:
+        return np.asarray(np.maximum.reduce([finish[op] for op in graph.sinks])) if graph.sinks else quiet
+    first: dict[int, FloatArray] = {}
+    last: dict[int, FloatArray] = {}
+    for role, start, end in zip(graph.role, begin, finish, strict=True):
+        first[role], last[role] = np.minimum(first.get(role, start), start), maximum(last.get(role, end), end)
+    return np.asarray(np.maximum.reduce([last[role] - first[role] for role in first]))
+
+
+def _slowed(start: FloatArray, work: FloatArray, queue: list[tuple[FloatArray, FloatArray]]) -> FloatArray:
+    """Finish of `work` seconds of compute from `start` beside a stream that runs (ends, levels) one after the other."""
+    while queue and (queue[0][0] <= start).all():
+        del queue[0]
+    now, left = start, work
+    for end, level in queue:
+        ahead = end - now
         done = np.minimum(np.maximum(ahead, 0.0) / (1.0 + level), left)
         now = now + done * (1.0 + level)
         left = left - done

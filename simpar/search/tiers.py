@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 import numpy as np
@@ -13,16 +12,19 @@ from numpy.typing import NDArray
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower
+from simpar.program.lower import lower, optimizer_waits
 from simpar.program.program import FloatArray, IntArray, PriceTable
+from simpar.result.accounting import account
+from simpar.result.allocations import Pass, Replays, passes_of
+from simpar.result.memory import memory_over_time
 from simpar.schedules import Schedule
-from simpar.search.bounds import Traffic
 from simpar.search.choice import Choice
 from simpar.search.graph import Flow, Graph, build
 from simpar.search.pricing import Pricing
 from simpar.search.replay import makespans
 from simpar.search.shapes import style_of
-from simpar.simulate import interpret, prepare, run, schedule_of
+from simpar.search.spreads import Traffic
+from simpar.simulate import prepare, run
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,6 @@ class Tiers:
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
-        self._schedules: dict[object, Schedule] = {}
         self._steps: dict[object, Step] = {}
         self._known: dict[object, Step] = {}
         self._columns: dict[object, Columns] = {}
@@ -102,13 +103,6 @@ class Tiers:
         self._prices: dict[object, tuple[float, float]] = {}
 
     # -- programs ----------------------------------------------------------------------------------------------------
-
-    def schedule(self, choice: Choice, m: int) -> Schedule:
-        """The schedule of a choice."""
-        key = (choice.pipeline.schedule, choice.pipeline.virtual_stages, choice.group.pp, m)
-        if key not in self._schedules:
-            self._schedules[key] = schedule_of(choice.scenario(self.pricing.template), m)
-        return self._schedules[key]
 
     def microbatches(self, choice: Choice) -> int:
         """Micro-batches per step of a choice."""
@@ -119,7 +113,7 @@ class Tiers:
         known = (choice.group, choice.micro_batch_size, choice.pipeline, choice.state, choice.offload.activations > 0)
         if known not in self._known:
             m = self.microbatches(choice)
-            schedule, layout = self.schedule(choice, m), self.pricing.layout(choice)
+            schedule, layout = self.pricing.schedule(choice.pipeline, choice.group.pp, m), self.pricing.layout(choice)
             flow = self._flow(choice, layout)
             shape = (choice.pipeline.schedule, choice.pipeline.virtual_stages, choice.group.pp, m)
             key = (shape, flow) if flow is not None else (shape, known)
@@ -136,7 +130,7 @@ class Tiers:
 
     def _flow(self, choice: Choice, layout: Layout) -> Flow | None:
         """What `graph.build` needs, or None where it does not cover the layout."""
-        traffic = Traffic.of(layout, choice.group, choice.state.zero_stage)
+        traffic = Traffic.of(layout, choice.group, choice.state.zero_stage, layout.overlap_param_gather)
         if traffic.always or traffic.reduce_always or choice.offload.activations > 0:
             return None
         buckets: tuple[tuple[tuple[int, int], ...], ...] = ()
@@ -223,7 +217,7 @@ class Tiers:
 
     def _scopes(self, choice: Choice) -> dict[str, object]:
         """What each kind of price depends on, besides its description."""
-        site = self.pricing.site(choice.group)
+        site = self.pricing.host_site(choice.group)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
         block = ("block", site, choice.micro_batch_size, choice.variant, recompute)
         state = ("state", choice.group, choice.variant.precision, choice.state, choice.offload.optimizer)
@@ -260,7 +254,8 @@ class Tiers:
             chosen, below = known.sort_out(prices)
             if len(chosen):
                 half = prices.shape[1] // 2
-                values = makespans(graph, prices[chosen, :half], prices[chosen, half:])
+                waits = self.pricing.waits(style_of(choices[members[0]].pipeline))
+                values = makespans(graph, prices[chosen, :half], prices[chosen, half:], waits=waits)
                 known.add(prices[chosen], values)
                 self.swept += len(chosen)
                 found[np.array(members)[chosen]] = values
@@ -273,13 +268,44 @@ class Tiers:
         """Tier 2 of one layout, swept whatever else is known."""
         step, table = self.prices(choice)
         self.swept += 1
-        return float(makespans(step.graph, table.seconds[None], table.interference[None])[0])
+        waits = self.pricing.waits(style_of(choice.pipeline))
+        return float(makespans(step.graph, table.seconds[None], table.interference[None], waits=waits)[0])
 
-    def discrete_event(self, choice: Choice) -> tuple[float, float]:
-        """Tier 3: the step time on SimPy, and the bytes that the fullest device uses (infinite where it does not fit)."""
+    def device_bytes(self, choice: Choice, allocated: FloatArray | None) -> float | None:
+        """What the fullest device uses, the allocator's view included; None where that depends on time.
+
+        Args:
+            allocated: peak allocated bytes of every rank, None where they depend on time.
+        """
+        if allocated is None:
+            return None
+        step, layout = self.step(choice), self.pricing.layout(choice)
+        graph, schedule = step.graph, step.schedule
+        held: dict[int, list[int]] = {r: [] for r in range(schedule.num_ranks)}
+        for stage, rank in enumerate(schedule.stage_to_rank):
+            held[rank].append(schedule.model_stage(stage))
+
+        def passes(rank: int) -> list[Pass]:
+            keys = [graph.price_keys[graph.price[op]] for op in np.flatnonzero(np.array(graph.compute) == rank).tolist()]
+            return passes_of(keys, layout.stage_blocks)
+
+        replays = Replays(layout, held, passes)
+        each = dict(enumerate(allocated.tolist()))
+        replays.choose(each)
+        outside = self.pricing.outside_bytes(choice.group)
+        room, fragmentation = layout.hardware.gpu.memory.value - outside, layout.framework.fragmentation
+        return max(replays.reserved_bytes(rank, amount, fragmentation, room) for rank, amount in each.items()) + outside
+
+    def discrete_event(self, choice: Choice, device_bytes: float | None = None) -> tuple[float, float]:
+        """Tier 3: the step time on SimPy, and what the fullest device uses (`device_bytes` where it is known)."""
         priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice))
-        result = interpret(priced, run(priced, interference=True))
-        return result.step_time_s, result.worst_rank.device_bytes if result.fits else inf
+        timeline = run(priced, interference=True)
+        if device_bytes is None:
+            roles = {rank: rank for rank in priced.held}
+            memory = memory_over_time(priced.layout, priced.program, timeline, priced.held, roles)
+            device_bytes = max(rank.device_bytes for rank in memory)
+        waits = optimizer_waits(priced.layout, priced.schedule)
+        return account(priced.program, timeline, waits=waits).makespan, device_bytes
 
 
 __all__ = ["Step", "Tiers"]

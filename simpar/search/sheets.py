@@ -1,0 +1,354 @@
+"""All layouts of one pipeline at once: bounds on time and memory of every recomputation x spread of the states x offload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.program import FloatArray, IntArray
+from simpar.search import bounds
+from simpar.search.blocks import BlockTable, Gathered
+from simpar.search.choice import Choice, Group, Offload, Pipeline, State, Variant
+from simpar.search.incumbents import Incumbents
+from simpar.search.pricing import Pricing
+from simpar.search.shapes import Shape, shape_of
+from simpar.search.space import Space
+from simpar.search.spreads import Cut, StateBound, StateBytes, resting_bytes, state_seconds
+from simpar.search.stages import Stages
+
+BoolArray = NDArray[np.bool_]
+_LARGEST_MEMO = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A pipeline in a variant of a mesh: what is left to choose is recomputation, spread and offload."""
+
+    group: Group
+    batch: int
+    m: int
+    variant: Variant
+    pipeline: Pipeline
+
+    @property
+    def shape(self) -> Shape:
+        """Of its schedule."""
+        return shape_of(self.group.pp, self.pipeline.virtual_stages, self.pipeline.schedule)
+
+
+@dataclass(frozen=True)
+class Recomputations:
+    """What the stages of a cut may recompute.
+
+    Attributes:
+        texts: of each recomputation.
+        names: block tables that they need; table: int array [R], which of them each needs.
+        stages: the cut under all of them.
+    """
+
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
+    table: IntArray
+    stages: Stages
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The layouts of a design that may still be wanted.
+
+    Attributes:
+        design: what they share.
+        texts, states, offloads: values of the axes.
+        pairs: recomputation x len(states) + spread, int array [P].
+        time_s, bytes: lower bounds, float arrays [offloads, P].
+        alive: bool array [offloads, P].
+        parent: int array [offloads, P], an offload that moves less and seems to fit too; -1 for none.
+        rejected: (does not fit, misses a limit, cannot beat the best), layouts.
+    """
+
+    design: Design
+    texts: tuple[str, ...]
+    states: tuple[State, ...]
+    offloads: tuple[Offload, ...]
+    pairs: IntArray
+    time_s: FloatArray
+    bytes: FloatArray
+    alive: BoolArray
+    parent: IntArray
+    rejected: tuple[int, int, int]
+
+    @cached_property
+    def order(self) -> IntArray:
+        """Layouts without a living parent, fastest first, as positions in the flattened [offloads, P]."""
+        roots = np.flatnonzero((self.alive & (self.parent < 0)).ravel())
+        return roots[np.argsort(self.time_s.ravel()[roots], kind="stable")]
+
+    def children(self, position: int) -> list[int]:
+        """Positions of the layouts that wait for the one at `position`."""
+        offload, pair = divmod(position, len(self.pairs))
+        own = np.flatnonzero(self.alive[:, pair] & (self.parent[:, pair] == offload))
+        return [int(o) * len(self.pairs) + pair for o in own]
+
+    @cached_property
+    def weight(self) -> IntArray:
+        """Layouts that stand or fall with one, itself included, flattened [offloads, P]."""
+        found = self.alive.astype(np.int64)
+        columns = np.arange(len(self.pairs))
+        for offload in range(len(self.offloads) - 1, -1, -1):
+            has = self.parent[offload] >= 0
+            np.add.at(found, (self.parent[offload][has], columns[has]), found[offload][has])
+        return found.ravel()
+
+    def choice(self, position: int) -> Choice:
+        """The layout at a position."""
+        offload, pair = divmod(position, len(self.pairs))
+        again, state = divmod(int(self.pairs[pair]), len(self.states))
+        d = self.design
+        return Choice(d.group, d.batch, d.variant, d.pipeline, self.texts[again], self.states[state], self.offloads[offload])
+
+
+class Sheets:
+    """Makes sheets, with memos of what designs share."""
+
+    def __init__(self, space: Space, pricing: Pricing, capacity: float) -> None:
+        self.space, self.pricing, self.capacity = space, pricing, capacity
+        self._recomputations: dict[object, Recomputations] = {}
+        self._cuts: dict[object, Cut] = {}
+        self._rows: dict[object, tuple[object, ...]] = {}
+        self._resting: dict[object, StateBytes] = {}
+        self._peaks: dict[object, FloatArray] = {}
+        self._holds: dict[bytes, int] = {}
+
+    def recomputations(self, pipeline: Pipeline, pp: int) -> Recomputations:
+        """What the stages of a pipeline may recompute."""
+        deepest = self.space.deepest(pipeline, pp)
+        key = (shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages, pipeline.split, deepest)
+        if key not in self._recomputations:
+            texts = tuple(self.space.recomputes(deepest))
+            limits = [int(t[5:]) if t.startswith("full:") else None for t in texts]
+            each = ["full" if t.startswith("full") else t for t in texts]
+            names = tuple(dict.fromkeys(each))
+            table = np.array([names.index(name) for name in each], dtype=np.int64)
+            layers = self.pricing.stage_layers(pipeline, pp)
+            self._recomputations[key] = Recomputations(texts, names, table, Stages.of(self.pricing.kinds, layers, limits))
+        return self._recomputations[key]
+
+    def tables(self, design: Design, names: Sequence[str]) -> list[BlockTable]:
+        """The block tables of these recomputations."""
+        split = design.shape.style != "full"
+        return [self.pricing.table(design.group, design.batch, design.variant, name, split=split) for name in names]
+
+    def pipe(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> bounds.PipelineBound:
+        """Chains of a design for every recomputation."""
+        shape, stages = design.shape, again.stages
+        seconds = stages.seconds(tables, again.table)[:, :, stages.which]
+        compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
+        send = self.pricing.send(design.group, design.batch, design.variant)
+        blocking = self.pricing.blocking(design.pipeline, design.group.pp)
+        found = bounds.pipeline_bound(shape, seconds, compute, design.m, send, blocking=blocking)
+        return found if self.pricing.waits(shape.style) else found.alone()
+
+    def sheet(self, design: Design, incumbents: Incumbents) -> Sheet:
+        """The layouts of a design that `incumbents` leave open."""
+        again = self.recomputations(design.pipeline, design.group.pp)
+        states, offloads = self.space.states(design.group), self.space.offloads
+        tables = self.tables(design, again.names)
+        pipe = self.pipe(design, again, tables)
+        inner = len(states) * len(offloads)
+        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents)
+        rows = np.flatnonzero(~late & ~beaten)
+        counts = np.array([0, late.sum() * inner, beaten.sum() * inner])
+        if not len(rows):
+            return _empty(design, again, states, offloads, counts)
+        need = self.needs(design, again, tables, rows)
+        fits = need <= self.capacity
+        # Spreads under which nothing fits need no seconds; memory alone decides, for good.
+        columns = np.flatnonzero(fits.any(axis=(0, 1)))
+        counts[0] += (~fits).sum()
+        if not len(columns):
+            return _empty(design, again, states, offloads, counts)
+        need, fits = need[:, :, columns], fits[:, :, columns]
+        pipe = bounds.PipelineBound(pipe.head[rows], pipe.work[rows], pipe.tail[rows])
+        spread = self.state_bound(design, columns.tolist())
+        time_s = self._times(design, again, tables, pipe, spread, rows)
+        late, beaten = self._hopeless(time_s, need, incumbents)
+        alive = fits & ~late & ~beaten
+        if incumbents.front or incumbents.by_memory:
+            parent = np.full(alive.shape, -1)
+        else:
+            parent = _parents(offloads, fits, spread.moving_costs)
+            alive &= _with_parents(alive, parent)
+        counts += [0, (fits & late).sum(), (fits & ~late & ~alive).sum()]
+        r, d = np.nonzero(alive.any(axis=0))
+        return Sheet(
+            design, again.texts, states, offloads, rows[r] * len(states) + columns[d], time_s[:, r, d], need[:, r, d],
+            alive[:, r, d], parent[:, r, d], _triple(counts),
+        )  # fmt: skip
+
+    @staticmethod
+    def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents) -> tuple[BoolArray, BoolArray]:
+        late = incumbents.late(time_s)
+        return late, incumbents.beaten(time_s, need) & ~late
+
+    def _times(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,
+        spread: StateBound, rows: IntArray,
+    ) -> FloatArray:  # fmt: skip
+        """Lower bounds on step times, [offloads, rows, states]."""
+        offloads = self.space.offloads
+        known = {o.optimizer: bounds.combine(pipe, spread, int(o.optimizer)) for o in offloads}
+        found = []
+        for offload in offloads:
+            time_s = known[offload.optimizer]
+            if offload.activations:
+                load = self._host_load(design, again, tables)[rows] * offload.activations
+                time_s = np.maximum(time_s, load[:, None])
+            found.append(time_s)
+        return np.array(found)
+
+    def _host_load(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> FloatArray:
+        """Seconds that the busiest host link is busy with all activations going one way, [R]."""
+        stays = np.array([t.kept + t.logits for t in tables])[again.table]
+        kept = (stays[:, None, :] * again.stages.counts).sum(axis=2)[:, again.stages.which]
+        each = design.m * self.pricing.host_seconds_per_byte
+        return np.asarray(each * (kept @ design.shape.share.T).max(axis=1))
+
+    def cut(self, design: Design) -> tuple[object, Cut]:
+        """How a design cuts the layers over ranks, and its name."""
+        group, pipeline, shape = design.group, design.pipeline, design.shape
+        key = (group, design.variant.precision, shape.stages, pipeline.split, shape.stage_to_rank, shape.style)
+        if key not in self._cuts:
+            self._cuts[key] = Cut.of(self.pricing, group, design.variant, pipeline)
+        return key, self._cuts[key]
+
+    def state_bound(self, design: Design, which: Sequence[int]) -> StateBound:
+        """Bounds of some spreads, shared by all micro-batches, variants and schedules of one cut."""
+        (name, cut), states = self.cut(design), self.space.states(design.group)
+        rows = []
+        for index in which:
+            # Only where data-parallel traffic repeats with every micro-batch does their number matter.
+            key = (name, index, design.m if states[index].zero_stage >= 2 else 0)
+            if key not in self._rows:
+                self._rows[key] = state_seconds(self.pricing, design.group, design.variant, states[index], cut, design.m)
+            rows.append(self._rows[key])
+        found = StateBound.of(rows)
+        return found if self.pricing.waits(design.shape.style) else found.alone()
+
+    def resting(self, design: Design) -> StateBytes:
+        """Resting bytes of all spreads."""
+        name, cut = self.cut(design)
+        key = (name, design.m == 1 and design.group.pp == 1)
+        if key not in self._resting:
+            states = self.space.states(design.group)
+            self._resting[key] = resting_bytes(self.pricing, design.group, design.variant, states, cut, design.m)
+        return self._resting[key]
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def needs(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray
+    ) -> FloatArray:
+        """Peak use of the fullest device, [offloads, rows, states]: what is allocated, or a lower bound of it.
+
+        Without offloaded activations it is the peak itself where gradients rest in memory; the allocator may reserve more.
+        """
+        group, states, offloads = design.group, self.space.states(design.group), self.space.offloads
+        spread = self.resting(design)
+        outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.fragmentation
+        modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
+        found = np.empty((len(offloads), len(rows), len(states)))
+        for mode in set(modes):
+            which = np.flatnonzero([each == mode for each in modes])
+            for index, offload in enumerate(offloads):
+                resting = spread.resting[which] + (0.0 if offload.optimizer else 1.0) * spread.optimizer[which]
+                peaks = self.activation_peaks(design, again, tables, *mode, offload.activations)[rows]
+                found[index][:, which] = bounds.device_bytes(peaks, resting, fragmentation, outside)
+        return found
+
+    def allocated(self, choice: Choice) -> FloatArray | None:
+        """Peak allocated bytes of every rank, or None where that depends on time: offloaded activations, gradients that pass."""
+        group, state = choice.group, choice.state
+        m = self.space.template.training.global_batch_size // (choice.micro_batch_size * group.dp)
+        passing = m == 1 and group.pp == 1 and not self.pricing.framework.gradients_persist
+        if choice.offload.activations or passing:
+            return None
+        design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
+        again, spread = self.recomputations(choice.pipeline, group.pp), self.resting(design)
+        mode = (self.pricing.gathered(group, choice.variant, state), state.zero_stage == 3)
+        peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
+        at = self.space.states(group).index(state)
+        optimizer = 0.0 if choice.offload.optimizer else spread.optimizer[at]
+        return np.asarray(peaks[again.texts.index(choice.recompute)] + spread.resting[at] + optimizer)
+
+    def activation_peaks(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], gathered: Gathered | None, sharded: bool,
+        away: float,
+    ) -> FloatArray:  # fmt: skip
+        """Peak bytes of each rank beyond the resting state, [R, ranks]; a lower bound where a fraction is `away`."""
+        group, pipeline = design.group, design.pipeline
+        sent = self.pricing.sent_bytes(group, design.batch, design.variant)
+        buffers = self.pricing.receive_bytes(group, design.batch, design.variant, pipeline, design.m)
+        held = tuple(self._holds.setdefault(t.holds, len(self._holds)) for t in tables)
+        kind = (group.pp, pipeline.virtual_stages, pipeline.schedule, pipeline.split, design.m)
+        key = (held, kind, gathered, sharded, away, sent, buffers is None or buffers.tobytes())
+        if key not in self._peaks:
+            if len(self._peaks) > _LARGEST_MEMO:
+                self._peaks.clear()
+            stage = again.stages.bytes(tables, again.table, gathered, sent, sharded=sharded)
+            found = self.pricing.residency(pipeline, group.pp, design.m).peaks(stage, away)
+            self._peaks[key] = found if buffers is None else found + buffers
+        return self._peaks[key]
+
+
+def _empty(
+    design: Design, again: Recomputations, states: tuple[State, ...], offloads: tuple[Offload, ...], counts: np.ndarray
+) -> Sheet:
+    nothing = np.zeros((len(offloads), 0))
+    index = nothing.astype(np.int64)
+    return Sheet(design, again.texts, states, offloads, index[0], nothing, nothing, nothing > 0, index, _triple(counts))
+
+
+def _triple(counts: np.ndarray) -> tuple[int, int, int]:
+    return int(counts[0]), int(counts[1]), int(counts[2])
+
+
+def _less(offloads: Sequence[Offload], offload: Offload) -> list[int]:
+    """Offloads that move less than this one, to be preferred in this order."""
+    order = sorted(
+        (o for o in offloads if o != offload and o.activations <= offload.activations and o.optimizer <= offload.optimizer),
+        key=lambda o: (o.optimizer != offload.optimizer, -o.activations),
+    )
+    return [offloads.index(o) for o in order]
+
+
+def _parents(offloads: Sequence[Offload], fits: BoolArray, moving_costs: BoolArray) -> IntArray:
+    """An offload that moves less and fits too, of each layout; -1 where there is none.
+
+    Copies to the host only add waiting, so a layout that moves what need not move is never faster than its parent.
+
+    Args:
+        fits: [offloads, recomputations, states].
+        moving_costs: [states], whether an update on the host takes longer than one on the device.
+    """
+    found = np.full(fits.shape, -1)
+    for index, offload in enumerate(offloads):
+        for other in reversed(_less(offloads, offload)):
+            slower = moving_costs if offloads[other].optimizer != offload.optimizer else np.ones_like(moving_costs)
+            found[index] = np.where(fits[other] & slower, other, found[index])
+    return found
+
+
+def _with_parents(alive: BoolArray, parent: IntArray) -> BoolArray:
+    """Which layouts' ancestors are all alive: one that is no faster than a hopeless one is hopeless."""
+    found = alive.copy()
+    for _ in range(len(alive)):
+        above = np.take_along_axis(found, np.maximum(parent, 0), axis=0)
+        found = np.where(parent >= 0, found & above, found)
+    return found
+
+
+__all__ = ["Design", "Recomputations", "Sheet", "Sheets"]

@@ -1,0 +1,55 @@
+"""Spaces and random layouts that the tests of the layout search share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from simpar.search.choice import Choice
+from simpar.search.request import make_space
+from simpar.search.space import Space
+
+TINY = {
+    "kind": "transformer", "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def space_of(
+    model: Any, hardware: str = "dgx-h100", nodes: int = 2, sequence: int | None = 4096, batch: int = 32,
+    *, fix: Sequence[str] = (), allow: Sequence[str] = (), framework: str | None = None, training: dict[str, Any] | None = None,
+    num_gpus: int | None = None, semantics: str | None = None, plan: dict[str, Any] | None = None,
+) -> Space:  # fmt: skip
+    """A space of a model on a cluster."""
+    own: dict[str, Any] = {"global_batch_size": batch, **(training or {})}
+    if sequence is not None:
+        own["sequence_length"] = sequence
+    cluster: dict[str, Any] = {"hardware": hardware, "num_nodes": nodes}
+    if num_gpus is not None:
+        cluster["num_gpus"] = num_gpus
+    table: dict[str, Any] = {"name": "space", "model": model, "cluster": cluster, "training": own}
+    if semantics is not None:
+        table["framework"] = semantics
+    if plan is not None:
+        table["plan"] = plan
+    return make_space(table, fix=fix, allow=allow, framework=framework)
+
+
+def random_choice(space: Space, draw: random.Random) -> Choice | None:
+    """A layout of the space, each axis drawn in turn; None where the draw leads to an empty corner."""
+    group = draw.choice(space.groups)
+    batches = space.micro_batches(group)
+    if not batches:
+        return None
+    batch, m = draw.choice(batches)
+    variants, pipelines = space.variants(group), space.pipelines(group.pp, m)
+    if not variants or not pipelines:
+        return None
+    pipeline = draw.choice(pipelines)
+    recomputes, states = space.recomputes(space.deepest(pipeline, group.pp)), space.states(group)
+    if not recomputes or not states:
+        return None
+    return Choice(
+        group, batch, draw.choice(variants), pipeline, draw.choice(recomputes), draw.choice(states), draw.choice(space.offloads)
+    )  # fmt: skip
