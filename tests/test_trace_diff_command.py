@@ -46,7 +46,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     """A scenario and a distorted trace of it."""
     model = "\n".join(f"{k} = {v}" for k, v in MODEL.items())
     (tmp_path / "s.toml").write_text(TEXT.format(model=model))
-    write_kineto(later_gaps(slower_gemms(priced("tensor"), 1.1), 1e-4), tmp_path / "t.json.gz", steps=2)
+    write_kineto(later_gaps(slower_gemms(priced("tensor"), 1.1), 1e-4), tmp_path / "t.json.gz", steps=3)
     return tmp_path / "s.toml", tmp_path / "t.json.gz"
 
 
@@ -96,9 +96,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 torch.set_num_threads(1)
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256, bias=False) for _ in range(3)])
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-plan = schedule(wait=0, warmup=1, active=2, repeat=1)
+plan = schedule(wait=0, warmup=1, active=3, repeat=1)
 with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as profiler:
-    for _ in range(3):
+    for _ in range(4):
         model(torch.zeros(512, 256)).sum().backward()
         q = torch.zeros(1, 4, 256, 64)
         torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -68,23 +68,18 @@ def read_steps(path: str | Path, layout: Layout, rank: int | None = None) -> Mea
     groups = _Groups(layout, chosen % layout.mesh.world_size, info)
     on_gpu = any(str(e.get("cat", "")).lower() == "kernel" for e in events)
     work, notes = _gpu(events, file, groups) if on_gpu else _cpu(events, file, groups)
-    steps = _steps(work, events, file, notes)
+    steps, whole = _steps(work, events, file, notes)
     slices, lengths, count = [], [], len(steps)
     for begin, end, mine in steps:
-        slices.append(tuple(_moved(s, begin) for s in mine))
+        slices.append(tuple(s.moved(-begin) for s in mine))
         lengths.append(end - begin)
     return MeasuredTrace(
-        tuple(slices), tuple(lengths), file, "cuda" if on_gpu else "cpu", own, world, _longest(slices, count), tuple(notes)
+        tuple(slices), tuple(lengths), file, "cuda" if on_gpu else "cpu", own, world, _longest(slices, count), tuple(notes), whole
     )
 
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _moved(item: Slice, begin: float) -> Slice:
-    ready = None if item.ready_s is None else item.ready_s - begin
-    return replace(item, start_s=item.start_s - begin, end_s=item.end_s - begin, ready_s=ready)
 
 
 @dataclass
@@ -250,12 +245,15 @@ def _innermost(spans: list[tuple[float, float, str]]) -> list[tuple[float, float
 
 def _steps(
     work: Sequence[Slice], events: Sequence[Mapping[str, Any]], file: str, notes: list[str]
-) -> list[tuple[float, float, list[Slice]]]:
-    """(begin, end, slices) of each step: from its first op to the next one's; the last ends with its own last op."""
+) -> tuple[list[tuple[float, float, list[Slice]]], bool]:
+    """(begin, end, slices) of each step, from its first op to the next one's; and whether the steps are whole.
+
+    The last step has no end in the trace: it is left out, unless it is the only one.
+    """
     marks = sorted(span(e, file) for e in events if e.get("cat") == "user_annotation" and _STEP.match(str(e.get("name", ""))))
     if not marks:
         notes.append("no ProfilerStep in the trace: all of it is taken for one step")
-        return [(work[0].start_s, max(s.end_s for s in work), list(work))]
+        return [(work[0].start_s, max(s.end_s for s in work), list(work))], False
     starts = [begin for begin, _ in marks]
     groups: dict[int, list[Slice]] = defaultdict(list)
     for item in work:
@@ -266,10 +264,11 @@ def _steps(
     whole = [sorted(groups[i], key=lambda s: s.start_s) for i in sorted(groups)]
     if not whole:
         raise InputError(f"{file}: nothing ran inside its ProfilerStep marks; expected profiler.step() once per training step")
-    begins = [mine[0].start_s for mine in whole]
-    ends = [*(b for _, b in pairwise(begins)), max(s.end_s for s in whole[-1])]
+    if len(whole) == 1:
+        return [(whole[0][0].start_s, max(s.end_s for s in whole[0]), whole[0])], False
     # A collective that runs on into the next step is cut there, and so counts there no second time.
-    return [(a, b, [s for s in mine if s.start_s < b]) for a, b, mine in zip(begins, ends, whole, strict=True)]
+    bounds = pairwise(mine[0].start_s for mine in whole)
+    return [(a, b, [s for s in mine if s.start_s < b]) for (a, b), mine in zip(bounds, whole, strict=False)], True
 
 
 def _longest(steps: Sequence[Sequence[Slice]], count: int) -> dict[str, list[tuple[str, float, float]]]:

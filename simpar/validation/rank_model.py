@@ -185,7 +185,7 @@ class Experts(nn.Module):
         out = self._back(self.experts(self._there(rows)))
         # In fp32, as torchtitan weighs them.
         out = (out.float() * weight[order][:, None]).to(out.dtype)
-        found = torch.zeros_like(flat).index_add(0, order // self.chosen, out)
+        found = torch.zeros_like(flat).scatter_add(0, (order // self.chosen)[:, None].expand_as(out), out)
         if self.shared is not None:
             found = found + self.shared(flat)
         return found.view_as(x)

@@ -54,6 +54,8 @@ class MeasuredTrace:
     world_size: int | None
     kernels: Mapping[str, Sequence[tuple[str, float, float]]]
     notes: tuple[str, ...] = ()
+    whole: bool = True
+    """Steps last to the next one's begin; False: the only one ends with its last op."""
 
 
 Reader = Callable[[Layout, int | None], MeasuredTrace]
@@ -166,23 +168,28 @@ def compare(priced: Priced, result: Result, trace: MeasuredTrace, rank: int, pip
     layout = priced.layout
     waits = "bubble" if layout.plan.pp > 1 else "idle"
     expected = predicted_slices(priced, result, pipeline_rank)
-    begin = 0.0 if result.timeline.makespan <= result.step_time_s * (1 + 1e-9) else min(s.start_s for s in expected)
-    mine = partition(expected, begin, begin + result.step_time_s, waits)
+    begin, end = _window(result, expected, whole=trace.whole)
+    mine = partition(expected, begin, end, waits)
     transfers: dict[float, float] = {}
     for item in expected:
         if item.collective == "send_recv" and item.kind == "pp":
             transfers[item.bytes] = min(item.seconds, transfers.get(item.bytes, item.seconds))
-    notes, known, parts, steps = list(trace.notes), True, [], []
+    notes, known, parts, steps, lengths = list(trace.notes), True, [], [], []
     for slices, length in zip(trace.steps, trace.lengths_s, strict=True):
-        prepared, told = with_launch_gaps(with_waits(slices, transfers), 0.0, length)
+        moved = with_waits(slices, transfers)
+        first = 0.0 if trace.whole else min(s.start_s for s in moved)
+        prepared, told = with_launch_gaps(moved, first, length)
         known &= told
-        steps.append(prepared)
-        parts.append(partition(prepared, 0.0, length, waits))
+        steps.append([s.moved(-first) for s in prepared])
+        parts.append(partition(prepared, first, length, waits))
+        lengths.append(length - first)
+    if not trace.whole:
+        notes.append("one step: what a rank waits before its first and after its last op is left out of both sides")
     if not known and trace.device == "cuda":
         notes.append("the trace holds no launches: gaps below 100 us count as the host's, longer ones as waits")
     if trace.world_size and trace.world_size != layout.mesh.world_size:
         notes.append(f"the trace ran on {trace.world_size} ranks, the scenario has {layout.mesh.world_size}")
-    shown = sorted(range(len(steps)), key=lambda i: trace.lengths_s[i])[len(steps) // 2]
+    shown = sorted(range(len(steps)), key=lambda i: lengths[i])[len(steps) // 2]
     pairs, problem = align_compute(expected, steps[shown])
     notes += [problem] if problem else []
     lag = tuple(
@@ -192,12 +199,21 @@ def compare(priced: Priced, result: Result, trace: MeasuredTrace, rank: int, pip
     )
     return TraceDiff(
         scenario=layout.scenario.name, file=trace.file, device=trace.device, rank=rank, pipeline_rank=pipeline_rank,
-        steps=len(steps), predicted_step_s=mine.total, measured_step_s=mean(trace.lengths_s),
+        steps=len(steps), predicted_step_s=mine.total, measured_step_s=mean(lengths),
         causes=_causes(mine.seconds, [p.seconds for p in parts]), ops=tuple(op_rows(pairs)),
         collectives=tuple(collective_rows(expected, trace.steps[shown])),
         late=tuple(late_collectives(expected, trace.steps[shown])), kernels=trace.kernels, notes=tuple(notes),
-        predicted=tuple(expected), measured=tuple(steps[shown]), shown_step_s=trace.lengths_s[shown], lag=lag,
+        predicted=tuple(expected), measured=tuple(steps[shown]), shown_step_s=lengths[shown], lag=lag,
     )  # fmt: skip
+
+
+def _window(result: Result, expected: Sequence[Slice], *, whole: bool) -> tuple[float, float]:
+    """Of the predicted step: all of it, or from the rank's first op to its last."""
+    if not whole:
+        return min(s.start_s for s in expected), max(s.end_s for s in expected)
+    synchronous = result.timeline.makespan <= result.step_time_s * (1 + 1e-9)
+    begin = 0.0 if synchronous else min(s.start_s for s in expected)
+    return begin, begin + result.step_time_s
 
 
 def _causes(predicted: Mapping[str, float], measured: Sequence[Mapping[str, float]]) -> tuple[Cause, ...]:

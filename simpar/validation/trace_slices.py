@@ -57,6 +57,11 @@ class Slice:
         """Duration."""
         return self.end_s - self.start_s
 
+    def moved(self, by_s: float) -> Slice:
+        """The same, later."""
+        ready = None if self.ready_s is None else self.ready_s + by_s
+        return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s, ready_s=ready) if by_s else self
+
 
 def predicted_slices(priced: Priced, result: Result, role: int) -> list[Slice]:
     """What simpar expects `role` to run, by start. The program must be lowered at detail "op"."""
@@ -151,6 +156,8 @@ def _by_terms(terms: Iterable[tuple[str, float]], base: Slice) -> list[Slice]:
     found, at = [], base.start_s
     for name, seconds in wanted:
         end = at + base.seconds * seconds / total
-        found.append(replace(base, start_s=at, end_s=end, kind=_TERMS.get(name, "memory_bound"), name=f"{base.name} {name}"))
+        kind = _TERMS.get(name, "memory_bound")
+        wire = "exposed" if kind in DIMENSIONS else ""
+        found.append(replace(base, start_s=at, end_s=end, kind=kind, name=f"{base.name} {name}", collective=wire))
         at = end
     return found
