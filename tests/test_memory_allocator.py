@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.result.allocator import MIB, AllocatorRules, CachingAllocator, DeviceFullError, Event, replay
+from simpar.result.allocator import MIB, RECORDED, AllocatorRules, CachingAllocator, DeviceFullError, Event, replay
 
 EXPANDABLE = AllocatorRules(expandable_segments=True)
 
@@ -172,3 +172,22 @@ def test_many_large_tensors_reserve_nearly_what_they_allocate_with_expandable_se
     events: list[Event] = [(i, (37 + i % 5) * MIB, "compute") for i in range(100)]
     found = replay(events, EXPANDABLE)
     assert found.reserved_bytes / found.allocated_bytes < 1.01
+
+
+def test_blocks_that_a_collective_used_last_are_there_again_only_later() -> None:
+    """Freed, they no longer count as allocated; the next request of their size opens another segment until enough came after."""
+    size, events = 32 * MIB, []
+    for tensor in range(20):
+        events += [(tensor, size, "compute"), (tensor, 0, RECORDED)]
+    held = replay(events, AllocatorRules(pending_frees=5))
+    assert held.allocated_bytes == size
+    assert held.reserved_bytes == 6 * size
+    assert replay(events).reserved_bytes == size
+
+
+def test_a_full_device_waits_for_collectives() -> None:
+    size = 32 * MIB
+    events = [(tensor, amount, kind) for tensor in range(20) for amount, kind in ((size, "compute"), (0, RECORDED))]
+    squeezed = replay(events, AllocatorRules(pending_frees=5, limit_bytes=3 * size))
+    assert not squeezed.out_of_memory
+    assert squeezed.reserved_bytes == 3 * size

@@ -260,6 +260,8 @@ class Layout:
         # With several micro-batches they are there from the first one's backward on, that is at the peak.
         persist = spec.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1
         copy = spec.gradient_copy_bytes if gradient > 2.0 else 0.0
+        if spec.ddp_buckets and self.plan.zero_stage == 0:
+            copy += parameter
         return StateBytes(parameter, gradient + copy, master, moments,
                           4.0 if reduce_dtype == "fp32" or full else 2.0, gather, persist)  # fmt: skip
 

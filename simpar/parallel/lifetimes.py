@@ -7,6 +7,7 @@ through. Sizes are those of `split.py`, so the sums agree with its `saved`; the 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,12 +32,14 @@ class Lifetimes:
         backward: steps with the recomputation first; gives back all that was saved, but what `late` gives back.
         late: steps of the weight gradient where it is apart from the input gradient.
         weights: (elements, whether it is an expert's) of each op's weights.
+        collective: tensors that a tensor-parallel collective reads: partial sums of outputs and of gradients of inputs.
     """
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     late: tuple[Step, ...]
     weights: tuple[tuple[int, bool], ...]
+    collective: frozenset[str] = frozenset()
 
 
 def lifetimes(local: LocalBlock, *, split_backward: bool = False) -> Lifetimes:
@@ -102,7 +105,19 @@ class _Order:
         if again:
             self._forward(frozenset(again))
         late = self._backward(split_backward=split_backward)
-        return Lifetimes(forward, tuple(self.steps), tuple(late), tuple(w for w in weights if w[0]))
+        return Lifetimes(forward, tuple(self.steps), tuple(late), tuple(w for w in weights if w[0]), self._collective())
+
+    def _collective(self) -> frozenset[str]:
+        """Names of what tensor-parallel collectives read."""
+        items, found = self.block.items, set()
+        if self.splitter.degrees.tp == 1:
+            return frozenset()
+        for before, after in itertools.pairwise(items):
+            if isinstance(after, Seam) and after.name in _EXIT and isinstance(before, Op):
+                found.add(f"{before.name}.out")
+            if isinstance(before, Seam) and before.name in _ENTRY and isinstance(after, Op):
+                found.add(f"{after.name}.gradient")
+        return frozenset(found)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from simpar.parallel.keys import BlockOp, Compute, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.split import LocalBlock
-from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
+from simpar.result.allocator import RECORDED, AllocatorPeak, AllocatorRules, Event, replay
 
 Pass = tuple[str, int, int, int]
 """(phase, model stage, first block, past the last block)."""
@@ -89,7 +89,7 @@ class _Trace:
         """Steps of a block."""
         return lifetimes(block, split_backward=stage in self.split)
 
-    def run(self, steps: tuple[tuple[str, int], ...], ids: dict[str, int]) -> None:
+    def run(self, steps: tuple[tuple[str, int], ...], ids: dict[str, int], collective: frozenset[str] = frozenset()) -> None:
         """Steps of one block of one micro-batch, whose tensors are `ids`."""
         events, count = self.events, self.count
         for name, size in steps:
@@ -100,14 +100,14 @@ class _Trace:
             else:
                 tensor = ids.pop(name, -1)
                 if tensor >= 0:
-                    events.append((tensor, 0, ""))
+                    events.append((tensor, 0, RECORDED if name in collective else ""))
         self.count = count
 
     def forward(self, stage: int, index: int) -> None:
         """Forward of a block."""
         ids: dict[str, int] = {}
-        steps = self.lives(stage, self.layout.stage_blocks[stage][index]).forward
-        self.run(_saved_only(steps) if self.thin else steps, ids)
+        lives = self.lives(stage, self.layout.stage_blocks[stage][index])
+        self.run(_saved_only(lives.forward) if self.thin else lives.forward, ids, lives.collective)
         if index == 0 and self.layout.framework.frees_stage_inputs and self.layout.plan.pp > 1:
             self.free(ids.pop(f"{STAGE_INPUT}#0", -1))
         self.flying.setdefault((stage, index), deque()).append(ids)
@@ -123,7 +123,7 @@ class _Trace:
             for tensor in ids.values():
                 self.free(tensor)
             return
-        self.run(lives.backward, ids)
+        self.run(lives.backward, ids, lives.collective)
         if stage in self.split:
             self.late.setdefault((stage, index), deque()).append(ids)
 
@@ -335,7 +335,10 @@ class Replays:
         key = (nearest, None if room is None else round(room, 3))
         if key not in self._found:
             limit = None if room is None else int(self.peak(nearest).allocated_bytes * room)
-            rules = AllocatorRules(expandable_segments=self._layout.framework.expandable_segments, limit_bytes=limit)
+            spec = self._layout.framework
+            rules = AllocatorRules(
+                expandable_segments=spec.expandable_segments, limit_bytes=limit, pending_frees=spec.pending_collectives
+            )
             self._found[key] = replay(self._requests(nearest), rules)
         return self._found[key]
 

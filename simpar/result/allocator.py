@@ -12,6 +12,7 @@ from any free run of it, and they are mapped again when the run is used.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +31,8 @@ class AllocatorRules:
         segment_rounding_bytes: such segments round up to this.
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
         limit_bytes: what the device can give; none = no limit.
+        pending_frees: blocks that a collective still holds after they were freed (record_stream): the host runs ahead of the
+            device by so many of them, or until the device is full.
     """
 
     rounding_bytes: int = 512
@@ -40,6 +43,7 @@ class AllocatorRules:
     segment_rounding_bytes: int = 2 * MIB
     expandable_segments: bool = False
     limit_bytes: int | None = None
+    pending_frees: int = 0
 
     def rounded(self, size: int) -> int:
         """Bytes of the block that a request of `size` bytes takes."""
@@ -112,6 +116,7 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._pools: dict[tuple[str, bool], _Pool] = {}
         self._next_address = 0
+        self._pending: deque[Block] = deque()
 
     def malloc(self, size: int, stream: str = "compute") -> Block:
         """A block for `size` bytes on `stream`.
@@ -139,9 +144,21 @@ class CachingAllocator:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
-    def free(self, block: Block) -> None:
-        """Give a block of `malloc` back; it merges with free neighbours."""
+    def free(self, block: Block, *, recorded: bool = False) -> None:
+        """Give a block of `malloc` back; it merges with free neighbours.
+
+        Args:
+            recorded: a collective's stream uses it: it counts as freed, but is not there for others yet.
+        """
         self.allocated_bytes -= block.size
+        if not recorded or not self.rules.pending_frees:
+            self._release(block)
+            return
+        self._pending.append(block)
+        if len(self._pending) > self.rules.pending_frees:
+            self._release(self._pending.popleft())
+
+    def _release(self, block: Block) -> None:
         block.free = True
         pool, before, after = block.pool, block.previous, block.next
         if after is not None and after.free:
@@ -210,12 +227,14 @@ class CachingAllocator:
         return block
 
     def give_back(self) -> int:
-        """Unused segments (or whole unused pages of expandable ranges) go back to the device.
+        """What collectives held is waited for; unused segments (or whole unused pages of expandable ranges) go back to the device.
 
         Returns:
             bytes given back.
         """
         before = self.reserved_bytes
+        while self._pending:
+            self._release(self._pending.popleft())
         for pool in self._pools.values():
             if self.rules.expandable_segments:
                 self._unmap(pool)
@@ -244,7 +263,8 @@ class CachingAllocator:
 
 
 Event = tuple[int, int, str]
-"""(tensor id, bytes or 0 to free it, stream)."""
+"""(tensor id, bytes or 0 to free it, stream; freed: RECORDED where a collective used it last)."""
+RECORDED: Final = "recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +291,7 @@ def replay(events: list[Event], rules: AllocatorRules | None = None) -> Allocato
             if size:
                 held[tensor] = malloc(size, stream)
             else:
-                free(pop(tensor))
+                free(pop(tensor), recorded=stream == RECORDED)
     except DeviceFullError:
         return AllocatorPeak(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, True)
     return AllocatorPeak(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)

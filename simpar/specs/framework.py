@@ -64,6 +64,8 @@ class FrameworkSpec:
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
             one.
+        ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
+            the weights.
         gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from
             the first backward on.
         weight_gradients: 16-bit weight-gradient tensors in a backward, real or (where the matmul accumulates in place)
@@ -148,6 +150,8 @@ class FrameworkSpec:
         fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see
             (side streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
         expandable_segments: the allocator setting of the launch scripts.
+        pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
+            ahead (torch before 2.8 records NCCL's stream on them); they count as reserved, not as allocated.
 
     FSDP
 
@@ -187,6 +191,7 @@ class FrameworkSpec:
     fp8_dispatch: bool = False
     fp8_parameters: bool = False
     gradient_copy_bytes: float = 0.0
+    ddp_buckets: bool = False
     gradients_persist: bool = True
     weight_gradients: Literal["none", "each", "shapes"] = "each"
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
@@ -238,6 +243,7 @@ class FrameworkSpec:
     contiguous_buffers: bool = True
     fragmentation: float = 1.025
     expandable_segments: bool = False
+    pending_collectives: int = 0
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_reduce_input_stays: bool = False
