@@ -79,7 +79,7 @@ def uncalibrated() -> Iterator[None]:
 def calibration_for(framework: str, since: tuple[int, int], architecture: str, gpu: str = "") -> RunCalibration:
     """The constants in force: of the framework on this GPU, on its architecture, or of all frameworks there.
 
-    The more particular constants win unless they did worse on runs that they had not seen than more general ones did.
+    The more particular constants win; few runs moved them little from those of the group around (validation/fit_runs.py).
     """
     if not _ACTIVE.get():
         return NEUTRAL
@@ -89,10 +89,7 @@ def calibration_for(framework: str, since: tuple[int, int], architecture: str, g
         for name, chip in ((framework, gpu), (framework, architecture), ("*", architecture))
         if (found := _generation(name, chip, month)) is not None
     ]
-    for index, entry in enumerate(chain):
-        if all(entry.median_cross_validated <= other.median_cross_validated for other in chain[index + 1 :]):
-            return entry
-    return NEUTRAL
+    return chain[0] if chain else NEUTRAL
 
 
 def _generation(name: str, chip: str, month: int) -> RunCalibration | None:
