@@ -130,8 +130,8 @@ class Answers:
         check_size(scenario)
         if self._pace.get(state.base, FIRST_S_PER_PASS) * actions_of(scenario) < SOON_S:
             return None
-        with self._lock:
-            return None if outdated() else preview(scenario, *numbers, lowering=self._programs)
+        # Beside a whole step that is still being computed: waiting for that would take longer.
+        return None if outdated() else preview(scenario, *numbers, lowering=self._programs)
 
     def known(self, state: State) -> bool:
         """Whether the answer is kept already."""

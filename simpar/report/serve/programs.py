@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 
 from simpar.parallel.layout import Layout
@@ -20,6 +21,7 @@ class Programs:
     """`lower`, remembered."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[object, ...], Program] = OrderedDict()
 
     def __call__(self, layout: Layout, schedule: Schedule, detail: Detail = "layer", *, expand: bool = False) -> Program:
@@ -30,9 +32,12 @@ class Programs:
             return lower(layout, schedule, detail, expand=expand)
         named = scenario.model_dump_json(exclude={"cluster": PRICES_ONLY, "description": True, "published": True})
         key = (named, layout.num_microbatches, detail, expand)
-        if key not in self._kept:
-            self._kept[key] = lower(layout, schedule, detail, expand=expand)
+        found = self._kept.get(key)
+        if found is None:
+            found = lower(layout, schedule, detail, expand=expand)
+        with self._lock:
+            self._kept[key] = found
+            self._kept.move_to_end(key)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        return found
