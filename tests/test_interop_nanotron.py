@@ -92,7 +92,7 @@ def test_what_it_cannot_run_is_named_together() -> None:
     with pytest.raises(InputError) as caught:
         export(read_scenario(SCENARIOS / "deepseek-v3_h800x2048_pp16ep64.toml"))
     fields = {v.field for v in caught.value.violations}
-    assert fields >= {"plan.schedule", "training.precision", "plan.overlap_ep", "model.mla", "plan.recompute", "training.optimizer"}
+    assert fields >= {"plan.schedule", "training.precision", "model.moe", "model.mla", "plan.recompute", "training.optimizer"}
     with pytest.raises(InputError) as caught:
         export(scenario({"tp": 2, "cp": 2, "zero_stage": 3}, {"dropout": 0.1}))
     assert {v.field for v in caught.value.violations} >= {"plan.cp", "plan.zero_stage", "training.dropout"}

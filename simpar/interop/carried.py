@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,6 +30,16 @@ _LINE: Final = re.compile(r"^\s*#\s*simpar:\s*([\w.]+)\s*=\s*(.*?)\s*$", re.M)
 _WHERE: Final = " where the file says "
 _BESIDE: Final = " beside the file"
 _FREE: Final = ("name", "description", "framework", "framework_version")
+_FOLLOWS: Final = {
+    "plan.zero_stage": ("plan.reshard_after_forward", "plan.overlap_param_gather", "plan.shard_size"),
+    "plan.schedule": ("plan.virtual_stages", "plan.microbatch_group_size", "plan.layers_per_stage", "plan.overlap_p2p"),
+    "plan.virtual_stages": ("plan.microbatch_group_size", "plan.layers_per_stage", "plan.overlap_p2p"),
+    "plan.cp": ("plan.cp_style", "plan.dp", "plan.shard_size"),
+    "plan.ep": ("plan.etp", "plan.ep_dispatcher", "plan.overlap_ep"),
+    "model.num_decoder_layers": ("plan.layers_per_stage",),
+    "model.moe": ("plan.ep", "plan.etp", "plan.ep_dispatcher", "plan.overlap_ep"),
+}
+"""Field -> fields whose meaning hangs on it."""
 _CONDITIONAL: Final = ("plan", "training", "model")
 
 
@@ -63,26 +73,33 @@ class Reading:
     finish: Callable[[dict[str, Any], int], None] | None = None
 
 
-def carried(scenario: Scenario, reading: Reading, what: str, unsaid: Collection[str] = ()) -> list[str]:
+def carried(
+    scenario: Scenario, reading: Reading, what: str, refused: Sequence[Violation] = (), unsaid: Collection[str] = ()
+) -> list[str]:
     """Comment lines that bring `scenario` back from a file that says `reading` by itself.
 
     Args:
         what: the format, for messages.
+        refused: what the framework does not run, told together with what its file cannot say.
         unsaid: fields that are no setting of the framework but a fact about it, and so travel as they are.
 
     Raises:
-        InputError: every field whose meaning the file does not hold.
+        InputError: `refused`, and every field whose meaning the file does not hold.
     """
     free = dict(_free(scenario))
     read = _unchecked(_table(reading, free))
     wanted, found = meaning(scenario), meaning(read)
-    lost = [
+    told = {v.field for v in refused}
+    lost = {path for path, value in wanted.items() if value != found.get(path) and path not in unsaid}
+    # What follows from another field that is told, or has no effect here, is no loss of its own.
+    follows = {name for field, names in _FOLLOWS.items() if field in lost | told for name in names}
+    named = [
         Violation(path, _plain(value), f"{what} cannot say this", f"it can say {_plain(found.get(path))!r}")
         for path, value in wanted.items()
-        if value != found.get(path) and path not in unsaid
+        if path in lost - told - follows and (value is not None or not lost | told)
     ]
-    if lost:
-        raise InputError(lost)
+    if refused or named:
+        raise InputError([*refused, *named])
     lines = [f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in free.items()]
     preset = next((n for n in model_names() if load_model(n) == scenario.model), None)
     if preset is not None and read.model != scenario.model:
@@ -94,8 +111,8 @@ def carried(scenario: Scenario, reading: Reading, what: str, unsaid: Collection[
         for name, value in wrote.items():
             if value != said.get(name):
                 where = f"{_WHERE}{json.dumps(said.get(name), ensure_ascii=False)}"
-                told = _BESIDE if wanted[f"{part}.{name}"] != found[f"{part}.{name}"] else where
-                lines.append(f"{part}.{name} = {json.dumps(value, ensure_ascii=False)}{told}")
+                condition = _BESIDE if wanted[f"{part}.{name}"] != found[f"{part}.{name}"] else where
+                lines.append(f"{part}.{name} = {json.dumps(value, ensure_ascii=False)}{condition}")
     return [f"# simpar: {line}" for line in lines]
 
 

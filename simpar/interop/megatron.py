@@ -230,14 +230,8 @@ def _flags_and_comments(scenario: Scenario) -> tuple[list[str], list[str]]:
     if not isinstance(scenario.model, TransformerSpec):
         raise InputError(found)
     lines = [*parallel_flags(scenario), *training_flags(scenario), *model_flags(scenario.model, scenario.training.sequence_length)]
-    try:
-        comments = carried(scenario, read_options(options(shlex.split(" ".join(lines)))), "Megatron-LM")
-    except InputError as error:
-        told = {v.field for v in found}
-        raise InputError([*found, *(v for v in error.violations if v.field not in told)]) from None
-    if found:
-        raise InputError(found)
-    return lines, comments
+    reading = read_options(options(shlex.split(" ".join(lines))))
+    return lines, carried(scenario, reading, "Megatron-LM", found)
 
 
 def flags(scenario: Scenario) -> list[str]:

@@ -251,13 +251,7 @@ def export(scenario: Scenario) -> dict[str, str]:
     if not isinstance(scenario.model, TransformerSpec):
         raise InputError(found)
     text = yaml_text(configuration(scenario)) + "\n"
-    try:
-        comments = carried(scenario, read_config(text), "nanotron", _unsaid(scenario))
-    except InputError as error:
-        told = {v.field for v in found}
-        raise InputError([*found, *(v for v in error.violations if v.field not in told)]) from None
-    if found:
-        raise InputError(found)
+    comments = carried(scenario, read_config(text), "nanotron", found, _unsaid(scenario))
     line = torchrun(scenario, "run_train.py", '--config-file nanotron.yaml "$@"')
     return {
         "nanotron.yaml": "\n".join(comments) + "\n# Data, tokenizer, steps and learning rate are yours.\n" + text,

@@ -196,13 +196,7 @@ def configuration(scenario: Scenario) -> str:
     if key is None:
         raise InputError(found)
     text = _toml(sections(scenario, key))
-    try:
-        comments = carried(scenario, read_config(text), "torchtitan", _unsaid(scenario))
-    except InputError as error:
-        told = {v.field for v in found}
-        raise InputError([*found, *(v for v in error.violations if v.field not in told)]) from None
-    if found:
-        raise InputError(found)
+    comments = carried(scenario, read_config(text), "torchtitan", found, _unsaid(scenario))
     return "\n".join([*comments, "# torchtitan v0.2.0 to v0.2.2; data, steps and learning rate are yours.", "", text])
 
 
