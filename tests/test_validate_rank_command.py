@@ -16,7 +16,7 @@ from simpar.cli import app
 from simpar.errors import InputError
 from simpar.interop.kineto_step import kernel_kind
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.validation.rank import TOLERANCE, Row, compare, plan_of, predict, to_json
+from simpar.validation.rank import CLASSES, TOLERANCE, Row, compare, plan_of, predict, to_json
 from simpar.validation.rank_command import RankOptions, run
 from simpar.validation.rank_layouts import WORKER_FILES, read_layouts, write_bundle
 from simpar.validation.rank_plan import rank_plan
@@ -40,7 +40,8 @@ def scenario(model: dict[str, Any] | str = MODEL, training: dict[str, Any] | Non
 def measured_like(plan: Any, factor: float = 1.0) -> dict[str, Any]:
     """What a GPU would write if it agreed with the prediction but for `factor` in time and memory."""
     said = predict(plan)
-    names = {"gemm": "nvjet_tst", "attention": "flash_fwd", "memory_bound": "vectorized", "optimizer": "multi_tensor_apply"}
+    names = {"gemm": "nvjet_tst", "attention": "flash_fwd", "memory_bound": "vectorized", "optimizer": "multi_tensor_apply",
+             "norm": "vectorized_layer_norm_kernel", "loss": "nll_loss_forward_reduce_cuda_kernel_2d"}  # fmt: skip
     return {
         "format": 1, "plan": plan.table, "mode": "cuda", "torch": "2.13", "wall_s": 9.0, "device": "NVIDIA H200",
         "states": {"parameters": said.parameters, "state_bytes": said.state_bytes, "padding": 0.0}, "blocks": [],
@@ -107,7 +108,8 @@ def test_a_gpu_measurement_is_read_back(tmp_path: Path) -> None:
     errors = {(r.metric, r.part): r.error for r in found.rows}
     for metric in ("allocated_bytes", "reserved_bytes", "step_time_s"):
         assert errors[metric, ""] == pytest.approx(1 / 1.01 - 1)
-    assert errors["class_time_s", "gemm"] == pytest.approx(1 / 1.01 - 1)
+    for kind in CLASSES:
+        assert errors["class_time_s", kind] == pytest.approx(1 / 1.01 - 1), kind
     assert found.exit_code == 0
     (tmp_path / "b.json").write_text(json.dumps(measured_like(plan, 1.2)))
     whole = run(RankOptions(measured=tmp_path), kernel_kind)

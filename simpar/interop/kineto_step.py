@@ -33,6 +33,8 @@ from simpar.validation.trace_slices import Slice
 
 _STEP: Final = re.compile(r"^ProfilerStep#(\d+)")
 _OPTIMIZER: Final = re.compile(r"multi_tensor_apply|fused_?adam|adamw?_kernel", re.IGNORECASE)
+_NORM: Final = re.compile(r"(?:rms|layer)_?norm", re.IGNORECASE)
+_LOSS: Final = re.compile(r"nll_loss|cross_entropy|(?:cunn_|log_?)softmax", re.IGNORECASE)
 _CPU_GEMM: Final = re.compile(r"^aten::(mm|addmm|bmm|baddbmm|_grouped_mm|mkldnn_linear|mv|dot)$|^mkldnn::")
 _CPU_ATTENTION: Final = re.compile(r"^aten::_(scaled_dot_product|flash_attention|efficient_attention)")
 _CPU_COLLECTIVE: Final = re.compile(r"^(?:gloo|mpi|ucc|fake):(\w+)$")
@@ -165,11 +167,12 @@ def _gpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tup
 
 
 def kernel_kind(name: str) -> str:
-    """Kind of a kernel by its name alone: one of the compute classes, copy, or nccl."""
-    if _OPTIMIZER.search(name):
-        return "optimizer"
+    """Kind of a kernel by its name alone: a compute class, of memory-bound ones norm and loss apart, copy, or nccl."""
+    for kind, pattern in (("optimizer", _OPTIMIZER), ("norm", _NORM), ("loss", _LOSS)):
+        if pattern.search(name):
+            return kind
     lower = name.lower()
-    return "copy" if lower.startswith(("memcpy", "memset")) else _KIND.get(kind := kernel_class(name, "kernel", {}), kind)
+    return "copy" if lower.startswith(("memcpy", "memset")) else _KIND.get(found := kernel_class(name, "kernel", {}), found)
 
 
 def _gpu_slice(kernel: Kernel, ready: float | None, groups: _Groups, in_optimizer: bool) -> Slice:

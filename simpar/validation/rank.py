@@ -30,6 +30,8 @@ TOLERANCE: Final = {
     "reserved_bytes": 0.05, "step_time_s": 0.05, "class_time_s": math.inf,
 }  # fmt: skip
 """Metric -> largest |predicted / measured - 1|; the times of kernel classes are shown, their sum is judged."""
+CLASSES: Final = ("gemm", "attention", "norm", "loss", "memory_bound", "optimizer")
+"""Kernel classes that are compared."""
 SMALL_CALLS: Final = 1e-4
 """Share of a rank's bytes on the wire below which a difference counts as none: under sequence parallelism torch sums the
 gradient of every norm's weight (a few KiB) over the tensor ranks, which simpar leaves out."""
@@ -86,7 +88,7 @@ class Predicted:
         flops: gemm, attention, per step; the whole score matrix counted.
         wire: bytes on the wire.
         allocated_bytes, reserved_bytes: peaks.
-        seconds: class -> seconds of the rank's own kernels and launches.
+        seconds: class (CLASSES, launch) -> seconds of the rank's own kernels and launches.
     """
 
     parameters: float
@@ -112,12 +114,19 @@ def predict(plan: RankPlan) -> Predicted:
     seconds: dict[str, float] = defaultdict(float)
     for item in predicted_slices(priced, result, role):
         if item.lane == "compute" and item.kind in ("gemm", "attention", "memory_bound", "optimizer", "launch"):
-            seconds[item.kind] += item.seconds
+            seconds[_class(item.kind, item.name)] += item.seconds
     saved = {b.name: b.saved_bytes for s in held for b in layout.stage_blocks[s] if b.name in ("layer", "moe_layer")}
     return Predicted(
         dense + experts, (dense + experts) * (state.parameter + state.master + state.moments), saved, _flops(priced, role),
         _wire(priced, role), memory.allocated_bytes, memory.reserved_bytes, dict(seconds),
     )  # fmt: skip
+
+
+def _class(kind: str, name: str) -> str:
+    """Kind of an op, with norms and the loss apart from other memory-bound ones."""
+    if kind != "memory_bound":
+        return kind
+    return "norm" if "norm" in name else "loss" if "loss" in name else kind
 
 
 def _counted(priced: Priced, role: int) -> list[tuple[object, int]]:
@@ -251,7 +260,7 @@ def _class_rows(name: str, seconds: dict[str, float], kernels: Sequence[dict[str
     found: dict[str, float] = defaultdict(float)
     for kernel in kernels:
         found[classify(kernel["name"])] += kernel["seconds"]
-    kinds = [k for k in ("gemm", "attention", "memory_bound", "optimizer") if k in seconds or k in found]
+    kinds = [k for k in CLASSES if k in seconds or k in found]
     return [Row(name, "class_time_s", k, seconds.get(k, 0.0), found.get(k, 0.0)) for k in kinds]
 
 
