@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.report.gantt import KINDS
+from simpar.report.output import write_file
 from simpar.report.page import Table, card, page, plot
+from simpar.report.search_view import CATEGORIES, proof, turn
 from simpar.report.step_figures import figure
 from simpar.result.result import Result
 from simpar.search.answer import Answer
 from simpar.search.choice import Choice
-from simpar.search.find import Found
-from simpar.search.why import Why
+from simpar.search.find import Found, find
+from simpar.search.objective import dominates
+from simpar.search.parts import Wish
+from simpar.search.runner_up import RunnerUp
+from simpar.search.why import Why, narrowed
 from simpar.simulate import interpret, prepare, run
 from simpar.units import format_bytes, format_seconds
 
-DESIGNS = 60
-"""Designs that are simulated for the page."""
-GANTTS = 4
-_RECTANGLES = 3000
-_BOTTLENECKS = {
-    "bubble": ("pipeline bubble", "#0072b2"), "tp": ("tensor parallel", "#e69f00"), "cp": ("context parallel", "#56b4e9"),
-    "ep": ("expert parallel", "#cc79a7"), "dp": ("data parallel", "#d55e00"), "pp": ("pipeline sends", "#009e73"),
-    "recompute": ("recomputation", "#f0e442"), "memory_bound": ("memory-bound kernels", "#7f7f7f"), "launch": ("launch gaps", "#a65628"),  # noqa: E501
-    "optimizer": ("optimizer", "#000000"), "interference": ("compute slowed by collectives", "#8c6bb1"),
-    "offload": ("offload", "#b15928"), "communication": ("collectives in blocks", "#4daf4a"),
+DESIGNS: Final = 60
+"""Meshes of which the page shows the best layout that an everyday choice of everything else gives."""
+DESIGNS_S: Final = 20.0
+"""Time for them."""
+GANTTS: Final = 4
+_RECTANGLES: Final = 3000
+# The eight colours of Okabe and Ito, which the colour-blind tell apart, then shapes: no two look alike in grey either.
+_BOTTLENECKS: Final = {
+    "bubble": ("#0072b2", "circle"), "tp": ("#e69f00", "square"), "cp": ("#56b4e9", "diamond"), "ep": ("#cc79a7", "cross"),
+    "dp": ("#d55e00", "triangle-up"), "pp": ("#009e73", "x"), "recompute": ("#f0e442", "triangle-down"),
+    "memory_bound": ("#7f7f7f", "pentagon"), "launch": ("#7f7f7f", "hexagram"), "optimizer": ("#000000", "hourglass"),
+    "interference": ("#0072b2", "bowtie"), "host": ("#d55e00", "diamond-wide"),
 }  # fmt: skip
+_EVERYDAY: Final[dict[str, tuple[Any, ...]]] = {
+    "schedule": ("1f1b", "interleaved"), "virtual_stages": (1, 2, 4), "recompute": ("none", "full"), "split": ("even",),
+    "offload_activations": (0.0,), "offload_optimizer": (False,), "shard_size": (None,), "micro_batch_size": (1, 2, 4),
+    "overlap_grad_reduce": (True,), "overlap_param_gather": (True,), "reshard_after_forward": (True,),
+    "sequence_parallel": (True,), "placement": ("tp-cp-ep-dp-pp",),
+}  # fmt: skip
+"""Where the best layout of a design is looked for."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One simulated design of the page."""
+    """One simulated layout of the page.
+
+    Attributes:
+        chosen: it is one of the answer's.
+    """
 
     choice: Choice
     step_time_s: float
@@ -44,15 +64,24 @@ class Point:
     bottleneck: str
     mfu: float
     num_gpus: int
+    chosen: bool = False
 
     @property
     def hover(self) -> str:
         """Shown under the pointer."""
-        name = _BOTTLENECKS.get(self.bottleneck, (self.bottleneck, ""))[0]
         return (
             f"{self.choice}<br>{format_seconds(self.step_time_s)}, MFU {self.mfu:.1%}, {format_bytes(self.device_bytes)}"
-            f"<br>{self.num_gpus:,} GPUs, most lost to: {name}"
+            f"<br>{self.num_gpus:,} GPUs, most lost to: {_name(self.bottleneck)}"
         )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Time and memory."""
+        return {"step_time_s": self.step_time_s, "peak_memory_bytes": self.device_bytes}
+
+
+def _name(category: str) -> str:
+    return CATEGORIES.get(category, category.replace("_", " "))
 
 
 def bottleneck(result: Result) -> str:
@@ -62,22 +91,40 @@ def bottleneck(result: Result) -> str:
 
 
 def points_of(answer: Answer) -> list[Point]:
-    """The best layouts, and the best of other designs simulated, each design once."""
-    found = [_point(c.scored.choice, c.result) for c in answer.candidates]
-    seen = {_design(p.choice) for p in found}
-    for each in answer.found:
-        for glimpse in sorted(each.glimpses, key=lambda g: g.bound_s):
-            if len(found) >= DESIGNS:
-                break
-            if _design(glimpse.choice) not in seen:
-                seen.add(_design(glimpse.choice))
-                found.append(_point(glimpse.choice, _simulated(each, glimpse.choice)))
+    """The answer's layouts, and of other meshes the best that everyday choices give, as many as there is time for."""
+    found = [_point(c.scored.choice, c.result, chosen=True) for c in answer.candidates]
+    seen = {_mesh(p.choice) for p in found}
+    until = time.monotonic() + DESIGNS_S
+    for each, mesh in _meshes(answer):
+        if len(found) >= DESIGNS + len(answer.candidates) or time.monotonic() > until:
+            break
+        if mesh not in seen:
+            seen.add(mesh)
+            found += _design(each, mesh)
     return [p for p in found if p.step_time_s > 0]
 
 
-def _design(choice: Choice) -> tuple[object, ...]:
-    g, p = choice.group, choice.pipeline
-    return (g.tp, g.cp, g.pp, g.dp, g.ep, g.etp, p.schedule)
+def _mesh(choice: Choice) -> tuple[int, ...]:
+    g = choice.group
+    return (g.tp, g.cp, g.pp, g.dp, g.ep)
+
+
+def _meshes(answer: Answer) -> list[tuple[Found, tuple[int, ...]]]:
+    """Meshes of all cluster sizes in turn, spread evenly over each."""
+    columns = []
+    for each in answer.found:
+        every = sorted({(g.tp, g.cp, g.pp, g.dp, g.ep) for g in each.space.groups})
+        step = max(len(every) * len(answer.found) / DESIGNS, 1.0)
+        columns.append([(each, every[int(i * step)]) for i in range(int(len(every) / step))])
+    return [pair for row in zip_longest(*columns) for pair in row if pair is not None]
+
+
+def _design(found: Found, mesh: tuple[int, ...]) -> list[Point]:
+    """The best layout of a mesh in the everyday corner; none where nothing there fits."""
+    corner = {axis: (value,) for axis, value in zip(("tp", "cp", "pp", "dp", "ep"), mesh, strict=True)}
+    space = narrowed(found.space, {**_EVERYDAY, **corner})
+    best = find(space, Wish(keep=1)).best if space.size else []
+    return [_point(s.choice, _simulated(found, s.choice)) for s in best]
 
 
 def _simulated(found: Found, choice: Choice) -> Result:
@@ -85,9 +132,9 @@ def _simulated(found: Found, choice: Choice) -> Result:
     return interpret(priced, run(priced, interference=True))
 
 
-def _point(choice: Choice, result: Result) -> Point:
+def _point(choice: Choice, result: Result, *, chosen: bool = False) -> Point:
     bytes_ = result.worst_rank.device_bytes
-    return Point(choice, result.step_time_s, bytes_, bottleneck(result), result.mfu, result.world_size)
+    return Point(choice, result.step_time_s, bytes_, bottleneck(result), result.mfu, result.world_size, chosen)
 
 
 def search_page(answer: Answer, reasons: list[Why]) -> str:
@@ -95,30 +142,42 @@ def search_page(answer: Answer, reasons: list[Why]) -> str:
     points = points_of(answer)
     figures = [f for f in (_scatter(points), _coordinates(points)) if f]
     best = answer.best
-    title = "Search" if best is None else f"Search: {best.result.layout.scenario.name}"
-    gap = answer.gap
-    proof = "interrupted" if gap is None else "proven" if gap == 0 else f"gap {gap:.2%}"
-    tiles = [("layouts in the space", f"{answer.size:,}"), ("best", proof)]
+    title = f"Search: {answer.found[0].space.template.name}"
+    state = proof(answer.gap, finished=answer.finished, found=best is not None)
+    tiles = [("layouts in the space", f"{answer.size:,}"), ("best", state), ("objective", answer.wish.objective.replace("_", " "))]
     if best is not None:
         tiles += [("step time", format_seconds(best.result.step_time_s)), ("MFU", f"{best.result.mfu:.1%}"),
                   ("memory", format_bytes(best.result.worst_rank.device_bytes))]  # fmt: skip
     shown = "".join(f"<div class=tile><span>{escape(n)}</span><b>{escape(v)}</b></div>" for n, v in tiles)
-    cards = [card("Best layouts", _table(answer).html())]
+    limits = "; ".join(str(c) for c in answer.wish.constraints)
+    under = f"<p class=soft>with {escape(limits)}</p>" if limits else ""
+    front = "The front" if answer.wish.front else "Best layouts"
+    cards = [card(front, _table(answer).html() + _next(answer.runner_up))] if best is not None else []
     if figures:
-        note = "Each point is the best layout of one design that fits; hover names it. Lower left is better; the line is the front."
-        cards.append(card("Step time and memory, by bottleneck", plot(figures[0]), "half", note))
-        cards.append(card("Designs as parallel coordinates", plot(figures[1]), "half", "One line per design; the best is drawn thick. Hover names it."))  # noqa: E501
-    gantts = "".join(_gantt(f"{i}. {c.scored.choice}", c.result) for i, c in enumerate(answer.candidates[:GANTTS], start=1))
-    cards.append(card("Gantts of the best layouts", f'<div style="{_GRID}">{gantts}</div>', "", "One row per pipeline rank, same scale."))  # noqa: E501
+        cards.append(card("Step time and memory, by bottleneck", plot(figures[0]), "", _SCATTER_NOTE))
+        cards.append(card("The space as parallel coordinates", plot(figures[1]), "", _LINES_NOTE))
+    if best is not None:
+        longest = max(c.result.step_time_s for c in answer.candidates[:GANTTS])
+        gantts = "".join(
+            _gantt(f"{i}. {c.scored.choice}", c.result, longest) for i, c in enumerate(answer.candidates[:GANTTS], start=1)
+        )
+        body = f'{_legend(answer)}<div id=gantts style="{_GRID}">{gantts}</div>'
+        note = "One row per pipeline rank, all on the same scale; hover names the op."
+        cards.append(card("Gantts of the best layouts", body, "", note))
     cards += [card(f"Why not {r.asked}?", _why(r)) for r in reasons]
     rejected = Table(("layouts", "reason"), [(f"{n:,}", r) for r, n in answer.counts("rejected").items()], (0,))
     evaluated = Table(("layouts", "tier"), [(f"{n:,}", t.replace("_", " ")) for t, n in answer.counts("evaluated").items()], (0,))
     cards += [card("Rejected", rejected.html(), "half"), card("Evaluated", evaluated.html(), "half")]
-    body = f"<h1>{escape(title)}</h1><div class=tiles>{shown}</div><div class=cards>{''.join(cards)}</div>"
+    body = f"<h1>{escape(title)}</h1>{under}<div class=tiles>{shown}</div><div class=cards>{''.join(cards)}</div>"
     return page(title, body, figures)
 
 
-_GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(460px,1fr));gap:14px"
+_GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(max(420px,40%),1fr));gap:14px"
+_SCATTER_NOTE = (
+    "Ringed: the answer. The others: the best layout of each mesh with everyday schedules and recomputation. Colour and shape: "
+    "what costs most beside matmuls and attention. Lower left is better, the line is the front; hover names the layout."
+)
+_LINES_NOTE = "The same layouts, one line each; the answer's first is thick, darker is faster. Hover names the layout."
 
 
 def _table(answer: Answer) -> Table:
@@ -133,6 +192,14 @@ def _table(answer: Answer) -> Table:
     return Table(heads, rows, (1, 2, 3, 4, 5, 6))
 
 
+def _next(other: RunnerUp | None) -> str:
+    if other is None:
+        return ""
+    turns = " or ".join(turn(n, f) for n, f in other.would_win_if.items())
+    text = f"Next design: {other.choice}, {other.slower_by:+.2%}" + (f"; it would win if {turns}" if turns else "")
+    return f"<p>{escape(text)}</p>"
+
+
 def _scatter(points: list[Point]) -> dict[str, Any] | None:
     if not points:
         return None
@@ -140,54 +207,68 @@ def _scatter(points: list[Point]) -> dict[str, Any] | None:
     gib = 2.0**30
     for name in sorted({p.bottleneck for p in points}):
         mine = [p for p in points if p.bottleneck == name]
-        label, color = _BOTTLENECKS.get(name, (name, "#555555"))
+        color, symbol = _BOTTLENECKS.get(name, ("#555555", "star"))
         data.append({
-            "type": "scatter", "mode": "markers", "name": label, "x": [p.device_bytes / gib for p in mine],
+            "type": "scatter", "mode": "markers", "name": _name(name), "x": [p.device_bytes / gib for p in mine],
             "y": [p.step_time_s for p in mine], "text": [p.hover for p in mine], "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"size": 9, "color": color, "line": {"width": 0.5, "color": "#ffffff"}},
+            "marker": {"size": 10, "color": color, "symbol": symbol, "line": {"width": 1, "color": "#ffffff"}},
         })  # fmt: skip
-    front = sorted((p for p in points if not any(_beats(q, p) for q in points)), key=lambda p: p.device_bytes)
+    answers = [p for p in points if p.chosen]
+    ring = {"size": 17, "color": "rgba(0,0,0,0)", "symbol": "circle", "line": {"width": 1.5, "color": "#1c1f23"}}
+    data.append({
+        "type": "scatter", "mode": "markers", "name": "the answer", "x": [p.device_bytes / gib for p in answers],
+        "y": [p.step_time_s for p in answers], "marker": ring, "hoverinfo": "skip",
+    })  # fmt: skip
+    names = ("step_time_s", "peak_memory_bytes")
+    front = [p for p in points if not any(dominates(q.metrics, p.metrics, names) for q in points)]
+    front.sort(key=lambda p: p.device_bytes)
     data.append({
         "type": "scatter", "mode": "lines", "name": "front", "x": [p.device_bytes / gib for p in front],
-        "y": [p.step_time_s for p in front], "line": {"color": "#1c1f23", "width": 1, "dash": "dot", "shape": "hv"}, "hoverinfo": "skip",  # noqa: E501
+        "y": [p.step_time_s for p in front], "line": {"color": "#1c1f23", "width": 1, "dash": "dot", "shape": "hv"},
+        "hoverinfo": "skip",
     })  # fmt: skip
+    wide = max(p.step_time_s for p in points) > 4.0 * min(p.step_time_s for p in points)
     layout = {
-        "xaxis": {"title": {"text": "peak memory of the fullest device (GiB)"}}, "yaxis": {"title": {"text": "step time (s)"}},
-        "hovermode": "closest", "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, "margin": {"l": 64, "r": 20, "t": 60, "b": 48},  # noqa: E501
+        "xaxis": {"title": {"text": "peak memory of the fullest device (GiB)"}},
+        "yaxis": {"title": {"text": "step time (s)"}, "type": "log" if wide else "linear", **({"dtick": "D1"} if wide else {})},
+        "hovermode": "closest", "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        "margin": {"l": 64, "r": 20, "t": 60, "b": 48},
     }  # fmt: skip
-    return figure("front", data, layout, 460)
+    return figure("front", data, layout, 480)
 
 
-def _beats(a: Point, b: Point) -> bool:
-    better = a.step_time_s < b.step_time_s or a.device_bytes < b.device_bytes
-    return better and a.step_time_s <= b.step_time_s and a.device_bytes <= b.device_bytes
+_AXES: Final = {
+    "tp": "tp", "cp": "cp", "pp": "pp", "schedule": "schedule", "virtual_stages": "chunks", "ep": "ep", "dp": "dp",
+    "micro_batch_size": "micro-batch", "zero_stage": "ZeRO", "recompute": "recompute",
+}  # fmt: skip
 
 
 def _coordinates(points: list[Point]) -> dict[str, Any] | None:
-    """One line per design over the axes that differ; drawn as plain lines, which needs no WebGL."""
+    """One line per layout over the axes that differ; drawn as plain lines, which needs no WebGL."""
     if not points:
         return None
     flats = [p.choice.flat() for p in points]
     columns: list[tuple[str, list[float], list[tuple[float, str]]]] = []
-    for axis in ("tp", "cp", "pp", "virtual_stages", "ep", "dp", "micro_batch_size", "zero_stage", "schedule", "recompute"):
-        names = sorted({f[axis] for f in flats}) if isinstance(flats[0][axis], int) else sorted({str(f[axis]) for f in flats})
+    for axis, title in _AXES.items():
+        names = sorted({f[axis] for f in flats})
         if len(names) > 1:
-            place = {str(n): i / (len(names) - 1) for i, n in enumerate(names)}
-            ticks = [(place[str(n)], str(n).replace("selective:", "")) for n in names]
-            columns.append((axis.replace("_", " "), [place[str(f[axis])] for f in flats], ticks))
-    for label, values in (("memory (GiB)", [p.device_bytes / 2.0**30 for p in points]), ("step time (s)", [p.step_time_s for p in points])):  # noqa: E501
+            place = {n: i / (len(names) - 1) for i, n in enumerate(names)}
+            ticks = [(place[n], str(n).replace("selective:", "")) for n in names]
+            columns.append((title, [place[f[axis]] for f in flats], ticks))
+    gib, seconds = [p.device_bytes / 2.0**30 for p in points], [p.step_time_s for p in points]
+    for label, values in (("memory (GiB)", gib), ("step time (s)", seconds)):
         low, high = min(values), max(values)
         span = (high - low) or 1.0
         columns.append((label, [(v - low) / span for v in values], [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")]))
-    order = sorted(range(len(points)), key=lambda i: -points[i].step_time_s)
+    # The slowest first, so that the fast ones are drawn over them, and the answer's first over all.
+    order = sorted(range(1, len(points)), key=lambda i: -points[i].step_time_s)
     data: list[dict[str, Any]] = []
-    for rank, i in enumerate(order):
-        best = rank == len(order) - 1
-        shade = 1.0 - rank / max(len(order) - 1, 1)
-        color = "#d55e00" if best else f"rgba(0,{int(90 + 90 * shade)},{int(150 + 70 * shade)},{0.75 - 0.5 * shade:.2f})"
+    for rank, i in enumerate([*order, 0]):
+        shade = 1.0 - rank / max(len(order), 1)
+        color = "#d55e00" if i == 0 else f"rgba(0,{int(60 + 110 * shade)},{int(120 + 80 * shade)},{0.85 - 0.55 * shade:.2f})"
         data.append({
             "type": "scatter", "mode": "lines", "x": list(range(len(columns))), "y": [c[1][i] for c in columns],
-            "line": {"color": color, "width": 3 if best else 1.3}, "text": [points[i].hover] * len(columns),
+            "line": {"color": color, "width": 4 if i == 0 else 1.3}, "text": [points[i].hover] * len(columns),
             "hovertemplate": "%{text}<extra></extra>", "showlegend": False,
         })  # fmt: skip
     notes = [
@@ -203,12 +284,21 @@ def _coordinates(points: list[Point]) -> dict[str, Any] | None:
     return figure("coordinates", data, layout, 460)
 
 
-def _gantt(title: str, result: Result) -> str:
+def _legend(answer: Answer) -> str:
+    kinds = {int(k) for c in answer.candidates[:GANTTS] for k in np.unique(c.result.program.kind)}
+    shown = [(KINDS[kind][0], KINDS[kind][1]) for kind in COMPUTE_KINDS if int(kind) in kinds]
+    box = "display:inline-block;width:11px;height:11px;margin:0 5px 0 0;background:"
+    return "<p class=soft>" + "".join(
+        f'<span style="margin-right:16px"><i style="{box}{color}"></i>{escape(name)}</span>' for name, color in shown
+    ) + "every other micro-batch is paler</p>"
+
+
+def _gantt(title: str, result: Result, longest_s: float) -> str:
     """One layout's compute streams as SVG; hover names the op."""
     program, timeline = result.program, result.timeline
     roles = max(len(program.role_streams), 1)
     width, row = 900.0, min(26.0, 320.0 / roles)
-    scale = width / result.step_time_s
+    scale = width / longest_s
     ops = np.flatnonzero(np.isin(program.kind, [int(k) for k in COMPUTE_KINDS]) & (timeline.seconds * scale >= 0.15))
     if len(ops) > _RECTANGLES:
         # What is too narrow to see goes first.
@@ -216,9 +306,10 @@ def _gantt(title: str, result: Result) -> str:
     parts = []
     for op in ops.tolist():
         x, w = float(timeline.start[op]) * scale, max(float(timeline.seconds[op]) * scale, 0.2)
-        _, color, _ = KINDS[OpKind(int(program.kind[op]))]
+        color = KINDS[OpKind(int(program.kind[op]))][1]
         faded = ' fill-opacity=".72"' if int(program.microbatch[op]) % 2 else ""
-        hover = f"{program.label(op)}: {format_seconds(float(timeline.seconds[op]))} from {format_seconds(float(timeline.start[op]))}"  # noqa: E501
+        begin, length = float(timeline.start[op]), float(timeline.seconds[op])
+        hover = f"{program.label(op)}: {format_seconds(length)} from {format_seconds(begin)}"
         parts.append(
             f'<rect x="{x:.2f}" y="{program.role[op] * row:.1f}" width="{w:.2f}" height="{row * 0.9:.1f}" fill="{color}"{faded}>'
             f"<title>{escape(hover)}</title></rect>"
@@ -233,17 +324,28 @@ def _gantt(title: str, result: Result) -> str:
 
 def _why(reason: Why) -> str:
     if reason.scored is None:
-        causes = "; ".join(reason.broken) or ", ".join(f"{n:,} {r}" for r, n in reason.account.rejected.items() if n)
-        return f"<p>{escape(causes or 'no such layout')}</p>"
-    rows = [(name, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}") for name, a, b in reason.waterfall]
+        short = reason.shortage
+        if short is None:
+            return f"<p>It is not in the space: {escape('; '.join(reason.broken) or 'no such combination')}</p>"
+        need = f"{format_bytes(short.needed_bytes)} of {format_bytes(short.device_bytes)}"
+        text = f"None of its {reason.size:,} layouts fits. The one that needs least, {short.choice}, needs {need}:"
+        parts = sorted(short.by_category.items(), key=lambda pair: -pair[1])
+        rows = [(name.replace("_", " "), format_bytes(value)) for name, value in parts]
+        return f"<p>{escape(text)}</p>" + Table(("category", "bytes"), rows, (1,)).html()
     slower = "" if reason.slower_by is None else f" ({reason.slower_by:+.2%})"
-    head = f"Its best: {reason.scored.choice}, {format_seconds(reason.scored.step_time_s)}{slower}"
-    return f"<p>{escape(head)}</p>" + Table(("seconds", "best", "asked", "difference"), rows, (1, 2, 3)).html()
+    missed = f" It misses {'; '.join(reason.missed)}." if reason.missed else ""
+    head = f"Its best: {reason.scored.choice}, {format_seconds(reason.scored.step_time_s)}{slower}.{missed}"
+    waterfall = [(name, f"{a:.4g}", f"{b:.4g}", f"{b - a:+.4g}") for name, a, b in reason.waterfall]
+    return f"<p>{escape(head)}</p>" + Table(("seconds", "best", "asked", "difference"), waterfall, (1, 2, 3)).html()
 
 
 def write_search_html(answer: Answer, reasons: list[Why], path: Path) -> None:
-    """Write the page."""
-    path.write_text(search_page(answer, reasons), encoding="utf-8")
+    """Write the page.
+
+    Raises:
+        InputError: `path` cannot be written.
+    """
+    write_file(path, search_page(answer, reasons).encode("utf-8"), "--html")
 
 
-__all__ = ["bottleneck", "points_of", "search_page", "write_search_html"]
+__all__ = ["Point", "bottleneck", "points_of", "search_page", "write_search_html"]

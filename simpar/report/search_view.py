@@ -92,6 +92,8 @@ def _layouts(answer: Answer) -> Table:
 def _runner_up(other: RunnerUp) -> Text:
     changes = ", ".join(f"{axis} {a} -> {b}" for axis, (a, b) in other.differs_in.items())
     text = f"Next design{'' if other.proven else ' found'}: {other.slower_by:+.2%} with {changes}"
+    if other.slower_by <= 0.0:
+        text += "; the winner is preferred for another reason than its step time"
     if other.would_win_if:
         text += "; it would win if " + " or ".join(turn(name, f) for name, f in other.would_win_if.items())
     return Text(text)

@@ -89,7 +89,9 @@ def runner_up(found: Found, best: Result, winner: Choice, others: Sequence[Score
         return None
     choice = branch.best[0].choice
     result = simulate(choice.scenario(found.space.template))
-    turns = {} if wish.by_memory else turning_points(best, result)
+    # Where it is faster, the winner was preferred for being simpler or for another metric.
+    behind = result.step_time_s > best.step_time_s
+    turns = turning_points(best, result) if behind and not wish.by_memory else {}
     return RunnerUp(
         choice, result, result.step_time_s / best.step_time_s - 1.0, differences(winner, choice), turns, proven
     )
