@@ -138,7 +138,6 @@ def test_results_have_every_case(report: CaseReport, tmp_path: Path) -> None:
     assert (tmp_path / "RESULTS.md").read_text() == text
 
 
-@pytest.mark.slow
 def test_no_group_is_worse_than_its_recorded_bound(cases: list[Case]) -> None:
     bounds = load_bounds()
     if not bounds:

@@ -300,7 +300,6 @@ def test_time_to_a_target_is_what_getting_there_takes() -> None:
     assert (walked.work_s, walked.stall_s) == pytest.approx((progress.work_s, progress.stall_s))
 
 
-@pytest.mark.slow
 def test_two_hundred_repetitions_of_eighty_days_on_16384_gpus_within_30_seconds() -> None:
     import time
 

@@ -191,7 +191,6 @@ def test_simpar_reads_what_torch_writes(form: str, tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.torch
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zb-h2", "v-half"])
 def test_torch_trains_with_a_schedule_it_does_not_have(name: str, tmp_path: Path) -> None:
     """Two gloo processes run simpar's file; their gradients must be those of the model in one process."""

@@ -161,7 +161,6 @@ def test_what_the_source_says_elsewhere_fills_columns_that_a_row_leaves_out() ->
 DATA = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parents[2] / "shared/data")) / "runs/runs.jsonl"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_file(), reason="shared data not here")
 def test_published_memory_and_bubbles() -> None:
     """Per table: peaks within 3 % and bubbles within 2 points in the mean, over one batch size of each model."""
