@@ -15,6 +15,20 @@ TINY = {
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192, "max_position_embeddings": 4096,
 }  # fmt: skip
 
+CASES: dict[str, dict[str, Any]] = {
+    "dense": {"model": "llama3.1-8b", "nodes": 2, "batch": 32},
+    "gqa": {"model": "llama3.1-70b", "nodes": 8, "batch": 64, "sequence": 8192},
+    "moe": {"model": "mixtral-8x7b", "nodes": 4, "batch": 64},
+    "mla": {"model": "deepseek-v2", "nodes": 8, "batch": 64},
+    "tiny": {"model": TINY, "nodes": 1, "batch": 16, "sequence": 1024},
+    "torchtitan": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "torchtitan"},
+    "zero-bubble": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "zero-bubble"},
+    "deepspeed": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "deepspeed"},
+    "nanotron": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "nanotron"},
+    "fsdp-moe": {"model": "mixtral-8x7b", "nodes": 4, "batch": 64, "semantics": "torchtitan"},
+}  # fmt: skip
+"""Spaces of many kinds, as arguments of `space_of`."""
+
 
 def space_of(
     model: Any, hardware: str = "dgx-h100", nodes: int = 2, sequence: int | None = 4096, batch: int = 32,

@@ -1,0 +1,105 @@
+"""Bounds are bounds, and the search's longest path is the reference engine's time: random layouts of many models."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from search_random import CASES, random_choice, space_of
+
+from simpar.search.branch import Branch
+from simpar.search.choice import Choice
+from simpar.search.incumbents import Incumbents
+from simpar.search.sheets import Design
+from simpar.simulate import simulate
+
+LARGEST = 400
+"""Stage passes of a layout that is simulated here."""
+SLACK = 1.0 + 1e-9
+
+
+@cache
+def branch_of(name: str) -> Branch:
+    """A branch over a case's space, its memos shared by all examples; nothing is too large for its memory."""
+    branch = Branch(space_of(**CASES[name]))
+    branch.sheets.capacity = float("inf")
+    return branch
+
+
+def microbatches(branch: Branch, choice: Choice) -> int:
+    """Per step."""
+    return branch.space.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
+
+
+def drawn(branch: Branch, seed: int) -> Choice:
+    """A random layout small enough to simulate at once."""
+    draw = random.Random(seed)
+    while True:
+        choice = random_choice(branch.space, draw)
+        if choice and microbatches(branch, choice) * choice.group.pp * choice.pipeline.virtual_stages <= LARGEST:
+            return choice
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_tier_is_below_the_next_and_the_longest_path_is_the_simulated_time(name: str, seed: int) -> None:
+    branch = branch_of(name)
+    choice = drawn(branch, seed)
+    m = microbatches(branch, choice)
+    detail = "layer" if choice.offload.activations else "stage"
+    result = simulate(choice.scenario(branch.space.template), detail=detail)  # type: ignore[arg-type]
+    time_s, device_bytes = result.step_time_s, result.worst_rank.device_bytes
+    assert branch.tiers.longest_path(choice) == pytest.approx(time_s, rel=1e-9), str(choice)
+
+    sheet = branch.sheets.sheet(
+        Design(choice.group, choice.micro_batch_size, m, choice.variant, choice.pipeline), Incumbents(by_memory=True)
+    )
+    pair = sheet.texts.index(choice.recompute) * len(sheet.states) + sheet.states.index(choice.state)
+    column, row = int(np.flatnonzero(sheet.pairs == pair)[0]), sheet.offloads.index(choice.offload)
+    bound_s, need = float(sheet.time_s[row, column]), float(sheet.bytes[row, column])
+    assert bound_s <= time_s * SLACK, str(choice)
+    assert need <= device_bytes * SLACK, str(choice)
+
+    variants, pipelines = branch.space.variants(choice.group), branch.space.pipelines(choice.group.pp, m)
+    node = (choice.group, choice.micro_batch_size, m)
+    pipeline_s = branch.coarse.pipeline_seconds(*node, choice.variant)[pipelines.index(choice.pipeline)]
+    assert pipeline_s <= bound_s * SLACK, str(choice)
+    assert branch.coarse.variant_seconds(*node)[variants.index(choice.variant)] <= time_s * SLACK, str(choice)
+    assert branch.coarse.mesh_seconds(*node) <= time_s * SLACK, str(choice)
+    assert branch.coarse.least_bytes(choice.group) <= need * SLACK, str(choice)
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "zero-bubble"])
+def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str) -> None:
+    branch, draw = branch_of(name), random.Random(4)
+    for group, batch, m in draw.sample(branch.nodes(), 6):
+        pipelines = branch.space.pipelines(group.pp, m)
+        for variant in branch.space.variants(group)[:2]:
+            together = branch.coarse.pipeline_seconds(group, batch, m, variant)
+            for index in draw.sample(range(len(pipelines)), min(8, len(pipelines))):
+                design = Design(group, batch, m, variant, pipelines[index])
+                again = branch.sheets.recomputations(pipelines[index], group.pp)
+                plain = again.texts.index("none")
+                alone = branch.sheets.pipe(design, again, branch.sheets.tables(design, again.names)).least[plain]
+                assert together[index] == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dense", "moe"])
+def test_bounds_are_near_the_time_where_nothing_communicates_across_stages(name: str) -> None:
+    """A bound of zero would pass every test above."""
+    branch, draw = branch_of(name), random.Random(9)
+    ratios: list[float] = []
+    while len(ratios) < 25:
+        choice = drawn(branch, draw.randrange(2**32))
+        node = (choice.group, choice.micro_batch_size, microbatches(branch, choice))
+        index = branch.space.pipelines(choice.group.pp, node[2]).index(choice.pipeline)
+        bound_s = branch.coarse.pipeline_seconds(*node, choice.variant)[index]
+        if choice.recompute == "none" and choice.offload.activations == 0.0:
+            ratios.append(bound_s / branch.tiers.longest_path(choice))
+    assert float(np.median(ratios)) > 0.6
+    assert max(ratios) <= SLACK

@@ -1,0 +1,81 @@
+"""The search's memory of a layout is that of `simulate`: what every rank allocates, and what the fullest device uses."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+from search_random import CASES, random_choice, space_of
+
+from simpar.schedules import build_schedule
+from simpar.search.branch import Branch
+from simpar.search.choice import Choice
+from simpar.search.residency import residency
+from simpar.simulate import simulate
+
+LARGEST = 400
+
+
+@cache
+def branch_of(name: str) -> Branch:
+    """A branch over a case's space whose activations stay on the device."""
+    case = dict(CASES[name])
+    return Branch(space_of(**case, fix=("offload_activations=0",)))
+
+
+def layouts(branch: Branch, count: int, seed: int) -> list[Choice]:
+    """Random layouts whose memory does not depend on time."""
+    draw = random.Random(seed)
+    found: list[Choice] = []
+    while len(found) < count:
+        choice = random_choice(branch.space, draw)
+        if choice is None or branch.sheets.allocated(choice) is None:
+            continue
+        m = branch.space.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
+        if m * choice.group.pp * choice.pipeline.virtual_stages <= LARGEST:
+            found.append(choice)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_memory_is_that_of_the_simulation(name: str) -> None:
+    branch = branch_of(name)
+    for choice in layouts(branch, 6, 17):
+        result = simulate(choice.scenario(branch.space.template), detail="stage")
+        allocated = branch.sheets.allocated(choice)
+        assert allocated is not None
+        assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+        device_bytes = branch.tiers.device_bytes(choice, allocated)
+        assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)
+
+
+@pytest.mark.parametrize(
+    ("fix", "model", "nodes", "batch"),
+    [
+        (("micro_batch_size=4", "virtual_stages=5", "schedule=interleaved", "pp=4", "tp=8"), "llama3.1-70b", 8, 128),
+        (("ep=8", "pp=4", "schedule=interleaved"), "mixtral-8x7b", 4, 64),
+    ],
+    ids=["70b-deep", "mixtral-ep"],
+)  # fmt: skip
+def test_layouts_that_once_differed(fix: tuple[str, ...], model: str, nodes: int, batch: int) -> None:
+    space = space_of(model, nodes=nodes, batch=batch, sequence=4096, fix=(*fix, "offload_activations=0"))
+    branch = Branch(space)
+    for choice in layouts(branch, 4, 1):
+        result = simulate(choice.scenario(space.template), detail="stage")
+        allocated = branch.sheets.allocated(choice)
+        assert allocated is not None
+        assert allocated.max() == pytest.approx(max(rank.allocated_bytes for rank in result.memory), rel=1e-6), str(choice)
+
+
+@pytest.mark.parametrize(("name", "ranks", "count"), [("1f1b", 4, 8), ("gpipe", 4, 8), ("zb-h1", 4, 8), ("1f1b", 8, 3)])
+def test_micro_batches_in_flight_of_known_schedules(name: str, ranks: int, count: int) -> None:
+    """1F1B holds p - r of them on rank r, GPipe all, ZB-H1 as many as 1F1B."""
+    schedule = build_schedule(name, ranks, count)
+    found = residency(schedule, np.arange(ranks))
+    for rank in range(ranks):
+        mine = found.rank == rank
+        most = int((found.held + found.waiting)[mine].max())
+        expected = count if name == "gpipe" else min(ranks - rank, count)
+        assert most == expected if name != "zb-h1" else expected <= most <= min(ranks, count)

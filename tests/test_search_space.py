@@ -1,0 +1,182 @@
+"""The space of layouts: counted as it is listed, without doubles, every layout valid, every axis reachable, frameworks' limits."""
+
+from __future__ import annotations
+
+import random
+from math import isclose
+
+import pytest
+from search_random import TINY, random_choice, space_of
+
+from simpar.errors import InputError
+from simpar.search import axes
+from simpar.search.choice import Choice
+from simpar.search.space import Space, divisors
+from simpar.specs.checks import check_scenario
+
+MOE = {
+    **TINY, "num_hidden_layers": 4,
+    "moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512},
+}  # fmt: skip
+
+WANTED = {
+    "tp": "2", "cp": "2", "pp": "2", "dp": "2", "ep": "4", "etp": "2", "virtual_stages": "2", "micro_batch_size": "2",
+    "zero_stage": "2", "shard_size": "2", "sequence_parallel": "false", "overlap_tp": "true", "overlap_ep": "true",
+    "overlap_p2p": "false", "overlap_grad_reduce": "false", "overlap_param_gather": "false", "reshard_after_forward": "false",
+    "offload_optimizer": "true", "offload_activations": "0.5", "schedule": "zb-v", "cp_style": "ulysses",
+    "ep_dispatcher": "deepep", "precision": "fp8", "placement": "tp-cp-ep-pp-dp", "recompute": "full:1", "split": "1-1",
+}  # fmt: skip
+"""Axis -> a value that a usual layout does not have."""
+
+REACHED_WITH = {"reshard_after_forward": ("pp=1", "zero_stage=3"), "shard_size": ("zero_stage=3", "pp=1", "dp=8")}
+"""What must be fixed beside an axis so that its value means something."""
+
+
+SPREADS = ("overlap_grad_reduce", "overlap_param_gather", "shard_size", "reshard_after_forward")
+
+
+def moe_space(**options: object) -> Space:
+    """Four layers of eight experts on one node."""
+    return space_of(MOE, nodes=1, sequence=1024, batch=16, **options)  # type: ignore[arg-type]
+
+
+def small(model: dict[str, object], *fix: str, **options: object) -> Space:
+    """A space small enough to list."""
+    fixed = ("micro_batch_size=1", "offload_activations=0", "offload_optimizer=false", "overlap_p2p=true",
+             "placement=tp-cp-ep-dp-pp")  # fmt: skip
+    kept = tuple(f for f in fixed if f.split("=")[0] not in {g.split("=")[0] for g in fix})
+    return space_of(model, nodes=1, sequence=1024, batch=16, fix=(*kept, *fix), **options)  # type: ignore[arg-type]
+
+
+def test_divisors() -> None:
+    for whole in range(1, 400):
+        assert divisors(whole) == [d for d in range(1, whole + 1) if whole % d == 0]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        small(TINY, "tp=2", "zero_stage=1"), small(TINY, "pp=4", "recompute=none"), small(TINY, "pp=1", "cp=1"),
+        small(MOE, "pp=2", "recompute=none", "zero_stage=1"), small(MOE, "tp=2", "pp=1", "recompute=full", "cp=1"),
+    ],
+    ids=["tp2", "pp4", "pp1", "moe-pp2", "moe-tp2"],
+)  # fmt: skip
+def test_the_size_is_the_number_of_listed_layouts_without_doubles(space: Space) -> None:
+    listed = list(space.choices())
+    assert 0 < len(listed) == space.size < 60_000
+    assert len(set(listed)) == len(listed)
+    plans = {choice.scenario(space.template).model_dump_json() for choice in listed}
+    assert len(plans) == len(listed)
+
+
+def test_layouts_pass_the_checks_of_a_scenario() -> None:
+    draw = random.Random(3)
+    for space in (moe_space(), space_of("llama3.1-8b", nodes=2), space_of("deepseek-v3", nodes=32, batch=256)):
+        found = 0
+        while found < 40:
+            choice = random_choice(space, draw)
+            if choice is None:
+                continue
+            found += 1
+            assert check_scenario(choice.scenario(space.template)) == [], str(choice)
+
+
+def test_a_layout_survives_the_way_through_its_flat_form() -> None:
+    draw, space = random.Random(5), moe_space()
+    for _ in range(50):
+        choice = random_choice(space, draw)
+        if choice is not None:
+            assert Choice.from_flat(choice.flat()) == choice
+
+
+@pytest.mark.parametrize("axis", axes.AXES)
+def test_every_axis_can_be_fixed(axis: str) -> None:
+    fixed = (f"{axis}={WANTED[axis]}", *REACHED_WITH.get(axis, ()))
+    model = TINY if axis == "dp" else MOE
+    space = space_of(model, nodes=1, sequence=1024, batch=16, fix=fixed)
+    assert space.size > 0
+    wanted = axes.parse_values(axis, [WANTED[axis]])[0]
+    draw, found = random.Random(1), 0
+    for _ in range(400):
+        choice = random_choice(space, draw)
+        if choice is None:
+            continue
+        flat = choice.flat()
+        if axis in ("ep_dispatcher", "overlap_ep", "etp") and choice.group.ep == 1:
+            continue  # means nothing there
+        if axis in ("cp_style",) and choice.group.cp == 1:
+            continue
+        if axis in ("sequence_parallel", "overlap_tp") and choice.group.tp == 1:
+            continue
+        if axis in ("overlap_p2p", "schedule", "split", "virtual_stages") and choice.group.pp == 1:
+            continue
+        always = choice.state.zero_stage == 3 or (choice.state.zero_stage == 2 and choice.group.pp == 1)
+        if axis == "overlap_grad_reduce" and always:
+            continue
+        if axis == "overlap_param_gather" and choice.state.zero_stage not in (1, 2):
+            continue
+        if axis in SPREADS and choice.group.dp * choice.group.cp == 1:
+            continue
+        if axis == "shard_size" and choice.state.zero_stage == 0:
+            continue
+        if axis == "recompute" and flat[axis] == "full":
+            continue  # a stage of one layer: all of them
+        assert flat[axis] == wanted, str(choice)
+        found += 1
+    assert found
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp", "schedule", "recompute", "precision", "zero_stage", "cp_style"])
+def test_allowing_more_only_adds(axis: str) -> None:
+    values = {"tp": "1,2", "pp": "1,2,4", "schedule": "1f1b,zb-h1", "recompute": "none,full,full:*", "precision": "bf16,fp8",
+              "zero_stage": "0,1,3", "cp_style": "ring,ulysses"}[axis]  # fmt: skip
+    whole = moe_space(allow=(f"{axis}={values}",)).size
+    parts = [moe_space(allow=(f"{axis}={value}",)).size for value in values.split(",")]
+    assert max(parts) < whole
+    if axis in ("tp", "pp", "precision", "recompute"):
+        assert sum(parts) == whole
+
+
+@pytest.mark.parametrize("name", sorted(axes.ABILITIES))
+def test_a_framework_limits_the_space_to_what_it_can_run(name: str) -> None:
+    model, draw = MOE, random.Random(2)
+    able = axes.ability(name).values
+    limited = space_of(model, nodes=1, sequence=1024, batch=16, framework=name)
+    free = space_of(model, nodes=1, sequence=1024, batch=16, semantics=name)
+    assert 0 < limited.size <= free.size
+    assert (limited.size < free.size) == bool(able)
+    for _ in range(150):
+        choice = random_choice(limited, draw)
+        if choice is None:
+            continue
+        flat = choice.flat()
+        assert axes.matches("recompute", flat["recompute"], able.get("recompute", (flat["recompute"],))), str(choice)
+        if choice.group.pp > 1:
+            assert flat["schedule"] in able.get("schedule", (flat["schedule"],))
+        if choice.group.dp * choice.group.cp > 1:
+            assert flat["zero_stage"] in able.get("zero_stage", (flat["zero_stage"],))
+        assert flat["placement"] in able.get("placement", (flat["placement"],))
+        assert check_scenario(choice.scenario(limited.template)) == []
+
+
+def test_sizes_of_the_two_large_spaces() -> None:
+    dense = space_of("llama3.1-405b", nodes=2048, sequence=8192, batch=2048, framework="megatron-core")
+    assert dense.size >= 1e7
+    moe = space_of("deepseek-v3", "hgx-h800", nodes=256, batch=15360, framework="megatron-core")
+    assert moe.size >= 1e8
+
+
+def test_values_that_no_axis_has_are_named() -> None:
+    for text in ("tp=x", "zero_stage=-1", "split=a-b", "overlap_tp=maybe", "tpp=1", "offload_activations=much"):
+        with pytest.raises(InputError):
+            space_of(TINY, nodes=1, sequence=1024, batch=16, fix=(text,))
+
+
+def test_simpler_layouts_have_less_complexity() -> None:
+    space = moe_space()
+    plain = next(c for c in space.choices() if c.group.tp == c.group.cp == c.group.pp == c.group.ep == 1)
+    draw = random.Random(0)
+    for _ in range(100):
+        choice = random_choice(space, draw)
+        if choice is not None and choice.group.pp > 1 and choice.group.tp > 1:
+            assert choice.complexity > plain.complexity or isclose(choice.complexity, plain.complexity)
