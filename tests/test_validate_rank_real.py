@@ -14,10 +14,9 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("the torch extra is not installed", allow_module_level=True)
 
 import torch
-import torch.distributed as dist
 from test_validate_rank_grid import scenario
 
-from simpar.validation.rank_parallel import start
+from simpar.validation.rank_parallel import start, stop
 from simpar.validation.rank_plan import rank_plan
 from simpar.validation.rank_steps import Job
 from simpar.validation.rank_worker import TRACED, _stages, _states, kernel_table
@@ -48,7 +47,7 @@ def test_real_steps(name: str) -> None:
         assert _states(stages, job.optimizers)["own_parameters"] == own
         assert all(torch.isfinite(s.turns.real).all() for s in stages)
     finally:
-        dist.destroy_process_group()
+        stop()
 
 
 @pytest.mark.parametrize("packed", [False, True])

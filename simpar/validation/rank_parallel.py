@@ -50,6 +50,18 @@ def start(plan: Plan, device: str) -> DeviceMesh:
     return mesh
 
 
+def stop() -> None:
+    """End the job's group, and forget what DTensor remembers of its meshes: an equal mesh of a later job has other groups."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    dist.destroy_process_group()
+    for owner, name in ((debug, "_clear_sharding_prop_cache"), (_redistribute, "_gen_transform_infos")):
+        found = getattr(owner, name, None)
+        clear = getattr(found, "cache_clear", found)
+        if clear is not None:
+            clear()
+
+
 def tensor_parallel(model: Stage, mesh: Any, *, sequence: bool) -> None:
     """Column then row, with or without sequence parallelism; logits stay split."""
     residual = Shard(1) if sequence else Replicate()

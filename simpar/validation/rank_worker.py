@@ -65,8 +65,6 @@ def measure(plan: dict[str, Any], device: str, *, steps: int = 5, trace: str = "
     if device == "cuda" and not torch.cuda.is_available():
         raise WorkerError("no GPU is visible to torch; use --device fake for memory, FLOPs and bytes on the wire")
     warnings.filterwarnings("ignore")
-    import torch.distributed as dist
-
     from simpar.validation import rank_parallel
 
     plan = dict(plan)
@@ -77,7 +75,7 @@ def measure(plan: dict[str, Any], device: str, *, steps: int = 5, trace: str = "
     except torch.OutOfMemoryError as error:
         raise WorkerError(f"out of memory on the device: {str(error).splitlines()[0]}") from None
     finally:
-        dist.destroy_process_group()
+        rank_parallel.stop()
     for name in ("groups", "expert_mesh"):
         plan.pop(name, None)
     about = {"format": FORMAT, "plan": plan, "mode": device, "torch": torch.__version__, "wall_s": time.perf_counter() - begin}
