@@ -217,3 +217,16 @@ def test_what_is_missing_is_asked_for_together() -> None:
 )  # fmt: skip
 def test_layer_patterns(text: str, bits: list[int] | None) -> None:
     assert layer_bits(text, 6) == bits
+
+
+def test_a_script_of_others_goes_out_and_comes_back() -> None:
+    text = run("--micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size 8 --sequence-parallel --num-experts 8 "
+               "--moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --vocab-size 32000 "
+               "--use-distributed-optimizer --overlap-grad-reduce --expert-model-parallel-size 2 "
+               "--transformer-impl local")  # fmt: skip
+    found = load(text, file="mine.sh", hardware="dgx-h100")
+    assert found.scenario.plan.etp == 8
+    assert any("--transformer-impl local" in w for w in found.warnings)
+    again = load(launch_script(found.scenario))
+    assert again.scenario == found.scenario
+    assert again.warnings == ()

@@ -18,14 +18,14 @@ _STEP_FREE: Final = re.compile(
        |object-storage|mid-level|num-dataset|reset-|eod-|split|mock|sample-rate|mask-prob|short-seq|finetune|pretrained|sft
        |dump|memory-snapshot|record-memory|iterations-to-skip|hf-|dataset|kill-switch|disable-gloo|high-priority)[\w-]*
       |lr|seed|weight-decay|clip-grad|norm-epsilon|layernorm-epsilon|swiglu-clamp|num-workers|dataloader-type|spec|yaml-cfg
-      |use-mcore-models|use-legacy-models|transformer-impl|calculate-per-token-loss|apply-layernorm-1p|openai-gelu|onnx-safe
+      |use-mcore-models|use-legacy-models|calculate-per-token-loss|apply-layernorm-1p|openai-gelu|onnx-safe
       |no-mmap-bin-files|no-create-attention-mask-in-dataloader|use-checkpoint-args|use-checkpoint-opt-param-scheduler
       |exit-on-missing-checkpoint|use-cpu-initialization|init-model-with-meta-device|ignored-embeddings|split
       |override-opt-param-scheduler|override-opt_param-scheduler|attention-softmax-in-fp32|apply-query-key-layer-scaling
       |no-async-tensor-model-parallel-allreduce|no-query-key-layer-scaling|ddp-average-in-collective|trust-remote-code
       |no-gradient-reduce-div-fusion|moe-router-enable-expert-bias|use-rope-scaling|no-position-embedding|legacy-tokenizer
       |ddp-pad-buckets-for-high-nccl-busbw|no-rope-freq|rotary-interleaved|dist-url|use-distributed-checkpointing|position-ids
-      |use-pytorch-profiler|make-vocab-size-divisible-by|padded-vocab-size|fp8-margin|fp8-interval|fp8-amax-history-len
+      |use-pytorch-profiler|padded-vocab-size|fp8-margin|fp8-interval|fp8-amax-history-len
       |fp8-amax-compute-algo|overlap-cpu-optimizer-d2h-h2d|no-pin-cpu-grads|no-pin-cpu-params
       |te-rng-tracker|delay-offload-until-cuda-graph|allow-ambiguous-pad-tokens|patch-tokenizer-type|max-padding-length
       |extra-vocab-size|deterministic-mode|manual-gc|manual-gc-interval|manual-gc-eval|no-manual-gc-eval

@@ -244,6 +244,8 @@ def _training(f: Flags) -> dict[str, Any]:
         f.warnings.append(f"--attention-dropout {attention} differs from --hidden-dropout, which is taken for both")
     graphs = f.text("cuda-graph-impl", "none") != "none"
     found["cuda_graphs"] = any([graphs, f.on("enable-cuda-graph"), f.on("external-cuda-graph")])
+    if f.text("transformer-impl", "transformer_engine") == "local":
+        f.warnings.append("--transformer-impl local: kernels are taken to be TransformerEngine's")
     scope = f.text("cuda-graph-scope", "full")
     found["cuda_graph_scope"] = "attention" if scope == "attn" else "layer"
     if found["cuda_graphs"] and scope not in ("full", "attn"):
