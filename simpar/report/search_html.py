@@ -164,7 +164,7 @@ def search_page(answer: Answer, reasons: list[Why]) -> str:
         body = f'{_legend(answer)}<div id=gantts style="{_GRID}">{gantts}</div>'
         note = "One row per pipeline rank, all on the same scale; hover names the op."
         cards.append(card("Gantts of the best layouts", body, "", note))
-    cards += [card(f"Why not {r.asked}?", _why(r)) for r in reasons]
+    cards += [card(f"Why not {r.asked}?" if r.asked else "Why nothing will do", _why(r)) for r in reasons]
     rejected = Table(("layouts", "reason"), [(f"{n:,}", r) for r, n in answer.counts("rejected").items()], (0,))
     evaluated = Table(("layouts", "tier"), [(f"{n:,}", t.replace("_", " ")) for t, n in answer.counts("evaluated").items()], (0,))
     cards += [card("Rejected", rejected.html(), "half"), card("Evaluated", evaluated.html(), "half")]

@@ -114,7 +114,7 @@ def _rejected(answer: Answer) -> Table:
 
 def why_report(reason: Why) -> RenderableType:
     """Why not that layout."""
-    title = Text(f"Why not {reason.asked}?", style="bold")
+    title = Text(f"Why not {reason.asked}?" if reason.asked else "Why nothing will do", style="bold")
     if reason.size == 0:
         return Group(title, Text("It is not in the space: " + ("; ".join(reason.broken) or "no such combination")))
     if reason.scored is None:

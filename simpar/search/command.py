@@ -19,7 +19,8 @@ from simpar.search.parts import Wish
 from simpar.search.request import make_space, option_table, scenario_table
 from simpar.search.space import Space, divisors
 from simpar.search.store import Store
-from simpar.search.why import Why, why
+from simpar.search.why import Why, why, why_nothing
+from simpar.specs.scenario import apply_override
 
 INTERRUPTED: Final = 130
 SMALL: Final = 300_000
@@ -188,6 +189,8 @@ def _checked(options: SearchOptions) -> tuple[list[Space], Wish]:
         table = option_table(
             options.model, options.hardware, first, options.sequence_length, options.global_batch, options.framework
         )
+        for assignment in options.overrides:
+            apply_override(table, assignment)
     if options.objective == "num_gpus" and len(sizes) < 2:
         largest = sizes[0] if sizes else int(dict(table.get("cluster") or {}).get("num_nodes", 1))
         sizes = tuple(divisors(largest))
@@ -284,7 +287,10 @@ def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: An
     best = result.best
     space = best.found.space if best is not None else max(spaces, key=lambda s: s.template.world_size)
     winner = best.scored.choice if best is not None else None
-    return [why(space, wish, asked, winner) for asked in options.why]
+    found = [why(space, wish, asked, winner) for asked in options.why]
+    if best is None and result.finished and not found and space.size <= 10 * SMALL:
+        found.append(why_nothing(space, wish, result.found[-1].account))
+    return found
 
 
 def _request(spaces: list[Space], wish: Wish, asked: Sequence[str]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Why:
     """The answer to "why not tp=4, pp=8?".
 
     Attributes:
-        asked: the restriction as written.
+        asked: the restriction as written; empty = the whole space, where nothing in it will do.
         size: layouts with it.
         broken: rules that keep it out of the space altogether.
         account: where its layouts went.
@@ -104,10 +104,15 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
     found = find(corner, one)
     if found.best:
         return _against(asked, corner, found.account, found.best[0], winner)
-    free = find(corner, replace(one, constraints=(), robust=False, objective="step_time"))
+    return replace(why_nothing(corner, wish, found.account, winner), asked=asked)
+
+
+def why_nothing(space: Space, wish: Wish, account: Account, winner: Choice | None = None) -> Why:
+    """Why no layout of a searched space will do: memory, or the limits that the fastest that fits misses."""
+    free = find(space, Wish(keep=1))
     if not free.best:
-        return Why(asked, corner.size, found.account, shortage=shortage(corner))
-    return replace(_against(asked, corner, found.account, free.best[0], winner), missed=_missed(corner, wish, free.best[0]))
+        return Why("", space.size, account, shortage=shortage(space))
+    return replace(_against("", space, account, free.best[0], winner), missed=_missed(space, wish, free.best[0]))
 
 
 def _against(asked: str, corner: Space, account: Account, scored: Scored, winner: Choice | None) -> Why:
@@ -161,4 +166,4 @@ def _missed(corner: Space, wish: Wish, scored: Scored) -> tuple[str, ...]:
     )
 
 
-__all__ = ["Shortage", "Why", "narrowed", "shortage", "why"]
+__all__ = ["Shortage", "Why", "narrowed", "shortage", "why", "why_nothing"]
