@@ -58,7 +58,7 @@ class LayoutSearch:
     workers: int | None = 1
     store: Path | None = None
     say: Say = _silent
-    limit_s: float = 120.0
+    limit_s: float = 300.0
     count: int = field(default=0, init=False)
 
     def __call__(self, scenario: Scenario) -> Searched:
@@ -135,6 +135,8 @@ def _chosen(space: Space, found: Found) -> Searched:
             continue
         if fits:
             return Searched(scenario, str(scored.choice), note=note)
+    if not found.finished and not found.best:
+        return Searched(None, reasons=(f"no layout was found in {found.seconds:.0f} s of search",), note=note)
     counts = sorted(found.account.rejected.items(), key=lambda item: -item[1])
     told = ", ".join(f"{count:,} {name}" for name, count in counts if count)
     return Searched(None, reasons=(f"none of {found.size:,} layouts runs: {told}",), note=note)

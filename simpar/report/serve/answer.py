@@ -27,6 +27,8 @@ SOON_S = 0.22
 """An answer that is expected to take longer gets a first answer before it: the rest of half a second is the browser's."""
 FIRST_S_PER_PASS = 5e-5
 """Expected before anything was measured."""
+SLOWEST_S_PER_PASS = 4e-4
+"""What a pass of many blocks takes; short steps take longer per pass, but not long."""
 _KEPT = 12
 
 
@@ -146,7 +148,8 @@ class Answers:
         run = run_of(result, *numbers)
         _ = result.worst_rank.device_bytes  # replayed when first asked for: it belongs to the time taken
         seconds = time.perf_counter() - started
-        self._pace[state.base] = max(seconds / max(actions_of(scenario), 1), self._pace.get(state.base, 0.0) * 0.7)
+        pace = min(seconds / max(actions_of(scenario), 1), SLOWEST_S_PER_PASS)
+        self._pace[state.base] = max(pace, self._pace.get(state.base, 0.0) * 0.7)
         return Answer(query, state, scenario, result, run, seconds)
 
 
