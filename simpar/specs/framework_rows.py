@@ -37,11 +37,12 @@ _MEGATRON: Final = (
             "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": 2.6e-3,
-            "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False,
+            "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 "
         "arguments.py: local DDP with "
-        "one contiguous buffer, all-reduce after the last backward; host time per layer and collective from the "
+        "one contiguous buffer, all-reduce after the last backward; 20 buffers of collectives that cannot be reused "
+        "yet: regression over BLOOM's nvidia-smi readings; host time per layer and collective from the "
         "launch-bound rows "
         "of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 ms per layer with recomputation, +0.33 "
         "ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of Qwen3-30B-A3B with one sequence per "
@@ -95,7 +96,8 @@ _MEGATRON: Final = (
     ),
     Row(
         (2025, 5),
-        {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0},
+        {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0, "pending_collectives": 0},
+        "NGC 25.05 has torch 2.8, which holds collectives' tensors until they are waited for instead of recording streams; "
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
         "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)",
     ),
@@ -303,7 +305,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2024, 4), {"zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
                          "frees_stage_inputs": True,
-                         "expandable_segments": True, "fragmentation": 1.0},
+                         "expandable_segments": True, "fragmentation": 1.0,
+                         "pending_collectives": 0},
              "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "
              "deallocated after a profile of the allocator and streams are not recorded (TORCH_NCCL_AVOID_RECORD_STREAMS); that "
              "segments are expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; FSDP without "
