@@ -187,7 +187,7 @@ def _host(group: Group, clock: Clock, store: Store, device: str, options: Option
         budget = max(0.0, deadline - time.monotonic()) / (len(todo) - i)
         samples = bench_host.measure_shape(case.build, group, clock, budget)
         if group.rank == 0:
-            _keep(store, {**record_of(case, samples), "ranks": min(group.size, bench_host.cores())}, say)
+            _keep(store, {**record_of(case, samples), "ranks": group.size}, say)
 
 
 def calibrate(options: Options, say: Report = print) -> int:

@@ -1,7 +1,7 @@
-"""Shapes and gloo collectives timed under the conditions of a run on one host: every core busy, ranks as many as in the run.
+"""Shapes and gloo collectives timed under the conditions of a run on one host: as many ranks at once as in the run.
 
-Shapes run on as many ranks at once as there are cores, so that memory bandwidth and clocks are shared as in a step; the mean of
-those ranks counts, in processor time. Collectives run on the first ranks of the group, and the processor time of all their threads
+Shapes run on all ranks at once, so that caches, memory bandwidth and clocks are shared as in a step; the mean of the ranks
+counts, in processor time. Collectives run on the first ranks of the group, and the processor time of all their threads
 over the wall time says how many cores a rank keeps busy meanwhile.
 """
 
@@ -44,11 +44,6 @@ def busy_s() -> float:
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return os.cpu_count() or 1
-
-
 def _means(group: Group, values: Sequence[float], among: int) -> list[float]:
     """Each of `values`, its mean over the first `among` ranks."""
     torch = group.torch
@@ -59,21 +54,17 @@ def _means(group: Group, values: Sequence[float], among: int) -> list[float]:
 
 
 def measure_shape(build: Callable[[], Callable[[], object]], group: Group, clock: Clock, budget_s: float) -> list[float]:
-    """Samples of a shape on min(ranks, cores) ranks at once, means over them."""
-    among = group.size if group.device == "cuda" else min(group.size, cores())
+    """Samples of a shape on all ranks at once, means over them."""
     barrier = group.torch.distributed.barrier if group.size > 1 else (lambda: None)
-    call = build() if group.rank < among else None
-    repeats = 1
-    if call is not None:
-        call()
-        once = clock.sample(call, 2)
-        repeats = max(1, min(200, round(SHAPE_S / max(once, 1e-9))))
+    call = build()
+    call()
+    repeats = max(1, min(200, round(SHAPE_S / _processor_s(call, 2, clock))))
     samples: list[float] = []
     end = time.monotonic() + budget_s
     while True:
         barrier()
-        chunk = [_processor_s(call, repeats, clock) for _ in range(CHUNK)] if call is not None else [0.0] * CHUNK
-        *means, over = _means(group, [*chunk, float(time.monotonic() >= end)], among)
+        chunk = [_processor_s(call, repeats, clock) for _ in range(CHUNK)]
+        *means, over = _means(group, [*chunk, float(time.monotonic() >= end)], group.size)
         samples += means
         enough = len(samples) >= LEAST_SAMPLES and timing_of(samples).narrow
         if over > 0 or enough or len(samples) >= MOST:

@@ -22,6 +22,7 @@ from simpar.result.interpret import interpret
 from simpar.simulate import Priced, cost_models, prepare
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.validation.cluster_layouts import RunLayout
+from simpar.workload.ops import volume
 
 _PIPELINE = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED,
              OpKind.COLLECTIVE)  # fmt: skip
@@ -126,6 +127,11 @@ class Predicted:
                     key = f"{call.name}/{2 if call.name == 'send_recv' else size}"
                     found[key] += call.repeat
                     bytes_[key] += call.bytes * call.repeat  # type: ignore[assignment]
+        if self.layout.sequence_parallel:
+            # Norms between the tensor-parallel parts see a part of the sequence each: their gradients are summed once a step.
+            for stage in self.priced.held[pipeline_rank]:
+                found[f"all_reduce/{self.layout.tp}"] += 1
+                bytes_[f"all_reduce/{self.layout.tp}"] += 4 * norm_weights(self.priced.layout, stage)
         if self.layout.world_size > 1:
             found[f"all_reduce/{self.layout.world_size}"] += 1
             bytes_[f"all_reduce/{self.layout.world_size}"] += 4
@@ -194,6 +200,12 @@ def context_bytes(layout: Layout, op: LocalOp) -> float:
 def copied_bytes(layout: Layout, call: Collective) -> float:
     """Read and written around a gather or reduction of full sharding: the whole and this rank's part."""
     return 2.0 * call.bytes * (1.0 + 1.0 / layout.placement(call.dimension).size)
+
+
+def norm_weights(layout: Layout, stage: int) -> int:
+    """Weights of the norms of a stage."""
+    blocks = layout.stage_blocks[stage]
+    return sum(volume(axes, b.block.size) for b in blocks for op in b.block.ops if op.kernel == "norm" for axes in op.parameters)
 
 
 def kernel_counts(priced: Priced) -> tuple[float, int]:

@@ -78,24 +78,22 @@ class World:
         dist.barrier()
 
     def reference(self, layout: RunLayout) -> dict[str, Any]:
-        """A layout of one rank on as many ranks at once as there are cores, without any communication: mean seconds.
+        """A layout of one rank on all ranks at once, each for itself, without any communication: mean seconds.
 
         On a CPU the processor's time of the rank, which others that use its core do not lengthen.
         """
-        among = min(self.size, os.cpu_count() or 1) if self.device.type == "cpu" else self.size
-        step = Step(self, layout) if self.rank < among else None
+        step = Step(self, layout)
         seconds = []
         for index in range(self.config["warmup"] + self.config["steps"]):
             self.barrier()
             begin, used = time.perf_counter(), time.process_time()
-            if step is not None:
-                step()
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
+            step()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
             if index >= self.config["warmup"]:
                 alone = self.device.type == "cpu"
                 seconds.append(time.process_time() - used if alone else time.perf_counter() - begin)
-        means = [statistics.fmean(times) for times in zip(*self.all_of(seconds)[:among], strict=True)]
+        means = [statistics.fmean(times) for times in zip(*self.all_of(seconds), strict=True)]
         return {"kind": "reference", "layout": layout.as_json(), "world_size": self.size, "seconds": means}
 
     def measure(self, layout: RunLayout, fault: Fault, *, instrument: bool = True) -> dict[str, Any]:
