@@ -330,7 +330,7 @@ def _why(reason: Why) -> str:
         need = f"{format_bytes(short.needed_bytes)} of {format_bytes(short.device_bytes)}"
         text = f"None of its {reason.size:,} layouts fits. The one that needs least, {short.choice}, needs {need}:"
         parts = sorted(short.by_category.items(), key=lambda pair: -pair[1])
-        rows = [(name.replace("_", " "), format_bytes(value)) for name, value in parts]
+        rows = [(name.replace("_", " "), format_bytes(value)) for name, value in parts if value]
         return f"<p>{escape(text)}</p>" + Table(("category", "bytes"), rows, (1,)).html()
     slower = "" if reason.slower_by is None else f" ({reason.slower_by:+.2%})"
     missed = f" It misses {'; '.join(reason.missed)}." if reason.missed else ""

@@ -24,6 +24,9 @@ AXES: Final = (
 )  # fmt: skip
 """Axes that may change; dp follows from the others."""
 
+_EQUAL: Final = 1e-6
+"""A smaller gain is none."""
+
 # Virtual stages and the schedule change together where one asks for the other.
 _TOGETHER: Final = {"virtual_stages": ("virtual_stages", "schedule"), "schedule": ("virtual_stages", "schedule"),
                     "zero_stage": ("zero_stage", "shard_size")}  # fmt: skip
@@ -120,10 +123,10 @@ def _around(flat: dict[str, Any], free: tuple[str, ...]) -> dict[str, tuple[Any,
 def _change(flat: dict[str, Any], scored: Scored, today: Result) -> Change | None:
     other = scored.choice.flat()
     changed = {a: (flat[a], other[a]) for a in AXES if flat[a] != other[a] and a != "etp"}
-    if not changed:
+    gain = 1.0 - scored.step_time_s / today.step_time_s
+    if not changed or (today.fits and gain <= _EQUAL):
         return None
-    return Change(changed, scored, 1.0 - scored.step_time_s / today.step_time_s,
-                  scored.device_bytes - today.worst_rank.device_bytes)
+    return Change(changed, scored, gain, scored.device_bytes - today.worst_rank.device_bytes)
 
 
 def _width(change: Change) -> int:
