@@ -57,14 +57,14 @@ def test_rank_that_exits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rank_that_hangs(tmp_path: Path) -> None:
-    message = fails(tmp_path, "dp2", {"rank": 1, "at": "build", "how": "hang"}, timeout_s=6.0)
+    message = fails(tmp_path, "dp2", {"rank": 1, "at": "build", "how": "hang", "layout": "dp2"}, timeout_s=6.0)
     assert "rank 1 hangs at layout dp2" in message
     assert "--timeout" in message
 
 
 @pytest.mark.slow
 def test_rank_that_runs_out_of_memory(tmp_path: Path) -> None:
-    message = fails(tmp_path, "dp2", {"rank": 0, "at": "build", "how": "oom"})
+    message = fails(tmp_path, "dp2", {"rank": 0, "at": "build", "how": "oom", "layout": "dp2"})
     assert "rank 0 ran out of memory at layout dp2" in message
 
 

@@ -195,7 +195,7 @@ def explain(reports: Path, log: Path, nproc: int, *, alive: bool, timeout_s: flo
     if silent and (reasons or not alive):
         at = ranks[silent[0]]["at"]
         who = ", ".join(map(str, silent))
-        waited = f"the other ranks waited {timeout_s:g} s at most" if reasons else f"nothing moved for {timeout_s:g} s"
+        waited = "the other ranks waited for it in vain" if reasons else f"nothing moved for {timeout_s:g} s"
         return f"rank {who} hangs at {at}: {waited}; see {log}, or give more time with --timeout"
     for rank, r in reasons.items():
         return _reason(rank, r)
