@@ -48,7 +48,7 @@ def losses(folder: Path, layouts: str, ranks: int = 2) -> dict[str, list[float]]
         for line in out.read_text().splitlines():
             record = json.loads(line)
             result[record["layout"]["name"]] = record["losses"]
-            if record["layout"]["name"] in EXPORTED:
+            if record["layout"]["name"] in EXPORTED.split(","):
                 assert config["schedules"][record["layout"]["name"]].startswith("0F0,")
     assert left_over(folder) == []
     return result
