@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
@@ -75,13 +75,15 @@ class Improvements:
 
 
 def improve(
-    scenario: Scenario, *, framework: str | None = None, keep: int = 10, on_pair: Callable[[int, int], None] | None = None
+    scenario: Scenario, *, framework: str | None = None, keep: int = 10, on_pair: Callable[[int, int], None] | None = None,
+    axes: Sequence[str] = AXES,
 ) -> Improvements:
     """The best single and double changes to a scenario's layout.
 
     Args:
         framework: keep to what this framework can run.
         on_pair: told (pairs done, pairs).
+        axes: that may change, of AXES.
 
     Raises:
         InputError: the plan has a part that no axis covers.
@@ -91,8 +93,8 @@ def improve(
     limit = result.step_time_s if result.fits else float("inf")
     flat = today.flat()
     pricing = Pricing(Space(scenario, {}, framework))
-    found: dict[Choice, Scored] = {}
-    pairs = [(a,) for a in AXES] + list(combinations(AXES, 2))
+    found: dict[Choice, Change] = {}
+    pairs: list[tuple[str, ...]] = [*((a,) for a in axes), *combinations(axes, 2)]
     for index, pair in enumerate(pairs):
         if on_pair is not None:
             on_pair(index, len(pairs))
@@ -104,25 +106,31 @@ def improve(
         branch.incumbents = Incumbents(3, largest_s=limit)
         branch.run()
         for scored in branch.best:
-            found[scored.choice] = scored
-    changes = [c for s in found.values() if (c := _change(flat, s, result)) is not None]
-    changes.sort(key=lambda c: c.scored.key)
+            change = _change(flat, scored, result, _opened(pair))
+            if change is not None:
+                found.setdefault(scored.choice, change)
+    changes = sorted(found.values(), key=lambda c: c.scored.key)
     singles = [c for c in changes if _width(c) == 1]
     doubles = [c for c in changes if _width(c) == 2]
     return Improvements(result, today, tuple(singles[:keep]), tuple(doubles[:keep]))
 
 
 def _around(flat: dict[str, Any], free: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    opened = {a for axis in free for a in _TOGETHER.get(axis, (axis,))}
+    opened = _opened(free)
     fixed = {axis: (flat[axis],) for axis in (*AXES, "precision") if axis not in opened}
     if "ep" in opened or "tp" in opened:
         fixed.pop("etp", None)
     return fixed
 
 
-def _change(flat: dict[str, Any], scored: Scored, today: Result) -> Change | None:
+def _opened(free: tuple[str, ...]) -> set[str]:
+    return {a for axis in free for a in _TOGETHER.get(axis, (axis,))}
+
+
+def _change(flat: dict[str, Any], scored: Scored, today: Result, opened: set[str]) -> Change | None:
+    """What of the axes that were free is another value: elsewhere the same layout may only be written in other words."""
     other = scored.choice.flat()
-    changed = {a: (flat[a], other[a]) for a in AXES if flat[a] != other[a] and a != "etp"}
+    changed = {a: (flat[a], other[a]) for a in AXES if a in opened and flat[a] != other[a]}
     gain = 1.0 - scored.step_time_s / today.step_time_s
     if not changed or (today.fits and gain <= _EQUAL):
         return None
