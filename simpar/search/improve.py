@@ -130,7 +130,7 @@ def _opened(free: tuple[str, ...]) -> set[str]:
 def _change(flat: dict[str, Any], scored: Scored, today: Result, opened: set[str]) -> Change | None:
     """What of the axes that were free is another value: elsewhere the same layout may only be written in other words."""
     other = scored.choice.flat()
-    changed = {a: (flat[a], other[a]) for a in AXES if a in opened and flat[a] != other[a]}
+    changed: dict[str, tuple[Any, Any]] = {a: (flat[a], other[a]) for a in AXES if a in opened and flat[a] != other[a]}
     gain = 1.0 - scored.step_time_s / today.step_time_s
     if not changed or (today.fits and gain <= _EQUAL):
         return None

@@ -90,14 +90,20 @@ def check_space(space: Space, given: Mapping[str, tuple[Any, ...]]) -> None:
     """
     if space.size == 0:
         raise InputError(_empty(space))
-    unused = [(axis, values) for axis, values in given.items() if axis not in _QUIET and not _realised(space, axis, values)]
-    if unused:
-        wrong = []
-        for axis, values in unused:
+    wrong = unused(space, given)
+    if wrong:
+        raise InputError(wrong)
+
+
+def unused(space: Space, given: Mapping[str, tuple[Any, ...]]) -> list[Violation]:
+    """Values asked for that no layout of a space has: an axis without effect there would be silently ignored."""
+    found = []
+    for axis, values in given.items():
+        if axis not in _QUIET and not _realised(space, axis, values):
             rules = broken_rules(replace(space, restrictions={}), {axis: values}, None)
             rule = "; ".join(rules) or "no layout of this model on this cluster, with the other restrictions, has it"
-            wrong.append(Violation(axis, _text(values), rule))
-        raise InputError(wrong)
+            found.append(Violation(axis, _text(values), rule))
+    return found
 
 
 def _text(values: tuple[Any, ...]) -> str:
@@ -234,4 +240,4 @@ def _concrete(flat: dict[str, Any]) -> dict[str, Any]:
     return {**flat, "recompute": "full"} if flat["recompute"] == "full:*" else flat
 
 
-__all__ = ["broken_rules", "check_space", "check_values"]
+__all__ = ["broken_rules", "check_space", "check_values", "unused"]

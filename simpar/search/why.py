@@ -13,7 +13,7 @@ from simpar.search.find import find
 from simpar.search.incumbents import Scored
 from simpar.search.objective import SIMPLE, look_up
 from simpar.search.parts import Wish, measure_of, pricing_of
-from simpar.search.refusals import broken_rules, check_values
+from simpar.search.refusals import broken_rules, check_values, unused
 from simpar.search.runner_up import turning_points, waterfalls
 from simpar.search.space import Space
 from simpar.simulate import simulate
@@ -100,6 +100,8 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
     corner = narrowed(space, given)
     if corner.size == 0:
         return Why(asked, 0, Account(), broken=broken_rules(space, given, winner))
+    if none := unused(corner, given):
+        return Why(asked, 0, Account(), broken=tuple(str(v) for v in none))
     one = replace(wish, keep=1, front=())
     found = find(corner, one)
     if found.best:
