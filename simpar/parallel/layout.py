@@ -360,7 +360,7 @@ class Layout:
 
 def recomputed_flops(layout: Layout) -> float:
     """FLOPs per step that recomputation repeats (causal attention halved)."""
-    from simpar.parallel.recompute import repeated
+    from simpar.parallel.recompute import repeated, repeated_parts
     from simpar.workload.ops import op_flops
 
     recompute, spec = _recompute(layout.plan)
@@ -370,7 +370,8 @@ def recomputed_flops(layout: Layout) -> float:
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
         for block in layout.network.layers[stage.first : stage.first + min(limit, stage.count)]:
             again = set(repeated(recompute, block))
-            total += sum(op_flops(op, block.size) for op in block.ops if op.name in again)
+            parts = repeated_parts(recompute, block)
+            total += sum(op_flops(op, block.size) * (1.0 if op.name in again else parts.get(op.name, 0.0)) for op in block.ops)
     return total * micro
 
 

@@ -76,6 +76,22 @@ def repeated(recompute: Recompute, block: Block) -> tuple[str, ...]:
     return tuple(op.name for op in block.ops if prefixes and op.name.startswith(prefixes))
 
 
+def repeated_parts(recompute: Recompute, block: Block) -> dict[str, float]:
+    """Op -> share of it that runs again, of matmuls that stand for several of a framework's.
+
+    Per-op selective checkpointing repeats every second matmul: of q, k, v the second, of a gated pair the second.
+    """
+    if recompute.full or "op" not in recompute.modules:
+        return {}
+    size, names = block.size, {op.name for op in block.ops}
+    parts = {}
+    if "attention/qkv" in names and {"k", "h", "p"} <= size.keys():
+        parts["attention/qkv"] = size["k"] * size["h"] / size["p"]
+    if "mlp/fc1" in names and size["u"] > size["f"]:
+        parts["mlp/fc1"] = 1.0 - size["f"] / size["u"]
+    return parts
+
+
 def kept_by_full(op: Op, first: Op) -> bool:
     """Full recomputation keeps the block's input only."""
     return op is first

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from simpar.parallel import context, expert, tensor
 from simpar.parallel.block_memory import BlockMemory
 from simpar.parallel.local_shapes import LocalShapes, SplitOptions
-from simpar.parallel.recompute import repeated
-from simpar.parallel.work import LocalOp, OpList
+from simpar.parallel.recompute import repeated, repeated_parts
+from simpar.parallel.work import Gemm, LocalOp, OpList
 from simpar.workload.ops import Block, Op, OpType, Seam, op_flops, volume
 
 
@@ -90,6 +90,14 @@ class _Splitter(LocalShapes):
         expert.exchange(seam.name + suffix, self.size, self.degrees, self.options.moe, ops, combine=combine,
                         element_bytes=element)  # fmt: skip
 
+    def put_parts(self, ops: OpList, parts: dict[str, float]) -> None:
+        """Append shares of forward matmuls."""
+        for op in self.block.ops:
+            if op.name in parts:
+                whole = self.matmul(op, "forward")
+                assert isinstance(whole, Gemm)
+                ops.compute(op.name, replace(whole, n=max(round(whole.n * parts[op.name]), 1)), self.launches(op))
+
     def put_backward(self, ops: OpList, weight_ops: OpList | None) -> None:
         """Append the backward; with `weight_ops` the weight gradients go there instead (zero bubble)."""
         items = self.block.items
@@ -153,6 +161,7 @@ def split_block(block: Block, options: SplitOptions) -> LocalBlock:
             splitter.put_forward(ops)
         elif again:
             splitter.put_forward(ops, only=frozenset(again))
+            splitter.put_parts(ops, repeated_parts(options.recompute, block))
     splitter.put_backward(backward, None)
     splitter.put_backward(inputs, weights)
     saved, working = memory.saved()
