@@ -35,6 +35,9 @@ LARGEST: Final = {"micro_batch_size": 32, "virtual_stages": 16, "tokens": 256}
 PLACEMENTS: Final = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Pipeline outermost (Megatron-LM) and data parallel outermost; the orders that frameworks run."""
 
+SHARDS: Final = (2, 8, 32, 128, 512)
+"""HSDP: ranks a model is sharded over by default, where they divide; any other with --allow shard_size=..."""
+
 SPLITS: Final = ("even", "0-1", "1-0", "1-1", "alone")
 
 DENSE_MODULES: Final = ("core_attn", "layernorm", "mlp")
@@ -144,6 +147,11 @@ def _value(axis: str, text: str) -> Any:
         kind = "true or false" if axis in FLAG_AXES else right.get(axis, "a whole number of at least 1")
         raise InputError([Violation(f"--allow {axis}", text, "is not a value of this axis", kind)]) from None
     return text
+
+
+def shard_sizes(divisors: Sequence[int]) -> list[int]:
+    """Default sizes of a shard group below all of the ranks (the last of their ascending divisors)."""
+    return [size for size in SHARDS if size in divisors and size < divisors[-1]]
 
 
 def parse_restrictions(fix: Sequence[str], allow: Sequence[str]) -> dict[str, tuple[Any, ...]]:

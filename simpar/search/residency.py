@@ -136,12 +136,12 @@ def _undominated(rows: IntArray) -> IntArray:
     kept = []
     for name in set(map(tuple, rows[:, :3].tolist())):
         group = rows[(rows[:, :3] == name).all(axis=1)]
-        counts = group[:, 3:]
-        best = counts[:0]
-        for row in np.argsort(-counts.sum(axis=1), kind="stable"):
-            if not (best >= counts[row]).all(axis=1).any():
-                best = np.concatenate([best, counts[row : row + 1]])
-                kept.append(group[row])
+        # The largest first: nothing behind it can exceed it everywhere.
+        group = group[np.argsort(-group[:, 3:].sum(axis=1), kind="stable")]
+        while len(group):
+            first = group[0]
+            kept.append(first)
+            group = group[~(first[3:] >= group[:, 3:]).all(axis=1)]
     return np.array(kept, dtype=np.int64)
 
 

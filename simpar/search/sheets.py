@@ -156,6 +156,9 @@ class Sheets:
         """The layouts of a design that `incumbents` leave open."""
         again = self.recomputations(design.pipeline, design.group.pp)
         states, offloads = self.space.states(design.group), self.space.offloads
+        if not self._rests(design):
+            # Not even the states fit, however they are spread.
+            return _empty(design, again, states, offloads, np.array([len(again.texts) * len(states) * len(offloads), 0, 0]))
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
         inner = len(states) * len(offloads)
@@ -283,6 +286,12 @@ class Sheets:
         at = self.space.states(group).index(state)
         optimizer = 0.0 if choice.offload.optimizer else spread.optimizer[at]
         return np.asarray(peaks[again.texts.index(choice.recompute)] + spread.resting[at] + optimizer)
+
+    def _rests(self, design: Design) -> bool:
+        """Whether the resting states fit under some spread and offload."""
+        spread, offloaded = self.resting(design), any(o.optimizer for o in self.space.offloads)
+        rank = (spread.resting + (0.0 if offloaded else spread.optimizer)).max(axis=1).min()
+        return bool(rank * self.pricing.framework.fragmentation + self.pricing.outside_bytes(design.group) <= self.capacity)
 
     def activation_peaks(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], gathered: Gathered | None, sharded: bool,

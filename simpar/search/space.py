@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 from simpar.errors import InputError
 from simpar.schedules import SCHEDULES as FAMILIES
 from simpar.search import axes
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
+from simpar.search.recomputes import selections, whole_layers
 from simpar.specs.checks import check_scenario, layer_count
 from simpar.specs.framework import framework
-from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
+from simpar.specs.model import MoeSpec, TransformerSpec
 from simpar.specs.scenario import Scenario
 from simpar.topology.mesh import Mesh
 
@@ -261,34 +262,13 @@ class Space:
         """Recomputations other than of whole layers: none, and the sets of up to two modules."""
         if self._transformer is None:
             return tuple(self.values("recompute", ("none",)))
-        modules = list(axes.MOE_MODULES if self._moe else axes.DENSE_MODULES)
-        if self._transformer.mla:
-            modules += axes.MLA_MODULES
-        if self._moe and not self._moe.shared_expert_intermediate_size:
-            modules.remove("shared_experts")
-        if self._able and any("op" in str(v) for v in self._able.get("recompute", ())):
-            modules = ["op"]
-        redundant = ({"moe", "moe_act"},)
-        pairs = [(a, b) for a, b in combinations(modules, 2) if {a, b} not in redundant]
-        default = ["none", *(f"selective:{'+'.join(c)}" for c in [(m,) for m in modules] + pairs)]
-        given = self.restrictions.get("recompute")
-        if given is not None:
-            default = [*default, *(v for v in given if v.startswith("selective") and v not in default)]
-            default = [v for v in default if axes.matches("recompute", v, given)]
-        if "recompute" in self._able:
-            default = [v for v in default if axes.matches("recompute", v, self._able["recompute"])]
-        return tuple(default)
+        return selections(self._transformer, self._able.get("recompute"), self.restrictions.get("recompute"))
 
     @cached_property
     def _full(self) -> tuple[bool, bool, frozenset[int]]:
-        """Whether whole layers may be recomputed: all, any number, these numbers."""
         if self._transformer is None:
             return False, False, frozenset()
-        able = self._able.get("recompute", ("full", "full:*"))
-        given = self.restrictions.get("recompute", ("full", "full:*"))
-        both = [v for v in given if v in able or (v.startswith("full:") and "full:*" in able)]
-        numbers = frozenset(int(v[5:]) for v in both if v.startswith("full:") and v[5:].isdigit())
-        return "full" in both, "full:*" in both, numbers
+        return whole_layers(self._able.get("recompute"), self.restrictions.get("recompute"))
 
     def depths(self, deepest: int) -> list[int]:
         """How many first layers of a stage may be recomputed whole; `deepest` stands for all of them."""
@@ -330,7 +310,7 @@ class Space:
         if zero == 0:
             return [None]
         ranks = group.dp * group.cp
-        default: list[int | None] = [None, *(d for d in divisors(ranks) if 1 < d < ranks)]
+        default: list[int | None] = [None, *axes.shard_sizes(divisors(ranks))]
         return [s for s in self.values("shard_size", default) if s is None or self._shard_fits(group, s)]
 
     def _shard_fits(self, group: Group, size: int) -> bool:
@@ -400,4 +380,4 @@ class Space:
                         yield Choice(group, batch, variant, pipeline, recompute, state, offload)
 
 
-__all__ = ["CnnSpec", "MlpSpec", "Space", "divisors"]
+__all__ = ["Space", "divisors"]

@@ -1,0 +1,129 @@
+"""Speed of the layout search, as JSON: sizes of spaces, layouts per second and core through each tier, two large searches.
+
+python benchmarks/bench_search.py [--quick] [--limit SECONDS] [--workers N] [--framework NAME]
+
+Rates count CPU seconds of this process; searches are timed by the clock. A search that its limit ends states its gap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import time
+from typing import Any
+
+from simpar.search.branch import Branch
+from simpar.search.choice import Choice
+from simpar.search.find import Watch, find
+from simpar.search.incumbents import Incumbents
+from simpar.search.parts import Wish
+from simpar.search.request import make_space, option_table
+from simpar.search.sheets import Design
+from simpar.search.space import Space
+
+CASES = {
+    "llama3.1-405b on 16,384 H100": ("llama3.1-405b", "dgx-h100", 2048, 8192, 2048),
+    "deepseek-v3 on 2,048 H800": ("deepseek-v3", "hgx-h800", 256, 4096, 15360),
+}
+"""Model, hardware, nodes, sequence length, global batch."""
+
+
+def space_of(case: str, framework: str | None) -> Space:
+    """The space of a case."""
+    return make_space(option_table(*CASES[case], None), framework=framework)
+
+
+def designs(branch: Branch, count: int) -> list[Design]:
+    """Random pipelines of a space."""
+    draw, found = random.Random(0), []
+    nodes = branch.nodes()
+    while len(found) < count:
+        group, batch, m = draw.choice(nodes)
+        pipelines = branch.space.pipelines(group.pp, m)
+        if pipelines and branch.coarse.least_bytes(group) < branch.capacity:
+            found.append(Design(group, batch, m, draw.choice(branch.space.variants(group)), draw.choice(pipelines)))
+    return found
+
+
+def bound_rate(branch: Branch, sample: list[Design]) -> float:
+    """Layouts per CPU second through the vectorised bounds on time and memory, prices of blocks known."""
+    everything = Incumbents(front=True)
+    for design in sample:
+        branch.sheets.sheet(design, everything)
+    began, count = time.process_time(), 0
+    for design in sample:
+        branch.sheets.sheet(design, everything)
+        texts = branch.sheets.recomputations(design.pipeline, design.group.pp).texts
+        count += len(texts) * len(branch.space.states(design.group)) * len(branch.space.offloads)
+    return count / (time.process_time() - began)
+
+
+def path_rate(branch: Branch, layouts: list[Choice]) -> float:
+    """Layouts per CPU second through the longest path at stage detail, graphs built and prices known."""
+    branch.tiers.longest_paths(layouts)
+    branch.tiers._swept.clear()
+    before, began = branch.tiers.swept, time.process_time()
+    branch.tiers.longest_paths(layouts)
+    return (branch.tiers.swept - before) / (time.process_time() - began)
+
+
+def path_layouts(count: int) -> tuple[Branch, list[Choice]]:
+    """Layouts of one pipeline that differ in prices: 70B on 64 GPUs."""
+    space = make_space(
+        option_table("llama3.1-70b", "dgx-h100", 8, 8192, 64, "megatron-core"),
+        fix=["tp=4", "pp=4", "schedule=1f1b", "offload_activations=0", "virtual_stages=1",
+             "micro_batch_size=1", "zero_stage=1", "cp=1"],
+    )  # fmt: skip
+    return Branch(space), [choice for choice, _ in zip(space.choices(), range(count), strict=False)]
+
+
+def search(space: Space, limit_s: float, workers: int) -> dict[str, Any]:
+    """One search from cold, stopped at the limit."""
+    began, first, last = time.monotonic(), [0.0], [0.0]
+
+    def listen(watch: Watch) -> None:
+        last[0] = watch.bound
+        if watch.best is not None and not first[0]:
+            first[0] = time.monotonic() - began
+        if time.monotonic() - began > limit_s:
+            raise KeyboardInterrupt
+
+    found = find(space, Wish(keep=10), workers=workers, listener=listen)
+    peaks = [resource.getrusage(who).ru_maxrss / 2**20 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return {
+        "seconds": time.monotonic() - began, "first_incumbent_s": first[0], "finished": found.finished, "gap": found.gap,
+        "best": str(found.best[0].choice) if found.best else None, "step_time_s": found.best[0].step_time_s if found.best else None,
+        "evaluated": dict(found.account.evaluated), "rejected": {k: v for k, v in found.account.rejected.items() if v},
+        "peak_gib_parent": peaks[0], "peak_gib_largest_child": peaks[1], "workers": workers,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--limit", type=float, default=300.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--framework", default=None)
+    options = parser.parse_args()
+    found: dict[str, Any] = {"spaces": {}, "searches": {}}
+    for case in CASES:
+        began = time.process_time()
+        whole, limited = space_of(case, None), space_of(case, "megatron-core")
+        found["spaces"][case] = {
+            "layouts": whole.size, "megatron_core": limited.size, "ratio": whole.size / limited.size,
+            "counting_s": time.process_time() - began,
+        }  # fmt: skip
+    branch = Branch(space_of(next(iter(CASES)), None))
+    found["bounds_per_core_s"] = bound_rate(branch, designs(branch, 10 if options.quick else 100))
+    found["longest_path_per_core_s"] = path_rate(*path_layouts(64 if options.quick else 256))
+    if not options.quick:
+        for case in CASES:
+            found["searches"][case] = search(space_of(case, options.framework), options.limit, options.workers)
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
