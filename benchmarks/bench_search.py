@@ -37,7 +37,8 @@ def space_of(case: str, framework: str | None) -> Space:
 
 def designs(branch: Branch, count: int) -> list[Design]:
     """Random pipelines of a space."""
-    draw, found = random.Random(0), []
+    draw = random.Random(0)
+    found: list[Design] = []
     nodes = branch.nodes()
     while len(found) < count:
         group, batch, m = draw.choice(nodes)
