@@ -87,16 +87,22 @@ def test_metrics_are_those_of_the_simulation() -> None:
 # -- limits ----------------------------------------------------------------------------------------------------------------
 
 LIMITS = (
-    ("step_time_s<=1.1",), ("step_time_s>=1.1",), ("memory<40GiB",), ("headroom>=30GiB",), ("mfu>=40%", "memory<=60GiB"),
-    ("layout.pp>=2", "layout.tp<4"), ("tokens_per_s_per_gpu>=7000",), ("energy_per_token<=0.16",),
-    ("exposed_communication_s<=40ms",),
+    ("step_time<=~",), ("step_time>=~",), ("memory<~",), ("headroom>=~",), ("mfu>=~", "memory<=60GiB"),
+    ("layout.pp>=2", "layout.tp<4"), ("tokens_per_s_per_gpu>=~",), ("energy_per_token<=~",), ("exposed_communication_s<=~",),
 )  # fmt: skip
+"""Where ~ stands for the median of all layouts, so that a limit always leaves some and takes some."""
 
 
 @pytest.mark.parametrize("texts", LIMITS, ids=["+".join(t) for t in LIMITS])
 def test_limits_leave_exactly_the_layouts_that_keep_them(texts: tuple[str, ...]) -> None:
-    space, limits = small_space(), parse_constraints(texts)
-    every = every_layout()
+    space, every = small_space(), every_layout()
+
+    def median(text: str) -> str:
+        metric = parse_constraints([text.replace("~", "0")])[0].metric
+        values = sorted(look_up({**k.result.to_json(), **metrics(space, k)}, metric) for k in every)
+        return text.replace("~", repr(values[len(values) // 2]))
+
+    limits = parse_constraints([median(text) for text in texts])
 
     def keeps(known: Known) -> bool:
         simple, full = metrics(space, known), known.result.to_json()
