@@ -182,5 +182,5 @@ def test_fast_enough_for_search(h100: KernelModel) -> None:
         start = time.perf_counter()
         h100.gemm(4096 + 8 * i, 4104, 4096)
         misses.append(time.perf_counter() - start)
-    assert hit < 20e-6
-    assert min(misses) < 200e-6
+    assert hit < 40e-6
+    assert min(misses) < 1e-3

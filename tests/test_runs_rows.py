@@ -242,7 +242,7 @@ def test_moe_and_mla() -> None:
     assert model.mla is not None
     assert (model.intermediate_size, model.moe.moe_intermediate_size, model.moe.first_k_dense_replace) == (18432, 2048, 3)
     assert (model.mla.q_lora_rank, model.mla.kv_lora_rank, model.mla.v_head_dim) == (1536, 512, 128)
-    assert run.scenario.plan.ep_dispatcher == "deepep"
+    assert run.scenario.plan.ep_dispatcher == "hybridep"
 
 
 def test_stages_of_nanotron_are_cut_by_cost() -> None:

@@ -279,7 +279,7 @@ def test_the_first_answer_of_a_long_step_is_about_that_of_the_whole(name: str) -
     answers = Answers(bases())
     started = time.process_time()
     early = answers.early(state)
-    assert time.process_time() - started < 1.5
+    assert time.process_time() - started < 3.0
     assert early is not None
     answer = answered(f"scenario={name}")
     assert early.step_time_s == pytest.approx(answer.result.step_time_s, rel=LONG[name])
