@@ -140,3 +140,11 @@ def test_wrong_options_are_all_named() -> None:
     with pytest.raises(InputError) as caught:
         build_schedule("zb-1p", 4, 8, f=0.0, i=(1.0, 2.0), memory_limit=0.5, kept=2.0, send=-1.0)
     assert {v.field for v in caught.value.violations} == {"f", "i", "memory_limit", "kept", "send"}
+
+
+@pytest.mark.parametrize("name", ["zb-1p", "zb-2p"])
+@pytest.mark.parametrize("flush", [False, True])
+def test_ranks_never_wait_in_a_circle_where_clocks_tie(name: str, flush: bool) -> None:
+    """Free sends and durations that divide each other: two ranks could each be placed before the other's result."""
+    times = {"f": (1.0, 2.0, 0.5, 1.0), "i": (1.0,) * 4, "w": (1.0, 1.0, 1.0, 3.0), "send": 0.0, "kept": 0.0}
+    build_schedule(name, 4, 3, flush=flush, **times).check()
