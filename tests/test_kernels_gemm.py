@@ -84,7 +84,7 @@ def test_every_schedule_covers_the_output() -> None:
         tiles = tile_set(schedule)
         g = geometry(schedule, 132.0, np.array([1000.0]), np.array([3000.0]), np.array([512.0]))
         assert (tiles.area > 0).all()
-        assert ((g.waves * g.area * 132.0 / g.splits) >= 1000.0 * 3000.0 - 1e-6)[g.allowed].all()
+        assert ((g.waves * g.area * 132.0 / np.maximum(g.merges, 1.0)) >= 1000.0 * 3000.0 - 1e-6)[g.allowed].all()
 
 
 def test_odd_rows_slow_the_block_cast() -> None:
@@ -182,5 +182,5 @@ def test_fast_enough_for_search(h100: KernelModel) -> None:
         start = time.perf_counter()
         h100.gemm(4096 + 8 * i, 4104, 4096)
         misses.append(time.perf_counter() - start)
-    assert hit < 40e-6
-    assert min(misses) < 1e-3
+    assert hit < 20e-6
+    assert min(misses) < 200e-6

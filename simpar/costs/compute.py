@@ -13,13 +13,14 @@ All arrays are [shapes]; a scalar call is an array of one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.gemm_residual import correction
-from simpar.costs.gemm_tiles import Geometry, geometry
+from simpar.costs.gemm_tiles import Geometry, geometry, tile_set
 from simpar.specs.kernel_constants import GemmConstants
 
 Array = NDArray[np.float64]
@@ -48,40 +49,46 @@ class GemmShapes:
 
 def waves_cost(x: Array, beta: float, first: float) -> Array:
     """Waves that x = tiles / SMs cost: at least one; part of the idle last wave."""
-    share = np.clip(beta + first / np.maximum(x, 1.0), 0.0, 1.0)
-    return np.maximum(x, 1.0) + np.where(x > 1.0, share * (np.ceil(x) - x), 0.0)
+    least = np.maximum(x, 1.0)
+    share = np.minimum(np.maximum(beta + first / least, 0.0), 1.0)
+    return np.asarray(least + share * (np.ceil(least) - least))
 
 
 def smooth_terms(c: GemmConstants, m: Array, n: Array, k: Array) -> Array:
     """Natural logarithm of the smooth corrections of compute time."""
-    logs = [np.clip(np.log2(v / _CENTRE), _LOW, _HIGH) for v in (m, n, k)]
-    a, b, d = logs
-    parts = (a, b, d, a * a, b * b, d * d, a * b, a * d, b * d)
-    total = c.size_exponent * np.log1p(2.0 * m * n * k / 1e12)
-    for weight, part in zip(c.ridge, parts, strict=True):
-        if weight:
-            total = total + weight * part
+    a, b, d = np.minimum(np.maximum(np.log2(np.array((m, n, k)) / _CENTRE), _LOW), _HIGH)
+    r = c.ridge
+    smooth = a * (r[0] + r[3] * a + r[6] * b + r[7] * d) + b * (r[1] + r[4] * b + r[8] * d) + d * (r[2] + r[5] * d)
+    total = smooth + c.size_exponent * np.log1p(2e-12 * m * n * k)
     if c.unaligned:
-        total = total + np.where(np.mod(m, 16) == 0, 0.0, c.unaligned)
+        total = total + c.unaligned * (np.mod(m, 16.0) != 0.0)
     return np.asarray(total, dtype=float)
 
 
-def _efficiency(c: GemmConstants, g: Geometry) -> Array | float:
+@lru_cache(maxsize=256)
+def _weight(schedule: str, tile_efficiency: tuple[float, ...]) -> Array:
+    """Outputs of one SM over the efficiency of its tile [1, candidates], of a schedule that searches."""
+    tiles = tile_set(schedule)
+    efficiency = np.array([1.0, *tile_efficiency])[tiles.kind] if tile_efficiency else 1.0
+    return np.asarray(tiles.area / efficiency)[None, :]
+
+
+def _weights(c: GemmConstants, g: Geometry) -> Array:
+    if not c.schedule.startswith("min_waves"):
+        return _weight(c.schedule, c.tile_efficiency)
     if not c.tile_efficiency:
-        return 1.0
-    if c.schedule.startswith("min_waves"):
-        odd, halving, single = c.tile_efficiency
-        return np.asarray(odd**g.odd * single**g.single * halving ** np.log2(32768.0 / np.minimum(g.area, 32768.0)))
-    return np.array([1.0, *c.tile_efficiency])[g.kind]
+        return g.area
+    odd, halving, single = c.tile_efficiency
+    return np.asarray(g.area / (odd**g.odd * single**g.single * halving ** np.log2(32768.0 / np.minimum(g.area, 32768.0))))
 
 
 def compute_seconds(c: GemmConstants, g: Geometry, sm_count: float) -> Array:
     """Time of the tensor cores alone [shapes], before the smooth terms."""
-    work = 2.0 * g.area * (g.depth + c.k_overhead) * (sm_count / c.rate_flops_per_s) / _efficiency(c, g)
+    work = _weights(c, g) * ((g.depth + c.k_overhead) * (2.0 * sm_count / c.rate_flops_per_s))
     seconds = waves_cost(g.waves, c.wave_beta, c.wave_first) * work
-    if g.splits.size > 1:
-        merge = c.split_k_cost * 8.0 * g.splits * (g.m * g.n)[:, None] / c.bandwidth_bytes_per_s
-        seconds = np.where(g.allowed, seconds + np.where(g.splits > 1, merge, 0.0), np.inf)
+    if g.merges.size > 1:
+        merge = g.merges * (c.split_k_cost * 8.0 / c.bandwidth_bytes_per_s * g.m * g.n)[:, None]
+        seconds = np.where(g.allowed, seconds + merge, np.inf)
     return np.asarray(seconds.min(axis=1))
 
 
@@ -111,17 +118,19 @@ def seconds_on(c: GemmConstants, g: Geometry, sm_count: float, shapes: GemmShape
         total = total + cast_seconds(c, batch * g.m, g.k)
     if c.residual:
         # Measured on single products; batches have other waves.
-        total = total * np.where(batch == 1.0, np.exp(correction(c.residual, g.m, g.n, g.k)), 1.0)
+        total = total * np.exp(correction(c.residual, g.m, g.n, g.k) * (batch == 1.0))
     return np.asarray(total)
 
 
 def gemm_seconds(c: GemmConstants, sm_count: float, shapes: GemmShapes) -> Array:
     """Seconds [shapes] of the products."""
     m, n, k = (np.atleast_1d(np.asarray(v, dtype=float)) for v in (shapes.m, shapes.n, shapes.k))
+    if len(m) <= CHUNK:
+        return seconds_on(c, geometry(c.schedule, sm_count, m, n, k, shapes.batch), sm_count, shapes)
     batch = np.broadcast_to(np.asarray(shapes.batch, dtype=float), m.shape)
     parts = []
     for start in range(0, len(m), CHUNK):
         at = slice(start, start + CHUNK)
         g = geometry(c.schedule, sm_count, m[at], n[at], k[at], batch[at])
         parts.append(seconds_on(c, g, sm_count, replace(shapes, m=m[at], n=n[at], k=k[at], batch=batch[at])))
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return np.concatenate(parts)

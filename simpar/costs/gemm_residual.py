@@ -6,7 +6,6 @@ on a coarse grid and is linear between its nodes; below the fitted region it fad
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import product
 from typing import Final
 
@@ -22,28 +21,46 @@ LARGEST: Final = 0.35
 """Bound of a logarithm."""
 
 
-_COUNTS: Final = np.array(NODES)[:, None]
+_LAST: Final = np.array(NODES, dtype=float)[:, None] - 1.0
 _STRIDES: Final = np.array([NODES[1] * NODES[2], NODES[2], 1])
 _OFFSETS: Final = np.array(list(product((0, 1), repeat=3))) @ _STRIDES
 
 
+def _cells(logs: Array) -> tuple[NDArray[np.int64], Array]:
+    """(flat index of each shape's first corner [shapes], its share of the way across [axes, shapes]) of logs [axes, shapes]."""
+    at = np.minimum(np.maximum(logs, 0.0), _LAST)
+    first = np.minimum(np.floor(at), _LAST - 1.0)
+    return _STRIDES @ first.astype(np.int64), at - first
+
+
 def corners(m: Array, n: Array, k: Array) -> tuple[NDArray[np.int64], Array]:
     """(flat node indices, weights) [shapes, 8] of the cell around each shape; the nearest cell outside the grid."""
-    at = np.clip(np.log2(np.stack([m, n, k]) / SMALLEST), 0.0, _COUNTS - 1.0)
-    first = np.minimum(at.astype(np.int64), _COUNTS - 2)
-    share = at - first
+    first, share = _cells(np.log2(np.array((m, n, k)) / SMALLEST))
     a, b, c = np.stack([1.0 - share, share], 1)
     weights = a[:, None, None] * b[None, :, None] * c[None, None]
-    return (_STRIDES @ first)[:, None] + _OFFSETS, weights.reshape(len(_OFFSETS), -1).T
+    return first[:, None] + _OFFSETS, weights.reshape(len(_OFFSETS), -1).T
 
 
-@lru_cache(maxsize=64)
+_KEPT: dict[int, tuple[tuple[float, ...], Array]] = {}
+_MOST_KEPT: Final = 256
+
+
 def _array(grid: tuple[float, ...]) -> Array:
-    return np.array(grid)
+    """`grid` as an array. Found by identity (the tuple is kept, so its id stays its own): hashing it costs more than the rest."""
+    found = _KEPT.get(id(grid))
+    if found is None:
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
+        found = _KEPT[id(grid)] = (grid, np.array(grid))
+    return found[1]
 
 
 def correction(grid: tuple[float, ...], m: Array, n: Array, k: Array) -> Array:
     """Natural logarithm [shapes] to add to that of the law's time; `grid` in row-major order of NODES."""
-    indices, weights = corners(m, n, k)
-    inside = np.clip(np.log2(np.minimum(np.minimum(m, n), k) / (SMALLEST / 2.0)), 0.0, 1.0)
-    return np.asarray((_array(grid)[indices] * weights).sum(-1) * inside)
+    logs = np.log2(np.array((m, n, k)) / SMALLEST)
+    first, (x, y, z) = _cells(logs)
+    corner = _array(grid)[first + _OFFSETS[:, None]]
+    edge = corner[:4] + x * (corner[4:] - corner[:4])
+    side = edge[:2] + y * (edge[2:] - edge[:2])
+    inside = np.minimum(np.maximum(logs.min(0) + 1.0, 0.0), 1.0)
+    return np.asarray((side[0] + z * (side[1] - side[0])) * inside)

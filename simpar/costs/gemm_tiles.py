@@ -27,6 +27,7 @@ _CLASSES: Final = (
 )
 _SPLITS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 _CLUSTER: Final = ((256, 128, 2, 0), (128, 128, 2, 1), (128, 64, 2, 2))
+_NONE: Final = np.zeros((1, 1))
 MIN_SPLIT_DEPTH: Final = 256
 """Smallest k of one split."""
 
@@ -36,8 +37,8 @@ class TileSet:
     """Candidate tiles as columns.
 
     Attributes:
-        rows, columns: output tile [candidates]; area: outputs of one SM; splits: parts of k; kind: efficiency class.
-        sms: SMs that share one tile.
+        rows, columns: output tile [candidates]; splits: parts of k; kind: efficiency class; sms: SMs that share one tile.
+        area: outputs that one SM computes; merges: splits where there is more than one, else 0.
     """
 
     rows: Array
@@ -45,11 +46,8 @@ class TileSet:
     splits: Array
     kind: NDArray[np.int64]
     sms: Array
-
-    @property
-    def area(self) -> Array:
-        """Outputs that one SM computes."""
-        return self.rows * self.columns / self.sms
+    area: Array
+    merges: Array
 
 
 @lru_cache(maxsize=8)
@@ -65,7 +63,8 @@ def tile_set(schedule: str) -> TileSet:
     else:
         table = [(128, b, 1, 0, 1) for b in range(32, 257, 32)]
     data = np.array(table, dtype=float)
-    return TileSet(data[:, 0], data[:, 1], data[:, 2], data[:, 3].astype(np.int64), data[:, 4])
+    a, b, splits, kind, sms = data.T.copy()
+    return TileSet(a, b, splits, kind.astype(np.int64), sms, a * b / sms, np.where(splits > 1, splits, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,8 @@ class Geometry:
     Attributes:
         m, n, k: [shapes].
         waves: tiles (and splits) over SMs [shapes, candidates].
-        area, depth: outputs of one SM and k of one split, the same shape.
-        splits, kind: split factor, efficiency class.
+        area, depth: outputs of one SM and k of one split, broadcast against it.
+        merges: split factor of the candidates that split, else 0.
         allowed: which candidates a library would consider.
         odd, single: min_waves only: widths that do not divide well, and a single wave of a large tile.
     """
@@ -87,8 +86,7 @@ class Geometry:
     waves: Array
     area: Array
     depth: Array
-    splits: Array
-    kind: NDArray[np.int64]
+    merges: Array
     allowed: NDArray[np.bool_]
     odd: Array
     single: Array
@@ -98,16 +96,15 @@ def geometry(schedule: str, sm_count: float, m: Array, n: Array, k: Array, batch
     """Waves of every candidate tile for shapes m, n, k [shapes], each `batch` times."""
     tiles = tile_set(schedule)
     m, n, k = (np.atleast_1d(np.asarray(v, dtype=float)) for v in (m, n, k))
-    batches = np.broadcast_to(np.asarray(batch, dtype=float), m.shape)[:, None]
-    blocks = np.ceil(m[:, None] / tiles.rows) * np.ceil(n[:, None] / tiles.columns) * tiles.sms * batches
+    batches = np.asarray(batch, dtype=float)
+    blocks = np.ceil(m[:, None] / tiles.rows) * np.ceil(n[:, None] / tiles.columns)
+    blocks *= tiles.sms * (batches[:, None] if batches.ndim else batches)
     if schedule.startswith("min_waves"):
         return _fewest_waves(tiles, sm_count, m, n, k, blocks)
-    waves = blocks * tiles.splits / sm_count
+    waves = blocks * (tiles.splits / sm_count)
     depth = k[:, None] / tiles.splits
-    allowed = (tiles.splits == 1) | ((depth >= MIN_SPLIT_DEPTH) & (blocks < 2 * sm_count))
-    zero = np.zeros((1, 1))
-    area = np.broadcast_to(tiles.area, waves.shape)
-    return Geometry(m, n, k, waves, area, depth, tiles.splits[None, :], tiles.kind[None, :], allowed, zero, zero)
+    allowed = (tiles.merges == 0) | ((depth >= MIN_SPLIT_DEPTH) & (blocks < 2 * sm_count))
+    return Geometry(m, n, k, waves, tiles.area[None, :], depth, tiles.merges[None, :], allowed, _NONE, _NONE)
 
 
 def _fewest_waves(tiles: TileSet, sm_count: float, m: Array, n: Array, k: Array, blocks: Array) -> Geometry:
@@ -134,8 +131,7 @@ def _fewest_waves(tiles: TileSet, sm_count: float, m: Array, n: Array, k: Array,
         waves.reshape(shape),
         (a * b).reshape(shape),
         k.reshape(shape),
-        np.ones((1, 1)),
-        np.zeros((1, 1), dtype=np.int64),
+        _NONE,
         np.ones(shape, dtype=bool),
         odd.reshape(shape),
         single.reshape(shape),
