@@ -105,6 +105,14 @@ def _between(program: Program, ends: int | None) -> BoolArray:
     return (microbatch >= ends) & (microbatch <= int(microbatch.max(initial=-1)) - ends)
 
 
+def _queued(program: Program, lanes: list[_Lane]) -> tuple[IntArray, IntArray]:
+    """(lane, op) of all ops of the lanes, lane by lane in the order of its stream."""
+    found = [program.stream_ops[program.stream_ptr[lane.stream] : program.stream_ptr[lane.stream + 1]] for lane in lanes]
+    if not found:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    return np.repeat(np.arange(len(found)), [len(ops) for ops in found]), np.concatenate(found)
+
+
 def rectangles(result: Result, lanes: list[_Lane], whole: int | None = None, shown: int | None = None) -> Rectangles:
     """Rectangles of all lanes, one per op, or one per merged or folded run of consecutive ops.
 
@@ -114,25 +122,28 @@ def rectangles(result: Result, lanes: list[_Lane], whole: int | None = None, sho
         shown: fold the ops of all but the first and last `shown` micro-batches, whatever their action; None: fold nowhere.
     """
     program, start, finish = result.program, result.timeline.start, result.timeline.finish
-    merged, folded = _between(program, whole), _between(program, shown)
-    # Folded ops are all alike here.
-    action = np.stack([program.kind, program.stage, program.microbatch]) * ~folded - folded
-    found = []
-    for index, lane in enumerate(lanes):
-        ops = program.stream_ops[program.stream_ptr[lane.stream] : program.stream_ptr[lane.stream + 1]]
-        if not len(ops):
-            continue
-        key = action[:, ops]
-        opens = np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0)) | ~(merged | folded)[ops]
-        at = np.flatnonzero(opens)
-        last = np.append(at[1:], len(ops)) - 1
-        busy = np.add.reduceat(finish[ops] - start[ops], at)
-        lane_of = np.full(len(at), index)
-        found.append((lane_of, ops[at], last - at + 1, start[ops[at]], finish[ops[last]], busy, folded[ops[at]], ops))
-    if not found:
+    lane, ops = _queued(program, lanes)
+    if not len(ops):
         none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
         return Rectangles(none, none, none, nothing, nothing, nothing, none.astype(bool), none)
-    return Rectangles(*(np.concatenate(part) for part in zip(*found, strict=True)))
+    folded = _between(program, shown)
+    at = np.flatnonzero(_opens(program, lane, ops, _between(program, whole), folded))
+    last = np.append(at[1:], len(ops)) - 1
+    busy = np.add.reduceat(finish[ops] - start[ops], at)
+    return Rectangles(lane[at], ops[at], last - at + 1, start[ops[at]], finish[ops[last]], busy, folded[ops[at]], ops)
+
+
+def _opens(program: Program, lane: IntArray, ops: IntArray, merged: BoolArray, folded: BoolArray) -> BoolArray:
+    """Which of the queued ops begin a rectangle: the first of a lane, of another action, and any that stands alone."""
+    joins, away = (merged | folded)[ops], folded[ops]
+    opens = ~joins
+    opens[0] = True
+    same = (lane[1:] == lane[:-1]) & (away[1:] == away[:-1])
+    for column in (program.kind, program.stage, program.microbatch):
+        values = column[ops]
+        same &= (values[1:] == values[:-1]) | away[1:]  # folded ops are all alike
+    opens[1:] |= ~same
+    return opens
 
 
 def _affordable(counts: IntArray, budget: int) -> int:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
+from simpar.errors import InternalError
 from simpar.program.program import COMPUTE_KINDS, FloatArray, OpKind, Program
 
 BoolArray = NDArray[np.bool_]
 
 _TINY_S = 1e-12
-_DATA = (OpKind.GATHER_PARAMETERS, OpKind.REDUCE_GRADIENTS)
-_SENDS = (OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD)
+_DATA = (int(OpKind.GATHER_PARAMETERS), int(OpKind.REDUCE_GRADIENTS))
+_SENDS = (int(OpKind.SEND_FORWARD), int(OpKind.SEND_BACKWARD))
+_INSIDE = (int(OpKind.COLLECTIVE), int(OpKind.OFFLOAD))
 _PIPELINE = frozenset(
     {OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED}
 )
@@ -45,29 +48,36 @@ class Accounting:
 
 
 class _Sinks:
+    """Waits by cause and role. Plain lists: a large step has thousands of gaps, each of a few numbers."""
+
     def __init__(self, program: Program, timeline: Timeline) -> None:
-        self.program, self.timeline = program, timeline
+        self.program, self.makespan = program, timeline.makespan
         self.roles = max((stream.role for stream in program.streams), default=-1) + 1
-        self.waits = {name: np.zeros(self.roles) for name in ("bubble", "pp", "dp")}
+        self.waits = {name: [0.0] * self.roles for name in ("bubble", "pp", "dp")}
+        self.start: list[float] = timeline.start.tolist()
+        self.finish: list[float] = timeline.finish.tolist()
+        self._kind: list[int] = program.kind.tolist()
+        self._ptr: list[int] = program.dep_ptr.tolist()
+        self._deps: list[int] = program.dep_ops.tolist()
+        self._dimensions: dict[int, str] = {}
 
     def add(self, name: str, role: int, seconds: float) -> None:
-        self.waits.setdefault(name, np.zeros(self.roles))[role] += seconds
+        self.waits.setdefault(name, [0.0] * self.roles)[role] += seconds
 
     def gap(self, op: int, free: float, role: int) -> None:
         """Split the wait before `op` (from `free` on) by the dependency that ended it."""
-        program, timeline = self.program, self.timeline
-        start = float(timeline.start[op])
-        deps = program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]]
-        if not len(deps):
+        start = self.start[op]
+        deps = self._deps[self._ptr[op] : self._ptr[op + 1]]
+        if not deps:
             self.add("bubble", role, start - free)
             return
-        cause = int(deps[np.argmax(timeline.finish[deps])])
-        kind = OpKind(int(program.kind[cause]))
+        cause = max(deps, key=self.finish.__getitem__)
+        kind = self._kind[cause]
         if kind in _DATA:
             # Until its own input was there the collective could not start: that part is another stage's.
             waited, name = start - max(self.ready(cause), free), "dp"
-        elif kind in _SENDS or kind in (OpKind.COLLECTIVE, OpKind.OFFLOAD):
-            waited, name = max(start - max(float(timeline.start[cause]), free), 0.0), self.dimension(cause)
+        elif kind in _SENDS or kind in _INSIDE:
+            waited, name = max(start - max(self.start[cause], free), 0.0), self.dimension(cause)
         else:
             waited, name = 0.0, "bubble"
         self.add(name, role, waited)
@@ -75,25 +85,41 @@ class _Sinks:
 
     def ready(self, op: int) -> float:
         """When the compute that collective `op` waited for had finished."""
-        program = self.program
-        deps = program.dep_ops[program.dep_ptr[op] : program.dep_ptr[op + 1]]
-        return float(self.timeline.finish[deps].max()) if len(deps) else 0.0
+        return max((self.finish[d] for d in self._deps[self._ptr[op] : self._ptr[op + 1]]), default=0.0)
 
     def dimension(self, op: int) -> str:
         """Which dimension a communication op belongs to, by its stream."""
-        ptr, streams = self.program.op_streams
-        kinds = (self.program.streams[int(s)].kind for s in streams[ptr[op] : ptr[op + 1]])
-        # A blocking send holds the compute stream as well.
-        return next(kind for kind in kinds if kind != "compute").removeprefix("block_").split("_")[0]
+        ptr, streams = self._op_streams
+        for stream in streams[ptr[op] : ptr[op + 1]]:
+            found = self._dimensions.get(stream)
+            if found is None:
+                kind = self.program.streams[stream].kind
+                found = self._dimensions[stream] = kind.removeprefix("block_").split("_")[0]
+            # A blocking send holds the compute stream as well.
+            if found != "compute":
+                return found
+        raise InternalError(f"{self.program.label(op)} communicates on a compute stream only")
 
     def tail(self, role: int, free: float) -> None:
         """The wait from a role's last compute op to the end of the step."""
-        program, timeline = self.program, self.timeline
-        mine = np.flatnonzero((program.role == role) & np.isin(program.kind, [int(k) for k in _DATA]))
-        last = float(timeline.finish[mine].max()) if len(mine) else free
-        waited = max(min(last, timeline.makespan) - free, 0.0)
+        last = self._last_data.get(role, free)
+        waited = max(min(last, self.makespan) - free, 0.0)
         self.add("dp", role, waited)
-        self.add("bubble", role, timeline.makespan - free - waited)
+        self.add("bubble", role, self.makespan - free - waited)
+
+    @cached_property
+    def _op_streams(self) -> tuple[list[int], list[int]]:
+        ptr, streams = self.program.op_streams
+        return ptr.tolist(), streams.tolist()
+
+    @cached_property
+    def _last_data(self) -> dict[int, float]:
+        """Role -> when its last gather or reduction of parameters and gradients ends."""
+        found: dict[int, float] = {}
+        mine = np.flatnonzero(np.isin(self.program.kind, _DATA))
+        for role, op in zip(self.program.role[mine].tolist(), mine.tolist(), strict=True):
+            found[role] = max(self.finish[op], found.get(role, -np.inf))
+        return found
 
 
 def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Accounting:
@@ -116,20 +142,22 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         busy[stream.role] += float(lengths[own].sum())
         sinks.add("pp", stream.role, float(lengths[~own].sum()))
         before = np.concatenate([[0.0], finish[ops[:-1]]])
-        for position in np.flatnonzero(start[ops] - before > _TINY_S):
-            sinks.gap(int(ops[position]), float(before[position]), stream.role)
+        late = np.flatnonzero(start[ops] - before > _TINY_S)
+        for op, free in zip(ops[late].tolist(), before[late].tolist(), strict=True):
+            sinks.gap(op, free, stream.role)
         end = float(finish[ops[-1]]) if len(ops) else 0.0
         if timeline.makespan - end > _TINY_S:
             sinks.tail(stream.role, end)
     pipeline = _window(program, timeline, np.isin(program.kind, [int(k) for k in _PIPELINE]), waits=waits)
+    found = {name: np.array(seconds) for name, seconds in sinks.waits.items()}
     if waits:
-        return Accounting(busy, sinks.waits, timeline.makespan, pipeline)
+        return Accounting(busy, found, timeline.makespan, pipeline)
     step = _window(program, timeline, np.ones(program.num_ops, dtype=bool), waits=False)
     # Idling before a rank's first op and after its last is no loss where the neighbouring steps fill it.
     for name in ("bubble", "pp", "dp"):
-        over = busy + sum(sinks.waits.values()) - step
-        sinks.waits[name] = sinks.waits[name] - np.clip(over, 0.0, sinks.waits[name])
-    return Accounting(busy, sinks.waits, step, pipeline)
+        over = busy + sum(found.values()) - step
+        found[name] = found[name] - np.clip(over, 0.0, found[name])
+    return Accounting(busy, found, step, pipeline)
 
 
 def _window(program: Program, timeline: Timeline, mask: BoolArray, *, waits: bool) -> float:

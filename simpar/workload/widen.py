@@ -30,7 +30,9 @@ def widened(network: Network) -> Network:
     known: dict[int, Block] = {}
 
     def of(block: Block) -> Block:
-        return known.setdefault(id(block), widened_block(block))
+        if id(block) not in known:
+            known[id(block)] = widened_block(block)
+        return known[id(block)]
 
     def maybe(block: Block | None) -> Block | None:
         return None if block is None else of(block)

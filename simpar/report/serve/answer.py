@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simpar.errors import InputError, Violation
-from simpar.report.serve.programs import Programs
+from simpar.report.serve.programs import Programs, step_of
 from simpar.report.serve.state import Bases, State
 from simpar.result.result import Result
-from simpar.simulate import simulate
 from simpar.specs.checks import resolved_dp
 from simpar.specs.scenario import Scenario
 
@@ -144,7 +143,7 @@ class Answers:
         scenario = state.scenario(self.bases)
         numbers = run_numbers(state)
         check_size(scenario)
-        result = simulate(scenario, detail="stage", lowering=self._programs)
+        result = step_of(scenario, self._programs)
         run = run_of(result, *numbers)
         _ = result.worst_rank.device_bytes  # replayed when first asked for: it belongs to the time taken
         seconds = time.perf_counter() - started

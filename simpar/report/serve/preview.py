@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from simpar.errors import SimparError
-from simpar.program.program import Program
 from simpar.report.serve.answer import Run, actions_of, run_for
+from simpar.report.serve.programs import Programs, step_of
 from simpar.result.result import Result
-from simpar.simulate import simulate
 from simpar.specs.checks import resolved_dp
 from simpar.specs.scenario import Scenario
 from simpar.validation.predicted import with_microbatches
@@ -40,7 +38,7 @@ class Preview:
 
 
 def preview(
-    scenario: Scenario, tokens: float, usd_per_gpu_hour: float, goodput: float, lowering: Callable[..., Program]
+    scenario: Scenario, tokens: float, usd_per_gpu_hour: float, goodput: float, lowering: Programs
 ) -> Preview | None:
     """The first answer; None where a step with so few micro-batches is not possible."""
     every = _microbatches(scenario)
@@ -71,13 +69,13 @@ def _counts(scenario: Scenario, every: int) -> list[int]:
     return list(dict.fromkeys(min(n, every) for n in (group + over, 2 * group + over, every)))
 
 
-def _quick(scenario: Scenario, microbatches: int, lowering: Callable[..., Program]) -> Result:
+def _quick(scenario: Scenario, microbatches: int, lowering: Programs) -> Result:
     """A short step, its allocator not replayed: the framework's typical fragmentation stands for it."""
-    result = simulate(with_microbatches(scenario, microbatches), detail="stage", lowering=lowering)
+    result = step_of(with_microbatches(scenario, microbatches), lowering)
     return replace(result, memory=tuple(replace(rank, replays=None) for rank in result.memory))
 
 
-def _slope(scenario: Scenario, short: Result, few: int, every: int, lowering: Callable[..., Program]) -> float:
+def _slope(scenario: Scenario, short: Result, few: int, every: int, lowering: Programs) -> float:
     """Seconds that each further micro-batch takes: measured on a second short step, or what keeps the busiest rank busy."""
     if every == few:
         return 0.0
@@ -85,7 +83,7 @@ def _slope(scenario: Scenario, short: Result, few: int, every: int, lowering: Ca
     more = few + (2 if plan.virtual_stages == 1 else plan.microbatch_group_size or plan.pp)
     if more < every and 2 * actions_of(with_microbatches(scenario, more)) <= CHEAP:
         try:
-            longer = simulate(with_microbatches(scenario, more), detail="stage", lowering=lowering)
+            longer = step_of(with_microbatches(scenario, more), lowering)
             return (longer.step_time_s - short.step_time_s) / (more - few)
         except SimparError:
             pass

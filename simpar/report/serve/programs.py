@@ -1,20 +1,55 @@
-"""Programs of the last few layouts: a slider that only changes prices (bandwidths, oversubscription) keeps what waits for what."""
+"""Steps for the page: as `simulate` gives them, sooner.
+
+A slider that leaves what waits for what as it is does not have it worked out again; and a step without effects is replayed by
+the engine that needs no events, to the same numbers.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import fields, replace
+
+import numpy as np
 
 from simpar.parallel.layout import Layout
 from simpar.program.lower import Detail, lower
 from simpar.program.program import Program
+from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule
+from simpar.simulate import interpret, prepare, run, simulate
+from simpar.specs.effects import EffectsSpec
+from simpar.specs.scenario import Scenario
 
 PRICES_ONLY = {
-    "nic_bandwidth_scale", "scale_up_bandwidth_scale", "oversubscription", "pod_oversubscription", "nics_per_node",
+    "tp", "sequence_parallel", "cp", "cp_style", "ep", "etp", "dp", "shard_size", "recompute", "overlap_tp", "overlap_ep",
+    "ep_dispatcher", "placement",
 }  # fmt: skip
-"""Fields of a cluster that change prices and nothing else."""
+"""Fields of a plan that change what ops cost, not which there are and what they wait for, beyond what `shape_of` asks for."""
 _KEPT = 8
+
+
+def shape_of(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[object, ...]:
+    """Everything that `lower` reads of a folded layout, but how many ranks a role stands for."""
+    scenario = layout.scenario
+    stages = range(layout.num_stages)
+    return (
+        scenario.name, scenario.framework, scenario.framework_version, detail,
+        layout.plan.model_dump_json(exclude=PRICES_ONLY), layout.num_stages, layout.replicas,
+        schedule.name, schedule.num_ranks, schedule.num_microbatches, schedule.stage_to_rank,
+        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, tuple(len(b) for b in layout.stage_blocks),
+        tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),
+    )  # fmt: skip
+
+
+def with_ranks(program: Program, ranks_per_role: int) -> Program:
+    """`program` where every role stands for another number of ranks; what was worked out about it is kept."""
+    if all(count == ranks_per_role for count in program.rank_count):
+        return program
+    found = replace(program, rank_count=(ranks_per_role,) * len(program.rank_count))
+    own = {field.name for field in fields(program)}
+    found.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
+    return found
 
 
 class Programs:
@@ -26,18 +61,31 @@ class Programs:
 
     def __call__(self, layout: Layout, schedule: Schedule, detail: Detail = "layer", *, expand: bool = False) -> Program:
         """As `lower`."""
-        scenario = layout.scenario
-        name = scenario.plan.schedule
-        if name != "auto" and (name not in SCHEDULES or SCHEDULES[name].wants_times):  # a file; its order depends on prices
+        name = layout.plan.schedule
+        fixed = name == "auto" or (name in SCHEDULES and not SCHEDULES[name].wants_times)
+        if not fixed or expand or detail == "op":  # a file's order, one that depends on prices, ops of the blocks' own
             return lower(layout, schedule, detail, expand=expand)
-        named = scenario.model_dump_json(exclude={"cluster": PRICES_ONLY, "description": True, "published": True})
-        key = (named, layout.num_microbatches, detail, expand)
-        found = self._kept.get(key)
+        key = shape_of(layout, schedule, detail)
+        with self._lock:
+            found = self._kept.get(key)
         if found is None:
-            found = lower(layout, schedule, detail, expand=expand)
+            found = lower(layout, schedule, detail)
         with self._lock:
             self._kept[key] = found
             self._kept.move_to_end(key)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return found
+        return with_ranks(found, layout.mesh.world_size // schedule.num_ranks)
+
+
+def step_of(scenario: Scenario, lowering: Programs) -> Result:
+    """`simulate(scenario, detail="stage")`: the same numbers, whichever engine gave them.
+
+    Raises:
+        InputError: the plan cannot be run at all.
+    """
+    if scenario.effects != EffectsSpec():
+        return simulate(scenario, detail="stage", lowering=lowering)
+    priced = prepare(scenario, detail="stage", lowering=lowering)
+    slowed = bool(np.any(priced.table.interference > 0.0))
+    return interpret(priced, run(priced, "discrete_event" if slowed else "longest_path"))
