@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.result.allocator import MIB, RECORDED, AllocatorRules, CachingAllocator, DeviceFullError, Event, replay
+from simpar.result.allocator import (
+    HOST_AHEAD,
+    HOST_WAITS,
+    MIB,
+    RECORDED,
+    AllocatorRules,
+    CachingAllocator,
+    DeviceFullError,
+    Event,
+    replay,
+)
 
 EXPANDABLE = AllocatorRules(expandable_segments=True)
 
@@ -191,3 +201,18 @@ def test_a_full_device_waits_for_collectives() -> None:
     squeezed = replay(events, AllocatorRules(pending_frees=5, limit_bytes=3 * size))
     assert not squeezed.out_of_memory
     assert squeezed.reserved_bytes == 3 * size
+
+
+def test_a_waiting_host_leaves_nothing_pending() -> None:
+    """Buffers that a collective still reads are kept back only while the host is ahead, and come back where it waits."""
+    size = 4 * MIB
+
+    def passes(*before: tuple[int, int, str]) -> list[Event]:
+        return [*before, *(step for i in range(8) for step in ((i, size, "compute"), (i, 0, RECORDED)))]
+
+    rules = AllocatorRules(pending_frees=50, large_segment_bytes=size)
+    assert replay(passes(), rules).reserved_bytes == 8 * size
+    assert replay(passes(HOST_WAITS), rules).reserved_bytes == size
+    assert replay([*passes(HOST_WAITS), *passes(HOST_AHEAD), *passes(HOST_WAITS)], rules).reserved_bytes == 8 * size
+    caught_up = [*passes(), HOST_WAITS, *passes()]
+    assert replay(caught_up, rules).reserved_bytes == 8 * size

@@ -11,7 +11,7 @@ import pytest
 from simpar.engine.longest_path import longest_path
 from simpar.parallel.lifetimes import lifetimes
 from simpar.result.allocations import passes_of, rank_events, until_steady
-from simpar.result.allocator import replay
+from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, AllocatorRules, replay
 from simpar.result.interpret import interpret
 from simpar.result.result import Result
 from simpar.simulate import prepare
@@ -139,6 +139,23 @@ def test_gradients_set_to_none_are_not_there_when_the_activations_peak() -> None
     two = result_of(PLANS["fsdp8"], global_batch_size=16).memory[0]
     assert not one.at_peak["gradients"]
     assert two.allocated_bytes - one.allocated_bytes == pytest.approx(two.at_peak["gradients"], rel=0.02)
+
+
+def test_a_host_that_waits_for_receives_is_ahead_on_the_first_stage_only() -> None:
+    """nanotron: the third forward in a row of the first stage is the first that the next stage does not take at once."""
+    plan = {"tp": 2, "sequence_parallel": True, "framework": "nanotron"}
+    two, four = (result_of({**plan, "pp": pp}, global_batch_size=64) for pp in (2, 4))
+    assert HOST_AHEAD not in events_of(two, 0)
+    assert HOST_AHEAD in events_of(four, 0)
+    for rank in (1, 2, 3):
+        events = events_of(four, rank)
+        assert HOST_AHEAD not in events
+        assert HOST_WAITS in events
+    rules = AllocatorRules(pending_frees=50)
+    events = [events_of(result, 0) for result in (two, four)]
+    held = [replay(each, rules).reserved_bytes - replay(each).reserved_bytes for each in events]
+    assert held[0] == 0 < held[1]
+    assert HOST_WAITS not in events_of(result_of({"tp": 2, "sequence_parallel": True, "pp": 4}), 0)
 
 
 def test_a_replay_takes_milliseconds() -> None:

@@ -17,7 +17,7 @@ from simpar.parallel.keys import BlockOp, Compute, Overlapped
 from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.split import LocalBlock
-from simpar.result.allocator import RECORDED, AllocatorPeak, AllocatorRules, Event, replay
+from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, AllocatorPeak, AllocatorRules, Event, replay
 
 Pass = tuple[str, int, int, int]
 """(phase, model stage, first block, past the last block)."""
@@ -294,8 +294,39 @@ def placeholders(layout: Layout, stages: list[int]) -> dict[tuple[int, int], flo
     return shapes
 
 
+class _Host:
+    """Where the host of a pipeline rank waits for its device, and where the device waits for a neighbour while the host runs on.
+
+    Only where receiving needs the host (`receives_block_host`): without receives it runs ahead throughout. A rank's device is held
+    from its third forward in a row on, as the stage behind takes the second output only when it is through with the first.
+    """
+
+    FREE_FORWARDS: Final = 2
+
+    def __init__(self, trace: _Trace) -> None:
+        layout = trace.layout
+        self.trace, self.last = trace, layout.num_stages - 1
+        self.active = layout.plan.pp > 1 and layout.framework.receives_block_host
+        self.forwards = 0
+        if self.active:
+            trace.events.append(HOST_WAITS)
+
+    def before(self, phase: str, stage: int) -> None:
+        """A pass begins."""
+        if not self.active or phase == "W":
+            return
+        self.forwards += phase == "F"
+        if stage != (0 if phase == "F" else self.last):
+            self.trace.events.append(HOST_WAITS)
+            self.forwards = int(phase == "F")
+        elif self.forwards > self.FREE_FORWARDS:
+            self.trace.events.append(HOST_AHEAD)
+
+
 def _step(trace: _Trace, sharded: _Sharded, passes: list[Pass]) -> None:
+    host = _Host(trace)
     for phase, stage, first, last in passes:
+        host.before(phase, stage)
         last = min(last, len(trace.layout.stage_blocks[stage]))
         if phase == "F":
             for index in range(first, last):

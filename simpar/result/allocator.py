@@ -31,8 +31,8 @@ class AllocatorRules:
         segment_rounding_bytes: such segments round up to this.
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
         limit_bytes: what the device can give; none = no limit.
-        pending_frees: blocks that a collective still holds after they were freed (record_stream): the host runs ahead of the
-            device by so many of them, or until the device is full.
+        pending_frees: blocks that a collective still holds after they were freed (record_stream) while the host runs ahead of
+            the device: so many at most, or until the device is full.
     """
 
     rounding_bytes: int = 512
@@ -108,10 +108,12 @@ class CachingAllocator:
         rules: constants and settings.
         allocated_bytes, reserved_bytes: at present, blocks rounded.
         peak_allocated_bytes, peak_reserved_bytes: largest so far.
+        host_ahead: the host runs ahead of the device, so that freed buffers of collectives are still in use.
     """
 
     def __init__(self, rules: AllocatorRules | None = None) -> None:
         self.rules = rules or AllocatorRules()
+        self.host_ahead = True
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._pools: dict[tuple[str, bool], _Pool] = {}
@@ -151,11 +153,21 @@ class CachingAllocator:
             recorded: a collective's stream uses it: it counts as freed, but is not there for others yet.
         """
         self.allocated_bytes -= block.size
-        if not recorded or not self.rules.pending_frees:
+        if not (recorded and self.host_ahead and self.rules.pending_frees):
             self._release(block)
             return
         self._pending.append(block)
         if len(self._pending) > self.rules.pending_frees:
+            self._release(self._pending.popleft())
+
+    def host(self, *, ahead: bool) -> None:
+        """The host waits for the device, which then has nothing pending, or begins to run ahead of it."""
+        self.host_ahead = ahead
+        if not ahead:
+            self._settle()
+
+    def _settle(self) -> None:
+        while self._pending:
             self._release(self._pending.popleft())
 
     def _release(self, block: Block) -> None:
@@ -233,8 +245,7 @@ class CachingAllocator:
             bytes given back.
         """
         before = self.reserved_bytes
-        while self._pending:
-            self._release(self._pending.popleft())
+        self._settle()
         for pool in self._pools.values():
             if self.rules.expandable_segments:
                 self._unmap(pool)
@@ -263,8 +274,11 @@ class CachingAllocator:
 
 
 Event = tuple[int, int, str]
-"""(tensor id, bytes or 0 to free it, stream; freed: RECORDED where a collective used it last)."""
+"""(tensor id, bytes or 0 to free it, stream; freed: RECORDED where a collective used it last). Tensor -1 is none: HOST_WAITS or
+HOST_AHEAD in place of the stream."""
 RECORDED: Final = "recorded"
+HOST_WAITS: Final[Event] = (-1, 0, "host_waits")
+HOST_AHEAD: Final[Event] = (-1, 0, "host_ahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +304,10 @@ def replay(events: list[Event], rules: AllocatorRules | None = None) -> Allocato
         for tensor, size, stream in events:
             if size:
                 held[tensor] = malloc(size, stream)
-            else:
+            elif tensor >= 0:
                 free(pop(tensor), recorded=stream == RECORDED)
+            else:
+                allocator.host(ahead=stream == HOST_AHEAD[2])
     except DeviceFullError:
         return AllocatorPeak(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, True)
     return AllocatorPeak(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)

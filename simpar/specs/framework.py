@@ -40,6 +40,7 @@ class FrameworkSpec:
             (torch).
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
+        fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see BlockStyle.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel.
         saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch
             eager) and
@@ -152,6 +153,8 @@ class FrameworkSpec:
         expandable_segments: the allocator setting of the launch scripts.
         pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
             ahead (torch before 2.8 records NCCL's stream on them); they count as reserved, not as allocated.
+        receives_block_host: the host waits for what another pipeline stage sends (it reads the shape first), so that it runs ahead
+            of the device only where nothing is received: on the first stage's forwards in a row.
 
     FSDP
 
@@ -177,6 +180,7 @@ class FrameworkSpec:
     fused_activation: bool = True
     fused_residual: bool = True
     fused_rope: bool = True
+    fused_expert_bias: bool = False
     fused_softmax: bool = True
     saves_gathered_input: bool = False
     dropout: float = 0.0
@@ -244,6 +248,7 @@ class FrameworkSpec:
     fragmentation: float = 1.025
     expandable_segments: bool = False
     pending_collectives: int = 0
+    receives_block_host: bool = False
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_reduce_input_stays: bool = False

@@ -206,7 +206,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "gradient_copy_bytes": 0.0, "gradients_persist": True, "zero_stage_default": 1, "overlap_grad_reduce": True,
               "overlap_param_gather": False, "fused_rope": True, "p2p_blocking": True,
               "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "logits_fp32_copies": 2.5,
-              "qkv_copies": 2 / 3, "pending_collectives": 50, "ddp_buckets": True, "fused_residual": False,
+              "qkv_copies": 2 / 3, "pending_collectives": 50, "receives_block_host": True,
+              "ddp_buckets": True, "fused_residual": False,
               "optimizer_traffic_bytes": 60.0, "microbatch_cpu_s": 2e-3,
               "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 225e-6,
               "collective_step_s": 41e-6, "layer_rounding": "cost"},
@@ -215,8 +216,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "the backward; trainer.py make_ddp: DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients); "
              "regression over the memory columns of the ultra-scale playbook sweep: 11-12 bytes per logit, no gathered "
              "inputs kept, about 4h per token and layer beside torch's saved tensors, 50 partial sums of reduce-scatters (25 "
-             "layers, what the launch queue of 1,024 holds) that torch 2.1 cannot reuse yet (a run slower than its host shows "
-             "none of them); "
+             "layers, what the launch queue of 1,024 holds) that torch 2.1 cannot reuse yet; "
+             "parallel/pipeline_parallel/p2p.py _recv_meta reads shapes on the host before every receive; "
              "host time from its launch-bound rows (4.5 ms per layer and micro-batch from tp 2 on, 2.2 ms more per "
              "tensor rank where pipeline neighbours are on other nodes; 15-18 ms at tp 32 across four nodes); "
              "optimizer traffic assumed"),),
