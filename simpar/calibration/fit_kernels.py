@@ -212,7 +212,8 @@ def _between(a: GroupedConstants, b: GroupedConstants) -> GroupedConstants:
     """Geometric mean of two generations' factors, with an interval that reaches both."""
     values = {name: float(np.sqrt(getattr(a, name) * getattr(b, name))) for name in ("forward", "dgrad", "wgrad_accumulate")}
     source = f"assumed: between {a.source} and {b.source}"
-    return GroupedConstants(**values, low=min(a.low, b.low), high=max(a.high, b.high), source=source)
+    streams = round(float(np.sqrt(a.streams * b.streams)))
+    return GroupedConstants(**values, streams=streams, low=min(a.low, b.low), high=max(a.high, b.high), source=source)
 
 
 def _inherit(all_of: dict[str, KernelConstants]) -> None:

@@ -17,6 +17,7 @@ from simpar.calibration.soft_l1 import soft_l1
 from simpar.costs.attention import AttentionShapes, attention_seconds
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.gemm_tiles import geometry
+from simpar.costs.kernels import SMALL_GEMM
 from simpar.costs.training_ops import TrainingRow, gemm_rows, grouped_rows, sdp_rows
 from simpar.specs.kernel_constants import (
     AttentionConstants,
@@ -29,6 +30,8 @@ from simpar.specs.kernel_constants import (
 
 Array = NDArray[np.float64]
 LIBRARY = "transformer_engine"
+STREAMS = (1, 2, 4)
+"""Experts' GEMMs that may run beside each other."""
 _SIGMA = {
     "rate_flops_per_s": 0.3,
     "size_exponent": 0.05,
@@ -104,23 +107,35 @@ def fit_machine(
 
 
 def fit_grouped(path: Path, machine: str, c: GemmConstants, d: DirectionConstants, sm_count: float) -> GroupedConstants | None:
-    """Grouped over batched GEMM time by direction, and the spread of what remains."""
+    """How many experts' GEMMs run beside each other, the factor on top by direction, and the spread of what remains; on sizes of
+    at least SMALL_GEMM, as small ones are no training sizes."""
+    tried = [_grouped_with(streams, path, machine, c, d, sm_count) for streams in STREAMS]
+    found = [(float(np.median(np.abs(left))), constants) for constants, left in filter(None, tried)]
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _grouped_with(
+    streams: int, path: Path, machine: str, c: GemmConstants, d: DirectionConstants, sm_count: float
+) -> tuple[GroupedConstants, Array] | None:
     medians: dict[str, float] = {}
     left: list[Array] = []
     for direction in ("forward", "dgrad", "wgrad_accumulate"):
-        measured = grouped_rows(path, machine, direction)
+        measured = [r for r in grouped_rows(path, machine, direction) if min(r.m, r.n, r.k) >= SMALL_GEMM]
         if not measured:
             return None
-        m, n, k = (np.array([getattr(r, name) for r in measured], dtype=float) for name in ("m", "n", "k"))
-        groups = np.array([r.groups for r in measured], dtype=float)
-        shapes = GemmShapes(m, n, k, batch=groups, output_bytes=measured[0].output_bytes)
+        m, n, k, groups = (np.array([getattr(r, name) for r in measured], dtype=float) for name in ("m", "n", "k", "groups"))
+        beside = np.minimum(groups, streams)
+        shapes = GemmShapes(m, n, k, batch=beside, output_bytes=measured[0].output_bytes)
         factor = {"dgrad": d.dgrad, "wgrad_accumulate": d.wgrad_accumulate}.get(direction, 1.0)
-        logs = np.log(np.array([r.seconds for r in measured]) / (factor * gemm_seconds(c, sm_count, shapes)))
+        predicted = factor * groups / beside * gemm_seconds(c, sm_count, shapes)
+        logs = np.log(np.array([r.seconds for r in measured]) / predicted)
         medians[direction] = float(np.exp(np.median(logs)))
         left.append(logs - np.median(logs))
-    ends = np.exp(np.quantile(np.concatenate(left), [0.1, 0.9]))
-    fit = record(f"{path.name}:{machine}", -np.concatenate(left), -np.concatenate(left))
-    return GroupedConstants(**medians, low=float(ends[0]), high=float(ends[1]), source=f"{path.name}: {machine}", fit=fit)
+    rest = np.concatenate(left)
+    ends = np.exp(np.quantile(rest, [0.1, 0.9]))
+    source = f"{path.name}: {machine}"
+    fit = record(f"{path.name}:{machine}", -rest, -rest)
+    return GroupedConstants(**medians, streams=streams, low=float(ends[0]), high=float(ends[1]), source=source, fit=fit), rest
 
 
 def _sdp_shapes(measured: list[TrainingRow]) -> AttentionShapes:

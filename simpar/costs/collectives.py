@@ -230,7 +230,7 @@ class CollectiveModel:
         fitted = self._own.expert
         constants = fitted or expert_parallel.PUBLISHED
         if dispatcher == "hybridep":
-            fitted, constants = None, constants.model_copy(update=expert_parallel.ASYNCHRONOUS_COPIES)
+            fitted, constants = None, constants.model_copy(update=expert_parallel.HYBRID_EP)
         latency, transfer = law(x, self.geometry(placement), constants)
         seconds = latency + transfer
         low, high = self.interval("expert", x.tokens * x.row_bytes)

@@ -43,6 +43,8 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         fused_residual=spec.fused_residual or compiled,
         fused_norm=spec.fused_norm or compiled,
         fused_rope=spec.fused_rope or compiled,
+        # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
+        fused_expert_bias=spec.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
         flash_attention=kernel != "unfused",
         dropout=training.dropout,
         linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if fp8 and not spec.saves_gathered_input else 2.0,

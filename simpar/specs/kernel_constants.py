@@ -207,12 +207,12 @@ class DirectionConstants(Spec):
 
 
 class GroupedConstants(Spec):
-    """Grouped GEMM over the batched GEMM of the same library."""
+    """Grouped GEMM over batched GEMMs of `streams` experts one after another, in the same library."""
 
-    forward: Positive = 1.2
-    dgrad: Positive = 1.2
-    wgrad_accumulate: Positive = 1.4
-    group_latency_s: NonNegative = 0.0
+    forward: Positive = 1.0
+    dgrad: Positive = 1.0
+    wgrad_accumulate: Positive = 1.0
+    streams: Annotated[int, Field(ge=1)] = 2
     low: Positive = 0.75
     high: Positive = 1.4
     source: str = ""

@@ -71,6 +71,8 @@ class TransformerSpec(Spec):
     """Biases on the Q, K, V projections."""
     attention_out_bias: bool = False
     mlp_bias: bool = False
+    swiglu_limit: Positive | None = None
+    """Both halves of the gated unit are clamped to it before the activation (GPT-OSS: 7)."""
     qk_norm: bool = False
     """Normalisation of queries and keys per head (head_dim weights each)."""
     embedding_norm: bool = False

@@ -29,7 +29,7 @@ _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     (r"qwen-?(1\.5|2)", {"attention_bias": True}),
     (r"qwen-?3", {"qk_norm": True}),
     (r"gemma-?2|grok", {"block_norms": 4}),
-    (r"gpt-oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
+    (r"gpt-oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True, "swiglu_limit": 7.0}),
 )
 """Pattern in model_name -> fields (config.json of the published checkpoints)."""
 

@@ -22,6 +22,8 @@ class BlockStyle:
         loss_chunks: chunks of the chunked loss.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
+        fused_expert_bias: the experts' biases and the clamp of their activation are part of other kernels; else each is a chain of
+            elementary operations, in fp32 where routing probabilities scale the bias (Megatron-LM experts.py `_apply_bias`).
         qkv_copies: further copies of the packed queries, keys and values that attention keeps.
         output_copies: further copies of the attention output kept until the backward.
         stored: (tensor, bytes per element) of saved tensors that are kept in another format than they are computed in.
@@ -41,6 +43,7 @@ class BlockStyle:
     logits_fp32_copies: float = 1.0
     logits_gathered: int = 1
     saves_gathered_input: bool = False
+    fused_expert_bias: bool = True
     qkv_copies: float = 0.0
     output_copies: float = 0.0
     stored: tuple[tuple[str, float], ...] = ()

@@ -209,14 +209,37 @@ def _moe(model: TransformerSpec, style: BlockStyle) -> Items:
         Seam("moe_dispatch", ("yd",), "moe"),
         Op("moe/fc1", OpType.GROUPED_MATMUL, "moe", "expert", equation="yd,edu->yu", bias=model.mlp_bias,
            saves=(Tensor("moe/fc1_in", "yd", style.linear_input_bytes, "expert"),)),
+        *_expert_clamp(model, style),
         _activation("moe/activation", "moe_act", style, "y", "expert", 2 if model.gated_mlp else 1),
         Op("moe/fc2", OpType.GROUPED_MATMUL, "moe", "expert", equation="yf,efd->yd", bias=model.mlp_bias,
            saves=(Tensor("moe/fc2_in", "yf", style.linear_input_bytes, "expert"), Tensor("moe/row_probs", "y", 4, "expert"))),
+        *_expert_bias(model, style),
         Seam("moe_combine", ("yd",), "moe"),
         Op("moe/unpermute", OpType.MEMORY, "moe", "expert", kernel="permute", forward_bytes=(("yd", 4.0),),
            backward_bytes=(("yd", 4.0),), kernels=2),
     ]  # fmt: skip
     return items
+
+
+def _expert_clamp(model: TransformerSpec, style: BlockStyle) -> Items:
+    """Clamp of both halves and their concatenation; backward: the masked gradient and its two halves put together."""
+    if model.swiglu_limit is None or style.fused_expert_bias:
+        return []
+    return [
+        Op("moe/clamp", OpType.MEMORY, "moe_act", "expert", kernel="residual", forward_bytes=(("yu", 8.0),),
+           backward_bytes=(("yu", 10.0),), saves=(Tensor("moe/fc1_out", "yu", 2, "expert"),), kernels=3)
+    ]  # fmt: skip
+
+
+def _expert_bias(model: TransformerSpec, style: BlockStyle) -> Items:
+    """Output bias of each expert times the routing probability, in fp32, concatenated and cast back; backward: casts of the
+    gradient, its sums over the rows (bias) and over the width (probability)."""
+    if not model.mlp_bias or style.fused_expert_bias:
+        return []
+    return [
+        Op("moe/fc2_bias", OpType.MEMORY, "moe", "expert", kernel="residual", forward_bytes=(("yd", 28.0),),
+           backward_bytes=(("yd", 36.0),), kernels=4)
+    ]  # fmt: skip
 
 
 def layer_block(model: TransformerSpec, sizes: Axes, style: BlockStyle, *, moe: bool, cross_attention: bool = False) -> Block:
