@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.planning.closed_forms import (
@@ -18,6 +18,7 @@ from simpar.planning.closed_forms import (
     goodput_first_order,
     mtti_s,
     poisson_tail,
+    spares_for,
     spares_needed,
     tokens_at_batch,
     young_interval_s,
@@ -120,3 +121,11 @@ def test_spares_needed_is_the_smallest_that_suffices() -> None:
 
 def test_tokens_double_at_the_critical_batch() -> None:
     assert tokens_at_batch(4e6, 4e6, 1e12) == 2e12
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0.0, 2e4), st.sampled_from([0.5, 0.9, 0.999]))
+def test_spares_for_is_the_smallest_that_suffices_at_any_scale(mean: float, confidence: float) -> None:
+    spares = spares_for(mean, confidence)
+    assert poisson_tail(spares, mean) <= 1.0 - confidence
+    assert spares == 0 or poisson_tail(spares - 1, mean) > 1.0 - confidence

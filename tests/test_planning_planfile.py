@@ -259,3 +259,13 @@ def test_uncertain_speed_widens_the_answer() -> None:
     assert wide is not None
     assert narrow is not None
     assert wide.p90 / wide.p10 > 1.3 > narrow.p90 / narrow.p10
+
+
+def test_a_wrong_phase_is_one_violation_and_not_also_a_missing_phase() -> None:
+    phase = {"tokens": "1T", "tokens_per_s": 1e6, "rated_gpus": 8, "global_batch_size": -4}
+    raw = {"name": "bad", "phases": [phase], "cluster": {"num_nodes": 1}}
+    with pytest.raises(InputError) as error:
+        make_plan(raw)
+    assert [v.field for v in error.value.violations] == ["phases.0.global_batch_size"]
+    with pytest.raises(InputError, match="at least 1 item"):
+        make_plan({**raw, "phases": []})

@@ -439,6 +439,10 @@ def test_comparisons_search_the_layout_again_unless_told_to_keep_it(tmp_path: Pa
         report = ask(path, options, steps)
         assert steps.searched == expected
         assert len(report.studies[0].points) == 2
+    for solve, keep, wanted in (("nodes", False, True), ("nodes", True, False), ("spares", False, False)):
+        steps = Counting()
+        ask(path, PlanOptions(repetitions=2, solve=solve, deadline="60d", keep_layout=keep), steps)
+        assert (steps.searched > 0) == wanted
 
 
 def test_a_hopeless_plan_is_not_simulated_to_the_last_repetition(monkeypatch: pytest.MonkeyPatch) -> None:

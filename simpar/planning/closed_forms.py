@@ -86,7 +86,9 @@ def poisson_tail(spares: int, mean: float) -> float:
         return math.exp(k * log_mean - mean - math.lgamma(k + 1))
 
     if spares < mean:
-        return max(0.0, 1.0 - math.fsum(term(k) for k in range(spares + 1)))
+        # Terms further than 40 standard deviations below the mean are zero in floating point.
+        first = max(0, math.floor(mean - 40.0 * math.sqrt(mean)))
+        return max(0.0, 1.0 - math.fsum(term(k) for k in range(first, spares + 1)))
     total, k = 0.0, spares + 1
     while True:
         step = term(k)
@@ -96,13 +98,20 @@ def poisson_tail(spares: int, mean: float) -> float:
         k += 1
 
 
+def spares_for(mean: float, confidence: float) -> int:
+    """Fewest k with P(Poisson(mean) > k) <= 1 - confidence: by doubling, then halving, because the tail falls in k."""
+    low, high = -1, 0
+    while poisson_tail(high, mean) > 1.0 - confidence:
+        low, high = high, 2 * high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if poisson_tail(middle, mean) > 1.0 - confidence else (low, middle)
+    return high
+
+
 def spares_needed(num_nodes: int, rate_per_node_day: float, repair_s: float, confidence: float) -> int:
     """Fewest spares with P(nodes in repair > spares) <= 1 - confidence; nodes in repair are Poisson(N r W), M/G/inf."""
-    mean = num_nodes * rate_per_node_day * repair_s / DAY_S
-    spares = 0
-    while poisson_tail(spares, mean) > 1.0 - confidence:
-        spares += 1
-    return spares
+    return spares_for(num_nodes * rate_per_node_day * repair_s / DAY_S, confidence)
 
 
 def tokens_at_batch(batch: float, critical_batch: float, minimum_tokens: float) -> float:

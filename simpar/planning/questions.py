@@ -29,8 +29,8 @@ class PlanOptions:
         deadline: replaces the plan's ("60d").
         compare: hardware profiles, separated by commas.
         sweep: "field=128..2048x2" or "field=1,2,4,7", each one.
-        keep_layout: comparisons, sweeps and marginal values keep the layouts of simulated phases; otherwise every point
-            has its layouts searched again, which is what a planner would do with other machines.
+        keep_layout: numbers of nodes, comparisons, sweeps and marginal values keep the layouts of simulated phases; otherwise
+            every point has its layouts searched again, which is what a planner would do with other machines.
         overrides: --set, such as "cluster.num_nodes=256".
         json, html: what comes out; without them a table.
         store, resume: keep finished repetitions in SQLite, and take them from there.
@@ -119,10 +119,11 @@ def with_searched_layouts(table: dict[str, Any]) -> dict[str, Any]:
 
 def _studies(table: dict[str, Any], options: PlanOptions, solver: Solver) -> tuple[Study, ...]:
     studies: list[Study] = []
+    searching = solver if options.keep_layout else replace(solver, table=with_searched_layouts(table))
     if options.solve is not None:
-        studies.append(SOLVERS[options.solve](solver))
-    if not options.keep_layout:
-        solver = replace(solver, table=with_searched_layouts(table))
+        # Another number of nodes wants another layout; intervals and spares are asked of the plan's own cluster.
+        studies.append(SOLVERS[options.solve](searching if options.solve == "nodes" else solver))
+    solver = searching
     if options.compare is not None:
         names = [name.strip() for name in options.compare.split(",") if name.strip()]
         if not names:

@@ -10,7 +10,7 @@ from typing import Any
 from simpar.errors import InputError
 from simpar.planning.answer import Quantiles, Simulation, closed_forms
 from simpar.planning.changes import with_value
-from simpar.planning.closed_forms import DAY_S, poisson_tail
+from simpar.planning.closed_forms import DAY_S, poisson_tail, spares_for
 from simpar.planning.resolve import resolve
 from simpar.planning.speeds import phase_scenario
 from simpar.planning.steps import StepModel
@@ -19,7 +19,8 @@ from simpar.specs.planfile import Phase, PlanFile, make_plan
 
 SEARCH_REPETITIONS = 50
 MOST_NODES = 65536
-MOST_SPARES = 4096
+MOST_LARGER = 20
+"""Sizes tried with all repetitions, upwards from the one that the search found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +54,28 @@ def solve_nodes(solver: Solver) -> Study:
     sizes = node_counts(plan)
     tried: dict[int, Point] = {}
 
+    def enough(point: Point) -> bool:
+        return point.answer.feasible and (point.answer.deadline_probability or 0.0) >= plan.confidence
+
     def meets(index: int) -> bool:
         nodes = sizes[index]
         if nodes not in tried:
             tried[nodes] = solver.point(f"{nodes} nodes", {"cluster.num_nodes": nodes})
-        answer = tried[nodes].answer
-        return answer.feasible and (answer.deadline_probability or 0.0) >= plan.confidence
+        return enough(tried[nodes])
 
     found = _first(meets, sizes, _start(plan, sizes))
+    # All repetitions may say otherwise than the few of the search did: then the next larger sizes are asked.
+    for nodes in () if found is None else sizes[found : found + MOST_LARGER]:
+        tried[nodes] = solver.point(f"{nodes} nodes", {"cluster.num_nodes": nodes}, quick=False)
+        if enough(tried[nodes]):
+            break
     points = tuple(tried[nodes] for nodes in sorted(tried))
     question = f"fewest nodes for {plan.deadline / DAY_S:g} days with {plan.confidence:.0%} probability"
-    if found is None:
+    if found is None or not enough(tried[nodes]):
         return Study("solve nodes", question, points, _no_nodes(points))
-    final = solver.point(f"{sizes[found]} nodes", {"cluster.num_nodes": sizes[found]}, quick=False)
-    points = tuple(final if p.values == final.values else p for p in points)
-    days = final.answer.days
-    text = f"{sizes[found]} nodes; {days.p50:.4g} days, 90 % within {days.p90:.4g}" if days else f"{sizes[found]} nodes"
-    return Study("solve nodes", question, points, text, points.index(final), {"num_nodes": float(sizes[found])})
+    days = tried[nodes].answer.days
+    text = f"{nodes} nodes; {days.p50:.4g} days, 90 % within {days.p90:.4g}" if days else f"{nodes} nodes"
+    return Study("solve nodes", question, points, text, points.index(tried[nodes]), {"num_nodes": float(nodes)})
 
 
 def _start(plan: PlanFile, sizes: Sequence[int]) -> int:
@@ -198,7 +204,7 @@ def solve_spares(solver: Solver) -> Study:
         return Study("solve spares", question, (), "; ".join(resolved.binding))
     nodes = max(stage.nodes for stage in run.stages)
     mean = nodes * sum(source.rate_per_node_s * source.nodes_hit * source.repair_s for source in run.sources)
-    needed = next((k for k in range(MOST_SPARES) if poisson_tail(k, mean) <= 1.0 - plan.confidence), MOST_SPARES)
+    needed = spares_for(mean, plan.confidence)
     counts = sorted({0, needed // 2, max(0, needed - 1), needed, needed + max(1, needed // 4), needed * 2})
     points = tuple(solver.point(f"{k} spares", {"cluster.spares": k}) for k in counts)
     tail = poisson_tail(needed, mean)

@@ -58,8 +58,12 @@ def _known_fields(spec: type[BaseModel], location: tuple[int | str, ...]) -> lis
 def violations_of(error: ValidationError, spec: type[BaseModel], file: str = "", prefix: str = "") -> list[Violation]:
     """One `Violation` per problem pydantic found, in simpar's words."""
     found = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
         location = item["loc"]
+        below = any(len(other["loc"]) > len(location) and other["loc"][: len(location)] == location for other in items)
+        if item["type"] == "too_short" and below:
+            continue  # only because the wrong entries do not count
         field = ".".join(str(part) for part in (prefix, *location) if part != "")
         value, rule, right = item.get("input"), item["msg"].removeprefix("Value error, "), ""
         if item["type"] == "extra_forbidden":
