@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from hypothesis import strategies as st
 
 from simpar.costs.collective_points import MeasuredTimes
 from simpar.costs.kernels import KernelModel
-from simpar.engine import discrete_event
+from simpar.engine import discrete_event, host_ranks
 from simpar.engine.host_cores import replay
-from simpar.program.program import OpKind, Program, ProgramBuilder, Stream
+from simpar.program.program import OpKind, Program, ProgramBuilder, Stream, Transfer
 from simpar.specs.collective_constants import MeasuredCollective
 from simpar.specs.hardware import load_hardware
 from simpar.specs.kernel_constants import MeasuredPoint
 from simpar.validation.cluster_compare import Measured, compare
-from simpar.validation.cluster_in_step import Reference, fit
+from simpar.validation.cluster_in_step import Reference, fit, in_step
 from simpar.validation.cluster_layouts import DEFAULT, LayoutError, layout_of, parse_layout, parse_layouts
 from simpar.validation.cluster_predict import Setup, kernel_counts, predict
 from simpar.validation.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER
@@ -46,6 +47,8 @@ WEIGHTS = L * LAYER + 2 * V * D + D
         ("pp2dp2-zbv", {"pp": 2, "dp": 2, "schedule": "zb-v", "virtual_stages": 2}),
         ("cp2-ulysses", {"cp": 2, "cp_style": "ulysses"}),
         ("ep2dp4", {"ep": 2, "dp": 4, "model": "moe"}),
+        ("ep4dp2tp2sp", {"ep": 4, "dp": 2, "tp": 2, "model": "moe", "folds_experts": True}),
+        ("pp2fsdp2", {"pp": 2, "dp": 2, "fsdp": True, "folds_experts": False}),
         ("mlp-pp2-gpipe", {"pp": 2, "schedule": "gpipe", "model": "mlp"}),
         ("single", {}),
     ],
@@ -60,9 +63,9 @@ def test_names_of_layouts(name: str, fields: dict[str, Any]) -> None:
     ("name", "message"),
     [
         ("dp2tp", "is no degree"), ("xp2", "is no degree"), ("dp2fsdp2", "the same dimension again"), ("dp0", "at least 1"),
-        ("pp2-zigzag", "neither a schedule"), ("ep3dp4", "must divide dp"), ("dp2sp", "give tp > 1"),
-        ("dp2-zbv", "needs pp > 1"), ("fsdp2pp2", "fsdp runs with tp only"), ("mlp-cp2", "no sequence"),
-        ("ep2dp2tp2", "dp, ep and pp"),
+        ("pp2-zigzag", "neither a schedule"), ("ep3dp4", "must divide tp"), ("dp2sp", "give tp > 1"),
+        ("dp2-zbv", "needs pp > 1"), ("fsdp2pp2-zbv", "after whole backwards"), ("mlp-cp2", "no sequence"),
+        ("ep2dp2tp2", "write tpNsp"), ("ep2fsdp2", "leave out fsdp or ep"),
     ],
 )  # fmt: skip
 def test_wrong_names_say_why(name: str, message: str) -> None:
@@ -88,6 +91,25 @@ def test_groups_partition_the_ranks(tp: int, cp: int, dp: int, pp: int) -> None:
         assert set().union(*groups) == everyone
         assert sum(map(len, groups)) == layout.world_size
     assert all(layout.rank(**layout.coordinates(r)) == r for r in everyone)
+
+
+@given(
+    st.sampled_from((1, 2, 4)),
+    st.sampled_from((1, 2)),
+    st.sampled_from((1, 2)),
+    st.sampled_from((1, 2)),
+    st.sampled_from((1, 2, 4)),
+)
+def test_experts_and_their_replicas_partition_the_ranks_of_a_pipeline_rank(tp: int, cp: int, dp: int, pp: int, ep: int) -> None:
+    if (tp * cp * dp) % ep:
+        return
+    layout = parse_layout(f"tp{tp}cp{cp}dp{dp}pp{pp}ep{ep}{'sp' if tp > 1 else ''}")
+    spread, replicas = list(layout.expert_groups(replicas=False)), list(layout.expert_groups(replicas=True))
+    assert sorted(r for g in spread for r in g) == sorted(r for g in replicas for r in g) == list(range(layout.world_size))
+    assert all(len(g) == ep and len({layout.coordinates(r)["pp"] for r in g}) == 1 for g in spread)
+    assert all(len(g) == tp * cp * dp // ep for g in replicas)
+    # A rank meets each other one in one of the two at most.
+    assert all(len(set(a) & set(b)) <= 1 for a in spread for b in replicas)
 
 
 # -- shared cores ------------------------------------------------------------------------------------------------------
@@ -138,6 +160,70 @@ def test_without_contention_the_finish_times_are_those_of_the_reference_engine(d
     assert tight.makespan >= max(expected.makespan, float(seconds.sum())) * (1 - 1e-9)
 
 
+HOST = host_ranks.Scheduler(1, 0.5, 10.0)
+
+
+def ranks_on(program: Program, seconds: np.ndarray, host: host_ranks.Scheduler) -> host_ranks.RankTimeline:
+    """A rank for each role; its thread runs what is on its compute stream."""
+    ranks = [[role] for role in range(max((stream.role for stream in program.streams), default=0) + 1)]
+    ptr, streams = program.op_streams
+    own = [Stream(int(role), "compute") for role in program.role]
+    computes = [any(program.streams[s] == own[op] for s in streams[a:b]) for op, (a, b) in enumerate(pairwise(ptr))]
+    return host_ranks.replay(program, seconds, np.zeros(program.num_ops), computes, ranks, host)
+
+
+def test_time_slices_of_two_ranks_on_one_core() -> None:
+    program = program_of([["a"], ["b"]])
+    found = ranks_on(program, seconds_of(program, {"a": 1.0, "b": 3.0}), HOST)
+    # Half a second each in turn: a runs 0-0.5 and 1-1.5, b the rest.
+    assert found.timeline.finish.tolist() == [1.5, 4.0]
+    assert found.timeline.start.tolist() == [0.0, 0.5]
+    assert found.held_s.tolist() == [1.5, 3.5]
+
+
+def test_a_rank_that_wakes_takes_the_core_after_the_delay_and_not_before() -> None:
+    builder = ProgramBuilder("wake")
+    builder.add("long", kind=OpKind.FORWARD, role=0, streams=(Stream(0, "compute"),), price="long")
+    builder.add("wait", kind=OpKind.SEND_FORWARD, role=1, streams=(Stream(1, "wire"),), price="wait")
+    builder.add("short", kind=OpKind.FORWARD, role=1, streams=(Stream(1, "compute"),), price="short", deps=("wait",))
+    program = builder.build(rank_count=(1, 1))
+    seconds = seconds_of(program, {"long": 5.0, "wait": 2.0, "short": 1.0})
+    computes = [True, False, True]
+    host = host_ranks.Scheduler(1, 100.0, 0.25)
+    finish = host_ranks.replay(program, seconds, np.zeros(3), computes, [[0], [1]], host).timeline.finish
+    assert finish.tolist() == [6.0, 2.0, 3.25]
+    # Without preemption it waits for the end of the slice.
+    late = host_ranks.replay(program, seconds, np.zeros(3), computes, [[0], [1]], host_ranks.Scheduler(1, 100.0, 50.0))
+    assert late.timeline.finish.tolist() == [5.0, 2.0, 6.0]
+
+
+def test_a_collective_starts_with_its_last_rank_and_ranks_of_a_role_drift() -> None:
+    builder = ProgramBuilder("drift")
+    builder.add("f", kind=OpKind.FORWARD, role=0, streams=(Stream(0, "compute"),), price="f")
+    builder.add("c", kind=OpKind.COLLECTIVE, role=0, streams=(Stream(0, "wire"),), price="c", deps=("f",))
+    builder.transfers[1] = Transfer("all_reduce", 1.0, ((0, 1), (2, 3)), "tp")
+    program = builder.build(rank_count=(4,))
+    seconds, talks = seconds_of(program, {"f": 1.0, "c": 0.5}), np.array([0.0, 0.0])
+    found = host_ranks.replay(program, seconds, talks, [True, False], [[0, 1, 2, 3]], host_ranks.Scheduler(2, 100.0, 50.0))
+    # Ranks 0 and 1 compute first, then 2 and 3 while the first group talks.
+    assert found.timeline.finish.tolist() == [2.0, 2.5]
+    assert found.timeline.start.tolist() == [0.0, 1.0]
+    assert found.held_s.tolist() == [1.0, 0.5]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_ranks_on_cores_do_all_the_work_and_never_faster_than_without_sharing(data: st.DataObject) -> None:
+    program = data.draw(programs(acyclic=True))
+    table = data.draw(prices(program))
+    seconds = table.seconds[program.price]
+    expected = discrete_event.run(program, table)
+    wide = ranks_on(program, seconds, host_ranks.Scheduler(99, 1.0, 1.0))
+    assert wide.timeline.makespan == pytest.approx(expected.makespan, rel=1e-9, abs=1e-12)
+    tight = ranks_on(program, seconds, host_ranks.Scheduler(1, float(seconds.max(initial=1.0)) / 3 + 1e-3, 1e-3))
+    assert tight.timeline.makespan >= max(expected.makespan, 0.0) * (1 - 1e-9)
+
+
 # -- inside a step -----------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +232,15 @@ def test_factor_and_launch_time_are_found_again() -> None:
     assert fit(references) == pytest.approx((1.2, 2e-5))
     assert fit(references[:1])[1] == 0.0
     assert fit([]) == (1.0, 0.0)
+
+
+def test_each_model_gets_its_own_factor_and_experts_do_not_vote_on_the_launch_time() -> None:
+    dense = {
+        m: Reference(1.2 * k + 2e-5 * n + u, k, n, u) for m, k, n, u in (("transformer", 0.5, 2000, 0.03), ("mlp", 0.01, 300, 0.0))
+    }
+    found = in_step(dense | {"moe": Reference(1.7 * 0.6 + 2e-5 * 3000, 0.6, 3000, 0.0)})
+    assert found.launch_s == pytest.approx(2e-5)
+    assert [found.factor(m) for m in ("transformer", "mlp", "moe", "other")] == pytest.approx([1.2, 1.2, 1.7, 1.0])
 
 
 @given(st.floats(0.2, 3.0), st.floats(0.2, 3.0))
@@ -196,6 +291,10 @@ def test_bytes_on_the_wire_are_the_closed_forms() -> None:
     assert fsdp["reduce_scatter/2"][1] == (BATCH / 2) * 4.0 * WEIGHTS
     ring = predict(parse_layout("cp2-ring"), SETUP).collectives(0)["send_recv/2"]
     assert ring[1] == BATCH * L * 3 * act
+    # In a pipeline the parameters stay gathered: once each way a step.
+    piped = predict(parse_layout("pp2fsdp2"), SETUP)
+    gathered = [piped.collectives(r)["all_gather/2"][1] for r in range(2)]
+    assert sum(gathered) == sum(piped.collectives(r)["reduce_scatter/2"][1] for r in range(2)) == 4.0 * WEIGHTS
     ep = predict(parse_layout("ep2dp2"), SETUP).collectives(0)
     assert ep["all_to_all/2"] == (BATCH / 2 * L * 4, BATCH / 2 * L * 4 * MOE["moe"]["num_experts_per_tok"] * act)
 

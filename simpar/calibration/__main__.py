@@ -176,13 +176,16 @@ def _host(group: Group, clock: Clock, store: Store, device: str, options: Option
         rule = 'must be JSON with the lists "shapes" and "collectives"'
         raise CalibrationError(f"{options.shapes}: {rule}: {type(error).__name__}: {error}") from None
     if group.size > 1:
+        if not group.from_first(f"scheduler/{group.size}" in store.records) and (found := bench_host.measure_scheduler(group)):
+            store.append(found)
+            say(f"{found['key']:58s} slice {1e3 * found['slice_s']:.2f} ms, waking {1e3 * found['wake_s']:.2f} ms")
         share = COLLECTIVE_SHARE * (deadline - time.monotonic())
         for record in bench_host.measure_collectives(collectives, group, store.finished, share):
             _keep(store, record, say)
-    found = bench_shapes.cases(shapes, device)
-    done = [case.key for case in found if store.finished(case.key)]
+    every = bench_shapes.cases(shapes, device)
+    done = [case.key for case in every if store.finished(case.key)]
     known = set(group.from_first(done) if group.size > 1 else done)
-    todo = [case for case in found if case.key not in known]
+    todo = [case for case in every if case.key not in known]
     for i, case in enumerate(todo):
         budget = max(0.0, deadline - time.monotonic()) / (len(todo) - i)
         samples = bench_host.measure_shape(case.build, group, clock, budget)

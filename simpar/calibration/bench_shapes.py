@@ -104,6 +104,36 @@ def _attention(shape: Shape, device: str) -> Call:
     return _rotating(build, 4.0 * b * h * (2 * s * n + 2 * t * k))
 
 
+PIECES, ROW = 4, 512
+"""A sharded group is timed as so many weights with rows of so many elements."""
+
+
+def _sharded_copy(dims: Mapping[str, int], device: str) -> Call:
+    """What fully_shard copies around a gather or reduction of `elements` over `ranks`; buffers are new each time, as there."""
+    torch, ranks = torch_module(), dims["ranks"]
+    part = max(1, dims["elements"] // (PIECES * ranks))
+    own = torch.randn(PIECES * part, device=device)
+    if not dims["reduces"]:
+
+        def gather() -> None:
+            buffer = torch.empty(ranks, PIECES * part, device=device)
+            buffer[0].copy_(own)
+            whole = [torch.empty(ranks, part, device=device) for _ in range(PIECES)]
+            torch.split_with_sizes_copy(buffer, [part] * PIECES, dim=1, out=whole)
+
+        return gather
+    width = min(ROW, part)
+    rows = max(1, part // width)
+    gradients = [torch.randn(ranks * rows, width, device=device) for _ in range(PIECES)]
+
+    def reduce() -> None:
+        buffer = torch.empty(ranks, PIECES * rows * width, device=device)
+        torch._chunk_cat(gradients, dim=0, num_chunks=ranks, out=buffer)
+        own[: buffer.shape[1]].add_(buffer[0])
+
+    return reduce
+
+
 def _memory(shape: Shape, device: str) -> Call:
     """A memory-bound op of a layer; `dims` are its sizes on one rank."""
     torch, kind, dims = torch_module(), torch_dtype(shape.get("dtype", "fp32")), shape["dims"]
@@ -175,8 +205,7 @@ def _memory(shape: Shape, device: str) -> Call:
         return step
 
     def copy() -> Call:
-        x, y = (torch.randn(int(shape["shape"][0] // 8), device=device) for _ in range(2))
-        return lambda: y.copy_(x)
+        return _sharded_copy(dims, device)
 
     builders = {
         "copy": copy,

@@ -156,6 +156,10 @@ def _host(facts: Facts, profile: Table) -> None:
     records = facts.store.of_kind("host_collective")
     if facts.machine["device"] == "cpu":
         profile["node"]["cores"] = facts.sourced(facts.machine["cores"], "cores that the processes may use")
+    for r in facts.store.of_kind("scheduler")[-1:]:
+        what = f"{r['ranks']} processes that compute, the stretch between pauses"
+        profile["node"]["time_slice"] = facts.sourced(f"{r['slice_s']!r} s", what)
+        profile["node"]["wake_delay"] = facts.sourced(f"{r['wake_s']!r} s", "a process that wakes, all cores taken")
     if records:
         fields = ("collective", "ranks", "bytes", "seconds", "spread", "cores")
         profile["collectives"] = {"points": [{f: r[f] for f in fields} for r in records]}

@@ -62,6 +62,10 @@ class NodeSpec(Spec):
     cpu: Literal["intel", "amd", "grace", "other"] = "intel"
     cores: Sourced[Annotated[float, Field(gt=0)]] | None = None
     """Cores that the processes of a CPU machine share; none = one for each."""
+    time_slice: Sourced[Seconds] | None = None
+    """Longest that a process keeps a core which others of the machine wait for."""
+    wake_delay: Sourced[Seconds] | None = None
+    """Until a process that wakes gets a core while all are taken."""
     host_power: Sourced[Watts] | None = None
     """Everything in the node but the GPUs."""
 

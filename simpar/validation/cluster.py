@@ -23,7 +23,7 @@ from simpar.validation.cluster_compare import ClusterReport, Measured, compare, 
 from simpar.validation.cluster_launch import ClusterError, Rendezvous, launch
 from simpar.validation.cluster_layouts import DEFAULT, LayoutError, RunLayout, parse_layouts
 from simpar.validation.cluster_predict import Setup, predict
-from simpar.validation.cluster_setup import config_of, reference_of, setup_of
+from simpar.validation.cluster_setup import config_of, references_of, setup_of
 from simpar.validation.cluster_shapes import collectives_of, shapes_of
 
 WORKER: Final = "simpar.validation.cluster_worker"
@@ -162,8 +162,7 @@ def device_of(options: ClusterOptions) -> str:
 
 def config_for(options: ClusterOptions, setup: Setup, layouts: Sequence[RunLayout], device: str) -> dict[str, Any]:
     """What the ranks of one launch are told: reference steps first, then the layouts."""
-    references = [reference_of(model) for model in dict.fromkeys(layout.model for layout in layouts)]
-    predictions = [predict(layout, setup) for layout in (*references, *layouts)]
+    predictions = [predict(layout, setup) for layout in (*references_of(layouts), *layouts)]
     return config_of(
         setup, predictions, device=device, threads=options.threads, timeout_s=options.timeout_s, warmup=options.warmup,
         steps=options.steps, rounds=options.rounds,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError
-from simpar.validation.cluster_in_step import Reference, fit
+from simpar.validation.cluster_in_step import InStep, Reference, in_step
 from simpar.validation.cluster_layouts import RunLayout, layout_of
-from simpar.validation.cluster_predict import Predicted, Setup, kernel_counts, predict
+from simpar.validation.cluster_predict import Predicted, Setup, kernel_counts, predict, sharding
 from simpar.validation.cluster_setup import with_in_step
 from simpar.validation.ranking import kendall_tau
 from simpar.validation.statistics import Comparison, ErrorSummary, summarize
@@ -100,14 +100,28 @@ def _measured(records: list[dict[str, Any]]) -> Measured:
     return Measured(layout_of(records[0]["layout"]), seconds, rounds, first, len(steps))
 
 
-def in_step_of(references: dict[str, Measured], setup: Setup) -> tuple[float, float]:
-    """(factor, seconds a launch) from the reference steps."""
-    found = []
-    for measured in references.values():
-        p = predict(measured.layout, setup)
+def in_step_of(references: dict[str, Measured], setup: Setup, degrees: Sequence[int] = ()) -> InStep:
+    """What the reference steps say.
+
+    Args:
+        degrees: of full sharding among the layouts that ran; none = nothing is sharded.
+    """
+    steps = {m.layout.model: (m, predict(m.layout, setup)) for m in references.values() if not m.layout.fsdp}
+    found = {}
+    for model, (measured, p) in steps.items():
         kernels, launches = kernel_counts(p.priced)
-        found.append(Reference(measured.median_s, kernels, launches, max(p.step_time_s - kernels, 0.0)))
-    return fit(found)
+        found[model] = Reference(measured.median_s, kernels, launches, max(p.step_time_s - kernels, 0.0))
+    known = in_step(found)
+    sharded = next((m for m in references.values() if m.layout.fsdp and m.layout.model in found), None)
+    if sharded is None or not degrees:
+        return known
+    # The same step by hand: as many micro-batches as the ranks of the smallest group have together.
+    ranks, layout = min(degrees), sharded.layout
+    like = predict(replace(layout, name=f"{layout.name} of {ranks}", dp=ranks), setup)
+    kernels, launches = kernel_counts(like.priced)
+    calls, copies_s = sharding(like.priced)
+    expected = ranks * (known.factor(layout.model) * kernels + known.launch_s * launches + copies_s) + found[layout.model].rest_s
+    return replace(known, shard_s=max((sharded.median_s - expected) / (ranks * calls), 0.0))
 
 
 @dataclass(frozen=True)
@@ -124,7 +138,7 @@ class ClusterReport:
     rows: tuple[Comparison, ...]
     measured: dict[str, Measured]
     predicted: dict[str, Predicted]
-    in_step: dict[int, tuple[float, float]]
+    in_step: dict[int, InStep]
     tolerance: float
 
     def summary(self, metric: str) -> ErrorSummary:
@@ -170,7 +184,7 @@ class ClusterReport:
             "noise": self.noise, "noise_per_layout": {n: m.spread for n, m in self.measured.items()},
             "steps": {n: {"used": len(m.seconds), "measured": m.steps} for n, m in self.measured.items()},
             "between_rounds": {n: m.between for n, m in self.measured.items()},
-            "in_step": {str(n): {"factor": f, "launch_s": s} for n, (f, s) in self.in_step.items()},
+            "in_step": {str(n): found.as_json() for n, found in self.in_step.items()},
             "outside_tolerance": [row.id for row in self.outside], "tolerance": self.tolerance, "passed": self.passed,
         }  # fmt: skip
 
@@ -180,9 +194,9 @@ def compare(parts: Sequence[tuple[dict[str, Measured], dict[str, Measured], Setu
     rows: list[Comparison] = []
     measured: dict[str, Measured] = {}
     predicted: dict[str, Predicted] = {}
-    in_step: dict[int, tuple[float, float]] = {}
+    in_step: dict[int, InStep] = {}
     for runs, references, setup in parts:
-        found = in_step_of(references, setup)
+        found = in_step_of(references, setup, [m.layout.dp for m in runs.values() if m.layout.fsdp])
         for name, m in runs.items():
             in_step[m.layout.world_size] = found
             p = predict(m.layout, with_in_step(setup, found))

@@ -1,16 +1,43 @@
 """How much longer eager compute takes inside a step than its kernels alone, from steps without communication.
 
 A reference step of each model runs on every core at once, alone on its rank. With P seconds of kernels and N launches it takes
-T = f P + l N + U, U the update, measured as a whole. Over the models f and l follow by least squares of the relative error,
-f >= 1 and l >= 0. What is in f: operands that other ops drove out of the caches, gradient accumulation, autograd's own work.
+T = f P + l N + U, U the update, measured as a whole. Over the dense models f and l follow by least squares of the relative error,
+f >= 1 and l >= 0; then each model gets the f of its own step at that l. What is in f: operands that other ops drove out of the
+caches, autograd's own work, and for experts the small ops of routing that have no price.
+
+A further step with every layer fully sharded over one rank, the rank itself, has all the work of fully_shard on the host and
+nothing to send: what it takes beyond the plain step and its copies, over its gathers and reductions, is the cost of a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class InStep:
+    """How compute inside a step differs from its kernels alone.
+
+    Attributes:
+        factors: on the kernels, by model; 1 for models that are not there.
+        launch_s: seconds more for each launch.
+        shard_s: of the host for each gather or reduction of fully_shard.
+    """
+
+    factors: Mapping[str, float] = field(default_factory=dict)
+    launch_s: float = 0.0
+    shard_s: float = 0.0
+
+    def factor(self, model: str) -> float:
+        """On the kernels of `model`."""
+        return self.factors.get(model, 1.0)
+
+    def as_json(self) -> dict[str, object]:
+        """For the report."""
+        return {"factor": dict(self.factors), "launch_s": self.launch_s, "shard_s": self.shard_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +48,14 @@ class Reference:
     kernels_s: float
     launches: int
     rest_s: float
+
+
+def in_step(references: Mapping[str, Reference], *, sparse: frozenset[str] = frozenset({"moe"})) -> InStep:
+    """Factors and launch time from the reference step of each model; `sparse` models do not vote on the launch time."""
+    dense = [r for model, r in references.items() if model not in sparse]
+    _, launch = fit(dense or list(references.values()))
+    left = {model: r.measured_s - r.rest_s - launch * r.launches for model, r in references.items()}
+    return InStep({model: max(left[model] / r.kernels_s, 1.0) for model, r in references.items()}, launch)
 
 
 def fit(references: Sequence[Reference]) -> tuple[float, float]:

@@ -18,6 +18,8 @@ SCHEDULES: Final = {
 """Word in a layout's name -> simpar's schedule."""
 CHUNKS: Final = {"interleaved": 2, "interleaved_bfs": 2, "interleaved_zb": 2, "zb-v": 2, "v-half": 2, "v-min": 2, "dualpipe-v": 2}
 """Virtual stages of each rank; others have one."""
+SPLIT_BACKWARD: Final = ("zb-v", "interleaved_zb", "zb-h1", "zb-h2", "v-half", "v-min")
+"""Schedules whose backward runs in two parts."""
 CP_STYLES: Final = {"ring": "ring", "allgather": "all_gather", "ulysses": "ulysses"}
 _PART = re.compile(r"(fsdp|dp|tp|pp|cp|ep)(\d+)|(sp)")
 
@@ -28,7 +30,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RunLayout:
-    """One layout of a real run. Ranks count tp fastest, then cp, dp, pp; experts live on consecutive ranks of dp.
+    """One layout of a real run. Ranks count tp fastest, then cp, dp, pp.
 
     Attributes:
         name: as the user wrote it.
@@ -59,6 +61,11 @@ class RunLayout:
         return self.tp * self.cp * self.dp * self.pp
 
     @property
+    def folds_experts(self) -> bool:
+        """Expert weights are on other ranks than the dense ones beside them: no wrapper reduces both."""
+        return self.ep > 1 or (self.model == "moe" and self.tp > 1)
+
+    @property
     def stages(self) -> int:
         """Virtual stages of the model."""
         return self.pp * self.virtual_stages
@@ -84,8 +91,12 @@ class RunLayout:
             yield tuple(ranks)
 
     def expert_groups(self, *, replicas: bool) -> Iterator[tuple[int, ...]]:
-        """Groups over which experts are spread, or with `replicas` those that hold the same experts."""
-        for ranks in self.groups("dp"):
+        """Groups over which experts are spread, or with `replicas` those that hold the same experts.
+
+        Experts are not split by tensor parallelism: they live on consecutive ranks of tp, cp and dp together (Megatron's
+        parallel folding with an expert tensor degree of 1).
+        """
+        for ranks in self.groups("tp", "cp", "dp"):
             if replicas:
                 yield from (ranks[i :: self.ep] for i in range(self.ep))
             else:
@@ -151,16 +162,19 @@ def parse_layout(name: str) -> RunLayout:
 def impossible(layout: RunLayout) -> list[str]:
     """Why the ranks' program cannot run `layout`; empty where it can."""
     found = []
-    if layout.ep > 1 and layout.dp % layout.ep:
-        found.append(f"ep = {layout.ep} must divide dp = {layout.dp} (experts live on data-parallel ranks)")
+    inside = layout.tp * layout.cp * layout.dp
+    if layout.ep > 1 and inside % layout.ep:
+        found.append(f"ep = {layout.ep} must divide tp * cp * dp = {inside} (experts live on ranks of these)")
     if layout.sequence_parallel and layout.tp == 1:
         found.append("sp splits the sequence over tensor ranks; give tp > 1")
     if layout.virtual_stages > 1 and layout.pp == 1:
         found.append(f"schedule {layout.schedule} needs pp > 1")
-    if layout.fsdp and (layout.pp > 1 or layout.cp > 1):
-        found.append("fsdp runs with tp only; use dp with pp and cp")
-    if layout.model == "moe" and (layout.tp > 1 or layout.cp > 1 or layout.fsdp):
-        found.append("a model with experts runs with dp, ep and pp only")
+    if layout.fsdp and layout.schedule in SPLIT_BACKWARD:
+        found.append("fsdp reduces gradients after whole backwards; use gpipe, 1f1b, interleaved or bfs")
+    if layout.model == "moe" and layout.tp > 1 and not layout.sequence_parallel:
+        found.append("experts beside tensor parallelism see a part of the sequence each; write tpNsp")
+    if layout.model == "moe" and layout.fsdp and (layout.ep > 1 or layout.tp > 1):
+        found.append("experts that are spread over ranks run with dp; leave out fsdp or ep")
     if layout.model == "mlp" and (layout.cp > 1 or layout.ep > 1 or layout.sequence_parallel):
         found.append("an MLP has no sequence and no experts; use dp, fsdp, tp and pp")
     return found

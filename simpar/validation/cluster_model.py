@@ -267,6 +267,7 @@ class Mlp(nn.Module):
 
     def __init__(self, shape: dict[str, Any], groups: Groups, layers: range) -> None:
         super().__init__()
+        self.embedding = self.head = None
         self.layers = nn.ModuleList([DenseLayer(i, shape, groups) for i in layers])
 
     def forward(self, x: Any) -> Any:

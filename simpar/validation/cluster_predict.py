@@ -4,29 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from simpar.engine.host_cores import replay
+from simpar.costs.collectives import CollectiveModel
+from simpar.engine import host_cores, host_ranks
 from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import BlockOp, Gather, OptimizerStep, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.split import LocalBlock
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, LocalOp
-from simpar.program.program import FloatArray, OpKind, Program
+from simpar.program.program import COMPUTE_KINDS, FloatArray, OpKind, Program
 from simpar.result.interpret import interpret
 from simpar.simulate import Priced, cost_models, prepare
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.topology.placement import GroupPlacement
+from simpar.validation.cluster_in_step import InStep
 from simpar.validation.cluster_layouts import RunLayout
-from simpar.workload.ops import volume
+from simpar.workload.ops import op_parameters
 
 _PIPELINE = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED,
              OpKind.COLLECTIVE)  # fmt: skip
 _STATE = (OpKind.GATHER_PARAMETERS, OpKind.REDUCE_GRADIENTS)
+TIME_SLICE_S: Final = 4e-3
+WAKE_S: Final = 1e-3
+"""Of a Linux host whose profile does not say: a tick of 250 Hz, and assumed."""
 Counts = dict[str, tuple[int, float]]
 """collective/ranks -> (calls, bytes) of one rank in a step."""
 
@@ -40,14 +46,14 @@ class Setup:
         training: the same -> training table.
         hardware: profile, a name or a path.
         precision: fp32 on CPUs, bf16 on GPUs.
-        in_step: (factor on kernels, seconds a launch) by which eager compute inside a step takes longer than its kernels alone.
+        in_step: how eager compute inside a step differs from its kernels alone.
     """
 
     models: Mapping[str, Mapping[str, Any]]
     training: Mapping[str, Mapping[str, Any]]
     hardware: str
     precision: str = "fp32"
-    in_step: tuple[float, float] = (1.0, 0.0)
+    in_step: InStep = field(default_factory=InStep)
 
     def scenario(self, layout: RunLayout) -> Scenario:
         """`layout` as a scenario.
@@ -55,7 +61,7 @@ class Setup:
         Raises:
             InputError: the model or batch cannot be split so.
         """
-        manual = layout.pp > 1 or layout.ep > 1
+        manual = layout.pp > 1 or layout.folds_experts
         plan: dict[str, Any] = {
             "tp": layout.tp, "cp": layout.cp, "dp": layout.dp, "pp": layout.pp, "ep": layout.ep,
             "sequence_parallel": layout.sequence_parallel, "cp_style": layout.cp_style, "zero_stage": 3 if layout.fsdp else 0,
@@ -63,7 +69,7 @@ class Setup:
         }  # fmt: skip
         if layout.pp > 1:
             plan["schedule"] = layout.schedule
-        if layout.ep > 1:
+        if layout.folds_experts:
             plan["etp"] = 1
         training = {**self.training[layout.model], "precision": self.precision, "optimizer": "adamw"}
         return make_scenario(
@@ -83,11 +89,13 @@ class Predicted:
         layout: the run.
         priced: its program and prices, every op and collective.
         timeline: of the replay.
+        held_s: seconds between start and finish of each op, the mean over its ranks: float array [ops].
     """
 
     layout: RunLayout
     priced: Priced
     timeline: Timeline
+    held_s: FloatArray
 
     @property
     def step_time_s(self) -> float:
@@ -100,8 +108,7 @@ class Predicted:
         program, timeline = self.priced.program, self.timeline
         inside = np.isin(program.kind, [int(k) for k in _PIPELINE])
         end = float(timeline.finish[inside].max())
-        lengths = timeline.finish - timeline.start
-        return tuple(1.0 - float(lengths[inside & (program.role == r)].sum()) / end for r in range(self.layout.pp))
+        return tuple(1.0 - float(self.held_s[inside & (program.role == r)].sum()) / end for r in range(self.layout.pp))
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -128,10 +135,10 @@ class Predicted:
                     found[key] += call.repeat
                     bytes_[key] += call.bytes * call.repeat  # type: ignore[assignment]
         if self.layout.sequence_parallel:
-            # Norms between the tensor-parallel parts see a part of the sequence each: their gradients are summed once a step.
+            # Weights between the tensor-parallel parts see a part of the sequence each: their gradients are summed once a step.
             for stage in self.priced.held[pipeline_rank]:
                 found[f"all_reduce/{self.layout.tp}"] += 1
-                bytes_[f"all_reduce/{self.layout.tp}"] += 4 * norm_weights(self.priced.layout, stage)
+                bytes_[f"all_reduce/{self.layout.tp}"] += 4 * between_weights(self.priced.layout, stage)
         if self.layout.world_size > 1:
             found[f"all_reduce/{self.layout.world_size}"] += 1
             bytes_[f"all_reduce/{self.layout.world_size}"] += 4
@@ -150,36 +157,63 @@ def predict(layout: RunLayout, setup: Setup) -> Predicted:
         InputError: the plan cannot be run at all.
     """
     scenario = setup.scenario(layout)
-    priced = prepare(scenario, detail="op")
-    program = blocking(priced.program, _STATE) if layout.fsdp else priced.program
-    priced = replace(priced, program=program)
+    priced = prepare(scenario, detail="op", transfers=True)
+    if layout.fsdp:
+        priced = replace(priced, program=blocking(priced.program, _STATE))
+    program, work = priced.program, step_work(priced, setup.in_step, layout.model)
+    seconds = work.seconds[program.price]
     cores = scenario.hardware.node.cores
-    seconds = step_seconds(priced, setup.in_step)[program.price]
     if cores is None:
-        return Predicted(layout, priced, replay(program, seconds, np.zeros(program.num_ops), 1.0))
-    return Predicted(layout, priced, replay(program, seconds, wanted_cores(priced), cores.value))
+        timeline = host_cores.replay(program, seconds, np.zeros(program.num_ops), 1.0)
+    elif layout.world_size <= cores.value:
+        timeline = host_cores.replay(program, seconds, wanted_cores(priced, work, together=True), cores.value)
+    else:
+        computes = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS]).tolist()
+        everyone = range(layout.world_size)
+        ranks = [tuple(r for r in everyone if layout.coordinates(r)["pp"] == p) for p in range(layout.pp)]
+        talks = wanted_cores(priced, work, together=False)
+        found = host_ranks.replay(program, seconds, talks, computes, ranks, _scheduler(scenario))
+        return Predicted(layout, priced, found.timeline, found.held_s)
+    return Predicted(layout, priced, timeline, timeline.seconds)
 
 
-def step_seconds(priced: Priced, in_step: tuple[float, float]) -> FloatArray:
-    """Seconds of each price inside a step: float array [prices].
+def _scheduler(scenario: Scenario) -> host_ranks.Scheduler:
+    node = scenario.hardware.node
+    assert node.cores is not None
+    slice_s = node.time_slice.value if node.time_slice else TIME_SLICE_S
+    wake_s = node.wake_delay.value if node.wake_delay else WAKE_S
+    return host_ranks.Scheduler(max(1, int(node.cores.value)), slice_s, wake_s)
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Seconds of each price inside a step, float array [prices], and how many of them are copies and host work beside it."""
+
+    seconds: FloatArray
+    beside: FloatArray
+
+
+def step_work(priced: Priced, in_step: InStep, model: str) -> StepWork:
+    """What each price takes inside a step of `model`.
 
     Kernels take `in_step`; fully sharded gathers and reductions also copy: fully_shard copies parameters into one buffer before
-    a gather and out of it after, and gradients into one before a reduction (torch's _fsdp_collectives.py). So do the parts of
-    context-parallel attention.
+    a gather and out of it after, and gradients into one before a reduction (torch's _fsdp_collectives.py), and work on the host
+    around both. Parts of context-parallel attention copy too.
     """
-    layout, (factor, launch_s) = priced.layout, in_step
+    layout, factor = priced.layout, in_step.factor(model)
     kernels, _ = cost_models(layout.scenario, layout.hardware)
-    found = priced.table.seconds.copy()
+    seconds, beside = priced.table.seconds.copy(), np.zeros(len(priced.program.price_keys))
     for index, key in enumerate(priced.program.price_keys):
         if isinstance(key, BlockOp):
             op = op_of(layout, key)
             if op.stream == "compute":
-                found[index] = factor * found[index] + launch_s * op.kernels
+                seconds[index] = factor * seconds[index] + in_step.launch_s * op.kernels
             if moved := context_bytes(layout, op):
-                found[index] += kernels.memory_bound("permute", moved).seconds
+                beside[index] = kernels.memory_bound("permute", moved).seconds
         elif isinstance(key, Gather | Reduce) and layout.plan.zero_stage == 3:
-            found[index] += sum(kernels.memory_bound("copy", copied_bytes(layout, c)).seconds for c in calls_of(layout, key))
-    return found
+            copies = sum(kernels.memory_bound("copy", moved).seconds for moved in sharded_bytes(layout, key))
+            beside[index] = copies + in_step.shard_s * (key.last - key.first)
+    return StepWork(seconds + beside, beside)
 
 
 PARTIAL_PASSES, EXCHANGE_PASSES = 14, 6
@@ -197,15 +231,23 @@ def context_bytes(layout: Layout, op: LocalOp) -> float:
     return 0.0
 
 
-def copied_bytes(layout: Layout, call: Collective) -> float:
-    """Read and written around a gather or reduction of full sharding: the whole and this rank's part."""
-    return 2.0 * call.bytes * (1.0 + 1.0 / layout.placement(call.dimension).size)
+def sharded_bytes(layout: Layout, key: Gather | Reduce) -> list[float]:
+    """Read and written around each gather or reduction of full sharding.
+
+    A gather: this rank's part into the buffer, the buffer into the parameters. A reduction: the gradients into the buffer, and
+    this rank's part added to what earlier micro-batches left.
+    """
+    found = []
+    for call in state_collectives(layout, key):
+        n = layout.placement(call.dimension).size
+        found.append(call.bytes * (2.0 + 2.0 / n if isinstance(key, Gather) else 2.0 + 3.0 / n))
+    return found
 
 
-def norm_weights(layout: Layout, stage: int) -> int:
-    """Weights of the norms of a stage."""
-    blocks = layout.stage_blocks[stage]
-    return sum(volume(axes, b.block.size) for b in blocks for op in b.block.ops if op.kernel == "norm" for axes in op.parameters)
+def between_weights(layout: Layout, stage: int) -> int:
+    """Weights of the norms and routers of a stage."""
+    ops = [(op, b.block.size) for b in layout.stage_blocks[stage] for op in b.block.ops]
+    return sum(op_parameters(op, size) for op, size in ops if op.kernel == "norm" or op.name.endswith("router"))
 
 
 def kernel_counts(priced: Priced) -> tuple[float, int]:
@@ -219,8 +261,27 @@ def kernel_counts(priced: Priced) -> tuple[float, int]:
     return seconds, launches
 
 
-def wanted_cores(priced: Priced) -> FloatArray:
-    """Cores that each op keeps busy: its ranks', times the share of a core that its collective uses: float array [ops]."""
+def sharding(priced: Priced) -> tuple[int, float]:
+    """(gathers and reductions of one rank's step, seconds of their copies where the group is the rank alone)."""
+    layout, program, calls, moved = priced.layout, priced.program, 0, 0.0
+    kernels, _ = cost_models(layout.scenario, layout.hardware)
+    for price in program.price[program.role == 0]:
+        key = program.price_keys[price]
+        if isinstance(key, Gather | Reduce):
+            calls += key.last - key.first
+            # One read and write for a gather; into a buffer, through it, and an addition for a reduction.
+            passes = 2.0 if isinstance(key, Gather) else 7.0
+            moved += passes * sum(c.bytes for c in state_collectives(layout, key))
+    return calls, kernels.memory_bound("copy", moved / max(calls, 1)).seconds * calls
+
+
+def wanted_cores(priced: Priced, work: StepWork, *, together: bool) -> FloatArray:
+    """Cores that each op keeps busy, 1 or the share of a core that its collective uses: float array [ops].
+
+    Args:
+        work: what each price takes; copies and host work use a whole core.
+        together: of all its ranks; else of one.
+    """
     program, layout = priced.program, priced.layout
     _, model = cost_models(layout.scenario, layout.hardware)
     each = np.ones(len(program.price_keys))
@@ -228,15 +289,22 @@ def wanted_cores(priced: Priced) -> FloatArray:
         calls = calls_of(layout, key)
         if calls:
             places = [layout.placement(c.dimension) for c in calls]
-            each[index] = max(
-                (2.0 if c.name == "send_recv" else 1.0) * model.cores(c.name, c.bytes, pair_of(p) if c.name == "send_recv" else p)
-                for c, p in zip(calls, places, strict=True)
-            )
-    ranks = np.array(program.rank_count, dtype=float)
+            each[index] = max(_talks(model, c, p, together=together) for c, p in zip(calls, places, strict=True))
+            if work.beside[index]:
+                share = work.beside[index] / work.seconds[index]
+                each[index] += share * (1.0 - each[index])
+    ranks = np.array(program.rank_count, dtype=float) if together else np.ones(len(program.rank_count))
     return np.asarray(each[program.price] * ranks[program.role])
 
 
-def pair_of(placement: Any) -> Any:
+def _talks(model: CollectiveModel, call: Collective, placement: GroupPlacement, *, together: bool) -> float:
+    """Cores busy for each rank, for both ends of a send where `together`."""
+    if call.name == "send_recv":
+        return (2.0 if together else 1.0) * model.cores(call.name, call.bytes, pair_of(placement))
+    return model.cores(call.name, call.bytes, placement)
+
+
+def pair_of(placement: GroupPlacement) -> GroupPlacement:
     """Two neighbours of a group, as a send sees them."""
     return replace(placement, size=2, ranks_per_domain=(2,), ranks_per_node=(2,))
 

@@ -70,9 +70,11 @@ def summary_lines(report: ClusterReport) -> list[str]:
     between = max((m.between for m in report.measured.values()), default=0.0)
     noise = f"steps of one layout vary by +- {100 * report.noise:.1f} % (median), rounds by up to {100 * between:.0f} %"
     found.append(f"noise: {noise}")
-    for ranks, (factor, launch_s) in sorted(report.in_step.items()):
-        text = f"kernels take {factor:.2f} times as long, and {1e6 * launch_s:.0f} us a launch"
-        found.append(f"inside a step of {ranks} ranks: {text}")
+    for ranks, inside in sorted(report.in_step.items()):
+        factors = ", ".join(f"{factor:.2f} times as long ({model})" for model, factor in inside.factors.items())
+        text = f"kernels take {factors or 'as long as alone'}, and {1e6 * inside.launch_s:.0f} us a launch"
+        sharded = f"; fully_shard takes {1e3 * inside.shard_s:.1f} ms of the host a call" if inside.shard_s else ""
+        found.append(f"inside a step of {ranks} ranks: {text}{sharded}")
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from simpar.errors import InputError, Violation
 from simpar.specs.model import MlpSpec, TransformerSpec
 from simpar.specs.scenario import Scenario, read_scenario
+from simpar.validation.cluster_in_step import InStep
 from simpar.validation.cluster_layouts import RunLayout
 from simpar.validation.cluster_predict import Predicted, Setup
 
@@ -21,13 +22,13 @@ MOE: Final[dict[str, Any]] = {**TRANSFORMER, "moe": {"num_experts": 4, "num_expe
 MLP: Final[dict[str, Any]] = {"kind": "mlp", "width": 512, "depth": 8}
 TRAINING: Final[dict[str, Any]] = {"sequence_length": 128, "global_batch_size": 8, "micro_batch_size": 1}
 MLP_TRAINING: Final[dict[str, Any]] = {"sequence_length": 1, "global_batch_size": 1024, "micro_batch_size": 128}
-REFERENCES: Final = ("single", "mlp", "moe")
-"""Layouts of one rank, run for how long compute takes inside a step."""
 
 
-def reference_of(model: str) -> RunLayout:
-    """The layout of one rank that trains `model`."""
-    return RunLayout({"transformer": "single"}.get(model, model), model=model)
+def references_of(layouts: Sequence[RunLayout]) -> list[RunLayout]:
+    """Layouts of one rank that tell how long compute takes inside the steps of `layouts`: one a model, one fully sharded."""
+    found = [RunLayout({"transformer": "single"}.get(m, m), model=m) for m in dict.fromkeys(x.model for x in layouts)]
+    sharded = dict.fromkeys(x.model for x in layouts if x.fsdp)
+    return found + [RunLayout({"transformer": "fsdp1"}.get(m, f"{m}-fsdp1"), model=m, fsdp=True) for m in list(sharded)[:1]]
 
 
 def setup_of(scenario: Path | None, layouts: Sequence[RunLayout], hardware: str, precision: str) -> Setup:
@@ -107,6 +108,6 @@ def config_of(
     }  # fmt: skip
 
 
-def with_in_step(setup: Setup, in_step: tuple[float, float]) -> Setup:
+def with_in_step(setup: Setup, in_step: InStep) -> Setup:
     """`setup` with compute as it runs inside a step."""
     return replace(setup, in_step=in_step)

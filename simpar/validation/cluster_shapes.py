@@ -13,7 +13,7 @@ from simpar.parallel.local_shapes import LocalShapes
 from simpar.parallel.split import LocalBlock
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, LocalOp, MemoryWork
 from simpar.specs.model import TransformerSpec
-from simpar.validation.cluster_predict import Predicted, calls_of, context_bytes, copied_bytes, op_of, optimizer_parameters
+from simpar.validation.cluster_predict import Predicted, calls_of, context_bytes, op_of, optimizer_parameters, sharded_bytes
 from simpar.workload.ops import Op
 
 Shape = dict[str, Any]
@@ -66,9 +66,10 @@ def _shapes(p: Predicted) -> Iterator[Shape]:
                 yield {"op": "memory", "kernel": "permute", "shape": [beside], "dtype": "fp32", "dims": {**dims, "transposed": 1}}
             yield from _shape(op_of(layout, key), block, backward=key.phase != "F", gated=_gated(layout.scenario.model))
         elif isinstance(key, Gather | Reduce) and layout.plan.zero_stage == 3:
-            for call in calls_of(layout, key):
-                size = round(copied_bytes(layout, call) / 8) * 8
-                yield {"op": "memory", "kernel": "copy", "shape": [size], "dtype": "fp32", "dims": {"bytes": size}}
+            for call, moved in zip(calls_of(layout, key), sharded_bytes(layout, key), strict=True):
+                ranks, reduces = layout.placement(call.dimension).size, int(isinstance(key, Reduce))
+                dims = {"elements": round(call.bytes / 4), "ranks": ranks, "reduces": reduces}
+                yield {"op": "memory", "kernel": "copy", "shape": [round(moved)], "dtype": "fp32", "dims": dims}
     spec = layout.framework
     for parameters in optimizer_parameters(p.priced):
         pieces = max(1, round(parameters / ADAM_PIECE**2))

@@ -22,6 +22,8 @@ from simpar.validation.cluster_model import Groups, Mlp, Transformer, token_loss
 from simpar.validation.cluster_torch import HAS_CLASS
 
 Fault = Callable[[str], None]
+BETWEEN = ("norm.weight", "mlp.router")
+"""Names of weights that sequence parallelism leaves a part of the sequence to see."""
 
 
 class World:
@@ -70,6 +72,13 @@ class World:
             if self.rank in ranks:
                 own = Group(ranks, self.rank, self._groups.get(ranks))
         return own
+
+    def alone(self) -> Any:
+        """A process group of this rank only."""
+        for rank in range(self.size):
+            if (rank,) not in self._groups:
+                self._groups[rank,] = dist.new_group([rank], timeout=self.timeout)
+        return self._groups[self.rank,]
 
     def barrier(self) -> None:
         """All ranks, device idle."""
@@ -233,18 +242,8 @@ class Step:
     def _wrap(self) -> Any:
         layout, model = self.layout, self.modules[0]
         if layout.fsdp:
-            from torch.distributed.device_mesh import DeviceMesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = DeviceMesh.from_group(self.data.handle, self.world.device.type)
-            last = model.head if layout.model == "transformer" else model.layers[-1]
-            for part in (*([model.embedding] if layout.model == "transformer" else []), *model.layers, last):
-                if part is not last:
-                    fully_shard(part, mesh=mesh)
-            # The backward begins with the last group: it stays gathered.
-            fully_shard(last, mesh=mesh, reshard_after_forward=False)
-            return fully_shard(model, mesh=mesh)
-        if self.data.size > 1 and layout.ep == 1:
+            return self._sharded(model)
+        if self.data.size > 1 and not layout.folds_experts:
             from torch.nn.parallel import DistributedDataParallel
 
             # Positions differ between context-parallel ranks: buffers stay each rank's own.
@@ -252,11 +251,26 @@ class Step:
             return DistributedDataParallel(model, process_group=self.data.handle, **options)
         return model
 
+    def _sharded(self, model: Any) -> Any:
+        """Embedding, layers and head fully sharded, those of them that `model` has; a pipeline keeps them gathered in the step."""
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(self.data.handle or self.world.alone(), self.world.device.type)
+        parts = [part for part in (model.embedding, *model.layers, model.head) if part is not None]
+        for part in parts[:-1]:
+            fully_shard(part, mesh=mesh, reshard_after_forward=self.layout.pp == 1)
+        # The backward begins with the last group: it stays gathered.
+        fully_shard(parts[-1], mesh=mesh, reshard_after_forward=False)
+        return fully_shard(model, mesh=mesh, reshard_after_forward=self.layout.pp == 1)
+
     def _schedule(self) -> Any:
         from torch.distributed.pipelining import PipelineStage, schedules
 
         group, layout = self.world.group(layout_groups(self.layout)), self.layout
         own = self.stages()
+        if layout.fsdp:
+            self.modules = [self._sharded(m) for m in self.modules]
         stages = [
             PipelineStage(m, s, layout.stages, self.world.device, group=group.handle)
             for m, s in zip(self.modules, own, strict=True)
@@ -343,12 +357,13 @@ class Step:
         if self.layout.sequence_parallel:
             # Weights between the tensor-parallel parts saw only this rank's part of the sequence.
             for module in self.modules:
-                self._sum([p for n, p in module.named_parameters() if n.endswith("norm.weight") and p.grad is not None])
-        if self.layout.fsdp or self.data.size == 1 or (self.layout.pp == 1 and self.layout.ep == 1):
+                self._sum([p for n, p in module.named_parameters() if n.endswith(BETWEEN) and p.grad is not None])
+        folded = self.layout.folds_experts
+        if self.layout.fsdp or (self.data.size == 1 and not folded) or (self.layout.pp == 1 and not folded):
             return
         for module in self.modules:
             named = [(n, p) for n, p in module.named_parameters() if p.grad is not None]
-            experts = [p for n, p in named if self.layout.ep > 1 and n.endswith(("mlp.fc1", "mlp.fc2"))]
+            experts = [p for n, p in named if folded and n.endswith(("mlp.fc1", "mlp.fc2"))]
             dense = [p for _, p in named if not any(p is e for e in experts)]
             self._average(dense, self.data)
             self._average(experts, self.replicas)
