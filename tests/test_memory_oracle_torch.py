@@ -39,6 +39,7 @@ from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.parallel.split import LocalBlock
 from simpar.parallel.traffic import state_collectives
 from simpar.parallel.work import Collective
+from simpar.result.memory import static_state
 from simpar.specs.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.torch
@@ -240,6 +241,34 @@ def sharded(shape: Shape, mesh: DeviceMesh, wrap: Any = None, tensor: DeviceMesh
     fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # type: ignore[list-item]
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_states_of_a_fully_sharded_pipeline_stage_are_exact(shape: Shape, tp: int) -> None:
+    """Between micro-batches: gathered weights, unsharded fp32 gradients (of a split vocabulary whole), no shards beside them."""
+    dp = 4 // tp
+    mesh = init_device_mesh("cpu", (2, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
+    layout = layout_of(scenario(shape, 64, pp=2, dp=dp, tp=tp, sequence_parallel=tp > 1, zero_stage=3))
+    model = build(shape, torch.float32, last=False, layers=layout.stages[0].count)
+    if tp > 1:
+        tensor_parallel(model, mesh["tp"], sequence=True)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (*model.layers.values(), model.embedding, model):
+        fully_shard(module, mesh=mesh["dp"], mp_policy=policy)  # type: ignore[call-overload]
+    model.set_requires_gradient_sync(False)  # type: ignore[operator]
+    model.set_reshard_after_forward(False)  # type: ignore[operator]
+    model.set_reshard_after_backward(False)  # type: ignore[operator]
+    live = LiveBytes()
+    live.ignore(*model.parameters())
+    found = []
+    with live:
+        for _ in range(2):
+            run(model, torch.zeros(1, 64, dtype=torch.long))
+            found.append(live.bytes)
+    state = dict(static_state(layout, [0]))
+    assert found == [state["fsdp_buffers"] + state["gradients"]] * 2
 
 
 def run(model: Any, tokens: Any) -> None:

@@ -17,11 +17,30 @@ def stays_gathered(layout: Layout) -> bool:
     return layout.plan.pp > 1 and layout.framework.fsdp_unsharded_with_pp
 
 
-def fsdp_buffers(layout: Layout, held: float) -> float:
-    """Gathered parameters and unsharded gradients that rest on a fully sharded rank of a pipeline: 6 + 16/D bytes in all."""
+def rests_unsharded(layout: Layout) -> bool:
+    """A rank rests with gathered parameters and unsharded gradients; its shards of the gradients come as those go."""
+    resting = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none"
+    return resting and stays_gathered(layout)
+
+
+def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
+    """Gathered parameters and unsharded gradients that rest on a fully sharded rank of a pipeline: 6 + 12/D bytes in all."""
     if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not stays_gathered(layout):
         return 0.0
-    return held * (layout.state_bytes.gather + layout.state_bytes.reduce)
+    resting = held * (layout.state_bytes.gather + layout.state_bytes.reduce)
+    return resting + (whole_embedding_gradient(layout) if 0 in stages else 0.0)
+
+
+def whole_embedding_gradient(layout: Layout) -> float:
+    """Bytes by which the resting gradient of a split vocabulary is larger than its part.
+
+    A replicated tensor leaves DTensor's embedding backward, and FSDP2 accumulates what it gets until it reduces (torch 2.13).
+    """
+    tp, embedding = layout.plan.tp, layout.network.embedding
+    if embedding is None or tp == 1 or not layout.framework.whole_embedding_gradient or not rests_unsharded(layout):
+        return 0.0
+    size = embedding.size
+    return size["v"] * size["d"] * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,11 +14,11 @@ from simpar.engine.timeline import Timeline
 from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
-from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
-from simpar.result.allocations import STAGE_INPUT, Pass, Replays, passes_of, placeholders
-from simpar.result.gathers import Gathers, fsdp_buffers
+from simpar.result.allocations import Pass, Replays, passes_of, placeholders
+from simpar.result.gathers import Gathers, fsdp_buffers, rests_unsharded
+from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
 
 BoolArray = NDArray[np.bool_]
 CATEGORIES = (
@@ -106,6 +106,8 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     if first_and_last:
         dense -= layout.tied_extra
     state, zero = layout.state_bytes, layout.plan.zero_stage
+    if rests_unsharded(layout):
+        state = replace(state, gradient=0.0)
     a = state_memory(dense, state, zero, layout.shard_ranks)
     b = state_memory(experts, state, zero, layout.expert_shard_ranks)
     if layout.training.optimizer == "none":
@@ -124,54 +126,15 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         ("optimizer", 0.0 if offloaded else a.optimizer + b.optimizer),
     ]
     found += [("communication_buffers", receive_buffers(layout, stages))]
-    found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts))]
+    found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts, stages))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
     return (*found[:3], *(pair for pair in found[3:] if pair[1]))
-
-
-def receive_buffers(layout: Layout, stages: list[int]) -> float:
-    """Buffers for what arrives from other stages where every micro-batch has its own; an activation in flight is one of them."""
-    if not layout.framework.receive_buffers_per_microbatch or layout.plan.pp == 1:
-        return 0.0
-    total, count = 0.0, layout.num_microbatches
-    for index in stages:
-        stage = layout.stages[index]
-        sizes = layout.network.boundary_bytes
-        if not stage.head:
-            total += count * boundary_bytes(sizes[stage.first + stage.count], layout.plan)
-        if not stage.embedding:
-            total += max(count - (layout.num_stages - index), 0) * boundary_bytes(sizes[stage.first], layout.plan)
-    return total
-
-
-def kept_outputs(layout: Layout, index: int) -> float:
-    """Bytes of a stage's output where the pipeline engine holds it until its backward."""
-    stage = layout.stages[index]
-    if not layout.framework.keeps_stage_outputs or layout.plan.pp == 1 or stage.head:
-        return 0.0
-    return boundary_bytes(layout.network.boundary_bytes[stage.first + stage.count], layout.plan)
-
-
-def freed_inputs(layout: Layout, index: int) -> float:
-    """Bytes that the first layer of a stage saves of its input, where that is given back after the forward."""
-    stage = layout.stages[index]
-    if not layout.framework.frees_stage_inputs or layout.plan.pp == 1 or stage.embedding or not stage.count:
-        return 0.0
-    return dict(layout.stage_blocks[index][0].saved).get(STAGE_INPUT, 0.0)
-
-
-def _last_outputs(layout: Layout, block: LocalBlock) -> float:
-    """16-bit logits of a micro-batch where they stay to the end of the step."""
-    if not layout.framework.keeps_last_outputs or layout.plan.pp == 1:
-        return 0.0
-    logits = sum(v for name, v in block.saved if name == "head/logits")
-    return logits * 2.0 / (2.0 + 4.0 * block.options.style.logits_fp32_copies)
 
 
 def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     """Gradients of these blocks where they do not rest in memory."""
     state, zero = layout.state_bytes, layout.plan.zero_stage
-    if state.gradients_persist or layout.training.optimizer == "none" or layout.options.lora_rank:
+    if state.gradients_persist or layout.training.optimizer == "none" or layout.options.lora_rank or rests_unsharded(layout):
         return 0.0
     dense = state_memory(sum(b.dense_parameters for b in blocks), state, zero, layout.shard_ranks)
     experts = state_memory(sum(b.expert_parameters for b in blocks), state, zero, layout.expert_shard_ranks)
@@ -297,7 +260,7 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
     away = layout.plan.offload.activations
     gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]
     gathered = [g.forward for g in gathers]
-    outputs = [[_last_outputs(layout, b) for b in blocks] for blocks in layout.stage_blocks]
+    outputs = [[last_outputs(layout, b) for b in blocks] for blocks in layout.stage_blocks]
     per_key = [_key_events(key, sums, split, away, gradients, gathered, outputs) for key in program.price_keys]
     for key, events in zip(program.price_keys, per_key, strict=True):
         if isinstance(key, OptimizerStep):
@@ -355,3 +318,6 @@ def _passes(layout: Layout, program: Program, timeline: Timeline, role: int) -> 
     mine = np.flatnonzero(program.role == role)
     mine = mine[np.argsort(timeline.start[mine], kind="stable")]
     return passes_of([program.price_keys[i] for i in program.price[mine]], layout.stage_blocks)
+
+
+__all__ = ["CATEGORIES", "RankMemory", "block_bytes", "memory_over_time", "receive_buffers", "static_state"]

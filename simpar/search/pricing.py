@@ -365,6 +365,8 @@ class Pricing:
         b = state_memory(1.0, bytes_, state.zero_stage, max(edp // (ranks // shards), 1))
         if self.template.training.optimizer == "none":
             return (a.parameters, 0.0), (b.parameters, 0.0)
+        if self.stays_gathered(group, state):
+            bytes_ = replace(bytes_, gradient=0.0)  # the shards come as the unsharded gradients go
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
 
     def waits(self, style: str) -> bool:

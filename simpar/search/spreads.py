@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray
+from simpar.result.gathers import whole_embedding_gradient
 from simpar.search.blocks import BlockTable, Composition
 from simpar.search.choice import Group, Pipeline, State, Variant
 from simpar.search.pricing import Pricing
@@ -227,6 +228,8 @@ def _resting(
         bytes_ = pricing.per_weight(group, variant, state)
         resting = resting + (dense + expert) * (bytes_.gather + bytes_.reduce)
     return resting + (cut.placeholders if state.zero_stage < 3 else 0.0), optimizer
+        whole = whole_embedding_gradient(pricing.state_layout(group, variant, state).layout)
+        resting = resting + (cut.held[:, 0] > 0) * whole
 
 
 def _resting_lora(

@@ -152,6 +152,7 @@ class FrameworkSpec:
             (side streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
         expandable_segments: the allocator setting of the launch scripts.
         pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
+        expandable_segments_one_node: the same where the launch script of a single node sets it and that of several does not.
             ahead (torch before 2.8 records NCCL's stream on them); they count as reserved, not as allocated.
         receives_block_host: the host waits for what another pipeline stage sends (it reads the shape first), so that it runs ahead
             of the device only where nothing is received: on the first stage's forwards in a row.
@@ -164,6 +165,8 @@ class FrameworkSpec:
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
         reshard_after_forward: default.
+        whole_embedding_gradient: of a vocabulary split over tensor ranks the unsharded gradient that accumulates is whole
+            (DTensor).
 
     Pipeline
 
@@ -249,12 +252,14 @@ class FrameworkSpec:
     expandable_segments: bool = False
     pending_collectives: int = 0
     receives_block_host: bool = False
+    expandable_segments_one_node: bool = False
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
+    whole_embedding_gradient: bool = False
     layer_rounding: Literal["front", "fill", "cost"] = "front"
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:

@@ -231,13 +231,15 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True,
               "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
-              "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True},
+              "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
+              "whole_embedding_gradient": True},
              "torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
              "grad_recv_info); torchtitan and torch FSDP2 sources (_fsdp_param_group.py: "
              "reduce_scatter_states); tensor/parallel/loss.py: the "
              "vocabulary-parallel loss is composite, four "
              "fp32 tensors at its backward (16 bytes per logit)"),
-         Row((2024, 12), {"expandable_segments": True}, "torchtitan run_train.sh sets expandable_segments"),
+         Row((2024, 12), {"expandable_segments_one_node": True},
+             "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
              "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed "
              "from the row statistics)"),

@@ -1,0 +1,340 @@
+"""One rank's requests to the allocator over its first two steps, from which its reserved memory follows.
+
+The first step runs without the optimizer's moments, which are asked for at its end from what the activations left in the
+cache; the second step then meets another state of the cache. Later steps repeat the second. Of each step only as many passes are
+replayed as lead to the most micro-batches in flight and a little beyond: from there on a schedule repeats itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from simpar.parallel.block_memory import BlockMemory
+from simpar.parallel.layout import Layout
+from simpar.parallel.lifetimes import Lifetimes, lifetimes
+from simpar.parallel.split import LocalBlock
+from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
+from simpar.result.gathers import rests_unsharded, whole_embedding_gradient
+from simpar.result.stage_ends import STAGE_INPUT, kept_outputs, last_outputs, receive_buffers
+
+Pass = tuple[str, int, int, int]
+"""(phase, model stage, first block, past the last block)."""
+_OUTPUT: Final = "stage.output"
+
+
+def until_steady(passes: list[Pass]) -> list[Pass]:
+    """The passes up to the most blocks in flight, and until every block has run forward once more after that."""
+    ends = "W" if any(phase == "W" for phase, *_ in passes) else "BI"
+    blocks = {(stage, index) for _, stage, first, last in passes for index in range(first, last)}
+    held = most = at = 0
+    for position, (phase, _, first, last) in enumerate(passes):
+        held += (last - first) * ((phase == "F") - (phase in ends))
+        if held > most:
+            most, at = held, position
+    again = 0
+    for position in range(at + 1, len(passes)):
+        phase, _, first, last = passes[position]
+        again += (last - first) * (phase == "F")
+        if again > len(blocks):
+            return passes[:position]
+    return passes
+
+
+@dataclass
+class _Trace:
+    """Requests so far."""
+
+    layout: Layout
+    split: frozenset[int]
+    thin: bool = False
+    events: list[Event] = field(default_factory=list)
+    flying: dict[tuple[int, int], deque[dict[str, int]]] = field(default_factory=dict)
+    late: dict[tuple[int, int], deque[dict[str, int]]] = field(default_factory=dict)
+    outputs: list[int] = field(default_factory=list)
+    count: int = 0
+
+    def ask(self, size: float, stream: str = "compute") -> int:
+        """A tensor; returns its id, -1 for one of no bytes."""
+        amount = int(size)
+        if amount <= 0:
+            return -1
+        self.count += 1
+        self.events.append((self.count, amount, stream))
+        return self.count
+
+    def free(self, tensor: int) -> None:
+        """Give a tensor back."""
+        if tensor >= 0:
+            self.events.append((tensor, 0, ""))
+
+    def lives(self, stage: int, block: LocalBlock) -> Lifetimes:
+        """Steps of a block."""
+        return lifetimes(block, split_backward=stage in self.split)
+
+    def run(self, steps: tuple[tuple[str, int], ...], ids: dict[str, int], collective: frozenset[str] = frozenset()) -> None:
+        """Steps of one block of one micro-batch, whose tensors are `ids`."""
+        events, count = self.events, self.count
+        for name, size in steps:
+            if size:
+                count += 1
+                ids[name] = count
+                events.append((count, size, "compute"))
+            else:
+                tensor = ids.pop(name, -1)
+                if tensor >= 0:
+                    events.append((tensor, 0, RECORDED if name in collective else ""))
+        self.count = count
+
+    def forward(self, stage: int, index: int) -> None:
+        """Forward of a block."""
+        ids: dict[str, int] = {}
+        lives = self.lives(stage, self.layout.stage_blocks[stage][index])
+        self.run(_saved_only(lives.forward) if self.thin else lives.forward, ids, lives.collective)
+        if index == 0 and self.layout.framework.frees_stage_inputs and self.layout.plan.pp > 1:
+            self.free(ids.pop(f"{STAGE_INPUT}#0", -1))
+        if index == len(self.layout.stage_blocks[stage]) - 1:
+            ids[_OUTPUT] = self.ask(kept_outputs(self.layout, stage))
+            self.outputs.append(self.ask(last_outputs(self.layout, self.layout.stage_blocks[stage][index])))
+        self.flying.setdefault((stage, index), deque()).append(ids)
+
+    def backward(self, stage: int, index: int) -> None:
+        """Backward (or input gradient) of a block's oldest micro-batch."""
+        waiting = self.flying.get((stage, index))
+        if not waiting:
+            return
+        ids = waiting.popleft()
+        lives = self.lives(stage, self.layout.stage_blocks[stage][index])
+        if self.thin and stage not in self.split:
+            for tensor in ids.values():
+                self.free(tensor)
+            return
+        self.run(lives.backward, ids, lives.collective)
+        if stage in self.split:
+            self.late.setdefault((stage, index), deque()).append(ids)
+        else:
+            self.free(ids.pop(_OUTPUT, -1))
+
+    def weight(self, stage: int, index: int) -> None:
+        """Weight gradient of a block's oldest micro-batch."""
+        waiting = self.late.get((stage, index))
+        if waiting:
+            for tensor in waiting.popleft().values():
+                self.free(tensor)
+
+    def drain(self) -> None:
+        """Everything in flight ends."""
+        for queues in (self.flying, self.late):
+            for waiting in queues.values():
+                for ids in waiting:
+                    for tensor in ids.values():
+                        self.free(tensor)
+            queues.clear()
+        for tensor in self.outputs:
+            self.free(tensor)
+        self.outputs.clear()
+
+
+def _saved_only(steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    freed = {name for name, size in steps if not size}
+    return tuple(step for step in steps if step[0] not in freed)
+
+
+class _Sharded:
+    """Gathering and reduction around the blocks of a fully sharded rank (torch FSDP2: one group per block)."""
+
+    def __init__(self, trace: _Trace) -> None:
+        layout = trace.layout
+        self.trace, self.layout = trace, layout
+        spec, plan = layout.framework, layout.plan
+        sharded = plan.zero_stage == 3 and layout.data_ranks > 1
+        self.active = sharded and not (plan.pp > 1 and spec.fsdp_unsharded_with_pp)
+        self.unsharded = sharded and not self.active
+        self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.resting: dict[tuple[int, int], list[int]] = {}
+        self.reducing = -1
+        self.shards = layout.shard_ranks
+
+    def before(self, stage: int, index: int, step: int) -> None:
+        """The block's weights and the next one's are gathered."""
+        if not self.active:
+            return
+        blocks = self.layout.stage_blocks[stage]
+        at_loss = step < 0 and any(name == "head/logits" for name, _ in blocks[index].saved)
+        ahead = 0 if at_loss else self.layout.framework.fsdp_prefetch_groups
+        for offset in range(ahead + 1):
+            wanted = index + step * offset
+            if 0 <= wanted < len(blocks) and (stage, wanted) not in self.gathered:
+                self._gather(stage, wanted)
+
+    def _gather(self, stage: int, index: int) -> None:
+        block, trace = self.layout.stage_blocks[stage][index], self.trace
+        element = self.layout.state_bytes.gather
+        flat = trace.ask((block.dense_parameters + block.expert_parameters) * element, "all_gather")
+        self.gathered[stage, index] = tuple(trace.ask(w * element) for w, _ in trace.lives(stage, block).weights)
+        trace.free(flat)
+
+    def after_forward(self, stage: int, index: int) -> None:
+        """The weights go, except the last block's, which the backward needs first."""
+        blocks = self.layout.stage_blocks[stage]
+        if self.active and self.layout.plan.reshard_after_forward and index < len(blocks) - 1:
+            self._reshard(stage, index)
+
+    def _reshard(self, stage: int, index: int) -> None:
+        for tensor in self.gathered.pop((stage, index), ()):
+            self.trace.free(tensor)
+
+    def after_backward(self, stage: int, index: int) -> None:
+        """Gradients are reduced into shards; the weights go."""
+        if not self.active:
+            return
+        block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
+        weights = [w for w, _ in trace.lives(stage, block).weights]
+        own = [trace.ask(w * state.gather) for w in weights]
+        held = sum(weights)
+        self._reshard(stage, index)
+        stays = self.layout.framework.fsdp_reduce_input_stays
+        if stays:
+            self._let_go()
+        self.reducing = trace.ask(held * state.reduce, "compute" if stays else "reduce_scatter")
+        for tensor in own:
+            trace.free(tensor)
+        shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
+        if (stage, index) in self.resting:
+            trace.free(shard)
+        else:
+            self.resting[stage, index] = [shard]
+        if not stays or (stage, index) == (0, 0):
+            # With the backward over, torch FSDP2's root lets go of the last input (_root_post_backward_final_callback).
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Give the input of the last reduction back."""
+        self.trace.free(self.reducing)
+        self.reducing = -1
+
+    def zero_gradients(self) -> None:
+        """The step is over: gradients are set to none."""
+        for tensors in self.resting.values():
+            for tensor in tensors:
+                self.trace.free(tensor)
+        self.resting.clear()
+
+
+def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: bool = False) -> list[Event]:
+    """Requests of a rank that holds these model stages and runs these passes, over two steps."""
+    split = frozenset(stage for phase, stage, _, _ in passes if phase == "W")
+    trace = _Trace(layout, split, thin)
+    sharded = _Sharded(trace)
+    shortened = until_steady(passes)
+    moments = _states(trace, stages)
+    _step(trace, sharded, shortened)
+    trace.drain()
+    for size in moments:
+        trace.ask(size)
+    sharded.zero_gradients()
+    _step(trace, sharded, shortened)
+    return trace.events
+
+
+def _states(trace: _Trace, stages: list[int]) -> list[float]:
+    """Ask for what is there before the first step; returns the sizes of the optimizer's moments."""
+    layout = trace.layout
+    state, zero, plan = layout.state_bytes, layout.plan.zero_stage, layout.plan
+    weights: list[tuple[int, bool]] = []
+    for stage in stages:
+        for block in layout.stage_blocks[stage]:
+            weights += trace.lives(stage, block).weights
+
+    def shards(expert: bool) -> int:
+        return layout.expert_shard_ranks if expert else layout.shard_ranks
+
+    own = [trace.ask(w * state.parameter / (shards(e) if zero == 3 else 1)) for w, e in weights]
+    total = sum(w for w, _ in weights)
+    if layout.training.optimizer == "none" or layout.options.lora_rank:
+        return []
+    buffers = zero in (1, 2) and layout.framework.contiguous_buffers
+    if buffers:
+        # Each weight moves into the buffer, at the start and not at the peak of a step.
+        trace.ask(total * state.parameter)
+        for tensor in own:
+            trace.free(tensor)
+    if zero < 3:
+        trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
+    elif rests_unsharded(layout):
+        for w, _ in weights:
+            trace.ask(w * state.gather)
+            trace.ask(w * state.reduce)
+        trace.ask(whole_embedding_gradient(layout) if 0 in stages else 0.0)
+    for size in placeholders(layout, stages).values():
+        trace.ask(size)
+    trace.ask(receive_buffers(layout, stages))
+    moments = []
+    if plan.offload.optimizer:
+        return []
+    for w, expert in weights:
+        split = shards(expert) if zero >= 1 else 1
+        trace.ask(w * state.master / split)
+        moments += [w * state.moments / 2 / split] * 2
+    return moments
+
+
+def placeholders(layout: Layout, stages: list[int]) -> dict[tuple[int, int], float]:
+    """(rows, columns) -> bytes of what stands for weight gradients that accumulate in place: one tensor of every shape."""
+    shapes: dict[tuple[int, int], float] = {}
+    for block in {id(b): b for stage in stages for b in layout.stage_blocks[stage]}.values():
+        shapes |= BlockMemory(block.block, block.options).weight_shapes()
+    return shapes
+
+
+class _Host:
+    """Where the host of a pipeline rank waits for its device, and where the device waits for a neighbour while the host runs on.
+
+    Only where receiving needs the host (`receives_block_host`): without receives it runs ahead throughout. A rank's device is held
+    from its third forward in a row on, as the stage behind takes the second output only when it is through with the first.
+    """
+
+    FREE_FORWARDS: Final = 2
+
+    def __init__(self, trace: _Trace) -> None:
+        layout = trace.layout
+        self.trace, self.last = trace, layout.num_stages - 1
+        self.active = layout.plan.pp > 1 and layout.framework.receives_block_host
+        self.forwards = 0
+        if self.active:
+            trace.events.append(HOST_WAITS)
+
+    def before(self, phase: str, stage: int, first: int, last: int) -> None:
+        """Blocks [first, last) of a stage begin."""
+        begins = first == 0 if phase == "F" else last >= len(self.trace.layout.stage_blocks[stage])
+        if not self.active or phase == "W" or not begins:
+            return
+        self.forwards += phase == "F"
+        if stage != (0 if phase == "F" else self.last):
+            self.trace.events.append(HOST_WAITS)
+            self.forwards = int(phase == "F")
+        elif self.forwards > self.FREE_FORWARDS:
+            self.trace.events.append(HOST_AHEAD)
+
+
+def _step(trace: _Trace, sharded: _Sharded, passes: list[Pass]) -> None:
+    host = _Host(trace)
+    for phase, stage, first, last in passes:
+        host.before(phase, stage, first, last)
+        last = min(last, len(trace.layout.stage_blocks[stage]))
+        if phase == "F":
+            for index in range(first, last):
+                sharded.before(stage, index, 1)
+                trace.forward(stage, index)
+                sharded.after_forward(stage, index)
+        elif phase == "W":
+            for index in range(last - 1, first - 1, -1):
+                trace.weight(stage, index)
+        else:
+            for index in range(last - 1, first - 1, -1):
+                sharded.before(stage, index, -1)
+                trace.backward(stage, index)
+                sharded.after_backward(stage, index)
+
+

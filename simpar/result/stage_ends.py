@@ -1,0 +1,51 @@
+"""What a pipeline stage holds of its input and output beside the activations of its blocks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.parallel.layout import Layout
+from simpar.parallel.pipeline import boundary_bytes
+from simpar.parallel.split import LocalBlock
+
+STAGE_INPUT: Final = "input_norm_in"
+"""What the first layer of a pipeline stage saves of the stage's input."""
+
+
+def receive_buffers(layout: Layout, stages: list[int]) -> float:
+    """Buffers for what arrives from other stages where every micro-batch has its own; an activation in flight is one of them."""
+    if not layout.framework.receive_buffers_per_microbatch or layout.plan.pp == 1:
+        return 0.0
+    total, count = 0.0, layout.num_microbatches
+    for index in stages:
+        stage = layout.stages[index]
+        sizes = layout.network.boundary_bytes
+        if not stage.head:
+            total += count * boundary_bytes(sizes[stage.first + stage.count], layout.plan)
+        if not stage.embedding:
+            total += max(count - (layout.num_stages - index), 0) * boundary_bytes(sizes[stage.first], layout.plan)
+    return total
+
+
+def kept_outputs(layout: Layout, index: int) -> float:
+    """Bytes of a stage's output where the pipeline engine holds it until its backward."""
+    stage = layout.stages[index]
+    if not layout.framework.keeps_stage_outputs or layout.plan.pp == 1 or stage.head:
+        return 0.0
+    return boundary_bytes(layout.network.boundary_bytes[stage.first + stage.count], layout.plan)
+
+
+def freed_inputs(layout: Layout, index: int) -> float:
+    """Bytes that the first layer of a stage saves of its input, where that is given back after the forward."""
+    stage = layout.stages[index]
+    if not layout.framework.frees_stage_inputs or layout.plan.pp == 1 or stage.embedding or not stage.count:
+        return 0.0
+    return dict(layout.stage_blocks[index][0].saved).get(STAGE_INPUT, 0.0)
+
+
+def last_outputs(layout: Layout, block: LocalBlock) -> float:
+    """16-bit logits of a micro-batch where they stay to the end of the step."""
+    if not layout.framework.keeps_last_outputs or layout.plan.pp == 1:
+        return 0.0
+    logits = sum(v for name, v in block.saved if name == "head/logits")
+    return logits * 2.0 / (2.0 + 4.0 * block.options.style.logits_fp32_copies)
