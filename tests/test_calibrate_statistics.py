@@ -7,12 +7,13 @@ import math
 import random
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.calibration import profile_out
+from simpar.calibration import profile_cpu, profile_out
 from simpar.calibration.__main__ import seconds
 from simpar.calibration.measure import timing_of
 from simpar.calibration.store import CalibrationError, Store
@@ -136,3 +137,26 @@ def test_a_gpu_profile_with_measured_products_loads_and_prices_them(tmp_path: Pa
     assert mine.gemm(4096, 4096, 4096).provenance == "measured"
     # Shapes beside the measured ones: the one scale must bring back the model that made the times.
     assert mine.gemm(8192, 4096, 4096).seconds == pytest.approx(shipped.gemm(8192, 4096, 4096).seconds, rel=0.15)
+
+
+@given(st.floats(1e-12, 1e-10), st.floats(0.0, 1e-9), st.floats(0.0, 1e-4))
+def test_the_law_of_a_cpu_product_is_found_again(flop_s: float, output_s: float, call_s: float) -> None:
+    shapes = [(512.0, 512.0, 512.0), (1024.0, 1024.0, 1024.0), (256.0, 1024.0, 512.0), (64.0, 1024.0, 1024.0), (128.0, 2048.0, 256.0)]
+    products = [(shape, profile_cpu.seconds((flop_s, output_s, call_s), shape)) for shape in shapes]
+    found = profile_cpu.fit(products)
+    assert [profile_cpu.seconds(found, shape) for shape in shapes] == pytest.approx([s for _, s in products], rel=1e-3)
+    assert min(found) >= 0.0
+
+
+def test_gradients_of_a_cpu_get_a_factor_each_and_few_products_no_constants() -> None:
+    def record(shape: tuple[int, int, int], direction: str, factor: float) -> dict[str, Any]:
+        fields = {"shape": list(shape), "direction": direction, "dtype": "fp32"}
+        return {**fields, "seconds": factor * profile_cpu.seconds((1e-11, 1e-10, 1e-6), profile_cpu.product(fields))}
+
+    shapes = [(512, 512, 512), (256, 1024, 512), (1024, 512, 2048), (64, 1024, 1024)]
+    records = [record(s, d, f) for s in shapes for d, f in (("forward", 1.0), ("dgrad", 1.1), ("wgrad", 1.3))]
+    (found,), factors = profile_cpu.gemms(records, 1e10, "here")
+    assert factors == pytest.approx({"dgrad": 1.1, "wgrad": 1.3, "wgrad_accumulate": 1.3}, rel=1e-6)
+    assert found["rate_flops_per_s"] == pytest.approx(1e11, rel=1e-6)
+    assert found["fit"]["held_out_median"] < 1e-6
+    assert profile_cpu.gemms(records[:3], 1e10, "here") == ([], {})

@@ -166,7 +166,7 @@ def _local(store: Store, clock: Clock, device: str, options: Options, deadline: 
     return 0
 
 
-def _host(group: Group, clock: Clock, store: Store, device: str, options: Options, deadline: float, say: Report) -> None:
+def _host(group: Group, store: Store, device: str, options: Options, deadline: float, say: Report) -> None:
     """Measure the shapes and collectives of a run, all ranks taking part."""
     assert options.shapes is not None
     try:
@@ -188,7 +188,7 @@ def _host(group: Group, clock: Clock, store: Store, device: str, options: Option
     todo = [case for case in every if case.key not in known]
     for i, case in enumerate(todo):
         budget = max(0.0, deadline - time.monotonic()) / (len(todo) - i)
-        samples = bench_host.measure_shape(case.build, group, clock, budget)
+        samples = bench_host.measure_shape(case.build, group, Clock(device, alone=True), budget)
         if group.rank == 0:
             _keep(store, {**record_of(case, samples), "ranks": group.size}, say)
 
@@ -211,7 +211,7 @@ def calibrate(options: Options, say: Report = print) -> int:
         bench_host.pin()
     group = Group(device, options.timeout_s)
     if options.shapes is not None:
-        _host(group, clock, store, device, options, begin + options.budget_s, say)
+        _host(group, store, device, options, begin + options.budget_s, say)
         group.close()
         if group.rank == 0 and options.out is not None:
             profile_out.write(store, options.out, options.base)
@@ -222,7 +222,7 @@ def calibrate(options: Options, say: Report = print) -> int:
         group.close()
         if group.rank:
             return 0
-    missed = _local(store, clock, device, options, begin + options.budget_s, say)
+    missed = _local(store, Clock(device, alone=True), device, options, begin + options.budget_s, say)
     if missed:
         say(f"time is up with {missed} cases not measured; go on with --resume {options.store}")
     if options.out is not None:

@@ -70,27 +70,17 @@ def measure_shape(build: Callable[[], Callable[[], object]], group: Group, clock
     barrier = group.torch.distributed.barrier if group.size > 1 else (lambda: None)
     call = build()
     call()
-    repeats = max(1, min(200, round(SHAPE_S / _processor_s(call, 2, clock))))
+    repeats = max(1, min(200, round(SHAPE_S / max(clock.sample(call, 2), 1e-9))))
     samples: list[float] = []
     end = time.monotonic() + budget_s
     while True:
         barrier()
-        chunk = [_processor_s(call, repeats, clock) for _ in range(CHUNK)]
+        chunk = [max(clock.sample(call, repeats), 1e-9) for _ in range(CHUNK)]
         *means, over = _means(group, [*chunk, float(time.monotonic() >= end)], group.size)
         samples += means
         enough = len(samples) >= LEAST_SAMPLES and timing_of(samples).narrow
         if over > 0 or enough or len(samples) >= MOST:
             return samples
-
-
-def _processor_s(call: Callable[[], object], repeats: int, clock: Clock) -> float:
-    """Seconds of one call: on a CPU the processor's time of this process, which others that use the core do not lengthen."""
-    if clock.device == "cuda":
-        return clock.sample(call, repeats)
-    begin = time.process_time()
-    for _ in range(repeats):
-        call()
-    return max((time.process_time() - begin) / repeats, 1e-9)
 
 
 def _subgroups(group: Group, sizes: Sequence[int]) -> dict[int, Any]:

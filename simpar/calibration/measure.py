@@ -90,10 +90,17 @@ def timing_of(samples: Sequence[float]) -> Timing:
 
 
 class Clock:
-    """Seconds of a call on a device: CUDA events on a GPU, the monotonic clock on a CPU."""
+    """Seconds of a call on a device: CUDA events on a GPU, a clock of the host on a CPU.
 
-    def __init__(self, device: str) -> None:
+    Args:
+        device: cpu or cuda.
+        alone: nothing outside this process takes part in what is timed. On a CPU with one thread its processor time counts
+            then, which others that use the core do not lengthen; else wall time.
+    """
+
+    def __init__(self, device: str, *, alone: bool = False) -> None:
         self.torch, self.device = torch_module(), device
+        self._now = time.process_time if alone and self.torch.get_num_threads() == 1 else time.perf_counter
 
     def wait(self) -> None:
         """Until the device has nothing left to do."""
@@ -110,10 +117,10 @@ class Clock:
             last.record()
             last.synchronize()
             return float(first.elapsed_time(last)) / 1e3 / repeats
-        begin = time.perf_counter()
+        begin = self._now()
         for _ in range(repeats):
             call()
-        return (time.perf_counter() - begin) / repeats
+        return (self._now() - begin) / repeats
 
 
 def measure(call: Callable[[], object], clock: Clock, deadline: float, known: Sequence[float] = ()) -> list[float]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simpar.calibration import profile_cpu
 from simpar.calibration.store import CalibrationError, Record, Store
 
 Table = dict[str, Any]
@@ -217,31 +218,19 @@ def _kernels(facts: Facts, base: Table, gpu: Table) -> Table:
     kernels["memory"] = {
         op: {"tuned": share, "framework": share, "eager": share, "rows": 1, "source": what} for op, share in shares.items()
     }
-    if architecture == "cpu" and (attention := _attention(facts)):
-        kernels["attention"] = attention
+    if architecture == "cpu":
+        _own_constants(facts, kernels, peak)
     kernels["points"] = _points(facts)
     return kernels
 
 
-def _attention(facts: Facts) -> list[Table]:
-    """Attention of a CPU, whose kernel is none of the base's: one rate by direction and head size, over the causal pairs."""
-    rates: dict[str, dict[int, list[float]]] = {}
-    for r in facts.store.of_kind("attention"):
-        b, s, t, h, _, d = r["shape"]
-        # The price model counts the forward's work in both directions.
-        work = 4.0 * b * h * s * d * (t - (s - 1) / 2)
-        rates.setdefault(r["direction"], {}).setdefault(d, []).append(work / r["seconds"])
-    return [
-        {
-            "kernel": "fa2", "library": "torch-cpu", "mode": "sustained", "causal": True, "direction": direction, "latency_s": 0.0,
-            "derived": facts.source.format("SDPA on a CPU"),
-            "heads": [
-                {"head_dim": d, "rate_flops_per_s": statistics.median(found), "sequence_overhead": 0.0}
-                for d, found in sorted(by_head.items())
-            ],
-        }
-        for direction, by_head in rates.items()
-    ]  # fmt: skip
+def _own_constants(facts: Facts, kernels: Table, peak: float) -> None:
+    """Products and attention of a CPU, whose kernels are none of the base's."""
+    if found := profile_cpu.attention(facts.store.of_kind("attention"), facts.source.format("SDPA on a CPU")):
+        kernels["attention"] = found
+    sets, factors = profile_cpu.gemms(facts.store.of_kind("gemm"), peak, facts.source.format("products on a CPU"))
+    if sets:
+        kernels["gemm"], kernels["directions"] = sets, factors
 
 
 def traffic(collective: str, n: int) -> float:
