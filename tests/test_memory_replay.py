@@ -158,6 +158,20 @@ def test_a_host_that_waits_for_receives_is_ahead_on_the_first_stage_only() -> No
     assert HOST_WAITS not in events_of(result_of({"tp": 2, "sequence_parallel": True, "pp": 4}), 0)
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_an_update_holds_its_own_tensors_while_no_activations_are_there(zero: int) -> None:
+    """InternEvo: 12 bytes of fp32 gradients and intermediate tensors per updated parameter, beside 12 of states."""
+    plan = {"zero_stage": zero, "framework": "internevo", "recompute": "full"}
+    short, long = (result_of(plan, sequence_length=tokens).memory[0] for tokens in (128, 131072))
+    static = dict(short.static)
+    resting = sum(static.values())
+    assert short.allocated_bytes == pytest.approx(resting + static["optimizer"], rel=1e-3)
+    assert short.at_peak["optimizer"] == pytest.approx(2 * static["optimizer"], rel=1e-9)
+    assert long.at_peak["optimizer"] == static["optimizer"]
+    peak = replay(events_of(result_of(plan, sequence_length=128), 0))
+    assert peak.allocated_bytes == pytest.approx(short.allocated_bytes, rel=0.02)
+
+
 def test_a_replay_takes_milliseconds() -> None:
     """Median of five, far above what a quiet machine needs, so that a busy one passes."""
     result = result_of(PLANS["tp8 sp"])

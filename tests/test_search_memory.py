@@ -79,3 +79,18 @@ def test_micro_batches_in_flight_of_known_schedules(name: str, ranks: int, count
         most = int((found.held + found.waiting)[mine].max())
         expected = count if name == "gpipe" else min(ranks - rank, count)
         assert most == expected if name != "zb-h1" else expected <= most <= min(ranks, count)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "fix"), [("internevo", ()), ("torchtitan", ("pp=2", "zero_stage=3")), ("nanotron", ("pp=4",))]
+)
+def test_memory_of_frameworks_is_that_of_the_simulation(semantics: str, fix: tuple[str, ...]) -> None:
+    """Updates with tensors of their own, gradients that rest unsharded, hosts that wait: what Megatron's rows do not have."""
+    space = space_of("llama3.1-8b", batch=16, sequence=512, semantics=semantics, fix=(*fix, "tp=2", "offload_activations=0"))
+    branch = Branch(space)
+    for choice in layouts(branch, 3, 5):
+        result = simulate(choice.scenario(space.template), detail="stage")
+        allocated = branch.sheets.allocated(choice)
+        assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
+        device_bytes = branch.tiers.device_bytes(choice, allocated)
+        assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)

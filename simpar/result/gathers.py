@@ -43,6 +43,14 @@ def whole_embedding_gradient(layout: Layout) -> float:
     return size["v"] * size["d"] * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
 
 
+def update_bytes(layout: Layout, optimizer: float) -> float:
+    """Bytes that exist during the update only, of a rank with so much resting optimizer state."""
+    state = layout.state_bytes.optimizer
+    if not state or layout.options.lora_rank:
+        return 0.0
+    return layout.framework.update_bytes * optimizer / state
+
+
 @dataclass(frozen=True, slots=True)
 class Gathers:
     """What passes over the blocks of a fully sharded stage, float bytes [blocks]: one group per block (torch FSDP2).

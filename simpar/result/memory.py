@@ -17,7 +17,7 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
-from simpar.result.gathers import Gathers, fsdp_buffers, rests_unsharded
+from simpar.result.gathers import Gathers, fsdp_buffers, rests_unsharded, update_bytes
 from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
 
 BoolArray = NDArray[np.bool_]
@@ -267,6 +267,8 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
             # What the pipeline engine kept of every micro-batch goes with the step.
             left = layout.num_microbatches * sum(sum(outputs[stage]) for stage in held[key.rank])
             events += [(True, "logits", -left)] if left else []
+            update = update_bytes(layout, dict(static_state(layout, held[key.rank])).get("optimizer", 0.0))
+            events += [(False, "optimizer", update), (True, "optimizer", -update)] if update else []
     counts = np.array([len(events) for events in per_key], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])
     flat = [e for events in per_key for e in events]

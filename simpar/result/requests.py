@@ -16,12 +16,14 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.split import LocalBlock
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
-from simpar.result.gathers import rests_unsharded, whole_embedding_gradient
+from simpar.result.gathers import rests_unsharded, update_bytes, whole_embedding_gradient
 from simpar.result.stage_ends import STAGE_INPUT, kept_outputs, last_outputs, receive_buffers
 
 Pass = tuple[str, int, int, int]
 """(phase, model stage, first block, past the last block)."""
 _OUTPUT: Final = "stage.output"
+_UPDATE_TENSORS: Final = 3
+"""The fp32 gradients, the root of the second moments, the denominator."""
 
 
 def until_steady(passes: list[Pass]) -> list[Pass]:
@@ -233,9 +235,18 @@ def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: 
     trace.drain()
     for size in moments:
         trace.ask(size)
+    _update(trace, sum(moments))
     sharded.zero_gradients()
     _step(trace, sharded, shortened)
     return trace.events
+
+
+def _update(trace: _Trace, moments: float) -> None:
+    """What an update needs beside the states: of two moments, so many bytes a parameter."""
+    state = trace.layout.state_bytes
+    total = update_bytes(trace.layout, moments * state.optimizer / state.moments) if state.moments else 0.0
+    for tensor in [trace.ask(total / _UPDATE_TENSORS) for _ in range(_UPDATE_TENSORS)]:
+        trace.free(tensor)
 
 
 def _states(trace: _Trace, stages: list[int]) -> list[float]:

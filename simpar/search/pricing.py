@@ -18,6 +18,7 @@ from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.split import LocalBlock
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
+from simpar.result.gathers import update_bytes
 from simpar.result.memory import receive_buffers
 from simpar.schedules import Schedule
 from simpar.search.blocks import BlockTable, Composition, Gathered, Kinds, block_table, plain_blocks, serial_seconds
@@ -376,6 +377,12 @@ class Pricing:
         return not (self.framework.optimizer_post_validation and style != "full")
 
     @cached_property
+    def update_share(self, group: Group, variant: Variant, state: State) -> float:
+        """What an update needs for itself over the resting optimizer state."""
+        if not self.framework.update_bytes:
+            return 0.0
+        return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
+
     def host_seconds_per_byte(self) -> float:
         """A byte over one GPU's host link."""
         group = self.space.groups[0]

@@ -285,7 +285,8 @@ class Sheets:
         peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
         at = self.space.states(group).index(state)
         optimizer = 0.0 if choice.offload.optimizer else spread.optimizer[at]
-        return np.asarray(peaks[again.texts.index(choice.recompute)] + spread.resting[at] + optimizer)
+        update = self.pricing.update_share(group, choice.variant, state) * optimizer
+        return np.asarray(np.maximum(peaks[again.texts.index(choice.recompute)], update) + spread.resting[at] + optimizer)
 
     def _rests(self, design: Design) -> bool:
         """Whether the resting states fit under some spread and offload."""

@@ -73,6 +73,8 @@ class FrameworkSpec:
             placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
         grouped_weight_gradients: the same of grouped expert matmuls.
         optimizer_state_bytes: fp32 master weights and two moments, bytes per parameter.
+        update_bytes: per parameter that a rank updates, what exists only meanwhile: fp32 gradients of a 16-bit optimizer, the
+            intermediate tensors of an update that is not fused.
         optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per
             tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working
@@ -171,9 +173,9 @@ class FrameworkSpec:
     Pipeline
 
         schedule: default without virtual stages.
-        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "fill"
-            where they do not divide: every stage the rounded-up share, the last what is left; "cost" by compute cost with the
-            head counted, see `split_by_cost`.
+        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same
+            to the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by
+            compute cost with the head counted, see `split_by_cost`.
     """
 
     name: str
@@ -204,6 +206,7 @@ class FrameworkSpec:
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
     optimizer_state_bytes: float = 12.0
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
+    update_bytes: float = 0.0
     optimizer_traffic_bytes: float = 34.0
     optimizer_cpu_s: float = 2e-3
     bucket_elements_min: float = 40e6
@@ -260,7 +263,7 @@ class FrameworkSpec:
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
     whole_embedding_gradient: bool = False
-    layer_rounding: Literal["front", "fill", "cost"] = "front"
+    layer_rounding: Literal["front", "last", "fill", "cost"] = "front"
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
         """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""

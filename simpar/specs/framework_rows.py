@@ -281,8 +281,11 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
                "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
-              "wgrad_accumulation_fusion": False},
-             "InternEvo doc/en/train_performance.md; reduce_bucket_size 512 MiB; bf16 gradients"),),
+              "wgrad_accumulation_fusion": False, "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "layer_rounding": "last"},
+             "InternEvo doc/en/train_performance.md; reduce_bucket_size 512 MiB; solver/pipeline_utils.py partition_uniform; "
+             "bf16 gradients, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, hybrid_zero_optim.py) by "
+             "torch's AdamW, whose lists of operations (torch 2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second "
+             "moment and the denominator of all parameters"),),
     ),
     "hai-llm": (
         "megatron-core",

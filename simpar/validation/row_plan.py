@@ -113,6 +113,8 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         layout = {"layers_per_stage": _by_cost(row, pp * plan["virtual_stages"])}
     if framework.layer_rounding == "fill" and not row.get("pp_layout"):
         layout = _filled(int(row["layers"]), pp * plan["virtual_stages"]) or layout
+    if framework.layer_rounding == "last" and not row.get("pp_layout"):
+        layout = _last_longer(int(row["layers"]), pp * plan["virtual_stages"]) or layout
     plan |= layout
     plan |= _offload(row, pp)
     return plan, notes
@@ -123,6 +125,12 @@ def _filled(layers: int, stages: int) -> dict[str, Any]:
     share = -(-layers // stages)
     rest = layers - share * (stages - 1)
     return {"layers_per_stage": [share] * (stages - 1) + [rest]} if layers % stages and rest > 0 else {}
+
+
+def _last_longer(layers: int, stages: int) -> dict[str, Any]:
+    """The layers that are left over go to the last stages; nothing where they divide."""
+    share, rest = divmod(layers, stages)
+    return {"layers_per_stage": [share] * (stages - rest) + [share + 1] * rest} if share and rest else {}
 
 
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
