@@ -359,6 +359,8 @@ class Pricing:
         """
         persist = self.framework.gradients_persist or not passing
         bytes_ = replace(self.per_weight(group, variant, state), gradients_persist=persist)
+        if self.stays_gathered(group, state):
+            bytes_ = replace(bytes_, gradient=0.0)  # the shards come as the unsharded gradients go
         ranks = group.dp * group.cp
         shards = state.shard_size or ranks
         edp = group.tp * group.cp * group.dp // (group.etp * group.ep)
@@ -366,9 +368,13 @@ class Pricing:
         b = state_memory(1.0, bytes_, state.zero_stage, max(edp // (ranks // shards), 1))
         if self.template.training.optimizer == "none":
             return (a.parameters, 0.0), (b.parameters, 0.0)
-        if self.stays_gathered(group, state):
-            bytes_ = replace(bytes_, gradient=0.0)  # the shards come as the unsharded gradients go
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
+
+    def update_share(self, group: Group, variant: Variant, state: State) -> float:
+        """What an update needs for itself over the resting optimizer state."""
+        if not self.framework.update_bytes:
+            return 0.0
+        return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
 
     def waits(self, style: str) -> bool:
         """Whether every rank waits for all gradients before its update; the rule of `program.lower.optimizer_waits`."""
@@ -377,12 +383,6 @@ class Pricing:
         return not (self.framework.optimizer_post_validation and style != "full")
 
     @cached_property
-    def update_share(self, group: Group, variant: Variant, state: State) -> float:
-        """What an update needs for itself over the resting optimizer state."""
-        if not self.framework.update_bytes:
-            return 0.0
-        return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
-
     def host_seconds_per_byte(self) -> float:
         """A byte over one GPU's host link."""
         group = self.space.groups[0]

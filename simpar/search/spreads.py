@@ -227,9 +227,9 @@ def _resting(
     if pricing.stays_gathered(group, state):
         bytes_ = pricing.per_weight(group, variant, state)
         resting = resting + (dense + expert) * (bytes_.gather + bytes_.reduce)
-    return resting + (cut.placeholders if state.zero_stage < 3 else 0.0), optimizer
         whole = whole_embedding_gradient(pricing.state_layout(group, variant, state).layout)
         resting = resting + (cut.held[:, 0] > 0) * whole
+    return resting + (cut.placeholders if state.zero_stage < 3 else 0.0), optimizer
 
 
 def _resting_lora(
