@@ -136,6 +136,7 @@ class FrameworkSpec:
     Attention
 
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
+        attention_head_dim: (architecture, widest head) pairs: wider heads run without a fused kernel there.
 
     Memory outside the model
 
@@ -153,8 +154,8 @@ class FrameworkSpec:
         fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see
             (side streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
         expandable_segments: the allocator setting of the launch scripts.
-        pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
         expandable_segments_one_node: the same where the launch script of a single node sets it and that of several does not.
+        pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
             ahead (torch before 2.8 records NCCL's stream on them); they count as reserved, not as allocated.
         receives_block_host: the host waits for what another pipeline stage sends (it reads the shape first), so that it runs ahead
             of the device only where nothing is received: on the first stage's forwards in a row.
@@ -166,9 +167,9 @@ class FrameworkSpec:
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
-        reshard_after_forward: default.
         whole_embedding_gradient: of a vocabulary split over tensor ranks the unsharded gradient that accumulates is whole
             (DTensor).
+        reshard_after_forward: default.
 
     Pipeline
 
@@ -205,8 +206,8 @@ class FrameworkSpec:
     weight_gradients: Literal["none", "each", "shapes"] = "each"
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
     optimizer_state_bytes: float = 12.0
-    optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     update_bytes: float = 0.0
+    optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0
     optimizer_cpu_s: float = 2e-3
     bucket_elements_min: float = 40e6
@@ -243,6 +244,7 @@ class FrameworkSpec:
     collective_step_s: float = 0.0
     microbatch_cpu_s: float = 1e-3
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
+    attention_head_dim: tuple[tuple[str, int], ...] = ()
     context_bytes: float = 1.0 * 2**30
     nccl_bytes_per_group: float = 0.6 * 2**30
     communicators: int = 0
@@ -253,16 +255,16 @@ class FrameworkSpec:
     contiguous_buffers: bool = True
     fragmentation: float = 1.025
     expandable_segments: bool = False
+    expandable_segments_one_node: bool = False
     pending_collectives: int = 0
     receives_block_host: bool = False
-    expandable_segments_one_node: bool = False
     fsdp_prefetch_groups: int = 1
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
+    whole_embedding_gradient: bool = False
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
-    whole_embedding_gradient: bool = False
     layer_rounding: Literal["front", "last", "fill", "cost"] = "front"
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
@@ -275,8 +277,11 @@ class FrameworkSpec:
             return self.logits_fp32_copies_parallel
         return self.logits_fp32_copies
 
-    def attention_kernel(self, architecture: str) -> AttentionKernel:
-        """The attention kernel this framework ran at that time on a GPU of `architecture` ("ampere", "hopper", ...)."""
+    def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
+        """The attention kernel this framework ran at that time on a GPU of `architecture` ("ampere", "hopper", ...), for heads
+        of `head_dim` values in queries and keys."""
+        if head_dim > dict(self.attention_head_dim).get(architecture, head_dim):
+            return "unfused"
         table = dict(self.attention)
         return table.get(architecture, table[""])
 

@@ -85,8 +85,9 @@ _MEGATRON: Final = (
     ),
     Row(
         (2024, 4),
-        {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-        "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper",
+        {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "attention_head_dim": (("blackwell", 128),)},
+        "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper; fused_attn.cpp takes no heads above 128 on sm_100 "
+        "(TransformerEngine PR 1504) before cuDNN 9.11",
     ),
     Row(
         (2025, 2),
@@ -100,6 +101,11 @@ _MEGATRON: Final = (
         "NGC 25.05 has torch 2.8, which holds collectives' tensors until they are waited for instead of recording streams; "
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
         "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)",
+    ),
+    Row(
+        (2025, 7),
+        {"attention_head_dim": ()},
+        "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07)",
     ),
     Row(
         (2025, 10),
