@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.calibration.fit_residual import fit_grid
 from simpar.calibration.kernel_errors import bands, halves, record
 from simpar.calibration.soft_l1 import soft_l1
-from simpar.costs.compute import GemmShapes, seconds_on
+from simpar.costs.compute import TILE_FIELDS, GemmShapes, compute_seconds, seconds_on
 from simpar.costs.gemm_tiles import Geometry, geometry
 from simpar.costs.kernel_tables import MICRO, Source, usable
 from simpar.specs.hardware import HardwareProfile
@@ -21,12 +21,14 @@ from simpar.specs.kernel_constants import GemmConstants
 Array = NDArray[np.float64]
 CORE = 512
 """Fitted region: m, n, k of at least this."""
+CAST_COLUMNS = 2048.0
+"""Columns of a row that vLLM's per-token cast takes in one pass (steps of its time at 2048 and 4096)."""
 FEWEST_ROWS = 200
 MOST_HELD_OUT = 1500
 """Rows that a held-out fit is thinned to, about."""
 _REACHED = {"ampere": 0.86, "ada": 0.85, "hopper": 0.88, "blackwell": 0.77}
 """Prior of the achieved share of the peak bandwidth (docs/formulas_kernels.md, memory-bound kernels)."""
-_CLASSES = {"heuristic": (0.86, 0.86, 0.82, 0.74, 0.6), "cluster": (0.86, 0.74), "min_waves_sm90": (0.84, 0.9, 0.4)}
+_CLASSES = {"heuristic": (0.86, 0.86, 0.82, 0.74, 0.6), "cluster": (), "min_waves_sm90": (0.84, 0.9, 0.4)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,16 @@ def entries(source: Source, hardware: HardwareProfile, schedule: str) -> list[En
     found += [Entry("ridge", 0.0, 0.05 if i < 3 else 0.02, log=False, index=i) for i in range(9)]
     if schedule == "heuristic":
         found.append(Entry("split_k_cost", 0.8, 0.7))
+    if schedule == "cluster":
+        found.append(Entry("unaligned_octave", 0.0, 0.02, log=False))
     classes = _CLASSES.get(schedule, _CLASSES["min_waves_sm90"])
     found += [Entry("tile_efficiency", e, 0.15 if e > 0.5 else 0.4, index=i) for i, e in enumerate(classes)]
     if source.quantized:
         found += [Entry("cast_latency_s", 4e-6, 0.7), Entry("cast_bytes_per_s", bandwidth, 0.4)]
         if schedule.startswith("min_waves"):
             found.append(Entry("cast_granularity", 9.0, 0.3))
+        if source.library.startswith("vllm_cutlass"):
+            found.append(Entry("cast_idle", 0.5, 0.7))
     return found
 
 
@@ -98,6 +104,7 @@ def start_constants(source: Source, schedule: str) -> GemmConstants:
         includes_quantization=source.quantized,
         input_bytes=1.0 if narrow else 2.0,
         tile_efficiency=_CLASSES.get(schedule, _CLASSES["min_waves_sm90"]),
+        cast_columns=CAST_COLUMNS if source.library.startswith("vllm_cutlass") else 0.0,
         **empty,
     )
 
@@ -151,8 +158,15 @@ def fit_rows(
     mean = np.array([np.log(e.mean) if e.log else e.mean for e in table])
     sigma = np.array([e.sigma for e in table])
 
+    kept: dict[tuple[Any, ...], Array] = {}
+
     def predict(x: Array) -> Array:
-        return np.asarray(np.log(seconds_on(_unpack(base, table, x), rows.geometry, sm_count, rows.shapes)))
+        c = _unpack(base, table, x)
+        key = tuple(getattr(c, name) for name in TILE_FIELDS)
+        if key not in kept:  # most of the work, and half of the parameters leave it as it is
+            kept.clear()
+            kept[key] = compute_seconds(c, rows.geometry, sm_count)
+        return np.asarray(np.log(seconds_on(c, rows.geometry, sm_count, rows.shapes, tensor_s=kept[key])))
 
     x, _ = soft_l1(predict, np.log(rows.seconds), mean if first is None else first, mean, sigma)
     return _unpack(base, table, x), x
@@ -171,11 +185,11 @@ def fit_column(table: dict[str, Array], column: str, source: Source, hardware: H
     if len(rows.seconds) < FEWEST_ROWS:
         return None
     base, parameters = start_constants(source, schedule), entries(source, hardware, schedule)
-    law, _ = fit_rows(base, parameters, rows, sm_count)
+    law, first = fit_rows(base, parameters, rows, sm_count)
     # Twofold by (n, k) pair: every row is predicted by constants that saw neither its n, k nor any other m of that pair.
     pair = halves(rows.shapes.n, rows.shapes.k)
     by_m = halves(rows.shapes.m)
-    laws, grids = zip(*(_held_out(base, parameters, rows, mask, sm_count) for mask in (pair, by_m)), strict=True)
+    laws, grids = zip(*(_held_out(base, parameters, rows, mask, sm_count, first) for mask in (pair, by_m)), strict=True)
     # The residual grid stays only where it also helps for pairs, and for values of m, that it did not see.
     helps = all(np.median(np.abs(g)) < np.median(np.abs(h)) for g, h in zip(grids, laws, strict=True))
     fitted = _with_grid(law, rows, sm_count) if helps else law
@@ -199,7 +213,7 @@ def _with_grid(c: GemmConstants, rows: Rows, sm_count: float) -> GemmConstants:
 
 
 def _held_out(
-    base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float
+    base: GemmConstants, parameters: list[Entry], rows: Rows, mask: NDArray[np.bool_], sm_count: float, first: Array
 ) -> tuple[Array, Array]:
     """Log errors [rows] of constants fitted on the other half, by the law alone and with its residual grid."""
     logs, better = np.empty(len(rows.seconds)), np.empty(len(rows.seconds))
@@ -208,7 +222,7 @@ def _held_out(
         # Every second row of the other half is enough: it tells the constants as well, in half the time.
         thinned = np.zeros(len(mask), dtype=bool)
         thinned[seen[:: max(1, len(seen) // MOST_HELD_OUT)]] = True
-        other, _ = fit_rows(base, parameters, subset(rows, thinned), sm_count)
+        other, _ = fit_rows(base, parameters, subset(rows, thinned), sm_count, first=first)
         logs[half] = errors(other, subset(rows, half), sm_count)
         better[half] = errors(_with_grid(other, subset(rows, ~half), sm_count), subset(rows, half), sm_count)
     return logs, better

@@ -61,7 +61,7 @@ def smooth_terms(c: GemmConstants, m: Array, n: Array, k: Array) -> Array:
     smooth = a * (r[0] + r[3] * a + r[6] * b + r[7] * d) + b * (r[1] + r[4] * b + r[8] * d) + d * (r[2] + r[5] * d)
     total = smooth + c.size_exponent * np.log1p(2e-12 * m * n * k)
     if c.unaligned:
-        total = total + c.unaligned * (np.mod(m, 16.0) != 0.0)
+        total = total + (c.unaligned + c.unaligned_octave * a) * (np.mod(m, 16.0) != 0.0)
     return np.asarray(total, dtype=float)
 
 
@@ -80,6 +80,12 @@ def _weights(c: GemmConstants, g: Geometry) -> Array:
         return g.area
     odd, halving, single = c.tile_efficiency
     return np.asarray(g.area / (odd**g.odd * single**g.single * halving ** np.log2(32768.0 / np.minimum(g.area, 32768.0))))
+
+
+TILE_FIELDS: Final = (
+    "rate_flops_per_s", "bandwidth_bytes_per_s", "k_overhead", "wave_beta", "wave_first", "split_k_cost", "tile_efficiency",
+)  # fmt: skip
+"""Constants that `compute_seconds` depends on."""
 
 
 def compute_seconds(c: GemmConstants, g: Geometry, sm_count: float) -> Array:
@@ -101,13 +107,16 @@ def cast_seconds(c: GemmConstants, m: Array, k: Array) -> Array:
         groups = np.maximum(m * k / 128.0, 1.0).astype(np.int64)
         together = np.minimum(groups & -groups, 16)
         slow = np.maximum(1.0, c.cast_granularity / together)
+    if c.cast_columns:
+        k = k + c.cast_idle * (np.ceil(k / c.cast_columns) * c.cast_columns - k)
     return np.asarray(c.cast_latency_s + 5.0 * m * k / c.cast_bytes_per_s * slow)
 
 
-def seconds_on(c: GemmConstants, g: Geometry, sm_count: float, shapes: GemmShapes) -> Array:
-    """Seconds [shapes] for a geometry computed before."""
+def seconds_on(c: GemmConstants, g: Geometry, sm_count: float, shapes: GemmShapes, *, tensor_s: Array | None = None) -> Array:
+    """Seconds [shapes] for a geometry computed before; `tensor_s` = `compute_seconds` where that is known."""
     batch = np.asarray(shapes.batch, dtype=float)
-    compute = compute_seconds(c, g, sm_count) * np.exp(smooth_terms(c, g.m, g.n, g.k))
+    tensor_s = compute_seconds(c, g, sm_count) if tensor_s is None else tensor_s
+    compute = tensor_s * np.exp(smooth_terms(c, g.m, g.n, g.k))
     out = c.output_bytes if shapes.output_bytes is None else shapes.output_bytes
     traffic = batch * (c.input_bytes * (g.m * g.k + g.n * g.k) + out * g.m * g.n)
     memory = traffic / c.bandwidth_bytes_per_s

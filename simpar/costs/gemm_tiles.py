@@ -1,7 +1,7 @@
 """Which tiles a GEMM library can choose from, and what each costs in waves: the geometry of the GEMM price.
 
 - heuristic (cuBLAS): the fastest of a tile set and of split-k factors.
-- cluster (CUTLASS fp8 kernels of serving stacks): pairs of 128-row tiles on two SMs, few shapes.
+- cluster (CUTLASS fp8 kernels of serving stacks): a pair of 128 x 128 tiles on two SMs, the one shape taken for m > 128.
 - min_waves_sm90 / sm100 (DeepGEMM): the tile with the fewest waves, then the fullest last one; a rule, not a search.
   Source of the rule: deepseek-ai/DeepGEMM, csrc/jit_kernels/heuristics.
 """
@@ -26,7 +26,7 @@ _CLASSES: Final = (
     (5, ((64, 64),)),
 )
 _SPLITS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-_CLUSTER: Final = ((256, 128, 2, 0), (128, 128, 2, 1), (128, 64, 2, 2))
+_CLUSTER: Final = ((256, 128, 2, 0),)
 _NONE: Final = np.zeros((1, 1))
 MIN_SPLIT_DEPTH: Final = 256
 """Smallest k of one split."""

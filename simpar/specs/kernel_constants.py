@@ -77,11 +77,17 @@ class GemmConstants(Spec):
     ridge: tuple[float, ...] = (0.0,) * 9
     """Powers of m, n, k over 4096, then of their squared logarithms, then of the products mn, mk, nk (base 2)."""
     unaligned: float = 0.0
-    """Natural logarithm of the extra compute time where m is no multiple of 16."""
+    """Natural logarithm of the extra compute time where m is no multiple of 16, at m = 4096."""
+    unaligned_octave: float = 0.0
+    """What it gains with each doubling of m."""
     cast_latency_s: NonNegative = 0.0
     cast_bytes_per_s: NonNegative = 0.0
     cast_granularity: NonNegative = 0.0
     """Groups of 128 that a cast block wants at once; fewer (odd m) slow the cast in proportion. 0: does not matter."""
+    cast_columns: NonNegative = 0.0
+    """Columns that a block of the cast takes in one pass; 0: does not matter."""
+    cast_idle: NonNegative = 0.0
+    """Share of its time that the idle part of a last pass costs."""
     residual: tuple[float, ...] = ()
     """Natural logarithms of measured over priced time on octaves of m, n, k (costs/gemm_residual.py); empty: none."""
     input_bytes: Positive = 2.0
