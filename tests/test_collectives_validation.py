@@ -98,11 +98,20 @@ def test_the_laws_extrapolate_over_node_counts() -> None:
 
 
 def test_the_shipped_fits_record_that_they_extrapolate() -> None:
-    """Node counts of the racks and of H100 over InfiniBand: the error left out stays within 1.5 times the fitted one."""
+    """Sizes of racks and of a PCIe box, node counts of H100 over InfiniBand: the error left out stays within 1.5 times the fitted one."""
     rack, pod = shipped()["blackwell", "nvrack", "infiniband"].scale_up, shipped()["hopper", "nvswitch", "infiniband"].network
-    for constants in (rack, pod):
+    staged = shipped()["ada", "pcie", "roce"].scale_up
+    for constants in (rack, pod, staged):
         assert constants is not None
         assert 0 < constants.fit.held_out_mape_large <= 1.5 * constants.fit.mape_large
+
+
+def test_a_pcie_box_with_peer_access_extrapolates() -> None:
+    """RTX PRO 6000: a group size that was left out is predicted nearly as well as others are fitted."""
+    found = shipped()["blackwell", "pcie", "roce"].scale_up
+    assert found is not None
+    assert 0 < found.fit.held_out_mape_large <= 0.10
+    assert found.fit.mape_large <= 0.06
 
 
 @needs_data

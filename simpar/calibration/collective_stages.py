@@ -19,6 +19,12 @@ TAKE_OVER = (0.99, 1.99, 3.99, 7.99)
 """MiB from which the switch may take over from rings."""
 NETWORK_THRESHOLDS = (0.25, 0.5, 1.0, 4.0, 16.0, 2.0**40)
 """MiB of the message up to which trees across domains take LL and LL128."""
+PEER_ACCESS = ("blackwell",)
+"""Generations whose PCIe cards of the tables read each other's memory; the others stage through the host's."""
+STAGED_EXPONENT = 2.0
+"""A rank's bandwidth through the host's memory falls with the square of the ranks: two L40S reach 20 GB/s, four 4.9, eight 1.2-2"""
+PAIR_EFFICIENCY = 0.6
+"""Prior of what two ranks reach of the raw PCIe rate, within some 10 % (L40S 0.62-0.66, RTX PRO 6000 0.51-0.60)."""
 NVLS_MIN_RANKS = {"hopper": 5, "blackwell": 6}
 """From runs with NVLS on and off by group size (ramp_h200, ramp_b200 of the tables): smaller groups keep rings."""
 
@@ -63,10 +69,14 @@ def scale_up_parameters(start: ScaleUpConstants, cells: Sequence[Cell]) -> list[
         found += [_span("ring.ll128_efficiency", ring.ll128_efficiency, high=0.9)]
     for name in _COLLECTIVES:
         if name in seen:
-            found += [Parameter(f"ring.efficiency.{name}", 0.82, 0.02, 1.0), _span(f"ring.local_copy.{name}", 0.3, 10)]
+            found += [_ring_rate(name, start)]
+            if not _on_pcie(start):
+                found.append(_span(f"ring.local_copy.{name}", 0.3, 10))
     if "all_to_all" in seen:
-        found += [_span(f"peer.{name}", getattr(peer, name)) for name in ("base_s", "peer_s", "fill_s", "local_copy")]
-        found += [_span("peer.efficiency", peer.efficiency, high=1.0), _span("peer.ll_efficiency", peer.ll_efficiency)]
+        names = ("base_s", "peer_s", "fill_s") if _on_pcie(start) else ("base_s", "peer_s", "fill_s", "local_copy")
+        found += [_span(f"peer.{name}", getattr(peer, name)) for name in names]
+        found += [_pair_rate("peer.efficiency") if _on_pcie(start) else _span("peer.efficiency", peer.efficiency, high=1.0)]
+        found += [_span("peer.ll_efficiency", peer.ll_efficiency)]
         if any(c.geometry.size > 16 and c.geometry.size & (c.geometry.size - 1) for c in cells):
             found.append(Parameter("peer.uneven_s", 300 * US, 1 * US, 3000 * US))
     if "send_recv" in seen:
@@ -78,16 +88,35 @@ def scale_up_parameters(start: ScaleUpConstants, cells: Sequence[Cell]) -> list[
         switch_names = ("base_s", "hop_s", "fill_s")
         found += [_span(f"nvls.{name}", getattr(start.nvls, name) or 2 * US) for name in switch_names]
         found.append(_span("nvls.efficiency", start.nvls.efficiency, high=0.9))
-    if start.ring.share_exponent:
-        found.append(Parameter("ring.share_exponent", start.ring.share_exponent, 1e-3, 4.0))
+    if start.peer.share_exponent is not None:
+        found += [Parameter("ring.bridge_share", start.ring.bridge_share, 0.1, 1.0, 0.3),
+                  Parameter("peer.share_exponent", start.peer.share_exponent, 0.1, 2.0, 0.2)]  # fmt: skip
     return found
+
+
+def _on_pcie(start: ScaleUpConstants) -> bool:
+    return bool(start.ring.share_exponent) or start.peer.share_exponent is not None
+
+
+def _ring_rate(collective: str, start: ScaleUpConstants) -> Parameter:
+    name = f"ring.efficiency.{collective}"
+    return _pair_rate(name) if _on_pcie(start) else Parameter(name, 0.82, 0.02, 1.0)
+
+
+def _pair_rate(name: str) -> Parameter:
+    return Parameter(name, PAIR_EFFICIENCY, 0.02, 1.0, 0.1)
 
 
 def _start_scale_up(key: Key) -> ScaleUpConstants:
     pcie = key[1] == "pcie"
     start = published_scale_up(pcie)
     if pcie:
-        start = start.model_copy(update={"ring": start.ring.model_copy(update={"share_exponent": 0.5})})
+        # A copy inside the device memory costs nothing beside PCIe.
+        free = dict.fromkeys(start.ring.local_copy, 0.0)
+        peers = key[0] in PEER_ACCESS
+        ring = {"local_copy": free, "share_exponent": 0.0 if peers else STAGED_EXPONENT, "bridge_share": 0.7 if peers else 1.0}
+        peer = {"local_copy": 0.0, "share_exponent": 0.5 if peers else None}
+        start = start.model_copy(update={"ring": start.ring.model_copy(update=ring), "peer": start.peer.model_copy(update=peer)})
     if start.nvls is None or key[0] not in NVLS_MIN_RANKS or key[1] not in ("nvswitch", "nvrack"):
         return start.model_copy(update={"nvls": None})
     minimum = {"min_ranks": NVLS_MIN_RANKS[key[0]]}

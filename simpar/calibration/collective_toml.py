@@ -36,8 +36,8 @@ def _table(name: str, table: dict[str, Any]) -> list[str]:
 
 
 def write_constants(path: Path, constants: BaseModel) -> None:
-    """`constants` (a CollectiveConstants) as TOML at `path`."""
-    table = constants.model_dump()
+    """`constants` (a CollectiveConstants) as TOML at `path`; measured points belong to profiles and are left out."""
+    table = constants.model_dump(exclude={"points"})
     bands = table.pop("bands", ())
     lines = _table("", table)
     for band in bands:

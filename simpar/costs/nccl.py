@@ -27,11 +27,17 @@ def traffic(collective: str, n: int) -> float:
     return 1.0 if collective in ("broadcast", "reduce") else (n - 1) / n
 
 
+def _share(up: ScaleUpConstants, ranks: int) -> float:
+    """Share of its link that a rank of a ring of `ranks` keeps (less than one on PCIe)."""
+    ring = up.ring
+    return float((2.0 / max(2, ranks)) ** ring.share_exponent * (ring.bridge_share if ranks > 2 else 1.0))
+
+
 def _link_beta(collective: str, g: Geometry, up: ScaleUpConstants, ranks: int) -> float:
     """Seconds per byte of a Simple ring of `ranks` over the links of a domain, traffic of one rank = 1."""
     ring = up.ring
     efficiency = ring.efficiency.get(collective, ring.efficiency["all_gather"])
-    efficiency *= (2.0 / ranks) ** ring.share_exponent if ranks > 1 else 1.0
+    efficiency *= _share(up, ranks)
     copy = ring.local_copy.get(collective, _NO_COPY) / max(1, ranks - 1)
     return (1.0 + copy) / (efficiency * g.link_bytes_per_s)
 
@@ -46,7 +52,7 @@ def _ring(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConsta
     out = wire / (net.ring_efficiency * g.domain_out_bytes_per_s)
     hops = (("LL", ring.ll_base_s, ring.ll_hop_s, net.ll_hop_s, ring.ll_efficiency),
             ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency))
-    share = (2.0 / n) ** ring.share_exponent
+    share = _share(up, n)
     for protocol, base, hop, far, efficiency in hops:
         beta = max(wire / (efficiency * share * g.link_bytes_per_s), out / PAYLOAD[protocol])
         limit = ring.low_latency_bytes_per_rank * n if g.domains == 1 else inf

@@ -16,8 +16,9 @@ BATCH = 16
 
 
 def _shared(g: Geometry, up: ScaleUpConstants) -> float:
-    """Share of its link that a rank keeps when all exchange (PCIe without peer access shares the root complex)."""
-    return float((2.0 / max(2, g.per_domain)) ** up.ring.share_exponent)
+    """Share of its link that a rank keeps when all exchange (less than one on PCIe)."""
+    own = up.peer.share_exponent
+    return float((2.0 / max(2, g.per_domain)) ** (up.ring.share_exponent if own is None else own))
 
 
 def _all_to_all(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]:

@@ -69,6 +69,8 @@ class RingConstants(Spec):
     """Overhead of one pipeline chunk: the best chunking costs 2 sqrt(fill_s x transfer time)."""
     share_exponent: NonNegative = 0.0
     """Bandwidth falls as (2 / ranks) ** exponent where ranks share one root complex (PCIe without peer access)."""
+    bridge_share: Fraction = 1.0
+    """Share of a pair's bandwidth that rings of more ranks keep, which cross the host's bridges (PCIe with peer access)."""
 
 
 class NvlsConstants(Spec):
@@ -96,6 +98,8 @@ class PeerConstants(Spec):
     local_copy: NonNegative
     fill_s: NonNegative
     ll_efficiency: Fraction = 0.1
+    share_exponent: NonNegative | None = None
+    """Bandwidth falls as (2 / ranks) ** exponent where all ranks exchange over the host's bridges; None: as the rings'."""
     uneven_s: NonNegative = 0.0
     """Most that idle rounds cost where the ranks are more than one batch and no power of two."""
     pair_base_s: NonNegative
