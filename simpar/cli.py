@@ -10,32 +10,19 @@ from typing import Annotated
 
 import typer
 
+from simpar.cli_options import HtmlOption, JsonOption, ScenarioFile, SetOption, print_json
 from simpar.cli_search import improve, search
+from simpar.cli_validate import validate_app
 from simpar.interop.commands import import_app
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     help="Predict memory, bubbles and throughput of training large models in parallel.",
 )  # fmt: skip
-validate_app = typer.Typer(
-    no_args_is_help=False, invoke_without_command=True,
-    help="Compare predictions with measurements; without a subcommand, all published cases.",
-)  # fmt: skip
 app.add_typer(validate_app, name="validate")
 app.add_typer(import_app, name="import")
 app.command()(search)
 app.command()(improve)
-
-ScenarioFile = Annotated[Path, typer.Argument(help="A scenario, TOML.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override one field: plan.pp=8. Repeatable.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a self-contained page.")]
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 @app.command()
@@ -72,7 +59,7 @@ def simulate(
 
         write_trace(result, trace)
     if as_json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
     else:
         from simpar.report.step_table import show, step_report
 
@@ -88,7 +75,7 @@ def compare(first: ScenarioFile, second: ScenarioFile, overrides: SetOption = No
 
     a, b = run(read_scenario(first)), run(read_scenario(second, overrides))
     if as_json:
-        _print_json({"first": a.to_json(), "second": b.to_json()})
+        print_json({"first": a.to_json(), "second": b.to_json()})
         return
     from simpar.report.step_table import comparison, show
 
@@ -112,7 +99,7 @@ def explain(
     result = run(read_scenario(scenario, overrides))
     found = explanation(result, values)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     from simpar.report.step_table import show
 
@@ -141,7 +128,7 @@ def trace_diff(
 
         write_diff_html(found, html)
     if as_json:
-        _print_json(found.to_json())
+        print_json(found.to_json())
         return
     from simpar.report.diff_view import diff_report
     from simpar.report.step_table import show
@@ -166,7 +153,7 @@ def topology(
 
         write_topology_html(hardware, nodes, html)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     from rich.console import Console
     from rich.table import Table
@@ -193,124 +180,6 @@ def profiles() -> None:
 
     for name in profile_names():
         print(name)
-
-
-@validate_app.callback()
-def validate(ctx: typer.Context, as_json: JsonOption = False) -> None:
-    """Every published case, predicted and measured; writes validation/RESULTS.md."""
-    if ctx.invoked_subcommand is None:
-        from simpar.validation.cases import run
-
-        raise typer.Exit(run(as_json))
-
-
-DataOption = Annotated[Path, typer.Option("--data", help="Measured data.")]
-
-
-@validate_app.command("kernels")
-def validate_kernels(data: DataOption, as_json: JsonOption = False) -> None:
-    """Measured kernels against their prices."""
-    from simpar.validation.kernels import run
-
-    raise typer.Exit(run(data, as_json))
-
-
-@validate_app.command("collectives")
-def validate_collectives(data: DataOption, as_json: JsonOption = False) -> None:
-    """Measured collectives against their prices."""
-    from simpar.validation.collectives import run
-
-    raise typer.Exit(run(data, as_json))
-
-
-@validate_app.command("cluster")
-def validate_cluster(
-    nproc: Annotated[int, typer.Option(help="Processes of this host.")] = 2,
-    layouts: Annotated[str, typer.Option(help="dp2tp2,pp2-zbv,fsdp4,cp2-ring,ep2dp2,mlp-tp2,...; empty = a default set.")] = "",
-    scenario: Annotated[Path | None, typer.Option(help="Its model and batch instead of the small default.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="Calibrated profile; without it a short calibration runs first.")] = None,
-    tolerance: Annotated[float, typer.Option(help="On the mean error of step times: 0.15 is 15 %.")] = 0.15,
-    html: HtmlOption = None,
-    as_json: JsonOption = False,
-    store: Annotated[Path | None, typer.Option(help="Keep measurements beside this name; continued if there.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu (gloo) or cuda (NCCL).")] = "auto",
-    threads: Annotated[int, typer.Option(help="Of each process on a CPU.")] = 1,
-    budget: Annotated[str, typer.Option(help="Time of the calibration, for each number of ranks.")] = "60s",
-    steps: Annotated[int, typer.Option(help="Measured steps of a layout in a round.")] = 5,
-    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Times that all layouts are gone over.")] = 2,
-    timeout: Annotated[str, typer.Option(help="Longest wait of a rank for the others.")] = "60s",
-    write_config: Annotated[Path | None, typer.Option(help="Write what the ranks need and stop.")] = None,
-    runs: Annotated[Path | None, typer.Option("--from", help="Compare this file of runs; run nothing.")] = None,
-    master: Annotated[str, typer.Option(help="HOST:PORT of node 0, where several hosts take part.")] = "",
-    nnodes: Annotated[int, typer.Option(help="Hosts.")] = 1,
-    node_rank: Annotated[int, typer.Option(help="This host among them.")] = 0,
-) -> None:
-    """Real torch.distributed steps on this machine against their prediction."""
-    from simpar.validation.cluster import ClusterOptions, run, seconds
-    from simpar.validation.cluster_launch import Rendezvous
-
-    raise typer.Exit(
-        run(
-            ClusterOptions(
-                nproc=nproc, layouts=layouts, scenario=scenario, profile=profile, tolerance=tolerance, html=html, json=as_json,
-                store=store, device=device, threads=threads, budget_s=seconds("--budget", budget), steps=steps, warmup=warmup,
-                rounds=rounds, timeout_s=seconds("--timeout", timeout), write_config=write_config, runs=runs,
-                meet=Rendezvous(nnodes, node_rank, master),
-            )
-        )
-    )  # fmt: skip
-
-
-@validate_app.command("runs")
-def validate_runs(
-    data: DataOption,
-    as_json: JsonOption = False,
-    html: HtmlOption = None,
-    where: Annotated[list[str] | None, typer.Option("--where", help="Only rows with key=value. Repeatable.")] = None,
-) -> None:
-    """Measured training runs against their simulation."""
-    from simpar.validation.runs import run
-
-    raise typer.Exit(run(data, as_json, html, where or []))
-
-
-@validate_app.command("rank")
-def validate_rank(
-    scenario: Annotated[Path | None, typer.Option(help="A scenario, TOML.")] = None,
-    rank: Annotated[int, typer.Option(help="Global rank to run.")] = 0,
-    layers: Annotated[int | None, typer.Option(help="Transformer layers per pipeline stage instead of the model's.")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Micro-batches per step instead of the scenario's.")] = None,
-    overrides: SetOption = None,
-    layouts: Annotated[bool, typer.Option("--layouts", help="Run the shipped list, validation/rank_layouts.toml.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="One layout of the list. Repeatable.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cuda (real tensors) or fake (memory, FLOPs, bytes on the wire).")] = "auto",
-    measured: Annotated[Path | None, typer.Option(help="Compare what rank_worker wrote: a file or a folder.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="With --measured: the profile of the machine that measured.")] = None,
-    bundle: Annotated[Path | None, typer.Option(help="Only write plans and worker for another machine into this folder.")] = None,
-    as_json: JsonOption = False,
-    html: HtmlOption = None,
-) -> None:
-    """One rank of a large layout, run by torch alone, against its prediction."""
-    from simpar.interop.kineto_step import kernel_kind
-    from simpar.validation.rank import to_json
-    from simpar.validation.rank_command import RankOptions, run
-
-    found = run(RankOptions(scenario, rank, layers, microbatches, tuple(overrides or ()), layouts, tuple(only or ()), device,
-                            measured, hardware, bundle), kernel_kind)  # fmt: skip
-    if found is None:
-        print(f"wrote {bundle}; there: python -m simpar.validation.rank_worker --plan plans --out measured")
-        return
-    from simpar.report.rank_view import rank_report, write_rank_html
-    from simpar.report.step_table import show
-
-    if html is not None:
-        write_rank_html(found, html)
-    if as_json:
-        _print_json({**to_json(found.rows, found.notes), "devices": found.devices})
-    else:
-        show(rank_report(found))
-    raise typer.Exit(found.exit_code)
 
 
 @app.command()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from simpar.cli_options import JsonOption, SetOption, print_json
 
 if TYPE_CHECKING:
     from simpar.search.answer import Answer
     from simpar.search.command import Outputs
     from simpar.search.why import Why
 
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override one field: plan.pp=8. Repeatable.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 FrameworkOption = Annotated[str | None, typer.Option(help="Keep to what this framework can run, with its semantics.")]
 
 
@@ -120,7 +118,7 @@ def improve(
     with search_view.Steps("pairs of axes", quiet) as steps:
         found = find_changes(read_scenario(scenario, overrides), framework=framework, keep=top, on_pair=steps)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
+        print_json(found.to_json())
     else:
         search_view.show(search_view.improve_report(found))
     raise typer.Exit(0 if found.singles or found.doubles or found.today.fits else 1)

@@ -354,12 +354,15 @@ def test_html_is_one_page_that_needs_no_network(given_plan: Path, tmp_path: Path
     )
     printed(given_plan, options)
     text = page.read_text(encoding="utf-8")
-    for words in ("Timeline of one run", "checkpoint", "Lost time by cause", "Progress and cost", "Which assumption"):
+    for words in (
+        "Timeline of one run", "Incident by incident", "checkpoint", "Lost time by cause", "Progress of the same run",
+        "How long it may take", "What it may cost", "Which assumption", "every point", "What this rests on",
+    ):  # fmt: skip
         assert words in text
     assert "<script src" not in text
     assert "cdn.plot.ly" not in text.split("</script>")[-1]
     with pytest.raises(InputError, match="--html"):
-        printed(given_plan, PlanOptions(repetitions=2, html=tmp_path / "no" / "such" / "folder.html"))
+        printed(given_plan, PlanOptions(repetitions=2, html=page / "below-a-file.html"))
 
 
 @pytest.mark.parametrize(

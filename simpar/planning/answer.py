@@ -70,6 +70,7 @@ class Answer:
         closed_forms: name -> value, for comparison with the simulation.
         deadline_probability: share of the repetitions within the deadline, None without one.
         sample: a recorded repetition of median length.
+        all_days, all_costs_usd: of every repetition, ascending.
     """
 
     name: str
@@ -92,6 +93,8 @@ class Answer:
     closed_forms: dict[str, float] = field(default_factory=dict)
     deadline_probability: float | None = None
     sample: Outcome | None = None
+    all_days: tuple[float, ...] = ()
+    all_costs_usd: tuple[float, ...] = ()
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -149,7 +152,8 @@ def _summary(resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], sim
 
     plan, economics = resolved.plan, resolved.economics
     priced = economics is not None and (economics.rent_usd_per_gpu_hour is not None or economics.own is not None)
-    cost = over(lambda o: economics.cost_usd(run, o) or 0.0) if economics and priced else None
+    costs = sorted(economics.cost_usd(run, o) or 0.0 for o in outcomes) if economics and priced else []
+    cost = Quantiles.of(costs) if costs else None
     energy = over(lambda o: economics.energy_kwh(run, o)) if economics else None
     deadline = plan.deadline
     met = None if deadline is None else sum(o.wall_s <= deadline for o in outcomes) / len(outcomes)
@@ -179,6 +183,8 @@ def _summary(resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], sim
         closed_forms=closed_forms(resolved),
         deadline_probability=met,
         sample=_sample(run, outcomes, simulation) if record else None,
+        all_days=tuple(sorted(o.wall_s / DAY_S for o in outcomes)),
+        all_costs_usd=tuple(costs),
     )
 
 

@@ -23,7 +23,7 @@ from simpar.report.diff_view import (
 )  # fmt: skip
 from simpar.report.encode import time_unit
 from simpar.report.output import write_file
-from simpar.report.page import Table, card, page, plot
+from simpar.report.page import Cards, Table
 from simpar.report.step_figures import GREEN, GREY, ORANGE, figure
 from simpar.units import format_seconds
 from simpar.validation.trace_diff import GROUPS, TraceDiff
@@ -52,34 +52,26 @@ def write_diff_html(diff: TraceDiff, path: Path) -> None:
 
 def diff_page(diff: TraceDiff) -> str:
     """The page as HTML text."""
-    figures: list[dict[str, Any]] = []
-
-    def draw(one: dict[str, Any]) -> str:
-        figures.append(one)
-        return plot(one)
-
-    parts = [_head(diff), "<div class=cards>"]
-    parts.append(card("From the predicted to the measured step", draw(_waterfall(diff)), "half"))
+    cards = Cards(_head(diff))
+    cards.draw("From the predicted to the measured step", _waterfall(diff), "half")
     causes = Table(CAUSE_HEADS, cause_rows(diff), (1, 2, 3, 4)).html()
     rule = "Every moment has one cause: a running kernel, else an exposed collective, a copy, a late host, a wait."
-    parts.append(card("Seconds of this rank by cause", causes, "half", rule))
-    parts.append(card("Both timelines", draw(timelines(diff)),
-                      note="Drag to zoom, double-click to see the whole view. Both begin with the step."))  # fmt: skip
+    cards.add("Seconds of this rank by cause", causes, "half", rule)
+    rule = "Drag to zoom, double-click to see the whole view. Both begin with the step."
+    cards.draw("Both timelines", timelines(diff), "", rule)
     if diff.lag:
-        parts.append(card("How much later each op began than predicted", draw(_lag(diff)),
-                          note="A slope is where time is lost, a jump one late op."))  # fmt: skip
+        rule = "A slope is where time is lost, a jump one late op."
+        cards.draw("How much later each op began than predicted", _lag(diff), "", rule)
     if diff.ops:
-        parts.append(card("Compute, op by op", Table(OP_HEADS, op_table_rows(diff, 20), (2, 3, 4, 5, 6)).html()))
+        cards.add("Compute, op by op", Table(OP_HEADS, op_table_rows(diff, 20), (2, 3, 4, 5, 6)).html())
     if diff.collectives:
-        table = Table(COLLECTIVE_HEADS, collective_table_rows(diff), tuple(range(2, 8)))
-        parts.append(card("Collectives", table.html()))
+        cards.add("Collectives", Table(COLLECTIVE_HEADS, collective_table_rows(diff), tuple(range(2, 8))).html())
     if diff.late:
-        parts.append(card("Late collectives", Table(LATE_HEADS, late_rows(diff), (3, 4, 5)).html(),
-                          note="Their excess over the prediction stands out from that of the others of their kind."))  # fmt: skip
-    parts.append(_kernels(diff))
-    if diff.notes:
-        parts.append(card("Notes", "<ul>" + "".join(f"<li>{escape(n)}</li>" for n in diff.notes) + "</ul>"))
-    return page(f"{diff.scenario}: trace", "".join([*parts, "</div>"]), figures)
+        rule = "Their excess over the prediction stands out from that of the others of their kind."
+        cards.add("Late collectives", Table(LATE_HEADS, late_rows(diff), (3, 4, 5)).html(), "", rule)
+    cards.add("Longest kernels of the trace, per step", _kernels(diff))
+    cards.tell("Notes", diff.notes)
+    return cards.html(f"{diff.scenario}: trace")
 
 
 def _head(diff: TraceDiff) -> str:
@@ -213,4 +205,4 @@ def _kernels(diff: TraceDiff) -> str:
         (CAUSES[kind].partition(",")[0], name[:110], f"{count:,.4g}", format_seconds(seconds))
         for kind, name, count, seconds in longest[:24]
     ]
-    return card("Longest kernels of the trace, per step", Table(("class", "kernel", "launches", "time"), rows, (2, 3)).html())
+    return Table(("class", "kernel", "launches", "time"), rows, (2, 3)).html()

@@ -73,6 +73,33 @@ def plot(figure: dict[str, Any]) -> str:
     return f'{notes}{choice}<div class=plot id="{name}" style="height:{figure["height"]}px"></div>'
 
 
+class Cards:
+    """The sections of a page under its head, and the figures drawn in them."""
+
+    def __init__(self, head: str) -> None:
+        self._parts = [head, "<div class=cards>"]
+        self._figures: list[dict[str, Any]] = []
+
+    def add(self, title: str, body: str, width: str = "", note: str = "") -> None:
+        """A section, as `card`."""
+        self._parts.append(card(title, body, width, note))
+
+    def draw(self, title: str, figure: dict[str, Any] | None, width: str = "", note: str = "") -> None:
+        """A section with a figure; none without one."""
+        if figure is not None:
+            self._figures.append(figure)
+            self.add(title, plot(figure), width, note)
+
+    def tell(self, title: str, texts: Sequence[str], width: str = "") -> None:
+        """A section with a list of texts; none without any."""
+        if texts:
+            self.add(title, "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>", width)
+
+    def html(self, title: str) -> str:
+        """The whole document."""
+        return page(title, "".join([*self._parts, "</div>"]), self._figures)
+
+
 def page(title: str, body: str, figures: list[dict[str, Any]], gantt: dict[str, Any] | None = None) -> str:
     """The whole document."""
     # Reads one file of the package: importing plotly's graph objects would take longer than everything else here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -10,26 +11,31 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simpar.planning.answer import Answer, Quantiles
+from simpar.planning.answer import Answer
 from simpar.planning.questions import PlanOptions, PlanReport, ask
 from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.steps import Search, StepModel
 from simpar.planning.study import Study
 from simpar.planning.to_json import report_json
-from simpar.units import format_seconds
-
-HEADLINES = (
-    ("days", "days", "{:,.2f}"),
-    ("gpu_hours", "GPU-hours", "{:,.0f}"),
-    ("reserved_gpu_hours", "GPU-hours with spares", "{:,.0f}"),
-    ("goodput", "goodput", "{:.1%}"),
-    ("effective_training_time_ratio", "effective training time", "{:.1%}"),
-    ("cost_usd", "cost, US$", "{:,.0f}"),
-    ("usd_per_million_tokens", "US$ per million tokens", "{:,.4f}"),
-    ("energy_kwh", "energy, kWh", "{:,.0f}"),
-    ("carbon_kg", "CO2, kg", "{:,.0f}"),
+from simpar.report.plan_rows import (
+    ASSUMPTION_HEADS,
+    CLOSED_FORMS_TITLE,
+    HEADLINE_HEADS,
+    LEDGER_HEADS,
+    PUBLISHED_HEADS,
+    STUDY_HEADS,
+    TORNADO_HEADS,
+    Row,
+    assumption_rows,
+    closed_form_rows,
+    failure_rows,
+    headline_rows,
+    ledger_rows,
+    published_rows,
+    runs_title,
+    study_rows,
+    tornado_rows,
 )
-"""(field of the answer, title, format)."""
 
 
 def run(
@@ -92,29 +98,27 @@ def render(report: PlanReport) -> RenderableType:
     answer = report.answer
     parts: list[RenderableType] = [Text(answer.name, style="bold"), *_verdict(answer)]
     if answer.days is not None:
-        parts += [_headline(answer), _ledger(answer)]
+        parts += [_table(runs_title(answer), HEADLINE_HEADS, headline_rows(answer)), _ledger(answer)]
     if answer.closed_forms:
-        parts.append(_closed_forms(answer))
+        parts.append(_table(CLOSED_FORMS_TITLE, ("", ""), closed_form_rows(answer)))
     if report.published:
-        parts.append(_published(report))
+        parts.append(_table("Published figures (never inputs)", PUBLISHED_HEADS, published_rows(report), frozenset({0, 5})))
     parts += [_study(study) for study in report.studies]
     if report.tornado is not None:
-        parts.append(_tornado(report))
+        title = "Sensitivity: medians with one assumption pushed to its ends"
+        parts.append(_table(title, TORNADO_HEADS, tornado_rows(report.tornado)))
     parts.append(_assumptions(answer))
     return Group(*(part for index, part in enumerate(parts) for part in ([Text(""), part] if index else [part])))
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, heads: Row, rows: Sequence[Row], texts: frozenset[int] = frozenset({0})) -> Table:
+    """A table whose columns are set to the right but for `texts`."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="left" if index in texts else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def _cells(quantiles: Quantiles | None, form: str) -> tuple[str, str, str]:
-    if quantiles is None:
-        return "", "", ""
-    return form.format(quantiles.p10), form.format(quantiles.p50), form.format(quantiles.p90)
 
 
 def _verdict(answer: Answer) -> list[RenderableType]:
@@ -127,84 +131,22 @@ def _verdict(answer: Answer) -> list[RenderableType]:
     return lines
 
 
-def _headline(answer: Answer) -> Table:
-    simulation = answer.simulation
-    title = f"{simulation.repetitions} simulated runs, seed {simulation.seed}"
-    table = _table(title, "", "p10", "p50", "p90")
-    for name, label, form in HEADLINES:
-        quantiles = getattr(answer, name)
-        if quantiles is not None:
-            table.add_row(label, *_cells(quantiles, form))
-    if len(answer.phase_days) > 1:
-        for phase, quantiles in answer.phase_days.items():
-            table.add_row(f"  days of {phase}", *_cells(quantiles, "{:,.2f}"))
-    return table
-
-
 def _ledger(answer: Answer) -> Table:
-    table = _table("Lost time, hours", "cause", "p10", "p50", "p90", "share of days (p50)")
-    wall = answer.days.p50 * 24.0 if answer.days else 1.0
-    for cause, quantiles in answer.lost_time_s.items():
-        if quantiles.p90 > 0:
-            hours = Quantiles(quantiles.p10 / 3600, quantiles.p50 / 3600, quantiles.p90 / 3600)
-            table.add_row(cause.replace("_", " "), *_cells(hours, "{:,.2f}"), f"{hours.p50 / wall:.2%}")
-    for name, quantiles in answer.failures.items():
-        table.add_row(Text(f"failures of {name} (count)", style="dim"), *_cells(quantiles, "{:,.0f}"), "")
-    return table
-
-
-def _closed_forms(answer: Answer) -> Table:
-    table = _table("Closed forms (no shortage of spares, no slow nodes, no maintenance)", "", "")
-    for name, value in answer.closed_forms.items():
-        text = format_seconds(value) if name.endswith("_s") else f"{value:.4g}"
-        table.add_row(name.removesuffix("_s").replace("_", " "), text)
-    return table
-
-
-def _published(report: PlanReport) -> Table:
-    table = _table("Published figures (never inputs)", "metric", "published", "predicted", "error", "holds", "source")
-    for c in report.published:
-        predicted = "" if c.predicted is None else f"{c.predicted:,.4g}"
-        error = "" if c.error is None else f"{c.error:+.1%}"
-        table.add_row(c.metric, f"{c.published:,.4g}", predicted, error, "yes" if c.holds else "NO", c.source)
+    table = _table("Lost time, hours", LEDGER_HEADS, ledger_rows(answer))
+    for name, *counts in failure_rows(answer):
+        table.add_row(Text(name, style="dim"), *counts)
     return table
 
 
 def _study(study: Study) -> RenderableType:
-    table = _table(f"{study.kind}: {study.question}", "", "days", "goodput", "cost, US$", "MFU", "layout", "binds")
-    for index, point in enumerate(study.points):
-        answer = point.answer
-        table.add_row(
-            point.label,
-            f"{answer.days.p50:,.2f}" if answer.days else "",
-            f"{answer.goodput.p50:.1%}" if answer.goodput else "",
-            f"{answer.cost_usd.p50:,.0f}" if answer.cost_usd else "",
-            f"{point.mfu:.1%}" if point.mfu is not None else "",
-            point.layout,
-            "; ".join((*answer.binding, point.note) if point.note else answer.binding),
-            style="bold" if index == study.chosen else None,
-        )
+    table = _table(f"{study.kind}: {study.question}", STUDY_HEADS, study_rows(study), frozenset({0, 5, 6}))
+    if study.chosen is not None:
+        table.rows[study.chosen].style = "bold"
     return Group(table, Text(f"-> {study.conclusion}", style="bold"))
 
 
-def _tornado(report: PlanReport) -> Table:
-    title = "Sensitivity: medians with one assumption pushed to its ends"
-    table = _table(title, "assumption", "ends", "days", "cost, US$")
-    tornado = report.tornado
-    if tornado is None:
-        return table
-    for swing in tornado.swings:
-        days = " to ".join("never" if d is None else f"{d:,.2f}" for d in swing.days)
-        cost = " to ".join("" if c is None else f"{c:,.0f}" for c in swing.cost_usd)
-        ends = f"x{swing.low_factor:g} to x{swing.high_factor:g}"
-        table.add_row(swing.name, ends, days, "" if cost == " to " else cost)
-    return table
-
-
 def _assumptions(answer: Answer) -> Table:
-    table = _table("What this rests on", "number", "value", "kind", "source")
-    table.columns[1].justify = table.columns[2].justify = table.columns[3].justify = "left"
-    for assumption in answer.assumptions:
-        style = "yellow" if assumption.kind == "assumed" else None
-        table.add_row(assumption.name, assumption.value, assumption.kind, assumption.source, style=style)
+    table = _table("What this rests on", ASSUMPTION_HEADS, assumption_rows(answer), frozenset(range(4)))
+    for row, assumption in zip(table.rows, answer.assumptions, strict=True):
+        row.style = "yellow" if assumption.kind == "assumed" else None
     return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from simpar.report.output import write_file
-from simpar.report.page import Table, card, page, plot
+from simpar.report.page import Cards, Table
 from simpar.report.step_figures import BLUE, ORANGE, figure
 from simpar.units import format_bytes, format_seconds
 from simpar.validation.rank import TOLERANCE, Row
@@ -80,17 +79,15 @@ def write_rank_html(report: RankReport, path: Path) -> None:
 
 def rank_page(report: RankReport) -> str:
     """The page as HTML text."""
-    figures: list[dict[str, Any]] = []
-    parts = ["<h1>One rank of large layouts: predicted and measured</h1>", "<div class=cards>"]
+    cards = Cards("<h1>One rank of large layouts: predicted and measured</h1>")
     for metric, title in (("allocated_bytes", "Peak allocated memory"), ("step_time_s", "Step of the rank alone")):
         rows = [r for r in report.rows if r.metric == metric and r.measured and r.predicted]
         if rows:
-            figures.append(_bars(metric, rows))
-            parts.append(card(title, plot(figures[-1]), "half"))
-    parts.append(card("All figures", Table(HEADS, table_rows(report), (3, 4, 5, 6)).html()))
-    texts = [f"{name}: {device}" for name, device in report.devices.items()] + list(report.notes)
-    parts.append(card("Measured on, and notes", "<ul>" + "".join(f"<li>{escape(t)}</li>" for t in texts) + "</ul>"))
-    return page("validate rank", "".join([*parts, "</div>"]), figures)
+            cards.draw(title, _bars(metric, rows), "half")
+    cards.add("All figures", Table(HEADS, table_rows(report), (3, 4, 5, 6)).html())
+    measured_on = [f"{name}: {device}" for name, device in report.devices.items()]
+    cards.tell("Measured on, and notes", [*measured_on, *report.notes])
+    return cards.html("validate rank")
 
 
 def _bars(metric: str, rows: list[Row]) -> dict[str, Any]:

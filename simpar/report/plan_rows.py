@@ -1,0 +1,118 @@
+"""What a plan comes to as rows of text: the same on a terminal and in a page."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.planning.answer import Answer, Quantiles
+from simpar.planning.questions import PlanReport
+from simpar.planning.sensitivity import Tornado
+from simpar.planning.study import Study
+from simpar.units import format_seconds
+
+Row = tuple[str, ...]
+
+HEADLINES: Final = (
+    ("days", "days", "{:,.2f}"),
+    ("gpu_hours", "GPU-hours", "{:,.0f}"),
+    ("reserved_gpu_hours", "GPU-hours with spares", "{:,.0f}"),
+    ("goodput", "goodput", "{:.1%}"),
+    ("effective_training_time_ratio", "effective training time", "{:.1%}"),
+    ("cost_usd", "cost, US$", "{:,.0f}"),
+    ("usd_per_million_tokens", "US$ per million tokens", "{:,.4f}"),
+    ("energy_kwh", "energy, kWh", "{:,.0f}"),
+    ("carbon_kg", "CO2, kg", "{:,.0f}"),
+)
+"""(field of the answer, title, format)."""
+HEADLINE_HEADS: Final = ("", "p10", "p50", "p90")
+LEDGER_HEADS: Final = ("cause", "p10", "p50", "p90", "share of days (p50)")
+CLOSED_FORMS_TITLE: Final = "Closed forms (no shortage of spares, no slow nodes, no maintenance)"
+PUBLISHED_HEADS: Final = ("metric", "published", "predicted", "error", "holds", "source")
+STUDY_HEADS: Final = ("", "days", "goodput", "cost, US$", "MFU", "layout", "binds")
+TORNADO_HEADS: Final = ("assumption", "ends", "days", "cost, million US$")
+ASSUMPTION_HEADS: Final = ("number", "value", "kind", "source")
+
+
+def _cells(quantiles: Quantiles | None, form: str) -> tuple[str, str, str]:
+    if quantiles is None:
+        return "", "", ""
+    return form.format(quantiles.p10), form.format(quantiles.p50), form.format(quantiles.p90)
+
+
+def runs_title(answer: Answer) -> str:
+    """What the quantiles are over."""
+    return f"{answer.simulation.repetitions} simulated runs, seed {answer.simulation.seed}"
+
+
+def headline_rows(answer: Answer) -> list[Row]:
+    """The answer's quantities, and the days of each phase where there are several."""
+    known = [(label, getattr(answer, name), form) for name, label, form in HEADLINES]
+    rows: list[Row] = [(label, *_cells(quantiles, form)) for label, quantiles, form in known if quantiles is not None]
+    phases = answer.phase_days.items() if len(answer.phase_days) > 1 else ()
+    return rows + [(f"  days of {phase}", *_cells(quantiles, "{:,.2f}")) for phase, quantiles in phases]
+
+
+def ledger_rows(answer: Answer) -> list[Row]:
+    """Hours lost by cause."""
+    wall = answer.days.p50 * 24.0 if answer.days else 1.0
+    rows: list[Row] = []
+    for cause, quantiles in answer.lost_time_s.items():
+        if quantiles.p90 > 0:
+            hours = Quantiles(quantiles.p10 / 3600, quantiles.p50 / 3600, quantiles.p90 / 3600)
+            rows.append((cause.replace("_", " "), *_cells(hours, "{:,.2f}"), f"{hours.p50 / wall:.2%}"))
+    return rows
+
+
+def failure_rows(answer: Answer) -> list[Row]:
+    """How many failures of each component."""
+    return [(f"failures of {name} (count)", *_cells(counts, "{:,.0f}"), "") for name, counts in answer.failures.items()]
+
+
+def closed_form_rows(answer: Answer) -> list[Row]:
+    """What the formulas say."""
+    return [
+        (name.removesuffix("_s").replace("_", " "), format_seconds(value) if name.endswith("_s") else f"{value:.4g}")
+        for name, value in answer.closed_forms.items()
+    ]
+
+
+def published_rows(report: PlanReport) -> list[Row]:
+    """Published figures beside the predicted ones."""
+    return [
+        (c.metric, f"{c.published:,.5g}", "" if c.predicted is None else f"{c.predicted:,.5g}",
+         "" if c.error is None else f"{c.error:+.1%}", "yes" if c.holds else "NO", f"{c.source}. {c.note}" if c.note else c.source)
+        for c in report.published
+    ]  # fmt: skip
+
+
+def study_rows(study: Study) -> list[Row]:
+    """One per point."""
+    rows: list[Row] = []
+    for point in study.points:
+        answer = point.answer
+        rows.append((
+            point.label,
+            f"{answer.days.p50:,.2f}" if answer.days else "",
+            f"{answer.goodput.p50:.1%}" if answer.goodput else "",
+            f"{answer.cost_usd.p50:,.0f}" if answer.cost_usd else "",
+            f"{point.mfu:.1%}" if point.mfu is not None else "",
+            point.layout,
+            "; ".join((*answer.binding, point.note) if point.note else answer.binding),
+        ))  # fmt: skip
+    return rows
+
+
+def tornado_rows(tornado: Tornado) -> list[Row]:
+    """One per assumption, widest first."""
+    rows: list[Row] = []
+    for swing in tornado.swings:
+        days = " to ".join("never" if d is None else f"{d:,.2f}" for d in swing.days)
+        cost = " to ".join("" if c is None else f"{c / 1e6:,.4g}" for c in swing.cost_usd)
+        ends = f"x{swing.low_factor:g} to x{swing.high_factor:g}"
+        rows.append((swing.name, ends, days, "" if cost == " to " else cost))
+    return rows
+
+
+def assumption_rows(answer: Answer) -> list[Row]:
+    """What the answer rests on."""
+    return [(a.name, a.value, a.kind, a.source) for a in answer.assumptions]
