@@ -98,7 +98,7 @@ def test_the_laws_extrapolate_over_node_counts() -> None:
 
 
 def test_the_shipped_fits_record_that_they_extrapolate() -> None:
-    """Sizes of racks and of a PCIe box, node counts of H100 over InfiniBand: the error left out stays within 1.5 times the fitted one."""
+    """Sizes of racks and of a PCIe box, node counts of H100 over InfiniBand: left out at most 1.5 times the error fitted."""
     rack, pod = shipped()["blackwell", "nvrack", "infiniband"].scale_up, shipped()["hopper", "nvswitch", "infiniband"].network
     staged = shipped()["ada", "pcie", "roce"].scale_up
     for constants in (rack, pod, staged):
