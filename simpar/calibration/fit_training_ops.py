@@ -83,7 +83,7 @@ def fit_machine(
         update={
             "bands": bands(flops, held),
             "fit": record(name, errors(fitted, rows, sm_count), held),
-            "derived": f"{parent.library} refined",
+            "derived": "",
         }
     )
     factors: dict[str, float] = {}
@@ -107,35 +107,38 @@ def fit_machine(
 
 
 def fit_grouped(path: Path, machine: str, c: GemmConstants, d: DirectionConstants, sm_count: float) -> GroupedConstants | None:
-    """How many experts' GEMMs run beside each other, the factor on top by direction, and the spread of what remains; on sizes of
-    at least SMALL_GEMM, as small ones are no training sizes."""
+    """How many experts' GEMMs run beside each other, and the factor on top by direction, on sizes of at least SMALL_GEMM (smaller
+    ones are no training sizes); the interval is that of all rows."""
     tried = [_grouped_with(streams, path, machine, c, d, sm_count) for streams in STREAMS]
-    found = [(float(np.median(np.abs(left))), constants) for constants, left in filter(None, tried)]
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+    return min((g for g in tried if g is not None), key=lambda g: g.fit.median, default=None)
 
 
 def _grouped_with(
     streams: int, path: Path, machine: str, c: GemmConstants, d: DirectionConstants, sm_count: float
-) -> tuple[GroupedConstants, Array] | None:
+) -> GroupedConstants | None:
     medians: dict[str, float] = {}
     left: list[Array] = []
+    large: list[NDArray[np.bool_]] = []
     for direction in ("forward", "dgrad", "wgrad_accumulate"):
-        measured = [r for r in grouped_rows(path, machine, direction) if min(r.m, r.n, r.k) >= SMALL_GEMM]
-        if not measured:
-            return None
+        measured = grouped_rows(path, machine, direction)
         m, n, k, groups = (np.array([getattr(r, name) for r in measured], dtype=float) for name in ("m", "n", "k", "groups"))
+        big = np.minimum(np.minimum(m, n), k) >= SMALL_GEMM
+        if not big.any():
+            return None
         beside = np.minimum(groups, streams)
         shapes = GemmShapes(m, n, k, batch=beside, output_bytes=measured[0].output_bytes)
         factor = {"dgrad": d.dgrad, "wgrad_accumulate": d.wgrad_accumulate}.get(direction, 1.0)
         predicted = factor * groups / beside * gemm_seconds(c, sm_count, shapes)
         logs = np.log(np.array([r.seconds for r in measured]) / predicted)
-        medians[direction] = float(np.exp(np.median(logs)))
-        left.append(logs - np.median(logs))
-    rest = np.concatenate(left)
+        centre = np.median(logs[big])
+        medians[direction] = float(np.exp(centre))
+        left.append(logs - centre)
+        large.append(big)
+    rest, inside = np.concatenate(left), np.concatenate(large)
     ends = np.exp(np.quantile(rest, [0.1, 0.9]))
+    fit = record(f"{path.name}:{machine}", -rest[inside], -rest)
     source = f"{path.name}: {machine}"
-    fit = record(f"{path.name}:{machine}", -rest, -rest)
-    return GroupedConstants(**medians, streams=streams, low=float(ends[0]), high=float(ends[1]), source=source, fit=fit), rest
+    return GroupedConstants(**medians, streams=streams, low=float(ends[0]), high=float(ends[1]), source=source, fit=fit)
 
 
 def _sdp_shapes(measured: list[TrainingRow]) -> AttentionShapes:
