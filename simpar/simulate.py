@@ -21,7 +21,8 @@ from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
-from simpar.program.lower import Detail, lower
+from simpar.program.lower import lower
+from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.result.interpret import Priced, interpret

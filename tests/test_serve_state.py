@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 from simpar.cli import app as cli
 from simpar.errors import InputError
 from simpar.parallel.layout import Layout
-from simpar.program.lower import Detail, lower
+from simpar.program.lower import lower
+from simpar.program.pipelines import Detail
 from simpar.program.program import Program
 from simpar.report.serve import downloads
 from simpar.report.serve.answer import Answer, Answers, run_of

@@ -13,7 +13,8 @@ from dataclasses import fields, replace
 import numpy as np
 
 from simpar.parallel.layout import Layout
-from simpar.program.lower import Detail, lower
+from simpar.program.lower import lower
+from simpar.program.pipelines import Detail
 from simpar.program.program import Program
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule

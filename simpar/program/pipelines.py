@@ -1,0 +1,125 @@
+"""The pipelines of a program that is being lowered: which ranks and streams a stage has, where its actions are cut."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from simpar.parallel.layout import Layout
+from simpar.program.program import ProgramBuilder, Stream
+from simpar.program.units import Units
+from simpar.schedules import Action, Phase, Schedule
+
+Detail = Literal["stage", "layer", "op"]
+Segment = tuple[int, int]
+
+
+class Pipelines:
+    """Stages, buckets and streams of every pipeline; `copy` is the one being lowered (0 alone when folded)."""
+
+    def __init__(self, layout: Layout, schedule: Schedule, detail: Detail, units: Units) -> None:
+        self.layout, self.schedule, self.detail = layout, schedule, detail
+        self.units, self.copy = units, 0
+        self.builder = ProgramBuilder(layout.scenario.name)
+        self.zero = layout.plan.zero_stage
+        self.data_parallel = layout.data_ranks > 1 and layout.training.optimizer != "none"
+        unsharded_pipeline = schedule.num_ranks > 1 and layout.framework.fsdp_unsharded_with_pp
+        self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
+        self.reduce_always = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
+        self.offloads = layout.plan.offload.activations > 0
+        self.last_backward: dict[int, Action] = {}
+        self.first_forward: dict[int, Action] = {}
+        self._find_ends()
+
+    def _find_ends(self) -> None:
+        for row in self.schedule.rows:
+            for action in row:
+                for leaf in action.leaves:
+                    if leaf.phase is Phase.F:
+                        self.first_forward.setdefault(leaf.stage, leaf)
+                    elif leaf.phase in (Phase.B, Phase.W):
+                        self.last_backward[leaf.stage] = leaf
+
+    def rank_of(self, stage: int) -> int:
+        return self.schedule.stage_to_rank[stage]
+
+    def model_stage(self, stage: int) -> int:
+        return self._model_stages[stage]
+
+    @cached_property
+    def _model_stages(self) -> tuple[int, ...]:
+        return tuple(self.schedule.model_stage(s) for s in range(self.schedule.num_stages))
+
+    @cached_property
+    def _chains(self) -> tuple[range, ...]:
+        return tuple(self.schedule.chain_of(s).stages for s in range(self.schedule.num_stages))
+
+    @cached_property
+    def _stream_cache(self) -> dict[tuple[int, int, str], tuple[Stream, ...]]:
+        return {}
+
+    def blocks(self, stage: int) -> int:
+        return len(self.layout.stage_blocks[self.model_stage(stage)])
+
+    def buckets(self, stage: int) -> tuple[Segment, ...]:
+        """Gradient buckets of a stage, in the order of the backward."""
+        layout = self.layout
+        if self.gather_always or self.reduce_always:
+            return tuple((i, i + 1) for i in range(self.blocks(stage) - 1, -1, -1))
+        bucketed = layout.overlap_grad_reduce
+        if layout.framework.buckets_on_first_pipeline_rank_only and stage != 0:
+            bucketed = False
+        return layout.buckets(self.model_stage(stage), bucketed=bucketed)
+
+    def segments(self, stage: int, leaf: Action) -> list[Segment]:
+        """How an action is cut into ops, in the order of execution."""
+        count = self.blocks(stage)
+        forward = leaf.phase is Phase.F
+        if count == 0:
+            return [(0, 0)]
+        if self.detail != "stage" or self.gather_always or self.offloads:
+            pieces = [(i, i + 1) for i in range(count)]
+        elif self._cut(stage, leaf):
+            pieces = sorted(self.buckets(stage))
+        else:
+            pieces = [(0, count)]
+        return pieces if forward else pieces[::-1]
+
+    def _cut(self, stage: int, leaf: Action) -> bool:
+        if not self.data_parallel:
+            return False
+        if leaf.phase is Phase.F:
+            return leaf == self.first_forward[stage] and self.gathers_at_start
+        if self.reduce_always:
+            return leaf.phase in (Phase.B, Phase.W)
+        return leaf == self.last_backward[stage] and self.layout.overlap_grad_reduce
+
+    @property
+    def gathers_at_start(self) -> bool:
+        """Parameters are gathered under the first forward (sharded optimizer with overlap, or FSDP under a pipeline)."""
+        if not self.data_parallel or self.gather_always:
+            return False
+        return self.zero == 3 or (self.zero >= 1 and self.layout.overlap_param_gather)
+
+    def streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
+        """Streams of `kind` of all ranks that the current copy of pipeline rank `rank` joins."""
+        key = (self.copy, rank, kind)
+        found = self._stream_cache.get(key)
+        if found is None:
+            found = self._stream_cache[key] = tuple(Stream(r, kind) for r in self.units.ranks(self.copy, rank))
+        return found
+
+    def all_streams(self, rank: int, kind: str) -> tuple[Stream, ...]:
+        """The same over all copies: for data-parallel collectives."""
+        return tuple(Stream(r, kind) for copy in range(self.units.copies) for r in self.units.ranks(copy, rank))
+
+    def role(self, rank: int) -> int:
+        return self.units.ranks(self.copy, rank)[0]
+
+    def local(self, key: tuple[object, ...]) -> tuple[object, ...]:
+        """The key of something that each copy has for itself."""
+        return (self.copy, *key)
+
+    def everywhere(self, key: tuple[object, ...]) -> list[object]:
+        """The keys of something in every copy."""
+        return [(copy, *key) for copy in range(self.units.copies)]
