@@ -53,6 +53,8 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         logits_fp32_copies=spec.logits_copies(compiled, plan.tp, fused=training.cross_entropy == "fused"),
         logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
+        value_views=spec.value_views,
+        expert_output_fp32=spec.expert_output_fp32,
         qkv_copies=spec.qkv_copies,
         output_copies=float(spec.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
         stored=spec.fp8_storage if fp8 else (),

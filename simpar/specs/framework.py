@@ -46,6 +46,7 @@ class FrameworkSpec:
             eager) and
             does not gather again in the backward.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
+        value_views, expert_output_fp32: see BlockStyle.
         qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out
             of place).
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
@@ -190,6 +191,8 @@ class FrameworkSpec:
     fused_softmax: bool = True
     saves_gathered_input: bool = False
     dropout: float = 0.0
+    value_views: bool = False
+    expert_output_fp32: bool = False
     qkv_copies: float = 0.0
     fp8_storage: tuple[tuple[str, float], ...] = ()
     saves_exchanged_output: bool = False

@@ -238,8 +238,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
-              "whole_embedding_gradient": True},
-             "torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
+              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True},
+             "torchtitan models/deepseek_v3 (values split off the up-projection) and models/moe (scores applied after the "
+             "experts, in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
              "grad_recv_info); torchtitan and torch FSDP2 sources (_fsdp_param_group.py: "
              "reduce_scatter_states); tensor/parallel/loss.py: the "
              "vocabulary-parallel loss is composite, four "

@@ -83,7 +83,7 @@ def _core_attention(model: TransformerSpec, style: BlockStyle) -> Op:
         else (
             Tensor("attention/q", "bsnh", 2, "tensor"),
             Tensor("attention/k", "bsnh", 2, "tensor"),
-            Tensor("attention/v", "bsnj", 2, "tensor"),
+            Tensor("attention/v", "bsw" if style.value_views else "bsnj", 2, "tensor"),
         )
     )
     out = Tensor("attention/out", "bsnj", 2, "tensor")
@@ -216,7 +216,8 @@ def _moe(model: TransformerSpec, style: BlockStyle) -> Items:
         *_expert_bias(model, style),
         Seam("moe_combine", ("yd",), "moe"),
         Op("moe/unpermute", OpType.MEMORY, "moe", "expert", kernel="permute", forward_bytes=(("yd", 4.0),),
-           backward_bytes=(("yd", 4.0),), kernels=2),
+           backward_bytes=(("yd", 4.0),), kernels=2,
+           saves=(Tensor("moe/weighed", "yd", 4, "expert"),) if style.expert_output_fp32 else ()),
     ]  # fmt: skip
     return items
 
