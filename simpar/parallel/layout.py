@@ -247,10 +247,10 @@ class Layout:
             reduce_dtype = training.gradient_dtype
         full = training.precision in ("fp32", "tf32")
         parameter = 4.0 if full else spec.parameter_bytes
-        if spec.fp8_parameters and training.precision in _FP8:
+        if training.precision in _FP8 and (spec.fp8_parameters or spec.fp8_weight_cache):
             # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
             single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
-            parameter = 1.0 if single else 2.0
+            parameter = (1.0 if single else 2.0) + (0.0 if spec.fp8_parameters else parameter)
         master = 0.0 if full else 4.0
         moments = {"none": 0.0, "sgd": 0.0, "sgd-momentum": 4.0, "adafactor": 0.5, "adamw-bf16-moments": 4.0, "muon": 4.0}.get(
             training.optimizer, 8.0

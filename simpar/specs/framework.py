@@ -64,6 +64,7 @@ class FrameworkSpec:
             optimizer's 12).
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
+        fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
             one.
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
@@ -203,6 +204,7 @@ class FrameworkSpec:
     parameter_bytes: float = 2.0
     fp8_dispatch: bool = False
     fp8_parameters: bool = False
+    fp8_weight_cache: bool = False
     gradient_copy_bytes: float = 0.0
     ddp_buckets: bool = False
     gradients_persist: bool = True

@@ -72,9 +72,11 @@ _MEGATRON: Final = (
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
             "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 0.5e-3,
-            "weight_gradients": "each", "grouped_weight_gradients": "none",
+            "weight_gradients": "each", "grouped_weight_gradients": "none", "fp8_weight_cache": True,
         },
-        "FlashAttention 2 (2023-07); Megatron-LM layers.py: an empty tensor of the weight's shape stands for the gradient so that "
+        "FlashAttention 2 (2023-07); TransformerEngine module/base.py get_weight_workspace: fp8 copies of weights are cached as "
+        "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
+        "the gradient so that "
         "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
         "max(40e6, 1e6 dp) elements (core/distributed)",
     ),
@@ -296,7 +298,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "hai-llm": (
         "megatron-core",
-        (Row((2024, 12), {"schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32",
+        (Row((2024, 12), {"schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "fp8_dispatch": True,
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
                                           ("attention/out", 1.5))},
