@@ -124,7 +124,10 @@ class Layout:
         """The attention kernel in force."""
         if self.training.attention_kernel != "auto":
             return self.training.attention_kernel
-        return self.framework.attention_kernel(self.hardware.gpu.architecture)
+        model = self.scenario.model
+        mla = model.mla if isinstance(model, TransformerSpec) else None
+        wide = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else getattr(model, "head_dim", 0)
+        return self.framework.attention_kernel(self.hardware.gpu.architecture, wide)
 
     @cached_property
     def compiled(self) -> bool:
