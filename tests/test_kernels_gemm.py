@@ -147,6 +147,10 @@ def test_grouped_gemm_against_its_parts(h100: KernelModel) -> None:
     assert single.seconds == pytest.approx(h100.gemm(8192, 4096, 7168).seconds)
     grouped = h100.grouped_gemm(8, 8 * 8192, 4096, 7168)
     assert 7.5 * single.seconds < grouped.seconds < 13 * single.seconds
+    beside = h100.resolved.constants.grouped
+    assert beside is not None
+    part = h100.gemm(8192, 4096, 7168, batch=beside.streams)
+    assert grouped.seconds == pytest.approx(8 / beside.streams * part.seconds * beside.forward)
     small = h100.grouped_gemm(256, 8 * 8192, 4096, 7168)
     assert small.seconds > grouped.seconds
     assert h100.grouped_gemm(8, 8 * 8192, 4096, 7168, imbalance=2.0).seconds > 1.7 * grouped.seconds

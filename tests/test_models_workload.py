@@ -24,3 +24,21 @@ def test_ops_hold_the_parameters_of_the_ledger(name: str) -> None:
         network, left_out = simple_network(model, 1, 4.0, 1), 0
     ledger = total_parameters(model) + total(mtp_parameters(model))
     assert ledger - left_out <= network.parameters <= ledger
+
+
+def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_fused() -> None:
+    plain = load_model("qwen3-30b-a3b")
+    assert isinstance(plain, TransformerSpec)
+    clamped = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
+
+    def expert_ops(model: TransformerSpec, *, fused: bool) -> dict[str, float]:
+        blocks = transformer_network(model, 1, 128, BlockStyle(fused_expert_bias=fused)).layers
+        layer = next(b for b in blocks if b.name == "moe_layer")
+        return {op.name: sum(each for _, each in op.forward_bytes + op.backward_bytes) for op in layer.ops if op.region == "expert"}
+
+    more = expert_ops(clamped, fused=False)
+    assert expert_ops(clamped, fused=True).keys() == expert_ops(plain, fused=False).keys()
+    assert {name: more[name] for name in more.keys() - expert_ops(plain, fused=False).keys()} == {
+        "moe/clamp": 18,
+        "moe/fc2_bias": 64,
+    }

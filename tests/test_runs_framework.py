@@ -68,6 +68,13 @@ def test_later_rows_build_on_earlier_ones() -> None:
     assert framework("nemo", "25.04").attention == late.attention
 
 
+def test_wide_heads_run_unfused_on_blackwell_until_the_library_takes_them() -> None:
+    early, late = (framework("megatron-core", month) for month in ("2025-04", "2025-07"))
+    assert (early.attention_kernel("blackwell", 192), early.attention_kernel("blackwell", 128)) == ("unfused", "cudnn")
+    assert early.attention_kernel("hopper", 192) == "fa3"
+    assert late.attention_kernel("blackwell", 192) == "cudnn"
+
+
 def test_an_unknown_name_lists_the_closest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'nanotron'"):
         framework("nanotrn")
