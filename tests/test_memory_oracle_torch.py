@@ -15,20 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import (
-    CheckpointPolicy,
     checkpoint,
-    create_selective_checkpoint_contexts,
     set_checkpoint_early_stop,
 )
 from torch.utils.flop_counter import FlopCounterMode
@@ -41,6 +31,7 @@ from simpar.parallel.traffic import state_collectives
 from simpar.parallel.work import Collective
 from simpar.result.memory import static_state
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.validation.rank_parallel import per_op_contexts, stop, tensor_parallel
 
 pytestmark = pytest.mark.torch
 WORLD = 8
@@ -52,7 +43,7 @@ def ranks() -> Iterator[None]:
     """A group of WORLD ranks of which this process is the first; collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
     yield
-    dist.destroy_process_group()
+    stop()
 
 
 def scenario(shape: Shape, tokens: int, batch: int = 1, framework: str = "torchtitan", **plan: Any) -> Scenario:
@@ -74,45 +65,6 @@ def layout_of(found: Scenario) -> Layout:
 def layers_of(layout: Layout) -> list[LocalBlock]:
     """Blocks of transformer layers."""
     return [block for blocks in layout.stage_blocks for block in blocks if block.name == "layer"]
-
-
-def tensor_parallel(model: Llama, mesh: DeviceMesh, *, sequence: bool) -> None:
-    """torchtitan's plan for a Llama."""
-    residual = Shard(1) if sequence else Replicate()
-    top: dict[str, Any] = {}
-    if model.embedding is not None:
-        top["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)
-    if model.output is not None:
-        top |= {"norm": SequenceParallel()} if sequence else {}
-        top["output"] = ColwiseParallel(input_layouts=residual, output_layouts=Shard(-1), use_local_output=False)
-    parallelize_module(model, mesh, top)
-    column, row = ColwiseParallel(), RowwiseParallel(output_layouts=residual)
-    plan: dict[str, Any] = {
-        "attention.wq": column, "attention.wk": ColwiseParallel(), "attention.wv": ColwiseParallel(), "attention.wo": row,
-        "feed_forward.w1": ColwiseParallel(), "feed_forward.w3": ColwiseParallel(),
-        "feed_forward.w2": RowwiseParallel(output_layouts=residual),
-    }  # fmt: skip
-    if sequence:
-        enter = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
-        plan |= {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel(),
-                 "attention": PrepareModuleInput(**enter), "feed_forward": PrepareModuleInput(**enter)}  # fmt: skip
-    for layer in model.layers.values():
-        parallelize_module(layer, mesh, plan)
-
-
-def per_op_contexts() -> Any:
-    """torchtitan's per-op selective checkpointing: attention, reduce-scatters and every second matmul are kept."""
-    seen = {True: 0, False: 0}
-
-    def policy(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if func is torch.ops.aten.mm.default:
-            seen[context.is_recompute] += 1
-            keep = seen[context.is_recompute] % 2 == 1
-        else:
-            keep = "reduce_scatter" in str(func)
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
 
 
 def kept_after_forward(model: Llama, x: Any, recompute: str) -> int:

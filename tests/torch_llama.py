@@ -17,6 +17,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from simpar.validation.rank_kernels import FusedNorm
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -41,20 +43,6 @@ class Shape:
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "vocab_size": self.vocab,
         }  # fmt: skip
-
-
-class FusedNorm(torch.autograd.Function):
-    """Saves its input, its weight and one fp32 statistic per row, as the fused kernel does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        ctx.save_for_backward(x, weight, torch.empty_like(x[..., :1], dtype=torch.float32))
-        return torch.zeros_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        x, weight, _ = ctx.saved_tensors
-        return torch.zeros_like(x), torch.zeros_like(weight)
 
 
 class FlashAttention(torch.autograd.Function):
@@ -95,7 +83,8 @@ class Attention(nn.Module):
         self.wo = nn.Linear(wide, shape.hidden, bias=False)
         self.kernel: Any = FlashAttention.apply
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, turns: Any) -> Any:
+        del turns  # rotations keep nothing
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
         return self.wo(self.kernel(q, k, v).flatten(-2))
 
@@ -121,7 +110,7 @@ class Layer(nn.Module):
         self.attention, self.feed_forward = Attention(shape), FeedForward(shape)
 
     def forward(self, x: Any) -> Any:
-        x = x + self.attention(self.attention_norm(x))
+        x = x + self.attention(self.attention_norm(x), None)
         return x + self.feed_forward(self.ffn_norm(x))
 
 

@@ -18,6 +18,7 @@ from simpar.calibration import bench_collectives, bench_gemm, bench_host, bench_
 from simpar.calibration.bench_collectives import Group
 from simpar.calibration.measure import Case, Clock, clocks, machine, measure, record_of, timing_of, torch_module
 from simpar.calibration.store import CalibrationError, Record, Store
+from simpar.host import pin
 
 COLLECTIVE_SHARE = 0.5
 """Of the budget, where several processes run."""
@@ -199,6 +200,8 @@ def calibrate(options: Options, say: Report = print) -> int:
     Raises:
         CalibrationError: no torch, no NCCL, a rank that hangs, a wrong file; what was measured is kept.
     """
+    if options.resume and options.out is not None and not options.budget_s and _elsewhere(options.store):
+        return _written(Store(options.store), options, options.out, say)
     torch = torch_module()
     device = _device(torch, options.device)
     if device == "cpu":
@@ -208,15 +211,12 @@ def calibrate(options: Options, say: Report = print) -> int:
     begin = time.monotonic()
     store, clock = _open(options, device, int(os.environ.get("RANK", "0"))), Clock(device)
     if options.shapes is not None and device == "cpu":
-        bench_host.pin()
+        pin()
     group = Group(device, options.timeout_s)
     if options.shapes is not None:
         _host(group, store, device, options, begin + options.budget_s, say)
         group.close()
-        if group.rank == 0 and options.out is not None:
-            profile_out.write(store, options.out, options.base)
-            say(f"wrote {options.out} (measurements: {options.store})")
-        return 0
+        return _written(store, options, options.out, say) if group.rank == 0 and options.out is not None else 0
     if group.size > 1:
         _collectives(group, clock, store, options, begin + COLLECTIVE_SHARE * options.budget_s, say)
         group.close()
@@ -225,9 +225,26 @@ def calibrate(options: Options, say: Report = print) -> int:
     missed = _local(store, Clock(device, alone=True), device, options, begin + options.budget_s, say)
     if missed:
         say(f"time is up with {missed} cases not measured; go on with --resume {options.store}")
-    if options.out is not None:
-        profile_out.write(store, options.out, options.base)
-        say(f"wrote {options.out} (measurements: {options.store})")
+    return 0 if options.out is None else _written(store, options, options.out, say)
+
+
+def _elsewhere(path: Path) -> bool:
+    """Whether another machine wrote the store, so that nothing but its profile can be made of it here; torch is not needed."""
+    old = Store(path).records.get("machine")
+    if old is None:
+        return False
+    try:
+        torch = torch_module()
+    except CalibrationError:
+        return True
+    if old["device"] == "cuda" and not torch.cuda.is_available():
+        return True
+    return bool(old["name"] != machine(old["device"])["name"])
+
+
+def _written(store: Store, options: Options, out: Path, say: Report) -> int:
+    profile_out.write(store, out, options.base)
+    say(f"wrote {out} (measurements: {options.store})")
     return 0
 
 

@@ -8,7 +8,6 @@ many cores a rank keeps busy meanwhile. Where ranks outnumber cores, how the ker
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from simpar.calibration.bench_collectives import Group
 from simpar.calibration.measure import MOST, Clock, timing_of
 from simpar.calibration.store import Record
+from simpar.host import busy_s, usable_cores
 
 CHUNK = 3
 SHAPE_S = 2e-3
@@ -24,26 +24,6 @@ SHAPE_S = 2e-3
 LEAST_SAMPLES = 9
 FOREIGN = 0.15
 """Cores that other processes keep busy: samples beside more of them are left out where there are others."""
-
-
-def pin() -> None:
-    """Each rank on a core of its own where there are enough of them, as the runs do; else the kernel shares all among all."""
-    own = int(os.environ.get("LOCAL_RANK", "0"))
-    if hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        if 1 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= len(allowed):
-            os.sched_setaffinity(0, {allowed[own]})
-
-
-def busy_s() -> float:
-    """Seconds that all cores of this host were not idle since it started (Linux; elsewhere 0)."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            fields = [int(v) for v in file.readline().split()[1:9]]  # user nice system idle iowait irq softirq steal
-    except (OSError, ValueError):
-        return 0.0
-    # Interrupts are nobody's: most are those of the ranks' own messages.
-    return (sum(fields) - sum(fields[3:7])) / os.sysconf("SC_CLK_TCK")
 
 
 def _means(group: Group, values: Sequence[float], among: int) -> list[float]:
@@ -162,7 +142,7 @@ def measure_scheduler(group: Group) -> Record | None:
     once: their median. Then ranks on all cores compute and one more sleeps and wakes: by how much it oversleeps, less the same
     with nobody computing, the mean.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(usable_cores())
     if group.device != "cpu" or group.size <= cores:
         return None
     barrier = group.torch.distributed.barrier

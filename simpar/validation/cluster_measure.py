@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -112,17 +111,6 @@ class Recorder(TorchDispatchMode):
 def _storages(tensor: Any) -> list[Any]:
     local = getattr(tensor, "_local_tensor", tensor)
     return [local.untyped_storage()] if isinstance(local, torch.Tensor) and not local.is_meta else []
-
-
-def busy_s() -> float:
-    """Seconds that all cores of this host were not idle since it started, stolen ones included (Linux; elsewhere 0)."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            fields = [int(v) for v in file.readline().split()[1:9]]  # user nice system idle iowait irq softirq steal
-    except (OSError, ValueError):
-        return 0.0
-    # Interrupts are nobody's: most are those of the ranks' own messages.
-    return (sum(fields) - sum(fields[3:7])) / os.sysconf("SC_CLK_TCK")
 
 
 class Busy:

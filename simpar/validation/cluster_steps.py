@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from simpar.host import busy_s
 from simpar.validation.cluster_attention import positions
 from simpar.validation.cluster_autograd import Group, all_reduce
 from simpar.validation.cluster_layouts import RunLayout
-from simpar.validation.cluster_measure import Busy, Recorder, busy_s, profiled
+from simpar.validation.cluster_measure import Busy, Recorder, profiled
 from simpar.validation.cluster_model import Groups, Mlp, Transformer, token_loss
 from simpar.validation.cluster_torch import HAS_CLASS
 

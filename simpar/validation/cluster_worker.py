@@ -59,14 +59,6 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
 
 
-def pin() -> None:
-    """Each rank on a core of its own where there are enough of them; else the kernel shares all cores among all ranks."""
-    if hasattr(os, "sched_setaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        if 1 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= len(allowed):
-            os.sched_setaffinity(0, {allowed[int(os.environ["LOCAL_RANK"])]})
-
-
 def append(path: Path, record: dict[str, Any]) -> None:
     """One line, on the disk before going on."""
     with path.open("a", encoding="utf-8") as file:
@@ -95,6 +87,7 @@ def run(config: dict[str, Any], out: Path, report: Report) -> None:
     """All layouts of `config` that `out` does not have, in rounds; needs the environment of torchrun."""
     import torch
 
+    from simpar.host import pin
     from simpar.validation.cluster_layouts import layout_of
     from simpar.validation.cluster_steps import World
 

@@ -17,10 +17,27 @@ from simpar.specs.scenario import Scenario, make_scenario
 from simpar.validation.rank_plan import RankPlan, rank_plan
 
 WORKER_FILES: Final = (
-    "__init__.py", "validation/__init__.py", "validation/rank_context.py", "validation/rank_kernels.py", "validation/rank_meter.py",
-    "validation/rank_model.py", "validation/rank_parallel.py", "validation/rank_steps.py", "validation/rank_worker.py",
+    "__init__.py", "host.py", "validation/__init__.py", "validation/rank_context.py", "validation/rank_kernels.py",
+    "validation/rank_meter.py", "validation/rank_model.py", "validation/rank_parallel.py", "validation/rank_steps.py",
+    "validation/rank_worker.py", "calibration/__init__.py", "calibration/__main__.py", "calibration/bench_collectives.py",
+    "calibration/bench_gemm.py", "calibration/bench_host.py", "calibration/bench_ops.py", "calibration/bench_shapes.py",
+    "calibration/measure.py", "calibration/profile_cpu.py", "calibration/profile_out.py", "calibration/store.py",
 )  # fmt: skip
 """What runs without simpar's dependencies."""
+MEASURE: Final = """#!/bin/sh
+# Calibrates this machine's GPU and measures every plan beside this file; needs python3 with torch and numpy, nothing else.
+# Go on where it stopped: start it again. Everything to take home is results.tar.gz.
+#   sh measure.sh [seconds for the calibration] [seconds after which no further plan starts] [device]
+cd "$(dirname "$0")" || exit 2
+[ "${3:-cuda}" = fake ] && on=cpu || on=cuda
+touch calibration.jsonl
+python3 -m simpar.calibration --resume calibration.jsonl --budget "${1:-120}s" --device $on
+first=$?
+python3 -m simpar.validation.rank_worker --plan plans --out measured --device "${3:-cuda}" --within "${2:-420}"
+second=$?
+tar czf results.tar.gz calibration.jsonl measured/*.json
+exit $((first > second ? first : second))
+"""
 
 
 class LayoutSpec(Spec):
@@ -92,7 +109,7 @@ def _entry(spec: LayoutSpec, defaults: DefaultsSpec, path: Path) -> Entry:
 
 
 def write_bundle(plans: list[RankPlan], folder: Path) -> None:
-    """A folder that can be copied to a machine with torch alone: plans/ and the worker's modules.
+    """A folder that can be copied to a machine with torch alone: plans/, the worker's modules and measure.sh, which runs all.
 
     Raises:
         InputError: the folder cannot be written.
@@ -106,6 +123,7 @@ def write_bundle(plans: list[RankPlan], folder: Path) -> None:
             target = folder / "simpar" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(package / name, target)
+        (folder / "measure.sh").write_text(MEASURE)
     except OSError as error:
         rule = f"cannot be written: {error.strerror or error}"
         raise InputError([Violation("--bundle", str(folder), rule, "choose another folder")]) from None

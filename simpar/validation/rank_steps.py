@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.pipelining import PipelineStage, _utils, schedules
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
@@ -18,6 +18,10 @@ TORCH_SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "interleaved_1f1b": "Interleaved1F1B",
     "interleaved_bfs": "LoopedBFS", "interleaved_zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
+
+
+_DESCRIBES_GRADIENTS = "input_grads" in inspect.signature(PipelineStage.__init__).parameters
+"""Since torch 2.13 a stage is told the shapes of its gradients; before, it takes those of its inputs and outputs."""
 
 
 def loss_of(out: Any, target: Any) -> Any:
@@ -91,16 +95,16 @@ class Job:
             head, begin = module.output is not None, module.embedding is not None
             logits = _Like(batch, tokens, plan["vocab"] // plan["world"]["tp"], self.device) if head else None
             out = logits.tensor() if logits is not None else middle(gradient=True)
-            held.append(PipelineStage(
-                module, index, plan["num_stages"], torch.device(self.device), group=group,
-                input_args=(ids if begin else middle(gradient=True),), output_args=(out,),
-                input_grads=(None if begin else middle(),), output_grads=(torch.empty_like(out).detach(),),
-            ))  # fmt: skip
+            known: dict[str, Any] = {"input_args": (ids if begin else middle(gradient=True),), "output_args": (out,)}
+            if _DESCRIBES_GRADIENTS:
+                known |= {"input_grads": (None if begin else middle(),), "output_grads": (torch.empty_like(out).detach(),)}
+            held.append(PipelineStage(module, index, plan["num_stages"], torch.device(self.device), group=group, **known))
         cls = schedules.get_schedule_class(TORCH_SCHEDULES[plan["schedule"]])
         own = held if issubclass(cls, schedules.PipelineScheduleMulti) else held[0]
         schedule = cls(own, count, loss_fn=loss_of)
-        # Shapes are given above: nothing is asked of neighbours, which are not there.
-        schedule._warmup_p2p = _shapes_are_known
+        if hasattr(schedule, "_warmup_p2p"):
+            # Shapes are given above: nothing is asked of neighbours, which are not there (torch before 2.13 asks nobody then).
+            schedule._warmup_p2p = _shapes_are_known
 
         def run() -> None:
             args = (self.tokens,) if first else ()
@@ -124,4 +128,4 @@ class _Like:
 def _shapes_are_known(stages: Any, has_backward: Any, p2p_done: Any) -> None:
     del has_backward, p2p_done
     for stage in stages:
-        stage._inference_mode = InferenceMode.STATIC
+        stage._inference_mode = _utils.InferenceMode.STATIC

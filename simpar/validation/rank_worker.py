@@ -330,6 +330,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("auto", "cuda", "fake"), default="auto")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--trace", default="", help="write a profiler trace here (GPU)")
+    parser.add_argument("--within", type=float, default=math.inf, help="of a folder: start no further plan after so many seconds")
     options = parser.parse_args(arguments)
     if options.plan.is_dir():
         return _folder(options)
@@ -341,7 +342,9 @@ def main(arguments: list[str] | None = None) -> int:
                 os.environ.setdefault(name, "expandable_segments:True")
         found = measure(plan, _device(options.device), steps=options.steps, trace=options.trace)
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=1))
+        part = options.out.with_suffix(".part")
+        part.write_text(json.dumps(found, indent=1))
+        part.replace(options.out)
     except (WorkerError, OSError) as error:
         sys.stderr.write(f"rank_worker: {error}\n")
         return 2
@@ -359,24 +362,35 @@ def _device(name: str) -> str:
 
 
 def _folder(options: Any) -> int:
-    """Every plan of a folder, each in a process of its own, so that one that fails costs only itself."""
+    """Every plan of a folder that was not measured yet, each in a process of its own, so that one that fails costs only itself."""
     import subprocess
 
     plans = sorted(options.plan.glob("*.json"))
-    failed = 0
+    failed, began = 0, time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
     for path in plans:
-        words = [sys.executable, "-m", "simpar.validation.rank_worker", "--plan", str(path), "--out", str(options.out / path.name)]
+        target, begin = options.out / path.name, time.perf_counter()
+        if target.is_file():
+            _tell(f"{path.stem}: there already")
+            continue
+        if begin - began > options.within:
+            failed += 1
+            _tell(f"{path.stem}: no time left; start again to go on")
+            continue
+        words = [sys.executable, "-m", "simpar.validation.rank_worker", "--plan", str(path), "--out", str(target)]
         words += ["--device", options.device, "--steps", str(options.steps)]
         words += ["--trace", str(options.out / f"{path.stem}.trace.json.gz")] if options.trace else []
-        begin = time.perf_counter()
         code = subprocess.run(words, check=False).returncode
         failed += code != 0
-        sys.stdout.write(f"{path.stem}: {'measured' if code == 0 else f'failed ({code})'}, {time.perf_counter() - begin:.1f} s\n")
-        sys.stdout.flush()
+        _tell(f"{path.stem}: {'measured' if code == 0 else f'failed ({code})'}, {time.perf_counter() - begin:.1f} s")
     if not plans:
         sys.stderr.write(f"rank_worker: {options.plan}: no plans (*.json)\n")
     return 2 if failed or not plans else 0
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
