@@ -62,6 +62,7 @@ class FrameworkSpec:
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted
             in the
             optimizer's 12).
+        ep_dispatcher: how tokens reach their experts where a published run does not say.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
@@ -202,6 +203,7 @@ class FrameworkSpec:
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
     parameter_bytes: float = 2.0
+    ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     fp8_dispatch: bool = False
     fp8_parameters: bool = False
     fp8_weight_cache: bool = False
