@@ -302,7 +302,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
                                           ("attention/out", 1.5))},
-             "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; 3.3.3: inputs of the experts' SwiGLU are "
+             "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; "
+             "3.3.3: inputs of the experts' SwiGLU are "
              "cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
     ),
     "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16"},
