@@ -16,7 +16,7 @@ MAX_POINTS = 1200
 """Per rank over time; more events are drawn as highest and lowest of each of a third as many spans."""
 MAX_RANKS = 16
 """Whose memory over time is in the page."""
-_LEGEND = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}
+_LEGEND = {"orientation": "h", "y": -0.27, "yanchor": "top", "x": 0}
 _HEIGHT = 430
 COLORS = {
     "parameters": "#0072b2", "gradients": "#56b4e9", "optimizer": "#009e73", "fsdp_buffers": "#5cc4a3",

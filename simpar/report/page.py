@@ -53,7 +53,8 @@ class Table:
             return "<tr>" + "".join(f"<{tag}{m}>{escape(c)}</{tag}>" for m, c in zip(marks, cells, strict=True)) + "</tr>"
 
         body = "".join(row("td", cells) for cells in self.rows)
-        return f"<div class=scroll><table><thead>{row('th', self.heads)}</thead><tbody>{body}</tbody></table></div>"
+        head = f"<thead>{row('th', self.heads)}</thead>" if any(self.heads) else ""
+        return f"<div class=scroll><table>{head}<tbody>{body}</tbody></table></div>"
 
 
 def card(title: str, body: str, width: str = "", note: str = "") -> str:

@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpar.report.output import write_file
+from simpar.report.page import Cards, Table
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster
 from simpar.topology.describe import summary
@@ -186,18 +188,15 @@ def topology_figure(
         _node_rows(drawing, cluster)
         if cluster.net.slots and cluster.num_nodes > 1:
             _switch_rows(drawing, cluster)
-    lines = []
     if mesh is not None:
         _mesh_text(drawing, mesh)
-        lines = _placements(mesh, cluster)
+    title, (about, *lines) = _title(cluster, mesh)
     figure = go.Figure([_edge_trace(drawing), *_vertex_traces(drawing)])
     for x, y, text, anchor in drawing.notes:
         figure.add_annotation(x=x, y=y, text=escape(text), showarrow=False, xanchor=anchor, font={"size": 13})
-    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes:,} nodes"
-    total = f"{nodes}, {cluster.num_gpus:,} GPUs"
-    subtitle = "<br>".join(escape(line) for line in (cluster.hardware.description, *lines))
+    subtitle = "<br>".join(escape(line) for line in (about, *lines))
     figure.update_layout(
-        title={"text": f"{escape(cluster.hardware.name)}: {total}<br><sup>{subtitle}</sup>", "x": 0.02},
+        title={"text": f"{escape(title)}<br><sup>{subtitle}</sup>", "x": 0.02},
         margin={"l": 20, "r": 20, "t": 90 + 14 * len(lines), "b": 20},
         height=640 + 14 * len(lines),
         template="plotly_white",
@@ -207,6 +206,13 @@ def topology_figure(
     figure.update_xaxes(visible=False, range=[-3, WIDTH + (3 if torus else 62)])
     figure.update_yaxes(visible=False)
     return figure
+
+
+def _title(cluster: Cluster, mesh: Mesh | None) -> tuple[str, list[str]]:
+    """What is drawn: a line, and more about it; where a layout's groups lie."""
+    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes:,} nodes"
+    lines = [] if mesh is None else _placements(mesh, cluster)
+    return f"{cluster.hardware.name}: {nodes}, {cluster.num_gpus:,} GPUs", [cluster.hardware.description, *lines]
 
 
 def _edge_trace(drawing: _Drawing) -> go.Scatter:
@@ -256,19 +262,18 @@ def write_topology_html(
     """The drawing and a table of counts as one self-contained page at `path`; returns the path.
 
     Raises:
-        InputError: as `topology_figure`.
-        OSError: the page cannot be written.
+        InputError: as `topology_figure`, or the page cannot be written.
     """
     cluster = hardware if isinstance(hardware, Cluster) else Cluster(hardware, num_nodes or 1)
-    drawing = topology_figure(cluster, mesh=mesh).to_html(full_html=False, include_plotlyjs=True)
-    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in table_rows(cluster))
-    style = "body{font-family:sans-serif;margin:1em 2em}th{text-align:left;padding-right:2em;font-weight:normal}"
-    page = (
-        f"<!doctype html><html><head><meta charset='utf-8'><title>{escape(cluster.hardware.name)}</title>"
-        f"<style>{style}</style></head><body>{drawing}<table>{rows}</table></body></html>"
-    )
+    drawn = topology_figure(cluster, mesh=mesh).to_plotly_json()
+    layout = {k: v for k, v in drawn["layout"].items() if k not in ("title", "template")} | {"margin": dict.fromkeys("lrtb", 20)}
+    title, lines = _title(cluster, mesh)
+    cards = Cards(f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in lines))
+    figure = {"id": "topology", "variants": [{"label": "", "data": drawn["data"], "layout": layout}], "height": layout["height"]}
+    cards.draw("One node and its way through the fabric", {**figure, "zoom": True})
+    cards.add("The whole cluster", Table(("", ""), table_rows(cluster)).html())
     target = Path(path)
-    target.write_text(page, encoding="utf-8")
+    write_file(target, cards.html(cluster.hardware.name).encode(), "--html")
     return target
 
 
