@@ -206,7 +206,8 @@ def layout_of(fields: dict[str, Any]) -> RunLayout:
 DEFAULT: Final[dict[int, Sequence[str]]] = {
     2: ("dp2", "fsdp2", "tp2", "tp2sp", "pp2", "pp2-gpipe", "pp2-interleaved", "pp2-zbv", "cp2-allgather", "cp2-ulysses",
         "ep2dp2", "mlp-dp2", "mlp-tp2", "mlp-pp2"),
-    4: ("dp4", "fsdp4", "tp4", "dp2tp2", "fsdp2tp2", "pp4", "pp2dp2", "pp2tp2", "pp2tp2sp", "cp2dp2-allgather"),
+    4: ("dp4", "fsdp4", "tp4", "dp2tp2", "fsdp2tp2", "pp4", "pp2dp2", "pp2fsdp2", "pp2tp2", "pp2tp2sp", "cp2dp2-allgather",
+        "ep2dp2tp2sp", "mlp-dp4", "mlp-tp4", "mlp-pp4"),
 }  # fmt: skip
 """Processes -> layouts that are run where none are named."""
 

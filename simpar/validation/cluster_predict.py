@@ -216,16 +216,28 @@ def step_work(priced: Priced, in_step: InStep, model: str) -> StepWork:
     return StepWork(seconds + beside, beside)
 
 
-PARTIAL_PASSES, EXCHANGE_PASSES = 14, 6
-"""Reads and writes of one tensor: joining a partial attention (rescale, add, assign; zeros, sums and contiguous gradients
-backward), and packing and unpacking around an all-to-all (three copies); counted in cluster_attention.py."""
+EXCHANGE_PASSES = 6
+"""Reads and writes of a tensor around an all-to-all: three copies that pack and unpack it (cluster_attention.py)."""
+
+
+def partial_passes(cp: int, *, backward: bool) -> float:
+    """Reads and writes of one tensor of the size of a rank's queries in SplitAttention, counted in cluster_attention.py.
+
+    Forward: keys and values stacked (4), zeros (1), and a visit rescales and adds its part (9). Backward: stacked again, the
+    gradient made contiguous, zeros (7); own keys (9), a visitor's (9.25), and the pairs stacked for the way back (4 a rank).
+    A visitor meets three quarters of the queries or keys on average.
+    """
+    if backward:
+        return 16.0 + 9.25 * (cp - 1) + 4.0 * cp
+    return 5.0 + 9.0 * (1.0 + 0.75 * (cp - 1))
 
 
 def context_bytes(layout: Layout, op: LocalOp) -> float:
     """Read and written beside an op of context-parallel attention; 0 for all others."""
     work = op.work
     if isinstance(work, AttentionWork) and layout.plan.cp > 1 and layout.plan.cp_style != "ulysses":
-        return PARTIAL_PASSES * 4.0 * work.batch * work.sequence_q * work.heads * work.head_dim
+        passes = partial_passes(layout.plan.cp, backward=work.backward)
+        return passes * 4.0 * work.batch * work.sequence_q * work.heads * work.head_dim
     if isinstance(work, Collective) and work.dimension == "cp" and work.name == "all_to_all":
         return EXCHANGE_PASSES * work.bytes
     return 0.0
