@@ -50,6 +50,8 @@ class BlockMemory(LocalShapes):
         """What a backward adds to the saved tensors at its worst op: gradients of a matmul's output, input and weight."""
         widest = 0.0
         for op in self.block.ops:
+            if op.name == "embedding/word" and self.style.whole_embedding_gradient:
+                widest = 2.0 * self.size["v"] * self.size["d"]
             if op.equation:
                 pair = self.local(op.output_axes, op.region) * 2.0 + self.weight_gradient(op)
                 pair += sum(self.local(t.axes, self._gradient_region(op, t.region)) for t in op.saves[:1]) * 2.0

@@ -53,6 +53,7 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         logits_fp32_copies=spec.logits_copies(compiled, plan.tp, fused=training.cross_entropy == "fused"),
         logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
+        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1 and plan.pp > 1,
         value_views=spec.value_views,
         expert_output_fp32=spec.expert_output_fp32,
         qkv_copies=spec.qkv_copies,

@@ -24,6 +24,7 @@ class BlockStyle:
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
         fused_expert_bias: the experts' biases and the clamp of their activation are part of other kernels; else each is a chain of
             elementary operations, in fp32 where routing probabilities scale the bias (Megatron-LM experts.py `_apply_bias`).
+        whole_embedding_gradient: the gradient of a vocabulary split over tensor ranks is whole on each (DTensor).
         value_views: latent attention keeps its values as a view of the whole up-projection of keys and values.
         expert_output_fp32: the experts' outputs are weighed by the routing probabilities in fp32, and kept so.
         qkv_copies: further copies of the packed queries, keys and values that attention keeps.
@@ -46,6 +47,7 @@ class BlockStyle:
     logits_gathered: int = 1
     saves_gathered_input: bool = False
     fused_expert_bias: bool = True
+    whole_embedding_gradient: bool = False
     value_views: bool = False
     expert_output_fp32: bool = False
     qkv_copies: float = 0.0
