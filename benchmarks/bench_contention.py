@@ -1,8 +1,9 @@
 """Speed of contention, as JSON: every rank of a job on the links of a real cluster.
 
-    python benchmarks/bench_contention.py [--quick] [--profile]
+    python benchmarks/bench_contention.py [--quick] [--profile] [--stragglers]
 
-Three fabrics, from never hot to always hot, and noise, so that nothing happens at the same instant on two ranks.
+Three fabrics, from never hot to always hot, and noise, so that nothing happens at the same instant on two ranks. To be met: 60 s
+of CPU each. `--stragglers`: the flagship scenario instead, 16,384 ranks with slow ones at stage detail; 120 s and 8 GiB.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import resource
 import sys
 import time
+from pathlib import Path
 
 from bench_engines import count_events
 from synthetic_programs import Job
@@ -22,12 +24,17 @@ from simpar.engine.discrete_event import run
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.program.program import PriceTable, Program
+from simpar.simulate import simulate
 from simpar.specs.hardware import load_hardware
+from simpar.specs.scenario import read_scenario
 from simpar.topology.cluster import Cluster
 
 QUICK = Job(tp=8, dp=4, pp=4, microbatches=8, segments=2, buckets=2)
 FULL = Job(tp=8, dp=8, pp=16, microbatches=24, segments=7, buckets=7)
 """1,024 ranks of 510 ops each."""
+FLAGSHIP = Path(__file__).parent.parent / "scenarios" / "llama3.1-405b_h100x16384_tp8pp16.toml"
+SLOW = {rank: 1.0 + 0.02 * (rank % 7) for rank in range(0, 16384, 997)}
+"""Ranks 2-12 % slower than the rest, spread over every stage."""
 NOISE = Noise(compute_sigma=0.02, communication_sigma=0.02, rank_sigma=0.01)
 
 
@@ -64,8 +71,28 @@ def measure(program: Program, prices: PriceTable, cluster: Cluster, noise: Noise
     }
 
 
+def stragglers() -> dict[str, object]:
+    """One step of every rank of the flagship scenario with slow ranks and a spread between the others, and without them."""
+    scenario = read_scenario(FLAGSHIP)
+    wanted = scenario.effects.model_copy(update={"expand": True, "slow_ranks": SLOW, "rank_sigma": 0.02, "compute_sigma": 0.01})
+    even = simulate(scenario, detail="stage").step_time_s
+    begin = time.process_time()
+    result = simulate(scenario.model_copy(update={"effects": wanted}), detail="stage")
+    return {
+        "ranks": result.world_size,
+        "ops": result.program.num_ops,
+        "step_s": result.step_time_s,
+        "even_step_s": even,
+        "cpu_s": time.process_time() - begin,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
 def main() -> None:
     """Print one JSON object."""
+    if "--stragglers" in sys.argv:
+        print(json.dumps(stragglers(), indent=1))
+        return
     job = QUICK if "--quick" in sys.argv else FULL
     begin = time.process_time()
     program, prices = job.program()
