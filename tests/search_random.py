@@ -60,10 +60,11 @@ def random_choice(space: Space, draw: random.Random) -> Choice | None:
     variants, pipelines = space.variants(group), space.pipelines(group.pp, m)
     if not variants or not pipelines:
         return None
-    pipeline = draw.choice(pipelines)
-    recomputes, states = space.recomputes(space.deepest(pipeline, group.pp)), space.states(group)
-    if not recomputes or not states:
+    pipeline, variant = draw.choice(pipelines), draw.choice(variants)
+    merges, states = space.merges(variant), space.states(group)
+    recomputes = space.recomputes(space.deepest(pipeline, group.pp), merges=merges)
+    if not recomputes or not states or not space.runs(variant, pipeline, group.pp):
         return None
     return Choice(
-        group, batch, draw.choice(variants), pipeline, draw.choice(recomputes), draw.choice(states), draw.choice(space.offloads)
+        group, batch, variant, pipeline, draw.choice(recomputes), draw.choice(states), draw.choice(space.offloads)
     )  # fmt: skip

@@ -57,6 +57,20 @@ def test_stages_are_cut_by_cost() -> None:
     assert cut[0] > cut[1]
 
 
+def test_ranks_are_numbered_as_nanotron_does() -> None:
+    """Pipeline ranks outermost; with experts data-parallel ranks."""
+    for model, own, other in (
+        ("llama2-7b", "tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"), ("mixtral-8x7b", "tp-cp-ep-pp-dp", "tp-cp-ep-dp-pp"),
+    ):  # fmt: skip
+        whole = scenario({"tp": 2}, model=model).model
+        assert isinstance(whole, TransformerSpec)
+        cut = {"tp": 2, "pp": 2, "dp": 4, "layers_per_stage": list(cost_split(whole, 2))}
+        assert [v.right for v in violations(scenario({**cut, "placement": other}, model=model))] == [own]
+        assert not violations(scenario({**cut, "placement": own}, model=model))
+        # One pipeline rank: both orders are the same.
+        assert not violations(scenario({"tp": 2, "dp": 8, "placement": other}, model=model))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     st.sampled_from((1, 2, 4)), st.sampled_from((1, 2)), st.booleans(), st.integers(0, 1),
@@ -76,6 +90,8 @@ def test_random_plans_come_back(
     assert isinstance(whole, TransformerSpec)
     if pp > 1:
         plan["layers_per_stage"] = list(cost_split(whole, pp))
+    if whole.moe is not None:
+        plan["placement"] = "tp-cp-ep-pp-dp"
     if explicit:
         plan["dp"] = 16 // (tp * pp)
     made = scenario(plan, {"precision": precision}, model)

@@ -203,7 +203,7 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--where", "happiness>3"), "unknown metric 'happiness'"),
     (("--pareto", "step_time"), "two or three metrics"),
     (("--robust", "p50"), "no such reading of the interval; p90"),
-    (("--robust", "p90", "--pareto", "step_time,memory"), "not --pareto"),
+    (("--robust", "p90", "--pareto", "memory,num_gpus"), "not --pareto"),
     (("--robust", "p90", "--objective", "memory_headroom"), "not --objective memory_headroom"),
     (("--top", "0"), "at least 1"),
     (("--resume",), "--store FILE"),

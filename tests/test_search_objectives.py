@@ -263,6 +263,13 @@ def test_robust_limits_hold_at_the_upper_end() -> None:
     assert slow.candidates[0].metrics["step_time_s"] == pytest.approx(ends[4], rel=1e-9)
 
 
+def test_a_robust_front_is_that_of_the_upper_ends() -> None:
+    space, names = small_space(), ("step_time_s", "peak_memory_bytes")
+    found = ask(space, front=names, within=0.0, robust=True)
+    every = [measure(space).metrics(k.result.step_interval.high, k.bytes) for k in every_layout()]
+    assert brute_front([c.metrics for c in found.candidates], names) == brute_front(every, names)
+
+
 def test_no_interval_ends_below_what_the_bounds_assume() -> None:
     """Exactness of the robust search rests on it."""
     factor = widest(small_space())

@@ -9,6 +9,7 @@ import pytest
 from search_random import TINY, random_choice, space_of
 
 from simpar.errors import InputError
+from simpar.interop import megatron
 from simpar.search import axes
 from simpar.search.choice import Choice
 from simpar.search.space import Space, divisors
@@ -157,6 +158,16 @@ def test_a_framework_limits_the_space_to_what_it_can_run(name: str) -> None:
             assert flat["zero_stage"] in able.get("zero_stage", (flat["zero_stage"],))
         assert flat["placement"] in able.get("placement", (flat["placement"],))
         assert check_scenario(choice.scenario(limited.template)) == []
+
+
+@pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
+def test_megatron_lm_refuses_no_layout_that_is_offered(model: str) -> None:
+    space, draw = space_of(model, nodes=4, batch=64, framework="megatron-core", semantics="megatron-core"), random.Random(7)
+    drawn = [choice for _ in range(150) if (choice := random_choice(space, draw))]
+    merged = [choice for choice in drawn if choice.variant.overlap_ep and choice.group.ep > 1]
+    assert bool(merged) is (model == "mixtral-8x7b")
+    for choice in drawn:
+        assert megatron.violations(choice.scenario(space.template)) == [], str(choice)
 
 
 def test_sizes_of_the_two_large_spaces() -> None:

@@ -1,7 +1,7 @@
 """nanotron: a scenario as the YAML file of run_train.py (config classes of 2024 to 2026), which is read back to see what it says.
 
 nanotron cuts a pipeline by the cost of its blocks (semantics: specs/framework.py, `split_by_cost`), numbers ranks tp, cp, dp,
-pp from the fastest on (parallel/context.py), and has no settings for what its runtime always does.
+pp from the fastest on, with experts tp, cp, pp, dp (parallel/context.py), and has no settings for what its runtime always does.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def cost_split(model: TransformerSpec, stages: int) -> tuple[int, ...]:
     return split_by_cost(model.num_hidden_layers, float(block), float(model.vocab_size * hidden), stages)
 
 
+def placement(*, experts: bool) -> str:
+    """The order in which nanotron numbers ranks (parallel/context.py, without and with mixture of experts)."""
+    return "tp-cp-ep-pp-dp" if experts else "tp-cp-ep-dp-pp"
+
+
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario nanotron refuses to run, or does otherwise."""
     if not isinstance(scenario.model, TransformerSpec):
@@ -53,6 +58,9 @@ def _rules(scenario: Scenario, model: TransformerSpec) -> Iterator[Violation]:
         yield Violation("plan.schedule", plan.schedule, "nanotron has two pipeline engines", "1f1b or gpipe (afab)")
     if plan.cp > 1:
         yield Violation("plan.cp", plan.cp, "no context parallelism of nanotron is known here", "1")
+    own = placement(experts=model.moe is not None)
+    if means["plan.placement"] != tuple(n for n in own.split("-") if n in means["plan.placement"]):
+        yield Violation("plan.placement", plan.placement, "nanotron numbers ranks in its own order", own)
     if plan.zero_stage > 1:
         yield Violation("plan.zero_stage", plan.zero_stage, "nanotron shards optimizer states at most", "0 or 1")
     if model.head_dim * model.num_attention_heads != model.hidden_size:
@@ -166,9 +174,9 @@ def read_config(text: str, file: str = "") -> Reading:
         "sequence_parallel": str(parallel.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER" or tp == 1,
         "zero_stage": int(optimizer.get("zero_stage", 0)),
         "recompute": "full" if parallel.get("recompute_layer") else "none",
-        "placement": "tp-cp-ep-dp-pp",
     }
     model = reading.table["model"]
+    plan["placement"] = placement(experts="moe" in model)
     if "moe" in model:
         plan |= {
             "ep": int(parallel.get("expert_parallel_size", 1)),

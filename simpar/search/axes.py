@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
@@ -54,8 +54,15 @@ class Ability:
 
     values: dict[str, tuple[Any, ...]]
     source: str
+    with_experts: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values of some axes where the model has experts."""
     experts_need_sequence_parallel: bool = False
     """With tensor parallelism."""
+    merges_chunks: bool = False
+    """Expert exchanges are hidden beside another model chunk: with a pipeline only where ranks have several, and not where whole
+    layers are recomputed."""
+    gathers_beside_reductions: bool = False
+    """Parameters are gathered beside the forward only where gradients are reduced beside the backward."""
 
 
 ABILITIES: Final[dict[str, Ability]] = {
@@ -67,8 +74,10 @@ ABILITIES: Final[dict[str, Ability]] = {
                           "shared_experts"),
         },
         "Megatron-LM arguments.py: 1F1B and interleaved schedules, distributed optimizer with num_distributed_optimizer_instances, "
-        "recompute granularity and modules, optimizer_cpu_offload; MoE with tensor parallelism requires sequence parallelism",
-        experts_need_sequence_parallel=True,
+        "recompute granularity and modules, optimizer_cpu_offload; MoE with tensor parallelism requires sequence parallelism; "
+        "overlap_moe_expert_parallel_comm requires virtual stages with a pipeline and no full recomputation; overlap_param_gather "
+        "requires overlap_grad_reduce",
+        experts_need_sequence_parallel=True, merges_chunks=True, gathers_beside_reductions=True,
     ),
     "torchtitan": Ability(
         {
@@ -92,10 +101,12 @@ ABILITIES: Final[dict[str, Ability]] = {
         {
             "schedule": ("1f1b", "gpipe"), "zero_stage": (0, 1), "cp": (1,), "recompute": ("none", "full"), "etp": (1,),
             "split": ("even",), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
-            "overlap_param_gather": (False,), "placement": ("tp-cp-ep-pp-dp",), "shard_size": (None,),
+            "overlap_param_gather": (False,), "placement": ("tp-cp-ep-dp-pp",), "shard_size": (None,),
             "overlap_tp": (False,), "offload_activations": (0.0,), "offload_optimizer": (False,),
         },
-        "nanotron config ParallelismArgs: dp, pp, tp, expert_parallel_size, pp_engine afab or 1f1b, tp_mode, zero_stage 0 or 1",
+        "nanotron config ParallelismArgs: dp, pp, tp, expert_parallel_size, pp_engine afab or 1f1b, tp_mode, zero_stage 0 or 1; "
+        "parallel/context.py: pipeline ranks outermost, with experts data-parallel ranks outermost",
+        with_experts={"placement": ("tp-cp-ep-pp-dp",)},
     ),
     "plain": Ability({}, "no restriction"),
 }  # fmt: skip
@@ -147,6 +158,12 @@ def _value(axis: str, text: str) -> Any:
         kind = "true or false" if axis in FLAG_AXES else right.get(axis, "a whole number of at least 1")
         raise InputError([Violation(f"--allow {axis}", text, "is not a value of this axis", kind)]) from None
     return text
+
+
+def divisors(whole: int) -> list[int]:
+    """Ascending divisors of `whole`."""
+    small = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
+    return sorted({*small, *(whole // d for d in small)})
 
 
 def shard_sizes(divisors: Sequence[int]) -> list[int]:
@@ -207,4 +224,4 @@ def matches(axis: str, value: Any, allowed: Sequence[Any]) -> bool:
     return False
 
 
-__all__ = ["ABILITIES", "AXES", "Ability", "RecomputeSpec", "ability", "matches", "parse_restrictions", "parse_values"]
+__all__ = ["ABILITIES", "AXES", "Ability", "RecomputeSpec", "ability", "divisors", "matches", "parse_restrictions", "parse_values"]

@@ -6,7 +6,7 @@ Everything is asked of the same layout and pricer that `simulate` uses; only the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +24,7 @@ from simpar.result.memory import block_bytes
 from simpar.workload.network import Network
 from simpar.workload.ops import Block
 
+_COMMUNICATED = ("tp", "cp", "ep", "dp", "pp", "etp")
 PHASES = "FBIW"
 F, B, I, W = range(4)  # noqa: E741
 
@@ -79,24 +80,30 @@ class Kinds:
         return found
 
 
-def local_blocks(layout: Layout, kinds: Kinds) -> list[LocalBlock]:
-    """One block of each kind on one rank."""
+def local_blocks(layout: Layout, kinds: Kinds) -> dict[int, LocalBlock]:
+    """One block on one rank of each kind that recomputes what the plan says."""
     network = layout.network
-    plain = layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
     found: dict[int, LocalBlock] = {}
     for index, kind in enumerate(kinds.layer):
         if kind not in found:
             found[kind] = layout.split(network.layers[index], layout.options)
-            found[kind + kinds.layers] = layout.split(network.layers[index], plain)
-    if network.embedding is not None:
-        found[kinds.embedding] = layout.split(network.embedding, plain)
     if network.mtp:
         found[kinds.mtp] = layout.split(network.mtp[0], layout.options)
+    return found
+
+
+def lasting_blocks(layout: Layout, kinds: Kinds) -> dict[int, LocalBlock]:
+    """One block of each kind that never recomputes, on one rank; layers are those of `local_blocks` where nothing does."""
+    network = layout.network
+    plain = layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
+    found: dict[int, LocalBlock] = {}
+    if network.embedding is not None:
+        found[kinds.embedding] = layout.split(network.embedding, plain)
     if network.mtp_head is not None:
         found[kinds.mtp_head] = replace(layout.split(network.mtp_head, plain), dense_parameters=0.0)
     if network.head is not None:
         found[kinds.head] = layout.split(network.head, plain)
-    return [found[k] for k in range(kinds.count)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,20 @@ class BlockTable:
     lora: FloatArray
     pass_s: float
 
+    def at(self, taken: Sequence[int], kinds: Sequence[int], count: int, rest: BlockTable | None = None) -> BlockTable:
+        """Columns `taken` of this table as those of `kinds`, of `count` in all; the others are those of `rest`."""
+        found: dict[str, object] = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, np.ndarray):
+                whole = np.zeros((*column.shape[:-1], count)) if rest is None else getattr(rest, field.name).copy()
+                whole[..., list(kinds)] = column[..., list(taken)]
+                found[field.name] = whole
+        shapes = [{}] * count if rest is None else list(rest.shapes)
+        for kind, column in zip(kinds, taken, strict=True):
+            shapes[kind] = self.shapes[column]
+        return replace(self, shapes=tuple(shapes), **found)  # type: ignore[arg-type]
+
     @cached_property
     def holds(self) -> bytes:
         """What tells two tables apart in what their blocks hold."""
@@ -140,28 +161,39 @@ class BlockTable:
         return b"".join(c.tobytes() for c in columns)
 
 
-def block_table(layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bool) -> BlockTable:
-    """Price every kind; `split` adds input and weight gradients apart (else their columns repeat the backward)."""
-    blocks = local_blocks(layout, kinds)
-    seconds, host, compute = (np.zeros((4, len(blocks))) for _ in range(3))
+def block_table(
+    layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bool, plain: BlockTable | None = None
+) -> BlockTable:
+    """Price every kind.
+
+    Args:
+        split: input and weight gradients apart too (else 0).
+        plain: the same without recomputation, None for a layout that has none: kinds that never recompute are the same.
+    """
+    blocks = local_blocks(layout, kinds) if plain else {**local_blocks(layout, kinds), **lasting_blocks(layout, kinds)}
+    own = list(blocks)
+    seconds, host, compute = (np.zeros((4, len(own))) for _ in range(3))
     for phase in (F, B, I, W) if split else (F, B):
-        for kind, block in enumerate(blocks):
+        for column, block in enumerate(blocks.values()):
             price = pricer.block(block, PHASES[phase])
-            seconds[phase, kind] = price.seconds
-            host[phase, kind] = pricer._launch_seconds(price, PHASES[phase])
-            communicated = ("tp", "cp", "ep", "dp", "pp", "etp")
-            compute[phase, kind] = sum(s for n, s in price.terms if n not in communicated)
-    releases = layout.framework.input_gradient_releases
-    parts = np.array([block_bytes(b, 0.0, 0.0, releases=releases) for b in blocks])
-    copies = np.array([4.0 * b.options.style.logits_fp32_copies for b in blocks])
-    return BlockTable(
+            seconds[phase, column] = price.seconds
+            host[phase, column] = pricer._launch_seconds(price, PHASES[phase])
+            compute[phase, column] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
+    releases, each = layout.framework.input_gradient_releases, list(blocks.values())
+    parts = np.array([block_bytes(b, 0.0, 0.0, releases=releases) for b in each])
+    copies = np.array([4.0 * b.options.style.logits_fp32_copies for b in each])
+    found = BlockTable(
         seconds, host, compute, parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3],
-        np.array([_bare_transient(b) for b in blocks]), parts[:, 4],
+        np.array([_bare_transient(b) for b in each]), parts[:, 4],
         parts[:, 1] * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs,
-        tuple(BlockMemory(b.block, b.options).weight_shapes() for b in blocks),
-        np.array([b.dense_parameters for b in blocks]), np.array([b.expert_parameters for b in blocks]),
-        np.array([b.lora_parameters for b in blocks]), layout.calibration.pass_s,
+        tuple(BlockMemory(b.block, b.options).weight_shapes() for b in each),
+        np.array([b.dense_parameters for b in each]), np.array([b.expert_parameters for b in each]),
+        np.array([b.lora_parameters for b in each]), layout.calibration.pass_s,
     )  # fmt: skip
+    if plain is None:
+        own += [kind + kinds.layers for kind in range(kinds.layers)]
+        return found.at([*range(len(blocks)), *(own.index(kind) for kind in range(kinds.layers))], own, kinds.count)
+    return found.at(range(len(own)), own, kinds.count, plain)
 
 
 def _bare_transient(block: LocalBlock) -> float:
@@ -255,4 +287,7 @@ class Composition:
         return self.counts @ table.dense, self.counts @ table.expert
 
 
-__all__ = ["PHASES", "BlockTable", "Composition", "Kinds", "block_table", "local_blocks", "plain_blocks", "serial_seconds"]
+__all__ = [
+    "PHASES", "BlockTable", "Composition", "Kinds", "block_table", "lasting_blocks", "local_blocks", "plain_blocks",
+    "serial_seconds",
+]  # fmt: skip

@@ -7,12 +7,14 @@ a bound but the peak itself, unless activations are offloaded (then it depends o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simpar.program.program import FloatArray
+from simpar.program.program import FloatArray, IntArray
 from simpar.search.blocks import B, F, I, W
+from simpar.search.dual import dual_passes
 from simpar.search.shapes import Shape
 from simpar.search.spreads import StateBound
 
@@ -22,24 +24,66 @@ class PipelineBound:
     """Chains of one pipeline for R recomputations, float arrays [R, ranks], seconds.
 
     Attributes:
-        head: before a rank's first op.
+        head: before a rank's first op, through the stages before its first one.
         work: a rank's own ops.
-        tail: after its last op, until the first stage's last backward.
-        serial: load of other serial resources (host copies are added where they are chosen).
+        tail: after its last op, through the same stages, until the first stage's last backward.
+        around_head, around_tail: the same through all stages before its last one, without what the rank runs meanwhile; no
+            more than `head` and `tail` where chunks do not go round.
+        sends: float array [ranks], seconds of boundary tensors in any of these at most.
+        order: ranks by their first stages; in two rows where pipelines start at both ends.
+        whole: backwards are whole, so that the way back from a rank's last op is known.
+        goes_round: there is a way around.
     """
 
     head: FloatArray
     work: FloatArray
     tail: FloatArray
+    around_head: FloatArray
+    around_tail: FloatArray
+    sends: FloatArray
+    order: IntArray
+    whole: bool
+    goes_round: bool
 
     def alone(self) -> PipelineBound:
         """Where ranks do not wait for each other at the end of a step: a rank's own ops only."""
-        return PipelineBound(np.zeros_like(self.head), self.work, np.zeros_like(self.tail))
+        nothing = np.zeros_like(self.head)
+        return replace(self, head=nothing, tail=nothing, around_head=nothing, around_tail=nothing, whole=False, goes_round=False)
+
+    def stalled(self, rank: int, seconds: FloatArray) -> PipelineBound:
+        """With a rank that waits for something else so long, float array [R], between its own ops."""
+        work = self.work.copy()
+        work[:, rank] += seconds
+        return replace(self, work=work)
+
+    def take(self, rows: IntArray) -> PipelineBound:
+        """Some of the recomputations."""
+        columns = ("head", "work", "tail", "around_head", "around_tail")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
     @property
     def least(self) -> FloatArray:
         """[R]: without states and update."""
-        return (self.head + self.work + self.tail).max(axis=1)  # type: ignore[no-any-return]
+        ends = np.maximum(self.head, self.around_head) + np.maximum(self.tail, self.around_tail)
+        return (ends + self.work).max(axis=1)  # type: ignore[no-any-return]
+
+    def along(self, ends: FloatArray, way: FloatArray) -> FloatArray:
+        """What comes after a rank's last op (or before its first) where every rank adds something of its own, [R, D, ranks].
+
+        The way between a rank and the first stage passes the ranks before it: what one of them adds takes the place of the rest
+        of the way behind it.
+
+        Args:
+            ends: float array [D, ranks], what each rank adds; way: `tail` or `head`.
+        """
+        found = ends[None] - way[:, None]
+        for row in self.order:
+            found[:, :, row] = np.maximum.accumulate(found[:, :, row], axis=2)
+        return np.asarray(found + way[:, None])
+
+    def around(self, ends: FloatArray, way: FloatArray, around: FloatArray) -> FloatArray:
+        """The same of the way around, which passes the first stages of all ranks."""
+        return np.asarray(around[:, None] + (ends[None] - way[:, None]).max(axis=2, keepdims=True))
 
 
 def pipeline_bound(
@@ -50,25 +94,24 @@ def pipeline_bound(
     Args:
         shape: of the schedule.
         seconds: float array [R, 4 phases, stages], durations of whole stages.
-        compute: the same without communication, for passes that overlap.
+        compute: the same without communication, for passes in pairs (see `Stages.compute`).
         m: micro-batches per step.
         send: seconds of one boundary tensor.
         blocking: sends hold the sender's compute stream.
     """
     forward = seconds[:, F]
-    if shape.style == "pairs":
-        forward = compute[:, F]
-        whole = forward + np.minimum(compute[:, B], compute[:, I] + compute[:, W])
-    elif shape.style == "split":
-        whole = forward + seconds[:, I] + seconds[:, W]
-    else:
-        whole = forward + seconds[:, B]
     hops = shape.before @ (np.ones(shape.stages))
     crossing = np.minimum(hops, shape.first) * send
     head = forward @ shape.before.T + crossing
-    work = m * (whole @ shape.share.T)
+    if shape.style == "pairs":
+        each = np.stack([forward, compute[:, F], seconds[:, B], compute[:, B], seconds[:, I], seconds[:, W]])
+        work = np.einsum("krs,kps->rp", each, dual_passes(shape, m))
+    else:
+        backward = seconds[:, B] if shape.style == "full" else seconds[:, I] + seconds[:, W]
+        work = m * ((forward + backward) @ shape.share.T)
     if blocking:
         work = work + m * shape.sends * send
+    sends = 2.0 * crossing + (m * shape.sends * send if blocking else 0.0)
     if shape.style == "full":
         tail = seconds[:, B] @ shape.before.T + crossing
         if blocking:
@@ -76,6 +119,7 @@ def pipeline_bound(
             work = work - np.minimum(crossing, send)
     else:
         tail = np.zeros_like(head)
+    around_head, around_tail = head, tail
     group = shape.group(m)
     if group:
         # The first micro-batch reaches a rank's last chunk through all stages before it; until then the rank had only the
@@ -85,24 +129,41 @@ def pipeline_bound(
         others = shape.share.copy()
         others[:, -shape.ranks :] = 0.0
         spared = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
-        head = np.maximum(head, forward @ through.T + last * send - group * (forward @ others.T) - spared)
+        around_head = forward @ through.T + last * send - group * (forward @ others.T) - spared
+        sends = sends + 2.0 * last * send
         if shape.style == "full":
             backward = seconds[:, B]
-            tail = np.maximum(tail, backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send)
-    return PipelineBound(head, work, tail)
+            around_tail = backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send
+    return PipelineBound(
+        head, work, tail, around_head, around_tail, sends, shape.order, shape.style == "full", goes_round=group > 0
+    )
 
 
 def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArray:
-    """Step-time bounds [R, D] of every pair of recomputation and spread."""
-    head = np.maximum(pipe.head[:, None] + states.gather[None, :, :1], states.gather[None])
-    after = np.maximum(pipe.tail[:, None], states.reduce[None])
-    # The stream is busy from the start, so what is left of it when the rank starts slows its compute; of the reductions what does
-    # not come after the last compute runs beside compute (what comes after costs more than it would have slowed).
-    beside = np.maximum(states.gathers[None] - head, 0.0) + np.maximum(states.reduces[None] - after, 0.0)
+    """Step-time bounds [R, D] of every pair of recomputation and spread.
+
+    The data-parallel stream is busy from the start until its gathers are through, and what runs beside it is slowed: no chain of
+    ops makes progress during `loss` of that time, whatever ranks it passes, but for what it waits for first and sends. Of a
+    rank's reductions, what does not come after its last op runs beside its compute (what does costs more than it would have
+    slowed); a way around leaves the rank before they begin.
+    """
+    work, loss = pipe.work[:, None], states.loss[None, :, None]
     # It cannot slow more than there is.
-    beside = np.minimum(beside, pipe.work[:, None] / (1.0 - states.loss)[None, :, None])
-    chain = (head + pipe.work[:, None] + after + states.loss[None, :, None] * beside).max(axis=2)
-    found = np.maximum(chain, states.serial.max(axis=1)[None]) + states.end[None, :, offloaded]
+    most = np.maximum(work - pipe.sends, 0.0) / (1.0 - loss)
+    gathering = (states.gathers.min(axis=1) - states.gather.max(axis=1))[None, :, None] - pipe.sends
+    head = pipe.along(states.gather, pipe.head)
+    after = pipe.along(states.reduce, pipe.tail) if pipe.whole else states.reduce[None]
+    reducing = np.maximum(states.reduces[None] - after, 0.0)
+    beside = np.maximum(np.maximum(gathering, states.gathers[None] - head), 0.0) + reducing
+    chain = head + after + loss * np.minimum(beside, most)
+    if pipe.goes_round:
+        gathering = np.maximum(gathering, 0.0)
+        round_head = pipe.around(states.gather, pipe.head, pipe.around_head)
+        chain = np.maximum(chain, round_head + after + loss * np.minimum(gathering + reducing, most))
+        if pipe.whole:
+            round_after = pipe.around(states.reduce, pipe.tail, pipe.around_tail)
+            chain = np.maximum(chain, np.maximum(head, round_head) + round_after + loss * np.minimum(gathering, most))
+    found = np.maximum((chain + work).max(axis=2), states.serial.max(axis=1)[None]) + states.end[None, :, offloaded]
     return np.asarray(found)
 
 
@@ -117,30 +178,29 @@ class Chains:
     """`PipelineBound.least` of one pipeline as linear forms, so that many pipelines take one matrix product.
 
     Attributes:
-        forward, backward: float arrays [chains, stages], how often a chain passes each stage's forward and backward.
+        passes: float array [kinds of passes, chains, stages], how often a chain passes each stage: forwards and backwards (input
+            and weight gradient together where a schedule splits it); of pairs the six of `dual`.
         sends: float array [chains], boundary tensors in it.
     """
 
-    forward: FloatArray
-    backward: FloatArray
+    passes: FloatArray
     sends: FloatArray
 
 
 def chains(shape: Shape, m: int, *, blocking: bool, waits: bool = True) -> Chains:
-    """The chains of a pipeline; the backward of a schedule that splits it is input and weight gradient together.
+    """The chains of a pipeline.
 
     Args:
         waits: ranks wait for each other at the end of a step; else only their own ops count.
     """
     ranks, stages, full = shape.ranks, shape.stages, shape.style == "full"
     hops = np.minimum(shape.before.sum(axis=1), shape.first)
-    nothing = np.zeros((ranks, stages))
-    work = m * shape.share
+    work = dual_passes(shape, m) if shape.style == "pairs" else np.stack([m * shape.share] * 2)
     sends = m * shape.sends * float(blocking) - (np.minimum(hops, 1.0) if blocking and full else 0.0)
     if not waits:
-        return Chains(work, work, sends)
+        return Chains(work, sends)
     heads = [(shape.before, hops)]
-    tails = [(shape.before, hops) if full else (nothing, np.zeros(ranks))]
+    tails = [(shape.before, hops) if full else (np.zeros((ranks, stages)), np.zeros(ranks))]
     group = shape.group(m)
     if group:
         last = np.arange(stages - ranks, stages)
@@ -151,11 +211,14 @@ def chains(shape: Shape, m: int, *, blocking: bool, waits: bool = True) -> Chain
         heads.append((through - group * others, last - spared))
         if full:
             tails.append((through - group * others, last - spared - float(blocking)))
-    pairs = [(h, t) for h in heads for t in tails]
-    return Chains(
-        np.concatenate([work + h[0] for h, _ in pairs]), np.concatenate([work + t[0] for _, t in pairs]),
-        np.concatenate([sends + h[1] + t[1] for h, t in pairs]),
-    )  # fmt: skip
+    found = []
+    for head, tail in itertools.product(heads, tails):
+        passes = work.copy()
+        passes[0] += head[0]
+        if full:
+            passes[1] += tail[0]
+        found.append((passes, sends + head[1] + tail[1]))
+    return Chains(np.concatenate([p for p, _ in found], axis=1), np.concatenate([s for _, s in found]))
 
 
 __all__ = ["Chains", "PipelineBound", "chains", "combine", "device_bytes", "pipeline_bound"]

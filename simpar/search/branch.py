@@ -2,8 +2,8 @@
 
 A node of the tree is a set of layouts with a lower bound on their step times. The node with the least bound is opened next:
 a mesh and micro-batch into variants, a variant into pipelines, a pipeline into layouts (bounds and memory of all of them in one
-numpy call), layouts into their longest path, and what still can win into SimPy. When the least bound left is not below the
-value to beat, nothing left can win, and the best is proven.
+numpy call), layouts into their longest path (many of one shape together), and what still can win into SimPy. When the least bound
+left is not below the value to beat, nothing left can win, and the best is proven.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from simpar.search.choice import Choice, Group, Variant
 from simpar.search.coarse import Coarse
 from simpar.search.incumbents import Incumbents, Scored
 from simpar.search.pricing import Pricing
-from simpar.search.sheets import Design, Sheet, Sheets
+from simpar.search.sheets import Design, Outlook, Sheet, Sheets
 from simpar.search.space import Space
 from simpar.search.tiers import Tiers
 
 MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "offloads more than it needs"
 SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
-FIRST, LARGEST = 4, 64
-"""Layouts of a design that are swept together: at first, at most."""
+LARGEST = 256
+"""Layouts that are swept together at most."""
+Waiting = tuple[float, int, float, Sheet, int]
+"""A layout that waits to be swept: rank, number, bound, sheet and its position there."""
 Node = tuple[Group, int, int]
 """A mesh, sequences per micro-batch, micro-batches per step."""
 
@@ -113,6 +115,7 @@ class Branch:
         self.sheets = Sheets(space, self.pricing, self.capacity)
         self.heap: list[tuple[float, float, int, str, Any, int, float]] = []
         self._tick = itertools.count()
+        self.pools: dict[object, list[Waiting]] = {}
         self._started = time.monotonic()
         self.glimpses: dict[object, Glimpse] = {}
 
@@ -150,15 +153,17 @@ class Branch:
             self.push(0.0, "mesh", node, self.space.count(node[0], node[2]))
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
-            "layouts": self.open_layouts, "undercut": self.open_undercut, "layout": self.open_layout,
+            "spreads": self.open_spreads, "shape": self.open_shape, "undercut": self.open_undercut, "layout": self.open_layout,
         }  # fmt: skip
         single = not self.incumbents.front
         while self.heap:
             key, _, _, kind, payload, count, bound = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.tiers.swept
             if single and self.incumbents.beats(key):
-                self.account.rejected[BOUND] += count + sum(entry[5] for entry in self.heap)
+                waiting = sum(int(sheet.weight[at]) for pool in self.pools.values() for *_, sheet, at in pool)
+                self.account.rejected[BOUND] += count + waiting + sum(entry[5] for entry in self.heap)
                 self.heap.clear()
+                self.pools.clear()
                 break
             openers[kind](bound, payload, count)
             if self.on_progress is not None:
@@ -187,32 +192,43 @@ class Branch:
         """Bound every variant over every pipeline by serial work."""
         del bound, count
         group, batch, m = payload
-        variants = self.space.variants(group)
-        each = self.space.count(group, m) // len(variants)
-        if each:
-            for variant, value in zip(variants, self.coarse.variant_seconds(group, batch, m).tolist(), strict=True):
-                self.push(value, "variant", (*payload, variant), each, self.coarse.least_bytes(group))
+        values = self.coarse.variant_seconds(group, batch, m).tolist()
+        for variant, value in zip(self.space.variants(group), values, strict=True):
+            layouts = self.space.variant_count(group, m, variant)
+            if layouts:
+                self.push(value, "variant", (*payload, variant), layouts, self.coarse.least_bytes(group))
 
     def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
         """Price the blocks of a variant exactly and bound every pipeline."""
         del bound, count
-        group, _, m, _ = payload
+        group, _, m, variant = payload
         inner = len(self.space.states(group)) * len(self.space.offloads)
         values = self.coarse.pipeline_seconds(*payload).tolist()
         for pipeline, value in zip(self.space.pipelines(group.pp, m), values, strict=True):
-            layouts = self.space.recompute_count(group.pp, pipeline) * inner
-            self.push(value, "pipeline", Design(*payload, pipeline), layouts, self.coarse.least_bytes(group))
+            layouts = self.space.recompute_count(group.pp, pipeline, variant) * inner
+            if layouts:
+                self.push(value, "pipeline", Design(*payload, pipeline), layouts, self.coarse.least_bytes(group))
 
     def open_pipeline(self, bound: float, payload: Design, count: int) -> None:
-        """Bounds and memory of every recomputation x spread x offload at once."""
-        del bound
-        sheet = self.sheets.sheet(payload, self.incumbents)
+        """Bound every spread of the states, without recomputation."""
+        outlook = self.sheets.outlook(payload)
         self.account.evaluated["bounds"] += count
+        if len(outlook.columns):
+            least = max(bound, float(outlook.least.min()))
+            self.push(least, "spreads", outlook, count, self.coarse.least_bytes(payload.group))
+        else:
+            # Not even the states fit, however they are spread.
+            self.account.rejected[MEMORY] += count
+
+    def open_spreads(self, bound: float, payload: Outlook, count: int) -> None:
+        """Bounds and memory of every recomputation x spread x offload at once."""
+        del bound, count
+        sheet = self.sheets.sheet(payload.design, self.incumbents, payload)
         for reason, number in zip((MEMORY, CONSTRAINT, BOUND), sheet.rejected, strict=True):
             self.account.rejected[reason] += number
         if len(sheet.order):
             self._glimpse(sheet)
-            self._push_layouts(sheet, 0)
+            self._wait(sheet, sheet.order.tolist(), 0.0)
 
     # -- layouts -------------------------------------------------------------------------------------------------------
 
@@ -224,38 +240,43 @@ class Branch:
         if name not in self.glimpses or bound < self.glimpses[name].bound_s:
             self.glimpses[name] = Glimpse(sheet.choice(at), bound, float(sheet.bytes.flat[at]))
 
-    def _push_layouts(self, sheet: Sheet, first: int) -> None:
-        rest = sheet.order[first:]
-        if len(rest):
-            bound, least = float(sheet.time_s.flat[rest[0]]), float(sheet.bytes.ravel()[rest].min())
-            self.push(bound, "layouts", (sheet, first), int(sheet.weight[rest].sum()), least)
-
-    def open_layouts(self, bound: float, payload: tuple[Sheet, int], count: int) -> None:
-        """The longest path of the next few layouts of a pipeline."""
-        del bound, count
-        sheet, first = payload
-        # A few at first: their times may close the rest.
-        after = first + min(max(first, FIRST), LARGEST)
-        self._sweep(sheet, sheet.order[first:after].tolist(), 0.0)
-        self._push_layouts(sheet, after)
-
-    def _sweep(self, sheet: Sheet, positions: Sequence[int], least_s: float) -> None:
-        """Longest paths of the layouts at these positions, none of them faster than `least_s`."""
-        take = []
+    def _wait(self, sheet: Sheet, positions: Sequence[int], least_s: float) -> None:
+        """Layouts at these positions, none faster than `least_s`, to be swept with others of their shape."""
+        first: dict[object, float] = {}
+        d = sheet.design
         for at in positions:
+            offload, pair = divmod(at, len(sheet.pairs))
+            state = sheet.states[int(sheet.pairs[pair]) % len(sheet.states)]
+            flags = (state.zero_stage, state.overlap_grad_reduce, state.overlap_param_gather)
+            name: object = (d.group.pp, d.m, d.pipeline, flags, sheet.offloads[offload].activations > 0)
             time_s, need = max(float(sheet.time_s.flat[at]), least_s), float(sheet.bytes.flat[at])
+            rank = self.incumbents.rank(time_s, need)
+            pool = self.pools.setdefault(name, [])
+            heapq.heappush(pool, (rank, next(self._tick), time_s, sheet, at))
+            first[name] = min(first.get(name, rank), rank)
+        for name, rank in first.items():
+            heapq.heappush(self.heap, (rank, 0.0, next(self._tick), "shape", name, 0, self.pools[name][0][2]))
+
+    def open_shape(self, bound: float, payload: object, count: int) -> None:
+        """The longest paths of the best layouts of one shape."""
+        del bound, count
+        pool = self.pools.get(payload, [])
+        take = []
+        for _, _, time_s, sheet, at in [heapq.heappop(pool) for _ in range(min(LARGEST, len(pool)))]:
+            need = float(sheet.bytes.flat[at])
             choice, reason = sheet.choice(at), self._reject(time_s, need)
             if not reason and self.incumbents.outdone(time_s, need, choice):
                 reason = BOUND
             if reason:
                 self.account.rejected[reason] += int(sheet.weight[at])
             else:
-                take.append((choice, at, time_s, need))
+                take.append((choice, at, time_s, need, sheet))
         found = self.tiers.longest_paths([choice for choice, *_ in take])
-        for (choice, at, time_s, need), value, only_bound in zip(take, *found, strict=True):
+        for (choice, at, time_s, need, sheet), value, only_bound in zip(take, *found, strict=True):
             kind = "undercut" if only_bound else "layout"
-            payload = (choice, need, sheet, at)
-            self.push(max(float(value), time_s), kind, payload, int(sheet.weight[at]), need, choice.complexity)
+            self.push(max(float(value), time_s), kind, (choice, need, sheet, at), int(sheet.weight[at]), need, choice.complexity)
+        if pool:
+            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", payload, 0, pool[0][2]))
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""
@@ -274,7 +295,7 @@ class Branch:
         reason = self._simulate(choice)
         if reason:
             self.account.rejected[reason] += 1
-            self._sweep(sheet, sheet.children(at), bound)
+            self._wait(sheet, sheet.children(at), bound)
         else:
             self.account.rejected[DOMINATED] += count - 1
 

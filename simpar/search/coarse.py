@@ -40,7 +40,7 @@ class Coarse:
         """Bytes of the average rank under the thinnest spread, without any activation."""
         if group not in self._least:
             variant = self.space.variants(group)[0]
-            table = self.pricing.table(group, 1, variant, "none", split=False)
+            table = self.pricing.table(group, 1, variant, "none")
             dense, expert = float(table.dense[self._blocks].sum()), float(table.expert[self._blocks].sum())
             dense -= self.pricing.tied_extra(group, variant)
             if self.pricing.template.training.trainable == "lora":
@@ -103,11 +103,12 @@ class Coarse:
         send = self.pricing.send(group, batch, variant)
         found = np.zeros(stack.pipelines)
         for style, part in stack.styles.items():
-            table = self.pricing.table(group, batch, variant, "none", split=style != "full")
-            forward, backward = _passes(table, part.counts, style)
+            table = self.pricing.table(group, batch, variant, "none")
             # The forms of a pipeline read the classes of its own cut.
-            totals = (part.forward * forward[part.classes]).sum(axis=1) + (part.backward * backward[part.classes]).sum(axis=1)
-            found[part.pipeline] = np.maximum.reduceat(totals + part.sends * send, part.starts)
+            totals = part.sends * send
+            for often, seconds in zip(part.passes, _passes(table, part.counts, style), strict=True):
+                totals = totals + (often * seconds[part.classes]).sum(axis=1)
+            found[part.pipeline] = np.maximum.reduceat(totals, part.starts)
         return found
 
     def _stack(self, pp: int, m: int) -> Stack:
@@ -117,13 +118,17 @@ class Coarse:
         return self._chains[key]
 
 
-def _passes(table: BlockTable, counts: FloatArray, style: str) -> tuple[FloatArray, FloatArray]:
-    """Seconds of a forward and a backward of classes of stages, from blocks of each kind in them [classes, kinds]."""
-    if style == "pairs":
-        each = counts @ table.compute.T
-        return each[:, F], np.minimum(each[:, B], each[:, I] + each[:, W])
-    each = np.maximum(counts @ table.seconds.T, counts @ table.host.T) + table.pass_s * (counts.sum(axis=1) > 0)[:, None]
-    return each[:, F], each[:, B] if style == "full" else each[:, I] + each[:, W]
+def _passes(table: BlockTable, counts: FloatArray, style: str) -> list[FloatArray]:
+    """Seconds of the passes of `bounds.Chains` through classes of stages, from blocks of each kind in them [classes, kinds]."""
+    own = table.pass_s * (counts.sum(axis=1) > 0)[:, None]
+    device, host = counts @ table.seconds.T, counts @ table.host.T
+    each = np.maximum(device, host) + own
+    if style == "full":
+        return [each[:, F], each[:, B]]
+    if style == "split":
+        return [each[:, F], each[:, I] + each[:, W]]
+    paired = counts @ table.compute.T + np.maximum(host - device, 0.0) + own
+    return [each[:, F], paired[:, F], each[:, B], paired[:, B], each[:, I], each[:, W]]
 
 
 @dataclass(frozen=True)
@@ -133,15 +138,14 @@ class Part:
     Attributes:
         counts: blocks of each kind in each class of stages, float array [classes, kinds].
         classes: of each chain, the classes of its cut, int array [chains, widest].
-        forward, backward: passes of a chain through each of these, float arrays [chains, widest].
+        passes: of a chain through each of these, float array [kinds of passes, chains, widest].
         sends: boundary tensors of each chain.
         pipeline: index of each pipeline; starts: its first chain.
     """
 
     counts: FloatArray
     classes: IntArray
-    forward: FloatArray
-    backward: FloatArray
+    passes: FloatArray
     sends: FloatArray
     pipeline: IntArray
     starts: IntArray
@@ -166,7 +170,7 @@ class Stack:
 def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int], pp: int, m: int) -> Part:
     counts: list[FloatArray] = []
     first: dict[object, int] = {}
-    rows: list[tuple[FloatArray, FloatArray, FloatArray, int]] = []
+    rows: list[tuple[FloatArray, FloatArray, int]] = []
     for pipeline in pipelines:
         shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), pricing.plain_stages(pipeline, pp)
         cut = (shape.stages, pipeline.split)
@@ -176,21 +180,21 @@ def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int],
         onto = np.zeros((shape.stages, stages.counts.shape[1]))
         onto[np.arange(shape.stages), stages.which] = 1.0
         found = bounds.chains(shape, m, blocking=pricing.blocking(pipeline, pp), waits=pricing.waits(shape.style))
-        both = np.unique(np.column_stack([found.forward @ onto, found.backward @ onto, found.sends]), axis=0)
-        width = onto.shape[1]
-        rows.append((both[:, :width], both[:, width : 2 * width], both[:, -1], first[cut]))
-    widest, total = max(r[0].shape[1] for r in rows), sum(len(r[0]) for r in rows)
-    classes = np.zeros((total, widest), dtype=np.int64)
-    forward, backward, sends = np.zeros((total, widest)), np.zeros((total, widest)), np.zeros(total)
+        both = np.unique(np.column_stack([*(passes @ onto for passes in found.passes), found.sends]), axis=0)
+        passes = both[:, :-1].reshape(len(both), len(found.passes), -1).transpose(1, 0, 2)
+        rows.append((passes, both[:, -1], first[cut]))
+    widest, total = max(p.shape[2] for p, *_ in rows), sum(len(s) for _, s, _ in rows)
+    classes, sends = np.zeros((total, widest), dtype=np.int64), np.zeros(total)
+    every = np.zeros((len(rows[0][0]), total, widest))
     starts, at = [], 0
-    for f, b, s, base in rows:
-        own = slice(at, at + len(f))
+    for passes, own_sends, base in rows:
+        own, width = slice(at, at + len(own_sends)), passes.shape[2]
         starts.append(at)
-        classes[own, : f.shape[1]] = base + np.arange(f.shape[1])
-        forward[own, : f.shape[1]], backward[own, : f.shape[1]], sends[own] = f, b, s
-        at += len(f)
+        classes[own, :width] = base + np.arange(width)
+        every[:, own, :width], sends[own] = passes, own_sends
+        at += len(own_sends)
     return Part(
-        np.concatenate(counts), classes, forward, backward, sends, np.array(index, dtype=np.int64), np.array(starts, dtype=np.int64)
+        np.concatenate(counts), classes, every, sends, np.array(index, dtype=np.int64), np.array(starts, dtype=np.int64)
     )
 
 

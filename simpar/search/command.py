@@ -230,7 +230,7 @@ def _wish(options: SearchOptions) -> Wish:
         objective or "step_time", options.top, constraints, options.robust == "p90", front,
         usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue,
     )  # fmt: skip
-    if wish.robust and (wish.front or wish.by_memory):
+    if wish.robust and wish.by_memory:
         what, value = ("--pareto", options.pareto) if wish.front else ("--objective", options.objective)
         wrong.append(Violation("--robust", options.robust, f"ranks step times and what follows from them, not {what} {value}"))
     if wrong:

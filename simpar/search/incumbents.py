@@ -30,7 +30,8 @@ class Scored:
         choice: the layout.
         step_time_s: on SimPy.
         device_bytes: peak use of the fullest device.
-        value: what the search ranks by, less is better.
+        value: what the search ranks by, less is better; in a front of time and memory the time, or the upper end of its interval in
+            the unit of a time (see `parts.examiner`).
     """
 
     choice: Choice
@@ -98,7 +99,7 @@ class Incumbents:
             found = np.zeros(np.broadcast(time_s, device_bytes).shape, dtype=bool)
             for s in self.best:
                 near = 1.0 + self.within
-                found |= (s.step_time_s <= time_s * near) & (s.device_bytes <= device_bytes * near)
+                found |= (s.value <= time_s * near) & (s.device_bytes <= device_bytes * near)
             return found
         if self.by_memory:
             return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff)
@@ -116,9 +117,9 @@ class Incumbents:
 
 
 def _beats(a: Scored, b: Scored) -> bool:
-    """Not worse in anything and better in something."""
-    no_worse = a.step_time_s <= b.step_time_s and a.device_bytes <= b.device_bytes
-    return no_worse and (a.step_time_s < b.step_time_s or a.device_bytes < b.device_bytes)
+    """Not worse in anything and better in something; of a front the value is a time (see `Scored.value`)."""
+    no_worse = a.value <= b.value and a.device_bytes <= b.device_bytes
+    return no_worse and (a.value < b.value or a.device_bytes < b.device_bytes)
 
 
 __all__ = ["SLACK", "Incumbents", "Scored"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -20,10 +20,11 @@ from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
 from simpar.result.gathers import update_bytes
 from simpar.result.memory import receive_buffers
-from simpar.schedules import Schedule
+from simpar.schedules import SCHEDULES, Schedule
+from simpar.search import axes
 from simpar.search.blocks import BlockTable, Composition, Gathered, Kinds, block_table, plain_blocks, serial_seconds
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
-from simpar.search.residency import Residency, residency
+from simpar.search.residency import Residency, residency, turns
 from simpar.search.shapes import shape_of
 from simpar.search.space import Space
 from simpar.search.stages import Stages
@@ -34,14 +35,6 @@ from simpar.specs.scenario import Scenario
 
 ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """Whether gradients are reduced beside the backward, parameters gathered beside the forward."""
-
-    reduce: bool
-    gather: bool
 
 
 class Pricing:
@@ -63,6 +56,7 @@ class Pricing:
         self._pricers: dict[object, LayoutPricer] = {}
         self._sends: dict[object, float] = {}
         self._schedules: dict[object, Schedule] = {}
+        self._turns: dict[object, tuple[int, int]] = {}
         self._far: dict[Group, bool] = {}
         self._tied: dict[int, float] = {}
         self._stages: dict[object, Stages] = {}
@@ -116,15 +110,21 @@ class Pricing:
 
     # -- blocks ----------------------------------------------------------------------------------------------------
 
-    def table(self, group: Group, batch: int, variant: Variant, recompute: str, *, split: bool) -> BlockTable:
+    def table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
         """Numbers of every kind of block."""
         recompute = "full" if recompute.startswith("full") else recompute
-        key = (self.host_site(group), batch, variant, recompute, split)
+        key = (self.host_site(group), batch, variant, recompute)
         if key not in self._tables:
             layout = self._probe(group, batch, variant, recompute)
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
-            self._tables[key] = block_table(layout, pricer, self.kinds, split=split)
+            plain = None if recompute == "none" else self.table(group, batch, variant, "none")
+            self._tables[key] = block_table(layout, pricer, self.kinds, split=self.splits, plain=plain)
         return self._tables[key]
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether a schedule of the space runs input and weight gradients apart."""
+        return any(SCHEDULES[name].splits_backward for name in self.space.values("schedule", axes.SCHEDULES))
 
     def floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
         """Lower bounds on seconds [forward, backward, backward and forward without communication; kinds].
@@ -220,6 +220,13 @@ class Pricing:
             self._schedules[key] = schedule_of(self.template.model_copy(update={"plan": plan}), m)
         return self._schedules[key]
 
+    def turns(self, pipeline: Pipeline, pp: int, m: int) -> tuple[int, int]:
+        """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._turns:
+            self._turns[key] = turns(self.schedule(pipeline, pp, m))
+        return self._turns[key]
+
     def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
         """Layers of every stage of one copy of the model."""
         first, last, alone = pipeline.split
@@ -275,14 +282,6 @@ class Pricing:
         groups = sum(s > 1 for s in (group.tp, group.cp, group.pp, group.dp * group.cp, group.ep))
         groups += spec.communicators if groups else 0
         return float(spec.context_bytes + groups * spec.nccl_bytes_per_group)
-
-    def hidden(self, state: State) -> Hidden:
-        """What of a spread runs beside compute; the rule of `Layout`."""
-        spec = self.framework
-        reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
-        return Hidden(
-            spec.overlap_grad_reduce if reduce is None else reduce, spec.overlap_param_gather if gather is None else gather
-        )
 
     def tied_extra(self, group: Group, variant: Variant) -> float:
         """Weights counted twice on a rank that holds both ends of a model with tied embeddings."""
@@ -345,7 +344,7 @@ class Pricing:
                 choice = Choice(group, 1, variant, ONE_STAGE, "none", state, Offload(0.0, True))
                 return LayoutPricer(self._layout(choice.scenario(self.template), 1, 1), self.kernels, self.collectives)
 
-            table = self.table(group, 1, variant, "none", split=False)
+            table = self.table(group, 1, variant, "none")
             pricer = self.state_layout(group, variant, state)
             self._state_prices[key] = StatePricer(pricer, offloaded, table.dense, table.expert)
         return self._state_prices[key]

@@ -15,6 +15,9 @@ import numpy as np
 from simpar.program.program import FloatArray
 from simpar.search.graph import Graph
 
+Queue = list[tuple[FloatArray, FloatArray]]
+"""What a stream runs, one after the other: ends and how much each slows compute, float arrays [candidates]."""
+
 _FEW = 6
 """Candidates up to which plain Python per candidate beats numpy per op (measured)."""
 
@@ -30,9 +33,7 @@ def makespans(graph: Graph, seconds: FloatArray, interference: FloatArray, *, wa
     if not graph.exact:
         interference = np.zeros_like(interference)
     streams = _loud_streams(graph, interference)
-    shared = len({graph.beside[graph.stream.index(s)] for s in streams}) < len(streams)
-    if len(seconds) <= _FEW or shared:
-        # Where several streams of a role slow its compute at once, each candidate is followed by itself.
+    if len(seconds) <= _FEW:
         pairs = zip(seconds.tolist(), interference.tolist(), strict=True)
         return np.array([_one(graph, each, factors, streams, waits=waits) for each, factors in pairs])
     return _many(graph, seconds, interference, streams, waits=waits)
@@ -102,7 +103,7 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: froze
     quiet = np.zeros(len(seconds))
     finish: list[FloatArray] = [quiet] * len(graph.preds)
     begin = list(finish)
-    busy: dict[int, list[tuple[FloatArray, FloatArray]]] = {}
+    busy: dict[int, dict[int, Queue]] = {}
     preds, price, compute, beside, stream = graph.preds, graph.price, graph.compute, graph.beside, graph.stream
     maximum = np.maximum
     for op in graph.order:
@@ -112,12 +113,12 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: froze
             start = maximum(start, finish[other])
         key, role = price[op], compute[op]
         begin[op] = start
-        if role >= 0 and not loud[key] and busy.get(role):
-            finish[op] = _slowed(start, durations[key], busy[role])
+        if role >= 0 and not loud[key] and role in busy:
+            finish[op] = _slowed(start, durations[key], list(busy[role].values()))
             continue
         end = finish[op] = start + durations[key]
         if stream[op] in streams:
-            busy.setdefault(beside[op], []).append((end, levels[key]))
+            busy.setdefault(beside[op], {}).setdefault(stream[op], []).append((end, levels[key]))
     if waits:
         return np.asarray(np.maximum.reduce([finish[op] for op in graph.sinks])) if graph.sinks else quiet
     first: dict[int, FloatArray] = {}
@@ -127,16 +128,43 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: froze
     return np.asarray(np.maximum.reduce([last[role] - first[role] for role in first]))
 
 
-def _slowed(start: FloatArray, work: FloatArray, queue: list[tuple[FloatArray, FloatArray]]) -> FloatArray:
-    """Finish of `work` seconds of compute from `start` beside a stream that runs (ends, levels) one after the other."""
-    while queue and (queue[0][0] <= start).all():
-        del queue[0]
+def _slowed(start: FloatArray, work: FloatArray, queues: list[Queue]) -> FloatArray:
+    """Finish of `work` seconds of compute from `start` beside streams that run (ends, levels) one after the other."""
+    for queue in queues:
+        while queue and (queue[0][0] <= start).all():
+            del queue[0]
+    running = [queue for queue in queues if queue]
+    if len(running) > 1:
+        return _slowed_by_several(start, work, running)
     now, left = start, work
-    for end, level in queue:
+    for end, level in running[0] if running else ():
         ahead = end - now
         done = np.minimum(np.maximum(ahead, 0.0) / (1.0 + level), left)
         now = now + done * (1.0 + level)
         left = left - done
+        if not left.any():
+            break
+    return now + left
+
+
+def _slowed_by_several(start: FloatArray, work: FloatArray, queues: list[Queue]) -> FloatArray:
+    """The same beside several streams at once: whatever slows most counts, from one end of theirs to the next."""
+    now, left = start, work
+    until = np.sort(np.array([end for queue in queues for end, _ in queue]), axis=0)
+    for limit in until:
+        level = np.zeros_like(now)
+        for queue in queues:
+            # The stream runs what ends first of all that has not ended.
+            own = np.zeros_like(now)
+            for end, each in reversed(queue):
+                own = np.where(end > now, each, own)
+            level = np.maximum(level, own)
+        done = np.minimum(np.maximum(limit - now, 0.0) / (1.0 + level), left)
+        left = left - done
+        # Where the work goes on the limit itself, so that what ends there has ended.
+        now = np.where(left > 0.0, np.maximum(now, limit), now + done * (1.0 + level))
+        if not left.any():
+            break
     return now + left
 
 

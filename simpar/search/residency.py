@@ -6,13 +6,14 @@ maximum of linear forms in the stages' bytes, the same numbers that `result/memo
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
-from simpar.schedules import Schedule
+from simpar.schedules import Phase, Schedule
 from simpar.search.stages import StageBytes
 
 FORWARD, BACKWARD, INPUT, NOTHING = range(4)
@@ -90,6 +91,17 @@ def residency(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> 
     return Residency(schedule.num_ranks, rows[:, 0], held, waiting, passed, rows[:, 2:4], rows[:, 1])
 
 
+def turns(schedule: Schedule) -> tuple[int, int]:
+    """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
+    last = schedule.stages_per_model - 1
+    rank = schedule.stage_to_rank[last]
+    return rank, sum(
+        not a.parts and not b.parts and a.stage == b.stage == last and a.microbatch == b.microbatch
+        and a.phase is Phase.F and b.phase in (Phase.B, Phase.I)
+        for a, b in itertools.pairwise(schedule.rows[rank])
+    )  # fmt: skip
+
+
 def _of_rank(stage: IntArray, split: np.ndarray, phase: IntArray, pair: np.ndarray, count: int, leaves: int) -> IntArray:
     """Moments of one rank as rows: kind, active, forward of a pair, held, waiting, passed.
 
@@ -145,4 +157,4 @@ def _undominated(rows: IntArray) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
-__all__ = ["BACKWARD", "FORWARD", "INPUT", "Residency", "residency"]
+__all__ = ["BACKWARD", "FORWARD", "INPUT", "Residency", "residency", "turns"]

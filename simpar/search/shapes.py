@@ -46,6 +46,12 @@ class Shape:
         return m if self.name == "interleaved_bfs" else round_size(self.ranks, m)
 
     @property
+    def order(self) -> IntArray:
+        """Ranks by their first stages, int array [1, ranks]; of pipelines that start at both ends [2, ranks / 2]."""
+        ranks = np.arange(self.ranks)
+        return ranks[None] if self.replicas == 1 else np.stack([ranks[: self.ranks // 2], ranks[: self.ranks // 2 - 1 : -1]])
+
+    @property
     def held(self) -> dict[int, list[int]]:
         """Pipeline rank -> model stages, as the pricer and the memory count them."""
         found: dict[int, list[int]] = {r: [] for r in range(self.ranks)}

@@ -14,6 +14,7 @@ from simpar.search import bounds
 from simpar.search.blocks import BlockTable, Gathered
 from simpar.search.choice import Choice, Group, Offload, Pipeline, State, Variant
 from simpar.search.incumbents import Incumbents
+from simpar.search.parents import parents, with_parents
 from simpar.search.pricing import Pricing
 from simpar.search.shapes import Shape, shape_of
 from simpar.search.space import Space
@@ -111,6 +112,21 @@ class Sheet:
         return Choice(d.group, d.batch, d.variant, d.pipeline, self.texts[again], self.states[state], self.offloads[offload])
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a design before its recomputations and offloads are looked at.
+
+    Attributes:
+        columns: spreads whose states fit at rest, int array [D].
+        least: seconds of each without recomputation, optimizer on the device and offloaded, float array [D, 2]: no layout of it
+            is faster; infinite where it does not fit or is not in the space.
+    """
+
+    design: Design
+    columns: IntArray
+    least: FloatArray
+
+
 class Sheets:
     """Makes sheets, with memos of what designs share."""
 
@@ -123,12 +139,12 @@ class Sheets:
         self._peaks: dict[object, FloatArray] = {}
         self._holds: dict[bytes, int] = {}
 
-    def recomputations(self, pipeline: Pipeline, pp: int) -> Recomputations:
-        """What the stages of a pipeline may recompute."""
+    def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
+        """What the stages of a pipeline may recompute (see `Space.merges`)."""
         deepest = self.space.deepest(pipeline, pp)
-        key = (shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages, pipeline.split, deepest)
+        key = (shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages, pipeline.split, deepest, merges)
         if key not in self._recomputations:
-            texts = tuple(self.space.recomputes(deepest))
+            texts = tuple(self.space.recomputes(deepest, merges=merges))
             limits = [int(t[5:]) if t.startswith("full:") else None for t in texts]
             each = ["full" if t.startswith("full") else t for t in texts]
             names = tuple(dict.fromkeys(each))
@@ -139,8 +155,7 @@ class Sheets:
 
     def tables(self, design: Design, names: Sequence[str]) -> list[BlockTable]:
         """The block tables of these recomputations."""
-        split = design.shape.style != "full"
-        return [self.pricing.table(design.group, design.batch, design.variant, name, split=split) for name in names]
+        return [self.pricing.table(design.group, design.batch, design.variant, name) for name in names]
 
     def pipe(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> bounds.PipelineBound:
         """Chains of a design for every recomputation."""
@@ -152,39 +167,60 @@ class Sheets:
         found = bounds.pipeline_bound(shape, seconds, compute, design.m, send, blocking=blocking)
         return found if self.pricing.waits(shape.style) else found.alone()
 
-    def sheet(self, design: Design, incumbents: Incumbents) -> Sheet:
+    def outlook(self, design: Design) -> Outlook:
+        """Which spreads of a design rest in memory, and how fast each can be at best."""
+        rests = self._rests(design)
+        columns = np.flatnonzero(rests.any(axis=1))
+        if not len(columns):
+            return Outlook(design, columns, np.zeros((0, 2)))
+        key = ("plain", design.shape.stages, design.pipeline.split)
+        if key not in self._recomputations:
+            stages = self.pricing.plain_stages(design.pipeline, design.group.pp)
+            self._recomputations[key] = Recomputations(("none",), ("none",), np.zeros(1, dtype=np.int64), stages)
+        plain = self._recomputations[key]
+        pipe = self.pipe(design, plain, self.tables(design, plain.names))
+        spread = self.state_bound(design, columns.tolist())
+        least = np.stack([bounds.combine(pipe, spread, offloaded)[0] for offloaded in (0, 1)], axis=1)
+        return Outlook(design, columns, np.where(rests[columns], least, np.inf))
+
+    def sheet(self, design: Design, incumbents: Incumbents, outlook: Outlook | None = None) -> Sheet:
         """The layouts of a design that `incumbents` leave open."""
-        again = self.recomputations(design.pipeline, design.group.pp)
+        again = self.recomputations(design.pipeline, design.group.pp, merges=self.space.merges(design.variant))
         states, offloads = self.space.states(design.group), self.space.offloads
-        if not self._rests(design):
-            # Not even the states fit, however they are spread.
-            return _empty(design, again, states, offloads, np.array([len(again.texts) * len(states) * len(offloads), 0, 0]))
-        tables = self.tables(design, again.names)
-        pipe = self.pipe(design, again, tables)
-        inner = len(states) * len(offloads)
-        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents)
-        rows = np.flatnonzero(~late & ~beaten)
-        counts = np.array([0, late.sum() * inner, beaten.sum() * inner])
-        if not len(rows):
-            return _empty(design, again, states, offloads, counts)
-        need = self.needs(design, again, tables, rows)
-        fits = need <= self.capacity
-        # Spreads under which nothing fits need no seconds; memory alone decides, for good.
-        columns = np.flatnonzero(fits.any(axis=(0, 1)))
-        counts[0] += (~fits).sum()
+        every, inner = len(states), len(again.texts) * len(offloads)
+        outlook = outlook or self.outlook(design)
+        columns = outlook.columns
+        counts = np.array([(every - len(columns)) * inner, 0, 0])
+        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents)
+        counts += [0, late.sum() * inner, beaten.sum() * inner]
+        columns = columns[~late & ~beaten]
         if not len(columns):
             return _empty(design, again, states, offloads, counts)
-        need, fits = need[:, :, columns], fits[:, :, columns]
-        pipe = bounds.PipelineBound(pipe.head[rows], pipe.work[rows], pipe.tail[rows])
+        tables = self.tables(design, again.names)
+        pipe = self.pipe(design, again, tables)
+        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents)
+        rows = np.flatnonzero(~late & ~beaten)
+        inner = len(columns) * len(offloads)
+        counts += [0, late.sum() * inner, beaten.sum() * inner]
+        if not len(rows):
+            return _empty(design, again, states, offloads, counts)
+        need = self.needs(design, again, tables, rows, columns)
+        fits = need <= self.capacity
+        # Spreads under which nothing fits need no seconds; memory alone decides, for good.
+        some = fits.any(axis=(0, 1))
+        counts[0] += (~fits).sum()
+        columns, need, fits = columns[some], need[:, :, some], fits[:, :, some]
+        if not len(columns):
+            return _empty(design, again, states, offloads, counts)
         spread = self.state_bound(design, columns.tolist())
-        time_s = self._times(design, again, tables, pipe, spread, rows)
+        time_s = self._times(design, again, tables, pipe.take(rows), spread, rows)
         late, beaten = self._hopeless(time_s, need, incumbents)
         alive = fits & ~late & ~beaten
         if incumbents.front or incumbents.by_memory:
             parent = np.full(alive.shape, -1)
         else:
-            parent = _parents(offloads, fits, spread.moving_costs)
-            alive &= _with_parents(alive, parent)
+            parent = parents(offloads, fits, spread.moving_costs)
+            alive &= with_parents(alive, parent)
         counts += [0, (fits & late).sum(), (fits & ~late & ~alive).sum()]
         r, d = np.nonzero(alive.any(axis=0))
         return Sheet(
@@ -208,8 +244,10 @@ class Sheets:
         for offload in offloads:
             time_s = known[offload.optimizer]
             if offload.activations:
+                rank, stall = self._host_stall(design, again, tables)
+                waiting = pipe.stalled(rank, stall[rows] * offload.activations)
                 load = self._host_load(design, again, tables)[rows] * offload.activations
-                time_s = np.maximum(time_s, load[:, None])
+                time_s = np.maximum(bounds.combine(waiting, spread, int(offload.optimizer)), load[:, None])
             found.append(time_s)
         return np.array(found)
 
@@ -219,6 +257,22 @@ class Sheets:
         kept = (stays[:, None, :] * again.stages.counts).sum(axis=2)[:, again.stages.which]
         each = design.m * self.pricing.host_seconds_per_byte
         return np.asarray(each * (kept @ design.shape.share.T).max(axis=1))
+
+    def _host_stall(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable]
+    ) -> tuple[int, FloatArray]:
+        """The rank of the last stage, and how long it waits in a step if all activations move, float array [R].
+
+        Where a backward of the last stage follows its own forward at once, what the last block keeps goes to the host and comes
+        back between the two.
+        """
+        rank, turns = self.pricing.turns(design.pipeline, design.group.pp, design.m)
+        stages = again.stages
+        order = stages.orders[stages.which[-1]]
+        if not order.shape[1]:
+            return rank, np.zeros(len(again.texts))
+        stays = np.array([t.kept + t.logits for t in tables])[again.table, order[:, -1]]
+        return rank, np.asarray(2.0 * turns * self.pricing.host_seconds_per_byte * stays)
 
     def cut(self, design: Design) -> tuple[object, Cut]:
         """How a design cuts the layers over ranks, and its name."""
@@ -253,21 +307,23 @@ class Sheets:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def needs(
-        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray, columns: IntArray
     ) -> FloatArray:
-        """Peak use of the fullest device, [offloads, rows, states]: what is allocated, or a lower bound of it.
+        """Peak use of the fullest device, [offloads, rows, columns]: what is allocated, or a lower bound of it.
 
         Without offloaded activations it is the peak itself where gradients rest in memory; the allocator may reserve more.
         """
-        group, states, offloads = design.group, self.space.states(design.group), self.space.offloads
-        spread = self.resting(design)
+        group, offloads = design.group, self.space.offloads
+        every, spread = self.space.states(group), self.resting(design)
+        states = [every[index] for index in columns.tolist()]
         outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.fragmentation
         modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
         found = np.empty((len(offloads), len(rows), len(states)))
         for mode in set(modes):
             which = np.flatnonzero([each == mode for each in modes])
             for index, offload in enumerate(offloads):
-                resting = spread.resting[which] + (0.0 if offload.optimizer else 1.0) * spread.optimizer[which]
+                own = columns[which]
+                resting = spread.resting[own] + (0.0 if offload.optimizer else 1.0) * spread.optimizer[own]
                 peaks = self.activation_peaks(design, again, tables, *mode, offload.activations)[rows]
                 found[index][:, which] = bounds.device_bytes(peaks, resting, fragmentation, outside)
         return found
@@ -280,7 +336,8 @@ class Sheets:
         if choice.offload.activations or passing:
             return None
         design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
-        again, spread = self.recomputations(choice.pipeline, group.pp), self.resting(design)
+        again = self.recomputations(choice.pipeline, group.pp, merges=self.space.merges(choice.variant))
+        spread = self.resting(design)
         mode = (self.pricing.gathered(group, choice.variant, state), state.zero_stage == 3)
         peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
         at = self.space.states(group).index(state)
@@ -288,11 +345,12 @@ class Sheets:
         update = self.pricing.update_share(group, choice.variant, state) * optimizer
         return np.asarray(np.maximum(peaks[again.texts.index(choice.recompute)], update) + spread.resting[at] + optimizer)
 
-    def _rests(self, design: Design) -> bool:
-        """Whether the resting states fit under some spread and offload."""
-        spread, offloaded = self.resting(design), any(o.optimizer for o in self.space.offloads)
-        rank = (spread.resting + (0.0 if offloaded else spread.optimizer)).max(axis=1).min()
-        return bool(rank * self.pricing.framework.fragmentation + self.pricing.outside_bytes(design.group) <= self.capacity)
+    def _rests(self, design: Design) -> BoolArray:
+        """Under which spreads the resting states fit, with the optimizer on the device and offloaded, [states, 2]."""
+        spread, asked = self.resting(design), [any(o.optimizer is kind for o in self.space.offloads) for kind in (False, True)]
+        rank = np.stack([(spread.resting + spread.optimizer).max(axis=1), spread.resting.max(axis=1)], axis=1)
+        need = rank * self.pricing.framework.fragmentation + self.pricing.outside_bytes(design.group)
+        return np.asarray((need <= self.capacity) & asked)
 
     def activation_peaks(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], gathered: Gathered | None, sharded: bool,
@@ -326,39 +384,4 @@ def _triple(counts: np.ndarray) -> tuple[int, int, int]:
     return int(counts[0]), int(counts[1]), int(counts[2])
 
 
-def _less(offloads: Sequence[Offload], offload: Offload) -> list[int]:
-    """Offloads that move less than this one, to be preferred in this order."""
-    order = sorted(
-        (o for o in offloads if o != offload and o.activations <= offload.activations and o.optimizer <= offload.optimizer),
-        key=lambda o: (o.optimizer != offload.optimizer, -o.activations),
-    )
-    return [offloads.index(o) for o in order]
-
-
-def _parents(offloads: Sequence[Offload], fits: BoolArray, moving_costs: BoolArray) -> IntArray:
-    """An offload that moves less and fits too, of each layout; -1 where there is none.
-
-    Copies to the host only add waiting, so a layout that moves what need not move is never faster than its parent.
-
-    Args:
-        fits: [offloads, recomputations, states].
-        moving_costs: [states], whether an update on the host takes longer than one on the device.
-    """
-    found = np.full(fits.shape, -1)
-    for index, offload in enumerate(offloads):
-        for other in reversed(_less(offloads, offload)):
-            slower = moving_costs if offloads[other].optimizer != offload.optimizer else np.ones_like(moving_costs)
-            found[index] = np.where(fits[other] & slower, other, found[index])
-    return found
-
-
-def _with_parents(alive: BoolArray, parent: IntArray) -> BoolArray:
-    """Which layouts' ancestors are all alive: one that is no faster than a hopeless one is hopeless."""
-    found = alive.copy()
-    for _ in range(len(alive)):
-        above = np.take_along_axis(found, np.maximum(parent, 0), axis=0)
-        found = np.where(parent >= 0, found & above, found)
-    return found
-
-
-__all__ = ["Design", "Recomputations", "Sheet", "Sheets"]
+__all__ = ["Design", "Outlook", "Recomputations", "Sheet", "Sheets"]

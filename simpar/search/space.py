@@ -15,6 +15,7 @@ from typing import Any
 from simpar.errors import InputError
 from simpar.schedules import SCHEDULES as FAMILIES
 from simpar.search import axes
+from simpar.search.axes import divisors
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
 from simpar.search.recomputes import selections, whole_layers
 from simpar.specs.checks import check_scenario, layer_count
@@ -22,12 +23,6 @@ from simpar.specs.framework import framework
 from simpar.specs.model import MoeSpec, TransformerSpec
 from simpar.specs.scenario import Scenario
 from simpar.topology.mesh import Mesh
-
-
-def divisors(whole: int) -> list[int]:
-    """Ascending divisors of `whole`."""
-    small = [d for d in range(1, int(whole**0.5) + 1) if whole % d == 0]
-    return sorted({*small, *(whole // d for d in small)})
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,11 @@ class Space:
 
     @cached_property
     def _able(self) -> dict[str, tuple[Any, ...]]:
-        return axes.ability(self.framework).values if self.framework else {}
+        return {**self._ability.values, **(self._ability.with_experts if self._moe else {})}
+
+    @cached_property
+    def _ability(self) -> axes.Ability:
+        return axes.ability(self.framework or "plain")
 
     def values(self, axis: str, default: list[Any] | tuple[Any, ...]) -> list[Any]:
         """Allowed values of `axis`: of the user's list (or the default range), those that the framework can run."""
@@ -151,7 +150,7 @@ class Space:
         flags, plan = (True, False), self.template.plan
         transformer = self._transformer is not None
         sequence = self.values("sequence_parallel", flags) if tp > 1 and transformer else [plan.sequence_parallel]
-        if tp > 1 and self._moe and self.framework and axes.ability(self.framework).experts_need_sequence_parallel:
+        if tp > 1 and self._moe and self._ability.experts_need_sequence_parallel:
             sequence = [s for s in sequence if s]
         styles = self.values("cp_style", ("ring", "all_gather", "ulysses")) if cp > 1 else ["ring"]
         overlap_tp = self.values("overlap_tp", flags) if tp > 1 and transformer else [False]
@@ -276,9 +275,18 @@ class Space:
         found = [n for n in range(1, deepest) if any_number or n in numbers]
         return [*found, deepest] if every and deepest else found
 
-    def recomputes(self, deepest: int) -> list[str]:
+    def merges(self, variant: Variant) -> bool:
+        """Whether this variant hides expert exchanges the way that merges model chunks, see `Ability`."""
+        return variant.overlap_ep and self._ability.merges_chunks
+
+    def runs(self, variant: Variant, pipeline: Pipeline, pp: int) -> bool:
+        """Whether a pipeline can have this variant of the blocks."""
+        return pp == 1 or pipeline.virtual_stages > 1 or not self.merges(variant)
+
+    def recomputes(self, deepest: int, *, merges: bool = False) -> list[str]:
         """All recomputations of a pipeline whose fullest stage has `deepest` layers."""
-        return [*self.selections, *("full" if n == deepest else f"full:{n}" for n in self.depths(deepest))]
+        whole = [] if merges else self.depths(deepest)
+        return [*self.selections, *("full" if n == deepest else f"full:{n}" for n in whole)]
 
     @cached_property
     def _state_cache(self) -> dict[Group, tuple[State, ...]]:
@@ -304,7 +312,8 @@ class Space:
             reduce = [True] if always else self.values("overlap_grad_reduce", flags)
             gather = self.values("overlap_param_gather", flags) if zero in (1, 2) else [True]
             for shard, again, r, g in product(self._shards(group, zero), reshard, reduce, gather):
-                yield State(zero, shard, again, r, g)
+                if r or not g or zero not in (1, 2) or not self._ability.gathers_beside_reductions:
+                    yield State(zero, shard, again, r, g)
 
     def _shards(self, group: Group, zero: int) -> list[int | None]:
         if zero == 0:
@@ -347,23 +356,29 @@ class Space:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _count_cache(self) -> dict[tuple[int, int], int]:
+    def _count_cache(self) -> dict[tuple[int, int, bool], int]:
         return {}
 
-    def pipeline_count(self, pp: int, m: int) -> int:
+    def pipeline_count(self, pp: int, m: int, variant: Variant) -> int:
         """Pairs of pipeline and recomputation."""
-        if (pp, m) not in self._count_cache:
-            self._count_cache[pp, m] = sum(self.recompute_count(pp, p) for p in self.pipelines(pp, m))
-        return self._count_cache[pp, m]
+        key = (pp, m, self.merges(variant))
+        if key not in self._count_cache:
+            self._count_cache[key] = sum(self.recompute_count(pp, p, variant) for p in self.pipelines(pp, m))
+        return self._count_cache[key]
 
-    def recompute_count(self, pp: int, pipeline: Pipeline) -> int:
+    def recompute_count(self, pp: int, pipeline: Pipeline, variant: Variant) -> int:
         """Recomputations of a pipeline."""
-        return len(self.selections) + len(self.depths(self.deepest(pipeline, pp)))
+        if not self.runs(variant, pipeline, pp):
+            return 0
+        return len(self.selections) + (0 if self.merges(variant) else len(self.depths(self.deepest(pipeline, pp))))
+
+    def variant_count(self, group: Group, m: int, variant: Variant) -> int:
+        """Layouts of one mesh, number of micro-batches and variant."""
+        return self.pipeline_count(group.pp, m, variant) * len(self.states(group)) * len(self.offloads)
 
     def count(self, group: Group, m: int) -> int:
         """Layouts of one mesh and number of micro-batches."""
-        inside = len(self.variants(group)) * self.pipeline_count(group.pp, m)
-        return inside * len(self.states(group)) * len(self.offloads)
+        return sum(self.variant_count(group, m, variant) for variant in self.variants(group))
 
     @cached_property
     def size(self) -> int:
@@ -375,7 +390,9 @@ class Space:
         for group in self.groups:
             for batch, m in self.micro_batches(group):
                 for variant, pipeline in product(self.variants(group), self.pipelines(group.pp, m)):
-                    again = self.recomputes(self.deepest(pipeline, group.pp))
+                    if not self.runs(variant, pipeline, group.pp):
+                        continue
+                    again = self.recomputes(self.deepest(pipeline, group.pp), merges=self.merges(variant))
                     for recompute, state, offload in product(again, self.states(group), self.offloads):
                         yield Choice(group, batch, variant, pipeline, recompute, state, offload)
 

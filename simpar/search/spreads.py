@@ -16,6 +16,7 @@ from simpar.search.blocks import BlockTable, Composition
 from simpar.search.choice import Group, Pipeline, State, Variant
 from simpar.search.pricing import Pricing
 from simpar.search.shapes import Shape, shape_of
+from simpar.specs.framework import FrameworkSpec
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Cut:
         """The cut of a pipeline on a mesh."""
         shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
         composition = pricing.composition(pipeline, group.pp, 0)
-        table = pricing.table(group, 1, variant, "none", split=False)
+        table = pricing.table(group, 1, variant, "none")
         pairs = np.stack(composition.parameters(table), axis=1)
         distinct, which = np.unique(pairs, axis=0, return_inverse=True)
         held = (shape.share > 0).astype(np.float64)
@@ -121,6 +122,20 @@ def resting_bytes(pricing: Pricing, group: Group, variant: Variant, states: Sequ
     """Resting bytes of every rank under every spread."""
     rows = [_resting(pricing, group, variant, state, cut, m) for state in states]
     return StateBytes(np.array([r for r, _ in rows]), np.array([o for _, o in rows]))
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Whether gradients are reduced beside the backward, parameters gathered beside the forward."""
+
+    reduce: bool
+    gather: bool
+
+    @classmethod
+    def of(cls, spec: FrameworkSpec, state: State) -> Hidden:
+        """Of a spread; the rule of `Layout`."""
+        reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
+        return cls(spec.overlap_grad_reduce if reduce is None else reduce, spec.overlap_param_gather if gather is None else gather)
 
 
 @dataclass(frozen=True)
@@ -148,7 +163,7 @@ def state_seconds(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, float, FloatArray, FloatArray, bool]:
     """One row of a `StateBound`."""
     prices = pricing.state_prices(group, variant, state)
-    overlap = pricing.hidden(state)
+    overlap = Hidden.of(pricing.framework, state)
     traffic = Traffic.of(prices.layout, group, state.zero_stage, overlap.gather)
     shape, p = cut.shape, cut.shape.ranks
     zeros = np.zeros(p)
@@ -169,10 +184,11 @@ def state_seconds(
     if traffic.data and not traffic.reduce_always:
         first = _first_buckets(prices.reduce, stages("reduce"), cut, only_first, bucketed=bucketed)
         whole_stream = cut.held @ stages("reduce")
-        if shape.style == "full":
-            reduce = first[shape.first] if overlap.reduce else whole_stream
-        else:
-            reduce = np.where(cut.held > 0, first[None, :], np.inf).min(axis=1)
+        # Every rank ends with the last backward of its first stage; what waits for that waits in the order of the stages (of two
+        # pipelines, on the ranks of the second half, the other stage has ended before).
+        own = first[shape.first]
+        behind = whole_stream if shape.replicas == 1 else np.where(np.arange(p) < p // 2, whole_stream, own)
+        reduce = own if overlap.reduce else behind
         reduces = whole_stream if overlap.reduce else reduce
     if traffic.always or traffic.reduce_always:
         blocks = cut.held @ cut.composition.counts

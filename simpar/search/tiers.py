@@ -220,7 +220,9 @@ class Tiers:
         site = self.pricing.host_site(choice.group)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
         block = ("block", site, choice.micro_batch_size, choice.variant, recompute)
-        state = ("state", choice.group, choice.variant.precision, choice.state, choice.offload.optimizer)
+        # What of a spread is hidden does not matter to its prices.
+        spread = (choice.state.zero_stage, choice.state.shard_size)
+        state = ("state", choice.group, choice.variant.precision, spread, choice.offload.optimizer)
         send = ("send", choice.group, choice.micro_batch_size, choice.variant.sequence_parallel, choice.variant.precision)
         return {
             "block": block, "state": state, "send": send, "host": (block, choice.offload.activations), "other": (block, state, send),  # noqa: E501
