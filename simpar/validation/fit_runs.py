@@ -221,11 +221,11 @@ def _entry(
 
 
 def collect(data: Path, workers: int) -> list[Sample]:
-    """Every run of the file that has a step time and can be expressed."""
+    """Every run of the file that has a step time, can be expressed and that the data does not exclude."""
     jobs = [
         (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured.step_time_s)
         for run in read_runs(data)
-        if run.scenario is not None and run.measured is not None and run.measured.step_time_s
+        if run.scenario is not None and not run.excluded and run.measured.step_time_s
     ]
     with ProcessPoolExecutor(workers) as pool:
         found = pool.map(sample_of, *zip(*jobs, strict=True), chunksize=16)
