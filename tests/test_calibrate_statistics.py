@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.calibration import profile_cpu, profile_out
-from simpar.calibration.__main__ import seconds
+from simpar.calibration.__main__ import Options, calibrate, seconds
 from simpar.calibration.measure import timing_of
 from simpar.calibration.store import CalibrationError, Store
 
@@ -161,3 +161,19 @@ def test_gradients_of_a_cpu_get_a_factor_each_and_few_products_no_constants() ->
     assert found["rate_flops_per_s"] == pytest.approx(1e11, rel=1e-6)
     assert found["fit"]["held_out_median"] < 1e-3
     assert profile_cpu.gemms(records[:3], 1e10, "here") == ([], {})
+
+
+def test_the_store_of_another_machine_becomes_a_profile_here(tmp_path: Path) -> None:
+    store = Store(tmp_path / "h200.jsonl")
+    store.append({
+        "key": "machine", "kind": "machine", "device": "cuda", "name": "NVIDIA H200", "date": "2026-01-01", "torch": "2.11",
+        "cores": 16, "threads": 1, "memory_bytes": 150754820096, "sm_count": 132, "capability": [9, 0], "clocks": "1980 MHz",
+    })  # fmt: skip
+    fields = {"kind": "gemm", "dtype": "bf16", "direction": "forward", "spread": 0.01, "narrow": True}
+    store.append({**fields, "key": "gemm", "shape": [8192, 8192, 8192], "seconds": 1.5e-3})
+    out, lines = tmp_path / "h200.toml", []
+    assert calibrate(Options(out, 0.0, store.path, resume=True), lines.append) == 0
+    profile = tomllib.loads(out.read_text())
+    assert profile["gpu"]["name"] == "NVIDIA H200"
+    assert profile["kernels"]["points"][0]["seconds"] == 1.5e-3
+    assert len(store.path.read_text().splitlines()) == 2
