@@ -32,6 +32,8 @@ class Measured:
         rounds: median of each round.
         first: the record of the first round, with what was measured once.
         steps: measured in all.
+        foreign: cores that other processes kept busy, median of the steps that count; 0 where that is not known.
+        probes_s: a fixed product beside each round, the mean of the ranks; empty where there was none.
     """
 
     layout: RunLayout
@@ -39,6 +41,8 @@ class Measured:
     rounds: tuple[float, ...]
     first: dict[str, Any]
     steps: int
+    foreign: float = 0.0
+    probes_s: tuple[float, ...] = ()
 
     @property
     def median_s(self) -> float:
@@ -92,12 +96,14 @@ def read_runs(path: Path) -> tuple[dict[str, Any], dict[str, Measured], dict[str
 
 def _measured(records: list[dict[str, Any]]) -> Measured:
     steps = [(s, f) for r in records for s, f in zip(r["seconds"], r.get("foreign") or [0.0] * len(r["seconds"]), strict=True)]
-    clean = [s for s, foreign in steps if foreign <= FOREIGN]
+    clean = [(s, foreign) for s, foreign in steps if foreign <= FOREIGN]
     # A machine that was never left alone has no clean steps: then all count.
-    seconds = tuple(clean if len(clean) >= CLEAN_STEPS else [s for s, _ in steps])
+    used = clean if len(clean) >= CLEAN_STEPS else steps
+    seconds, foreign_cores = tuple(s for s, _ in used), statistics.median(f for _, f in used)
     first = next((r for r in records if "collectives" in r), records[0])
     rounds = tuple(statistics.median(r["seconds"]) for r in records)
-    return Measured(layout_of(records[0]["layout"]), seconds, rounds, first, len(steps))
+    probes = tuple(statistics.fmean(r["probe_s"]) for r in records if "probe_s" in r)
+    return Measured(layout_of(records[0]["layout"]), seconds, rounds, first, len(steps), foreign_cores, probes)
 
 
 def in_step_of(references: dict[str, Measured], setup: Setup, degrees: Sequence[int] = ()) -> InStep:
@@ -163,6 +169,17 @@ class ClusterReport:
         return statistics.median(m.spread for m in self.measured.values()) if self.measured else 0.0
 
     @property
+    def foreign(self) -> float:
+        """Cores that other processes kept busy beside the layouts, the median."""
+        return statistics.median(m.foreign for m in self.measured.values()) if self.measured else 0.0
+
+    @property
+    def probe(self) -> tuple[float, float] | None:
+        """(median seconds of the fixed product, how far its slowest and fastest layout are apart, over it)."""
+        found = [s for m in self.measured.values() for s in m.probes_s]
+        return (statistics.median(found), (max(found) - min(found)) / statistics.median(found)) if found else None
+
+    @property
     def outside(self) -> tuple[Comparison, ...]:
         """Step times further off than the tolerance."""
         return tuple(r for r in self.rows if r.metric == "step_time_s" and abs(r.error or 0.0) > self.tolerance)
@@ -181,6 +198,8 @@ class ClusterReport:
             "rows": [row.as_json() for row in self.rows],
             "groups": [{"by": {}, "metric": metric, **self.summary(metric).as_json()} for metric in metrics],
             "kendall_tau": self.tau, "communication_exact": {"layouts": layouts, "exact": exact},
+            "foreign_cores": self.foreign, "foreign_cores_per_layout": {n: m.foreign for n, m in self.measured.items()},
+            "probe_s": {n: list(m.probes_s) for n, m in self.measured.items()},
             "noise": self.noise, "noise_per_layout": {n: m.spread for n, m in self.measured.items()},
             "steps": {n: {"used": len(m.seconds), "measured": m.steps} for n, m in self.measured.items()},
             "between_rounds": {n: m.between for n, m in self.measured.items()},

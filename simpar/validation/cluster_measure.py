@@ -113,6 +113,25 @@ def _storages(tensor: Any) -> list[Any]:
     return [local.untyped_storage()] if isinstance(local, torch.Tensor) and not local.is_meta else []
 
 
+PROBE, PROBES = 512, 8
+"""Width and number of the products that say how fast the machine is beside a layout."""
+
+
+def probe_s(device: Any) -> float:
+    """Seconds of a fixed product; on a CPU the processor's time of this rank."""
+    x = torch.ones(PROBE, PROBE, device=device)
+    x @ x
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    begin = clock()
+    for _ in range(PROBES):
+        x @ x
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (clock() - begin) / PROBES
+
+
 class Busy:
     """Seconds that a rank computes in its pipeline stages: everything else of the pipeline is waiting and sending."""
 

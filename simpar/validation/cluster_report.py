@@ -69,7 +69,11 @@ def summary_lines(report: ClusterReport) -> list[str]:
         found.append(f"bytes on the wire: exact for {exact} of {layouts} layouts")
     between = max((m.between for m in report.measured.values()), default=0.0)
     noise = f"steps of one layout vary by +- {100 * report.noise:.1f} % (median), rounds by up to {100 * between:.0f} %"
-    found.append(f"noise: {noise}")
+    found.append(f"noise: {noise}; other processes kept {report.foreign:.2f} cores busy")
+    if report.probe is not None:
+        seconds, apart = report.probe
+        text = f"took {1e3 * seconds:.2f} ms, slowest and fastest {100 * apart:.0f} % apart"
+        found.append(f"a fixed product beside the layouts {text}")
     for ranks, inside in sorted(report.in_step.items()):
         factors = ", ".join(f"{factor:.2f} times as long ({model})" for model, factor in inside.factors.items())
         text = f"kernels take {factors or 'as long as alone'}, and {1e6 * inside.launch_s:.0f} us a launch"

@@ -18,7 +18,7 @@ from simpar.host import busy_s
 from simpar.validation.cluster_attention import positions
 from simpar.validation.cluster_autograd import Group, all_reduce
 from simpar.validation.cluster_layouts import RunLayout
-from simpar.validation.cluster_measure import Busy, Recorder, profiled
+from simpar.validation.cluster_measure import Busy, Recorder, probe_s, profiled
 from simpar.validation.cluster_model import Groups, Mlp, Transformer, token_loss
 from simpar.validation.cluster_torch import HAS_CLASS
 
@@ -113,7 +113,7 @@ class World:
         step = Step(self, layout)
         config = self.config
         losses = [step() for _ in range(config["warmup"])]
-        seconds, busy, cpu = [], [], []
+        seconds, busy, cpu, probes = [], [], [], [probe_s(self.device)]
         for index in range(config["steps"]):
             fault(f"step {index}")
             self.barrier()
@@ -128,10 +128,11 @@ class World:
             seconds.append(time.perf_counter() - begin)
             cpu.append((time.process_time() - used, busy_s() - all_busy))
             busy.append((step.busy.seconds if step.busy else pipeline, pipeline))
+        probes.append(probe_s(self.device))
         record = {
             "kind": "run", "layout": layout.as_json(), "world_size": self.size, "seconds": self.longest(seconds),
             "losses": self.losses(losses), **self.idle(busy), "foreign": self.foreign(cpu, seconds),
-            "cpu_s": self.all_of(statistics.median(c for c, _ in cpu)),
+            "cpu_s": self.all_of(statistics.median(c for c, _ in cpu)), "probe_s": self.all_of(statistics.fmean(probes)),
         }  # fmt: skip
         return record | self.instrumented(step) if instrument else record
 
@@ -268,7 +269,7 @@ class Step:
     def _schedule(self) -> Any:
         from torch.distributed.pipelining import PipelineStage, schedules
 
-        group, layout = self.world.group(layout_groups(self.layout)), self.layout
+        group, layout = self.world.group(self.layout.groups("pp")), self.layout
         own = self.stages()
         if layout.fsdp:
             self.modules = [self._sharded(m) for m in self.modules]
@@ -393,8 +394,3 @@ class Step:
         if self.everyone.size > 1:
             all_reduce(own, self.everyone)
         return float(own.sqrt())
-
-
-def layout_groups(layout: RunLayout) -> list[tuple[int, ...]]:
-    """Pipelines of `layout`."""
-    return list(layout.groups("pp"))
