@@ -279,9 +279,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(0)
-    except KeyboardInterrupt:
-        print("simpar: interrupted", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as stop:
+        # typer turns Ctrl-C into exit code 130 without a word.
+        if isinstance(getattr(stop.__context__, "__cause__", None), KeyboardInterrupt):
+            print("simpar: interrupted", file=sys.stderr)
+        raise
     except Exception:
         import traceback
 

@@ -485,3 +485,22 @@ def test_the_plan_of_the_guide_runs() -> None:
     assert found.days is not None
     assert found.resolved.run is not None
     assert [stage.nodes for stage in found.resolved.run.stages] == [64, 128]
+
+
+def test_an_interrupted_question_says_how_to_go_on(
+    given_plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, store = answer_module.simulate_run, tmp_path / "runs.sqlite"
+
+    def stopped(model: Any, seed: int, repetition: int, **options: Any) -> Any:
+        if repetition == 7:
+            raise KeyboardInterrupt
+        return real(model, seed, repetition, **options)
+
+    monkeypatch.setattr(answer_module, "simulate_run", stopped)
+    code, _ = printed(given_plan, PlanOptions(repetitions=12, json=True, store=store))
+    assert code == 130
+    assert f"--store {store} --resume goes on" in capsys.readouterr().err
+    monkeypatch.setattr(answer_module, "simulate_run", real)
+    resumed = printed(given_plan, PlanOptions(repetitions=12, json=True, store=store, resume=True))
+    assert resumed == printed(given_plan, PlanOptions(repetitions=12, json=True))

@@ -16,6 +16,8 @@ from simpar.report.step_figures import figure
 DAY_S: Final = 86400.0
 SHOWN_CHECKPOINTS: Final = 400
 SHOWN_FAILURES: Final = 60
+LONG_LABELS: Final = 110
+"""Characters of all labels that still stand side by side."""
 MOST_BARS: Final = 120
 """Spans of a run for which the hours lost are added up."""
 COLORS: Final = {
@@ -30,7 +32,7 @@ _ROWS: Final = {"automargin": True, "ticksuffix": "  "}
 
 
 def _axis(text: str, **more: Any) -> dict[str, Any]:
-    return {"title": {"text": text}, **more}
+    return {"title": {"text": text}, "ticks": "outside", "ticklen": 6, "tickcolor": "#fff", **more}
 
 
 def _upright(x: float, line: dict[str, Any]) -> dict[str, Any]:
@@ -196,31 +198,48 @@ def ledger(answer: Answer) -> dict[str, Any]:
 
 
 def curves(study: Study, name: str) -> dict[str, Any] | None:
-    """Days with their spread, and cost, over the points of a study that run; None where none does."""
+    """Days with their spread, and cost, over the points of a study that run; None where none does.
+
+    Points with long names stand below each other, others side by side.
+    """
     ran = [(point, point.answer.days) for point in study.points if point.answer.days is not None]
     if not ran:
         return None
-    traces: list[dict[str, Any]] = [{
-        "type": "scatter", "mode": "lines+markers", "name": "days (p50; p10 to p90)", "x": [point.label for point, _ in ran],
-        "y": [days.p50 for _, days in ran], "line": {"color": BLUE}, "hovertemplate": "%{y:,.2f}",
-        "error_y": {
-            "type": "data", "symmetric": False, "array": [days.p90 - days.p50 for _, days in ran],
-            "arrayminus": [days.p50 - days.p10 for _, days in ran],
-        },
-    }]  # fmt: skip
+    long = sum(len(point.label) for point, _ in ran) > LONG_LABELS
+    labels = [point.label for point, _ in ran]
+    error = {
+        "type": "data", "symmetric": False, "array": [days.p90 - days.p50 for _, days in ran],
+        "arrayminus": [days.p50 - days.p10 for _, days in ran],
+    }  # fmt: skip
+    traces = [_series("days (p50; p10 to p90)", labels, [days.p50 for _, days in ran], BLUE, long=long)]
+    traces[0]["error_x" if long else "error_y"] = error
     priced = [(point.label, point.answer.cost_usd.p50 / 1e6) for point, _ in ran if point.answer.cost_usd is not None]
     if priced:
-        traces.append({
-            "type": "scatter", "mode": "lines+markers", "name": "cost, million US$", "yaxis": "y2", "x": [x for x, _ in priced],
-            "y": [cost for _, cost in priced], "line": {"color": VERMILION, "dash": "dash"}, "hovertemplate": "%{y:,.2f}",
-            "marker": {"symbol": "diamond"},
-        })  # fmt: skip
+        cost = _series("cost, million US$", [x for x, _ in priced], [usd for _, usd in priced], VERMILION, long=long)
+        cost |= {"xaxis" if long else "yaxis": "x2" if long else "y2", "marker": {"symbol": "diamond"}}
+        traces.append(cost)
+    if long:
+        layout = {
+            "legend": {"orientation": "h", "y": -70 / (30 * len(ran) + 60), "yanchor": "top", "x": 0}, "hovermode": "y unified",
+            "yaxis": {"type": "category", "autorange": "reversed", **_ROWS}, "xaxis": _axis("days"),
+            "xaxis2": _axis("million US$", overlaying="x", side="top", showgrid=False, tickmode="auto"),
+            "margin": {"l": 64, "r": 40, "t": 60, "b": 48},
+        }  # fmt: skip
+        return figure(name, traces, layout, 200 + 30 * len(ran))
     layout = {
         "legend": _ABOVE, "hovermode": "x unified", "xaxis": {"type": "category", "automargin": True},
         "yaxis": _axis("days", rangemode="tozero"), "margin": {"l": 64, "r": 64, "t": 14, "b": 48},
         "yaxis2": _axis("million US$", overlaying="y", side="right", **_SECOND),
     }  # fmt: skip
     return figure(name, traces, layout, 420)
+
+
+def _series(name: str, labels: list[str], values: list[float], color: str, *, long: bool) -> dict[str, Any]:
+    """Values by label: along y where labels are long (single marks: the labels have no order), else a line along x."""
+    places = {"x": values, "y": labels, "mode": "markers"} if long else {"x": labels, "y": values, "mode": "lines+markers"}
+    value = "%{x:,.2f}" if long else "%{y:,.2f}"
+    dash = "solid" if color == BLUE else "dash"
+    return {"type": "scatter", "name": name, "line": {"color": color, "dash": dash}, "hovertemplate": value, **places}
 
 
 def tornado(result: Tornado) -> dict[str, Any] | None:

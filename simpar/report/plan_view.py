@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -37,11 +38,13 @@ from simpar.report.plan_rows import (
     tornado_rows,
 )
 
+INTERRUPTED: Final = 130
+
 
 def run(
     plan_path: str | Path, options: PlanOptions, steps: StepModel | None = None, console: Console | None = None
 ) -> int:
-    """Answer a plan file and print, write or both; returns the exit code (0 answered, 1 nothing feasible).
+    """Answer a plan file and print, write or both; returns the exit code (0 answered, 1 nothing feasible, 130 interrupted).
 
     Args:
         steps: where step times come from; none = the simulator, with layouts searched where the plan or the question wants it.
@@ -49,7 +52,14 @@ def run(
     Raises:
         InputError: the plan or an option breaks a rule.
     """
-    report = ask(plan_path, options, steps or SimulatedSteps(_search(options)))
+    try:
+        report = ask(plan_path, options, steps or SimulatedSteps(_search(options)))
+    except KeyboardInterrupt:
+        kept = "nothing is kept; --store FILE would keep what is finished"
+        if options.store is not None:
+            kept = f"what was finished is kept: the same command with --store {options.store} --resume goes on"
+        Console(stderr=True, highlight=False).print(f"simpar: interrupted; {kept}", markup=False, soft_wrap=True)
+        return INTERRUPTED
     if options.html is not None:
         from simpar.report.plan_html import write_html
 
