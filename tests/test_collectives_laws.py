@@ -248,13 +248,13 @@ def test_unfitted_machines_are_priced_with_a_wide_interval() -> None:
 def test_answers_are_quick() -> None:
     hardware = load_hardware("dgx-h100")
     model, placement = CollectiveModel(hardware), packed(hardware, 64, 8)
-    start = time.perf_counter()
+    start = time.process_time()
     for size in range(1, 201):
         model.time("all_reduce", float(size * 1000), placement)
-    miss = (time.perf_counter() - start) / 200
-    start = time.perf_counter()
+    miss = (time.process_time() - start) / 200
+    start = time.process_time()
     for _ in range(2000):
         model.time("all_reduce", 1000.0, placement)
-    hit = (time.perf_counter() - start) / 2000
+    hit = (time.process_time() - start) / 2000
     assert miss < 1e-3  # a few times what an idle machine needs
     assert hit < 60e-6

