@@ -283,6 +283,25 @@ LONG = {
 """Scenario -> how far its first answer may be off: measured with a margin; none where a second short step is simulated."""
 
 
+@pytest.mark.parametrize("name", [*LONG, "korthikanti-1t_a100x512_tp8pp64"])
+def test_the_first_answer_of_a_long_step_follows_a_slider_within_half_a_second(name: str) -> None:
+    """CPU seconds, as above, in a process that knows the scenario."""
+    from simpar.report.serve import figures, tables
+    from simpar.report.serve.gantt_canvas import canvas_data
+
+    answers = Answers(bases())
+    answers.early(of_query(f"scenario={name}", bases()))
+    best = 9.0
+    for query in ("nic_bw=0.5", "nic_bw=0.7", "over=2"):
+        started = time.process_time()
+        early = answers.early(of_query(f"scenario={name}&{query}", bases()))
+        assert early is not None
+        assert tables.early_tiles(early)
+        json.dumps([canvas_data(early.short), figures.memory(early.short), figures.early_waterfall(early)])
+        best = min(best, time.process_time() - started)
+    assert best < 0.4
+
+
 @pytest.mark.parametrize("name", list(LONG))
 def test_the_first_answer_of_a_long_step_is_about_that_of_the_whole(name: str) -> None:
     state = of_query(f"scenario={name}", bases())
