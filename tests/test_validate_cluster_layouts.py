@@ -241,6 +241,11 @@ def test_each_model_gets_its_own_factor_and_experts_do_not_vote_on_the_launch_ti
     found = in_step(dense | {"moe": Reference(1.7 * 0.6 + 2e-5 * 3000, 0.6, 3000, 0.0)})
     assert found.launch_s == pytest.approx(2e-5)
     assert [found.factor(m) for m in ("transformer", "mlp", "moe", "other")] == pytest.approx([1.2, 1.2, 1.7, 1.0])
+    # A step that is all launches says what one takes; the factors are what is left.
+    told = in_step(dense | {"tiny": Reference(1e-3 + 1e-5 * 3000, 1e-3, 3000, 0.0)})
+    assert told.launch_s == pytest.approx(1e-5)
+    assert "tiny" not in told.factors
+    assert told.factor("transformer") == pytest.approx(1.2 + 1e-5 * 2000 / 0.5)
 
 
 @given(st.floats(0.2, 3.0), st.floats(0.2, 3.0))

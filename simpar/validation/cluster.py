@@ -23,7 +23,7 @@ from simpar.validation.cluster_compare import ClusterReport, Measured, compare, 
 from simpar.validation.cluster_launch import ClusterError, Rendezvous, launch
 from simpar.validation.cluster_layouts import DEFAULT, LayoutError, RunLayout, parse_layouts
 from simpar.validation.cluster_predict import Setup, predict
-from simpar.validation.cluster_setup import config_of, references_of, setup_of
+from simpar.validation.cluster_setup import config_of, references_of, setup_of, sharded_over
 from simpar.validation.cluster_shapes import collectives_of, shapes_of
 
 WORKER: Final = "simpar.validation.cluster_worker"
@@ -162,13 +162,17 @@ def device_of(options: ClusterOptions) -> str:
 
 def config_for(options: ClusterOptions, setup: Setup, layouts: Sequence[RunLayout], device: str) -> dict[str, Any]:
     """What the ranks of one launch are told: reference steps first, then the layouts."""
-    predictions = [predict(layout, setup) for layout in (*references_of(layouts), *layouts)]
+    references = references_of(layouts, device)
+    predictions = [predict(layout, setup) for layout in (*references, *layouts)]
+    degree = min((layout.dp for layout in layouts if layout.fsdp), default=0)
+    # What the sharded reference is compared with runs nowhere, but its copies need prices.
+    beside = [predict(sharded_over(layout, degree), setup) for layout in references if layout.fsdp]
     return config_of(
         setup, predictions, device=device, threads=options.threads, timeout_s=options.timeout_s, warmup=options.warmup,
         steps=options.steps, rounds=options.rounds,
     ) | {
         "kind": "config",
-        "shapes": shapes_of(predictions), "collectives": collectives_of(predictions),
+        "shapes": shapes_of([*predictions, *beside]), "collectives": collectives_of(predictions),
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from simpar.errors import InputError
 from simpar.validation.cluster_in_step import InStep, Reference, in_step
 from simpar.validation.cluster_layouts import RunLayout, layout_of
 from simpar.validation.cluster_predict import Predicted, Setup, kernel_counts, predict, sharding
-from simpar.validation.cluster_setup import with_in_step
+from simpar.validation.cluster_setup import sharded_over, with_in_step
 from simpar.validation.ranking import kendall_tau
 from simpar.validation.statistics import Comparison, ErrorSummary, summarize
 
@@ -123,7 +123,7 @@ def in_step_of(references: dict[str, Measured], setup: Setup, degrees: Sequence[
         return known
     # The same step by hand: as many micro-batches as the ranks of the smallest group have together.
     ranks, layout = min(degrees), sharded.layout
-    like = predict(replace(layout, name=f"{layout.name} of {ranks}", dp=ranks), setup)
+    like = predict(sharded_over(layout, ranks), setup)
     kernels, launches = kernel_counts(like.priced)
     calls, copies_s = sharding(like.priced)
     expected = ranks * (known.factor(layout.model) * kernels + known.launch_s * launches + copies_s) + found[layout.model].rest_s

@@ -1,9 +1,9 @@
 """How much longer eager compute takes inside a step than its kernels alone, from steps without communication.
 
 A reference step of each model runs on every core at once, alone on its rank. With P seconds of kernels and N launches it takes
-T = f P + l N + U, U the update, measured as a whole. Over the dense models f and l follow by least squares of the relative error,
-f >= 1 and l >= 0; then each model gets the f of its own step at that l. What is in f: operands that other ops drove out of the
-caches, autograd's own work, and for experts the small ops of routing that have no price.
+T = f P + l N + U, U the update, measured as a whole. A model so small that its step is all launches gives l (without one, l and f
+of the dense models follow by least squares of the relative error); then each model gets the f of its own step at that l, f >= 1
+and l >= 0. What is in f: operands that other ops drove out of the caches, and for experts the ops of routing that have no price.
 
 A further step with every layer fully sharded over one rank, the rank itself, has all the work of fully_shard on the host and
 nothing to send: what it takes beyond the plain step and its copies, over its gathers and reductions, is the cost of a call.
@@ -50,10 +50,18 @@ class Reference:
     rest_s: float
 
 
+TINY = "tiny"
+"""The model whose step is all launches."""
+
+
 def in_step(references: Mapping[str, Reference], *, sparse: frozenset[str] = frozenset({"moe"})) -> InStep:
     """Factors and launch time from the reference step of each model; `sparse` models do not vote on the launch time."""
-    dense = [r for model, r in references.items() if model not in sparse]
-    _, launch = fit(dense or list(references.values()))
+    if (tiny := references.get(TINY)) is not None:
+        launch = max((tiny.measured_s - tiny.rest_s - tiny.kernels_s) / tiny.launches, 0.0)
+        references = {model: r for model, r in references.items() if model != TINY}
+    else:
+        dense = [r for model, r in references.items() if model not in sparse]
+        _, launch = fit(dense or list(references.values()))
     left = {model: r.measured_s - r.rest_s - launch * r.launches for model, r in references.items()}
     return InStep({model: max(left[model] / r.kernels_s, 1.0) for model, r in references.items()}, launch)
 

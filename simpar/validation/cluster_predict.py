@@ -209,7 +209,8 @@ def step_work(priced: Priced, in_step: InStep, model: str) -> StepWork:
             if op.stream == "compute":
                 seconds[index] = factor * seconds[index] + in_step.launch_s * op.kernels
             if moved := context_bytes(layout, op):
-                beside[index] = kernels.memory_bound("permute", moved).seconds
+                launches = partial_launches(layout.plan.cp) if isinstance(op.work, AttentionWork) else 0
+                beside[index] = kernels.memory_bound("permute", moved).seconds + in_step.launch_s * launches
         elif isinstance(key, Gather | Reduce) and layout.plan.zero_stage == 3:
             copies = sum(kernels.memory_bound("copy", moved).seconds for moved in sharded_bytes(layout, key))
             beside[index] = copies + in_step.shard_s * (key.last - key.first)
@@ -230,6 +231,11 @@ def partial_passes(cp: int, *, backward: bool) -> float:
     if backward:
         return 16.0 + 9.25 * (cp - 1) + 4.0 * cp
     return 5.0 + 9.0 * (1.0 + 0.75 * (cp - 1))
+
+
+def partial_launches(cp: int) -> int:
+    """Small ops of SplitAttention beside its kernels, each way: four at its ends and fourteen a visit (cluster_attention.py)."""
+    return 4 + 14 * cp
 
 
 def context_bytes(layout: Layout, op: LocalOp) -> float:

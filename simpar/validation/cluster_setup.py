@@ -10,7 +10,7 @@ from typing import Any, Final
 from simpar.errors import InputError, Violation
 from simpar.specs.model import MlpSpec, TransformerSpec
 from simpar.specs.scenario import Scenario, read_scenario
-from simpar.validation.cluster_in_step import InStep
+from simpar.validation.cluster_in_step import TINY, InStep
 from simpar.validation.cluster_layouts import RunLayout
 from simpar.validation.cluster_predict import Predicted, Setup
 
@@ -18,17 +18,30 @@ TRANSFORMER: Final[dict[str, Any]] = {
     "kind": "transformer", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 2048,
 }  # fmt: skip
+TINY_MODEL: Final[dict[str, Any]] = {
+    **TRANSFORMER, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+    "vocab_size": 64,
+}  # fmt: skip
+"""Its step is all launches."""
 MOE: Final[dict[str, Any]] = {**TRANSFORMER, "moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512}}
 MLP: Final[dict[str, Any]] = {"kind": "mlp", "width": 512, "depth": 8}
 TRAINING: Final[dict[str, Any]] = {"sequence_length": 128, "global_batch_size": 8, "micro_batch_size": 1}
+TINY_TRAINING: Final[dict[str, Any]] = {"sequence_length": 16, "global_batch_size": 8, "micro_batch_size": 1}
 MLP_TRAINING: Final[dict[str, Any]] = {"sequence_length": 1, "global_batch_size": 1024, "micro_batch_size": 128}
 
 
-def references_of(layouts: Sequence[RunLayout]) -> list[RunLayout]:
-    """Layouts of one rank that tell how long compute takes inside the steps of `layouts`: one a model, one fully sharded."""
-    found = [RunLayout({"transformer": "single"}.get(m, m), model=m) for m in dict.fromkeys(x.model for x in layouts)]
+def references_of(layouts: Sequence[RunLayout], device: str) -> list[RunLayout]:
+    """Layouts of one rank that tell how long compute takes inside the steps of `layouts`: one a model, one sharded, and on a CPU,
+    where launches do not run ahead of kernels, a tiny one."""
+    models = dict.fromkeys((*(x.model for x in layouts), *((TINY,) if device == "cpu" else ())))
+    found = [RunLayout({"transformer": "single"}.get(m, m), model=m) for m in models]
     sharded = dict.fromkeys(x.model for x in layouts if x.fsdp)
     return found + [RunLayout({"transformer": "fsdp1"}.get(m, f"{m}-fsdp1"), model=m, fsdp=True) for m in list(sharded)[:1]]
+
+
+def sharded_over(reference: RunLayout, ranks: int) -> RunLayout:
+    """The sharded reference as a group of `ranks` would run it."""
+    return replace(reference, name=f"{reference.name} of {ranks}", dp=ranks)
 
 
 def setup_of(scenario: Path | None, layouts: Sequence[RunLayout], hardware: str, precision: str) -> Setup:
@@ -39,6 +52,7 @@ def setup_of(scenario: Path | None, layouts: Sequence[RunLayout], hardware: str,
     """
     models: dict[str, dict[str, Any]] = {"transformer": TRANSFORMER, "moe": MOE, "mlp": MLP}
     training: dict[str, dict[str, Any]] = {"transformer": TRAINING, "moe": TRAINING, "mlp": MLP_TRAINING}
+    models[TINY], training[TINY] = TINY_MODEL, TINY_TRAINING
     if scenario is not None:
         chosen = read_scenario(scenario)
         found = unsupported(chosen)
