@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -328,6 +329,15 @@ def test_shapes_cover_every_price_of_compute() -> None:
 
 def measured(name: str, seconds: float, **first: Any) -> Measured:
     return Measured(parse_layout(name), (seconds,) * 3, (seconds,), first, 3)
+
+
+def test_other_processes_lengthen_a_step_only_by_what_it_needs_of_the_cores() -> None:
+    p = predict(parse_layout("dp2"), SETUP)
+    assert p.beside(1.0) == p.step_time_s  # a profile without cores does not say
+    host = replace(p, processor_s=1.5 * p.step_time_s, cores=2.0)
+    # Ranks that leave half a core idle lose nothing to half a core of others, and a third of their speed to a whole one.
+    assert host.beside(0.0) == host.beside(0.5) == p.step_time_s
+    assert host.beside(1.0) == pytest.approx(1.5 * p.step_time_s)
 
 
 def test_report_counts_errors_order_and_bytes() -> None:

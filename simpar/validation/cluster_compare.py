@@ -174,6 +174,12 @@ class ClusterReport:
         return statistics.median(m.foreign for m in self.measured.values()) if self.measured else 0.0
 
     @property
+    def beside_foreign(self) -> float | None:
+        """Mean absolute error of step times when predictions count what other processes took of the host."""
+        found = [abs(self.predicted[n].beside(m.foreign) / m.median_s - 1.0) for n, m in self.measured.items()]
+        return statistics.fmean(found) if found else None
+
+    @property
     def probe(self) -> tuple[float, float] | None:
         """(median seconds of the fixed product, how far its slowest and fastest layout are apart, over it)."""
         found = [s for m in self.measured.values() for s in m.probes_s]
@@ -198,7 +204,8 @@ class ClusterReport:
             "rows": [row.as_json() for row in self.rows],
             "groups": [{"by": {}, "metric": metric, **self.summary(metric).as_json()} for metric in metrics],
             "kendall_tau": self.tau, "communication_exact": {"layouts": layouts, "exact": exact},
-            "foreign_cores": self.foreign, "foreign_cores_per_layout": {n: m.foreign for n, m in self.measured.items()},
+            "mape_beside_foreign": self.beside_foreign, "foreign_cores": self.foreign,
+            "foreign_cores_per_layout": {n: m.foreign for n, m in self.measured.items()},
             "probe_s": {n: list(m.probes_s) for n, m in self.measured.items()},
             "noise": self.noise, "noise_per_layout": {n: m.spread for n, m in self.measured.items()},
             "steps": {n: {"used": len(m.seconds), "measured": m.steps} for n, m in self.measured.items()},
@@ -229,7 +236,10 @@ def compare_layout(m: Measured, p: Predicted) -> list[Comparison]:
     layout, first = m.layout, m.first
     group = {"layout": layout.name, "ranks": layout.world_size, "model": layout.model}
     low, high = p.interval
-    spread = {"spread": m.spread, "rounds_s": list(m.rounds)}
+    spread = {
+        "spread": m.spread, "rounds_s": list(m.rounds), "foreign_cores": m.foreign,
+        "predicted_beside_foreign_s": p.beside(m.foreign),
+    }  # fmt: skip
     rows = [Comparison(layout.name, "step_time_s", m.median_s, p.step_time_s, low, high, group=group, details=spread)]
     if layout.pp > 1:
         each = layout.world_size // layout.pp

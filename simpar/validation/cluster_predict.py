@@ -90,17 +90,28 @@ class Predicted:
         priced: its program and prices, every op and collective.
         timeline: of the replay.
         held_s: seconds between start and finish of each op, the mean over its ranks: float array [ops].
+        processor_s: of all ranks together in the step; cores: of the host; 0 where they are not shared.
     """
 
     layout: RunLayout
     priced: Priced
     timeline: Timeline
     held_s: FloatArray
+    processor_s: float = 0.0
+    cores: float = 0.0
 
     @property
     def step_time_s(self) -> float:
         """Seconds of a step."""
         return self.timeline.makespan
+
+    def beside(self, foreign: float) -> float:
+        """Seconds of a step while other processes keep `foreign` cores busy: no less than its work over the cores that are left.
+
+        What they take while ranks wait costs the step nothing.
+        """
+        left = self.cores - foreign
+        return max(self.step_time_s, self.processor_s / left) if left > 0.0 else self.step_time_s
 
     @cached_property
     def idle(self) -> tuple[float, ...]:
@@ -165,16 +176,18 @@ def predict(layout: RunLayout, setup: Setup) -> Predicted:
     cores = scenario.hardware.node.cores
     if cores is None:
         timeline = host_cores.replay(program, seconds, np.zeros(program.num_ops), 1.0)
-    elif layout.world_size <= cores.value:
-        timeline = host_cores.replay(program, seconds, wanted_cores(priced, work, together=True), cores.value)
-    else:
+        return Predicted(layout, priced, timeline, timeline.seconds)
+    wanted = wanted_cores(priced, work, together=True)
+    shared = {"processor_s": float(seconds @ wanted), "cores": cores.value}
+    if layout.world_size > cores.value:
         computes = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS]).tolist()
         everyone = range(layout.world_size)
         ranks = [tuple(r for r in everyone if layout.coordinates(r)["pp"] == p) for p in range(layout.pp)]
         talks = wanted_cores(priced, work, together=False)
         found = host_ranks.replay(program, seconds, talks, computes, ranks, _scheduler(scenario))
-        return Predicted(layout, priced, found.timeline, found.held_s)
-    return Predicted(layout, priced, timeline, timeline.seconds)
+        return Predicted(layout, priced, found.timeline, found.held_s, **shared)
+    timeline = host_cores.replay(program, seconds, wanted, cores.value)
+    return Predicted(layout, priced, timeline, timeline.seconds, **shared)
 
 
 def _scheduler(scenario: Scenario) -> host_ranks.Scheduler:

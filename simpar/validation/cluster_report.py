@@ -70,6 +70,8 @@ def summary_lines(report: ClusterReport) -> list[str]:
     between = max((m.between for m in report.measured.values()), default=0.0)
     noise = f"steps of one layout vary by +- {100 * report.noise:.1f} % (median), rounds by up to {100 * between:.0f} %"
     found.append(f"noise: {noise}; other processes kept {report.foreign:.2f} cores busy")
+    if report.foreign >= 0.05 and report.beside_foreign is not None:
+        found.append(f"counting what they took, the mean error of step times is {100 * report.beside_foreign:.1f} %")
     if report.probe is not None:
         seconds, apart = report.probe
         text = f"took {1e3 * seconds:.2f} ms, slowest and fastest {100 * apart:.0f} % apart"
