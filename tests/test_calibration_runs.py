@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from simpar.specs.calibration import NEUTRAL, calibration_for, calibrations, uncalibrated
+from simpar.specs.calibration import NEUTRAL, calibrated_by, calibration_for, calibrations, uncalibrated
+from simpar.specs.scenario import read_scenario
 from simpar.validation import fit_runs
-from simpar.validation.fit_runs import HIGH, LOW, NAMES, Sample, cross_validated, error, fit, fit_nested
+from simpar.validation.fit_runs import HIGH, LOW, NAMES, Sample, as_entries, cross_validated, error, fit, fit_nested, sample_of
+from simpar.validation.predicted import predict
 
 
 def samples(
@@ -27,6 +30,7 @@ def samples(
     return found
 
 
+SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 TRUE = np.array([1.1, 1.5, 1.2, 2e-3, 0.2])
 
 
@@ -100,3 +104,19 @@ def test_shipped_constants_stay_inside_their_bounds() -> None:
         assert entry.sources
         # Few rows follow the group around them.
         assert entry.median_after <= entry.median_before + (0.02 if entry.rows >= 20 else 0.1)
+
+
+def test_a_run_is_split_around_the_constants_in_force() -> None:
+    """At those constants the split gives the simulated step back, overlap and bubble included; from none it comes near."""
+    scenario = read_scenario(SCENARIOS / "korthikanti-175b_a100x64_tp8pp8.toml")
+    theta = np.array([1.2, 1.4, 1.6, 2e-4, 0.05])
+    entries = as_entries({("*", scenario.hardware.gpu.architecture, "2000-01"): theta})
+    with calibrated_by(entries):
+        step = predict(scenario).step_time_s
+    split = sample_of(scenario, "source", "model", step, entries)
+    assert split is not None
+    assert error(split, theta) == pytest.approx(0.0, abs=1e-9)
+    plain = sample_of(scenario, "source", "model", step)
+    assert plain is not None
+    assert error(plain, theta) == pytest.approx(0.0, abs=0.05)
+    assert error(plain, fit_runs.NEUTRAL) < -0.1

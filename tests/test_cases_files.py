@@ -129,6 +129,13 @@ def test_bounds_catch_what_got_worse_and_only_that(report: CaseReport, tmp_path:
     assert "step time error 10.00% is above its bound 9.00%" in sentence
 
 
+def test_recording_lowers_bounds_and_never_raises_one(report: CaseReport, tmp_path: Path) -> None:
+    path = tmp_path / "bounds.toml"
+    for before, after in ((0.05, 0.05), (0.5, 0.11)):
+        path.write_text(bounds_text(report, {("A", "step_time_s"): before}))
+        assert load_bounds(path)["A", "step_time_s"] == pytest.approx(after)
+
+
 def test_results_have_every_case(report: CaseReport, tmp_path: Path) -> None:
     text = results_text(report)
     assert "| A/one | Table 1 | test | step time | 5 s | 5.5 s | 5 s to 6 s | +10.0% |" in text

@@ -19,7 +19,6 @@ from pydantic import Field
 from simpar.specs.base import Spec, read_toml, validate
 
 FILE = Path(__file__).with_name("run_calibration.toml")
-_ACTIVE: ContextVar[bool] = ContextVar("calibration_active", default=True)
 Factor = Annotated[float, Field(gt=0)]
 
 
@@ -58,22 +57,40 @@ class CalibrationFile(Spec):
 
 
 NEUTRAL = RunCalibration(framework="", architecture="")
+_OTHERS: ContextVar[tuple[RunCalibration, ...] | None] = ContextVar("calibrations", default=None)
+"""Constants in place of the shipped ones."""
 
 
 @lru_cache(maxsize=1)
 def calibrations() -> tuple[RunCalibration, ...]:
     """The shipped constants."""
-    return validate(CalibrationFile, read_toml(FILE), file=str(FILE)).entries if FILE.is_file() else ()
+    return read_calibrations(FILE) if FILE.is_file() else ()
+
+
+def read_calibrations(path: Path) -> tuple[RunCalibration, ...]:
+    """The constants of a file that `fit_runs` wrote.
+
+    Raises:
+        InputError: unreadable, or an entry that breaks a rule.
+    """
+    return validate(CalibrationFile, read_toml(path), file=str(path)).entries
 
 
 @contextmanager
 def uncalibrated() -> Iterator[None]:
     """Prices as the parts alone give them, for fitting and for reports without the constants."""
-    token = _ACTIVE.set(False)
+    with calibrated_by(()):
+        yield
+
+
+@contextmanager
+def calibrated_by(entries: tuple[RunCalibration, ...]) -> Iterator[None]:
+    """These constants instead of the shipped ones."""
+    token = _OTHERS.set(entries)
     try:
         yield
     finally:
-        _ACTIVE.reset(token)
+        _OTHERS.reset(token)
 
 
 def calibration_for(framework: str, since: tuple[int, int], architecture: str, gpu: str = "") -> RunCalibration:
@@ -81,8 +98,6 @@ def calibration_for(framework: str, since: tuple[int, int], architecture: str, g
 
     The more particular constants win; few runs moved them little from those of the group around (validation/fit_runs.py).
     """
-    if not _ACTIVE.get():
-        return NEUTRAL
     month = 12 * since[0] + since[1]
     chain = [
         found
@@ -94,7 +109,9 @@ def calibration_for(framework: str, since: tuple[int, int], architecture: str, g
 
 def _generation(name: str, chip: str, month: int) -> RunCalibration | None:
     """The latest entry not after `month` (counted from year 0), or one that begins within a year of it."""
-    found = [c for c in calibrations() if c.framework == name and c.architecture == chip]
+    others = _OTHERS.get()
+    entries = calibrations() if others is None else others
+    found = [c for c in entries if c.framework == name and c.architecture == chip]
     past = [c for c in found if _month(c) <= month]
     if past:
         return max(past, key=_month)

@@ -2,10 +2,13 @@
 
     python -m simpar.validation.fit_runs --data FILE.jsonl
 
-Each run is simulated once without constants; its waterfall splits the step into parts, and the constants scale the parts:
+Each run is simulated without constants; its waterfall splits the step into parts, and the constants scale the parts:
 
     step = compute * (matmul + attention) + memory * (memory-bound + optimizer) + communication * exposed
          + pass_s * stage passes + step_s + launch gaps,   the pipeline bubble shared out in proportion.
+
+What overlaps does not scale in proportion, so every run is simulated once more under the constants found, and they are fitted
+again around there.
 
 Robust (absolute relative errors by reweighted least squares) and bounded. Groups are nested: all runs of an architecture, those
 of a framework on it, of one generation of the framework, of one GPU; each is pulled towards the constants of the group around it
@@ -26,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import SimparError
-from simpar.specs.calibration import FILE, uncalibrated
+from simpar.specs.calibration import FILE, RunCalibration, calibrated_by, calibration_for
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario
 from simpar.validation.predicted import predict
@@ -72,33 +75,34 @@ class Sample:
     measured: float
 
 
-def sample_of(scenario: Scenario, source: str, model: str, measured: float) -> Sample | None:
-    """Simulate one run without constants and split it."""
-    with uncalibrated():
+def sample_of(
+    scenario: Scenario, source: str, model: str, measured: float, entries: tuple[RunCalibration, ...] = ()
+) -> Sample | None:
+    """Simulate one run under the constants of `entries` (none: without) and split it around them."""
+    spec = framework(scenario.framework, scenario.framework_version)
+    gpu = scenario.hardware.gpu
+    with calibrated_by(entries):
         try:
             found = predict(scenario)
         except SimparError:
             return None
-    spec = framework(scenario.framework, scenario.framework_version)
-    parts, rest = np.zeros(len(NAMES)), 0.0
+        here = calibration_for(spec.name, spec.since, gpu.architecture, gpu.name)
+    theta = np.array([getattr(here, name) for name in NAMES])
+    parts = np.zeros(len(NAMES))
     for name, seconds in found.waterfall.items():
         if name in PARTS:
             parts[PARTS[name]] += seconds
-        else:
-            rest += seconds
-    bubble = found.waterfall.get("pipeline bubble and imbalance", 0.0)
-    busy = found.step_time_s - bubble
+    busy = found.step_time_s - found.waterfall.get("pipeline bubble and imbalance", 0.0)
     stretch = found.step_time_s / busy if busy > 0 else 1.0
-    parts[:3] *= stretch
-    rest = (rest - bubble) * stretch
+    parts[:3] *= stretch / theta[:3]
     plan, training = scenario.plan, scenario.training
     dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
     microbatches = training.global_batch_size / (training.micro_batch_size * dp)
     parts[3] = 2.0 * microbatches * plan.virtual_stages * stretch
     parts[4] = 1.0
     since = f"{spec.since[0]:04d}-{spec.since[1]:02d}"
-    group = (spec.name, scenario.hardware.gpu.architecture, since)
-    return Sample(group, scenario.hardware.gpu.name, source, model, tuple(parts), rest, measured)
+    rest = found.step_time_s - float(np.dot(parts, theta))
+    return Sample((spec.name, gpu.architecture, since), gpu.name, source, model, tuple(parts), rest, measured)
 
 
 def groups_of(sample: Sample) -> tuple[Group, Group, Group, Group]:
@@ -189,8 +193,9 @@ def cross_validated(samples: Sequence[Sample], fixed: frozenset[int] = frozenset
     return found
 
 
-def entries(samples: Sequence[Sample]) -> list[str]:
-    """TOML tables of the calibration file."""
+def entries(samples: Sequence[Sample], plain: Sequence[Sample]) -> list[str]:
+    """TOML tables of the calibration file; `plain`: the same runs simulated without constants."""
+    without_any = [error(sample, NEUTRAL) for sample in plain]
     constants = fit_nested(samples)
     crossed = cross_validated(samples)
     without = {name: cross_validated(samples, frozenset({i})) for i, name in enumerate(NAMES)}
@@ -198,12 +203,14 @@ def entries(samples: Sequence[Sample]) -> list[str]:
     for index, sample in enumerate(samples):
         for group in groups_of(sample):
             members[group].append(index)
-    return [_entry(group, theta, samples, members[group], crossed, without) for group, theta in sorted(constants.items())]
+    return [
+        _entry(group, theta, samples, members[group], crossed, without, without_any) for group, theta in sorted(constants.items())
+    ]
 
 
 def _entry(
     group: Group, theta: FloatArray, samples: Sequence[Sample], rows: Sequence[int], crossed: dict[int, float],
-    without: dict[str, dict[int, float]],
+    without: dict[str, dict[int, float]], without_any: Sequence[float],
 ) -> str:  # fmt: skip
     def median(found: Sequence[float]) -> float:
         return float(np.median(np.abs(found)))
@@ -212,7 +219,7 @@ def _entry(
     lines = ["[[entries]]", f'framework = "{name}"', f'architecture = "{chip}"', f'since = "{since}"']
     lines += [f"{n} = {v:.5g}" for n, v in zip(NAMES, theta, strict=True)]
     sources = ", ".join(f'"{s}"' for s in sorted({samples[i].source for i in rows}))
-    before = median([error(samples[i], NEUTRAL) for i in rows])
+    before = median([without_any[i] for i in rows])
     after = median([error(samples[i], theta) for i in rows])
     lines += [f"rows = {len(rows)}", f"sources = [{sources}]", f"median_before = {before:.4f}", f"median_after = {after:.4f}",
               f"median_cross_validated = {median([crossed[i] for i in rows]):.4f}"]  # fmt: skip
@@ -220,16 +227,24 @@ def _entry(
     return "\n".join(lines) + "\n"
 
 
-def collect(data: Path, workers: int) -> list[Sample]:
-    """Every run of the file that has a step time, can be expressed and that the data does not exclude."""
+def collect(data: Path, workers: int, entries: tuple[RunCalibration, ...] = ()) -> list[Sample]:
+    """Every run of the file that has a step time, can be expressed and that the data does not exclude; see `sample_of`."""
     jobs = [
-        (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured.step_time_s)
+        (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured.step_time_s, entries)
         for run in read_runs(data)
         if run.scenario is not None and not run.excluded and run.measured.step_time_s
     ]
     with ProcessPoolExecutor(workers) as pool:
         found = pool.map(sample_of, *zip(*jobs, strict=True), chunksize=16)
         return [s for s in found if s is not None and math.isfinite(sum(s.parts))]
+
+
+def as_entries(constants: dict[Group, FloatArray]) -> tuple[RunCalibration, ...]:
+    """Constants of groups as the simulator looks them up."""
+    return tuple(
+        RunCalibration(framework=name, architecture=chip, since=since, **dict(zip(NAMES, map(float, theta), strict=True)))
+        for (name, chip, since), theta in constants.items()
+    )
 
 
 def main() -> None:
@@ -239,9 +254,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    samples = collect(options.data, options.workers)
+    plain = collect(options.data, options.workers)
+    around = collect(options.data, options.workers, as_entries(fit_nested(plain)))
     head = "# Written by `python -m simpar.validation.fit_runs`; do not edit. See specs/calibration.py.\n"
-    options.out.write_text("\n".join([head, *entries(samples)]), encoding="utf-8")
+    options.out.write_text("\n".join([head, *entries(around, plain)]), encoding="utf-8")
 
 
 if __name__ == "__main__":
