@@ -20,6 +20,26 @@ _FLAGS = (
     "--remote-debugging-pipe", "--disable-background-networking", "--disable-extensions", "--mute-audio",
 )  # fmt: skip
 
+TEXTS = """
+(() => {
+  const found = [];
+  for (const plot of document.querySelectorAll('.js-plotly-plot')) {
+    const seen = [...plot.querySelectorAll('.xtick text, .ytick text, .legendtext, .xtitle, .ytitle, .annotation-text')]
+      .map(e => [e.textContent, e.getBoundingClientRect()]).filter(([t, r]) => t.trim() && r.width > 0);
+    const box = plot.getBoundingClientRect();
+    for (const [t, r] of seen) if (r.left < box.left - 2 || r.right > box.right + 2 || r.bottom > box.bottom + 2)
+      found.push('outside: ' + t);
+    for (let i = 0; i < seen.length; i++) for (let j = i + 1; j < seen.length; j++) {
+      const p = seen[i][1], q = seen[j][1];
+      const w = Math.min(p.right, q.right) - Math.max(p.left, q.left), h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (w > 2 && h > 3) found.push(seen[i][0] + ' / ' + seen[j][0]);
+    }
+  }
+  return found;
+})()
+"""
+"""Texts of plotly figures that run into each other or over the edge."""
+
 
 class Browser:
     """One page in one Chromium."""

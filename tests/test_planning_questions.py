@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from serve_browser import CHROMIUM, TEXTS, Browser
 
 from simpar.errors import InputError
 from simpar.planning import answer as answer_module
@@ -504,3 +505,19 @@ def test_an_interrupted_question_says_how_to_go_on(
     monkeypatch.setattr(answer_module, "simulate_run", real)
     resumed = printed(given_plan, PlanOptions(repetitions=12, json=True, store=store, resume=True))
     assert resumed == printed(given_plan, PlanOptions(repetitions=12, json=True))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="headless Chromium is not installed (Debian package chromium)")
+def test_nothing_on_the_page_overlaps_or_is_cut_off(given_plan: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    printed(given_plan, PlanOptions(repetitions=5, html=page, sensitivity=True, solve="spares", marginal=True, deadline="90 d"))
+    with Browser(1280, 900) as browser:
+        browser.open(page.as_uri())
+        for width in (1280, 1920):
+            browser.resize(width, 900)
+            browser.wait("document.querySelectorAll('.js-plotly-plot .main-svg').length > 6")
+            browser.js("new Promise(done => setTimeout(done, 700))")
+            assert browser.js("document.documentElement.scrollWidth") <= width
+            assert browser.js(TEXTS) == []
+        assert browser.console == []
+        assert not browser.js("document.body.dataset.errors")

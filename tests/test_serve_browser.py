@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_browser import CHROMIUM, Browser
+from serve_browser import CHROMIUM, TEXTS, Browser
 from typer.testing import CliRunner
 
 from simpar.cli import app as cli
@@ -241,24 +241,6 @@ OVERLAPS = """
     if (a.contains(b) || b.contains(a)) continue;
     const w = Math.min(p.right, q.right) - Math.max(p.left, q.left), h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
     if (w > 1 && h > 1) found.push([a.id || a.innerText || a.tagName, b.id || b.innerText || b.tagName, w, h].join(' / '));
-  }
-  return found;
-})()
-"""
-TEXTS = """
-(() => {
-  const found = [];
-  for (const plot of document.querySelectorAll('.js-plotly-plot')) {
-    const seen = [...plot.querySelectorAll('.xtick text, .ytick text, .legendtext, .xtitle, .ytitle, .annotation-text')]
-      .map(e => [e.textContent, e.getBoundingClientRect()]).filter(([t, r]) => t.trim() && r.width > 0);
-    const box = plot.getBoundingClientRect();
-    for (const [t, r] of seen) if (r.left < box.left - 2 || r.right > box.right + 2 || r.bottom > box.bottom + 2)
-      found.push('outside: ' + t);
-    for (let i = 0; i < seen.length; i++) for (let j = i + 1; j < seen.length; j++) {
-      const p = seen[i][1], q = seen[j][1];
-      const w = Math.min(p.right, q.right) - Math.max(p.left, q.left), h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
-      if (w > 2 && h > 3) found.push(seen[i][0] + ' / ' + seen[j][0]);
-    }
   }
   return found;
 })()
