@@ -35,7 +35,7 @@ def _port() -> str:
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("calibrate") / "mine.toml"
-    done = _run("simpar.cli", "calibrate", "--out", str(out), "--budget", "4s", *TINY)
+    done = _run("simpar.cli", "calibrate", "--out", str(out), "--budget", "40s", *TINY)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -94,7 +94,7 @@ def test_a_resumed_run_measures_what_is_missing_and_not_what_is_known(profile: P
     store = tmp_path / "part.jsonl"
     # Everything else counts as well known, whatever the noise of the machine said.
     store.write_text("".join(json.dumps({**r, "narrow": True}) + "\n" for r in records if r["key"] != gone["key"]))
-    done = _run("simpar.calibration", "--out", str(tmp_path / "p.toml"), "--budget", "3s", "--resume", str(store), *TINY)
+    done = _run("simpar.calibration", "--out", str(tmp_path / "p.toml"), "--budget", "30s", "--resume", str(store), *TINY)
     assert done.returncode == 0, done.stderr
     measured = [line.split()[0] for line in done.stdout.splitlines() if " us " in line]
     assert measured == [gone["key"]]
