@@ -63,17 +63,17 @@ def test_two_processes_give_the_same_answer(space: Space, alone: Found) -> None:
 
 def test_a_worker_that_is_killed_is_replaced(space: Space, alone: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
-    hire = executors._Pool._hire
+    hear = executors._Pool._hear
 
-    def hire_and_kill(pool: Any) -> Any:
-        worker = hire(pool)
-        if not killed:
+    def hear_and_kill(pool: Any, worker: Any) -> Any:
+        found = hear(pool, worker)
+        if found is None and not killed:
+            # It has said something but is not done: it is in the middle of its part.
             killed.append(worker.process.pid)
-            # While it works: it needs a second to start, and more to search.
-            threading.Timer(2.5, os.kill, (worker.process.pid, signal.SIGKILL)).start()
-        return worker
+            os.kill(worker.process.pid, signal.SIGKILL)
+        return found
 
-    monkeypatch.setattr(executors._Pool, "_hire", hire_and_kill)
+    monkeypatch.setattr(executors._Pool, "_hear", hear_and_kill)
     hired: list[int] = []
     monkeypatch.setattr(executors._Pool, "_replace", lambda pool, w, old=executors._Pool._replace: (hired.append(1), old(pool, w)))
     same(find(space, WISH, workers=2), alone)
