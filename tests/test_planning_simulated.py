@@ -21,7 +21,7 @@ BOUNDS = {
     "megascale-175b_a100x12288": ("days", 0.10),
     "deepseek-v3_h800x2048_pretraining": ("gpu_hours", 0.12),
     "llama3.1-405b_h100x16384": ("gpu_hours", 0.10),
-    "bloom-176b_a100x384": ("gpu_hours", 0.20),
+    "bloom-176b_a100x384": ("gpu_hours", 0.10),
     "opt-175b_a100x992": ("ideal_gpu_hours", 0.22),
 }
 """Plan -> (figure, largest relative error)."""
