@@ -27,8 +27,8 @@ PUBLISHED = ExpertConstants(
 """Read off the tables of DeepEP on H100 (NVLink and 400 Gb/s NICs)."""
 HYBRID_EP = {"dispatch_sm_bytes_per_s": 28.5e9, "combine_sm_bytes_per_s": 26.7e9, "link_efficiency": 0.53}
 """hybridep moves tokens by asynchronous bulk copies (TMA). Its tables as called from torch, GB200, 8-36 ranks of one domain (4,096
-tokens of 7,168 values to 8 experts; deepseek-ai/DeepEP docs/README_Hybrid-EP.md), less the rows that stay on their rank: with 16 SMs
-dispatch 423-481 and combine 407-470 GB/s, with 32 SMs 466-490 and 436-498 of the link's 900; the kernels alone reach 530-660."""
+tokens of 7,168 values to 8 experts; deepseek-ai/DeepEP docs/README_Hybrid-EP.md), less the rows that stay on their rank: 16 SMs
+dispatch 423-481 and combine 407-470 GB/s, 32 SMs 466-490 and 436-498 of the link's 900; the kernels alone reach 530-660."""
 
 
 @dataclass(frozen=True, slots=True)

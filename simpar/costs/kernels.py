@@ -7,7 +7,7 @@ separate (`launch`), because a host that runs ahead hides it. Forms and sources:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Literal, cast
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from simpar.costs import kernel_attention
 from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds
 from simpar.costs.kernel_choice import DERIVED_SPREAD, Resolved, band_at, dtype_key, pick_gemm, resolve
+from simpar.costs.kernel_points import band_arrays, banded, between, measured, measured_memory
 from simpar.costs.memory_bound import BEST_SHARE, CLASS_SPREAD, KERNEL_LATENCY_S, OPTIMIZER_TIERS, class_share, memory_seconds
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.registry import unknown
 from simpar.specs.hardware import HardwareProfile
-from simpar.specs.kernel_constants import Band, DirectionConstants, GemmConstants, GroupedConstants, MeasuredPoint
+from simpar.specs.kernel_constants import DirectionConstants, GemmConstants, GroupedConstants, MeasuredPoint
 
 Direction = Literal["forward", "dgrad", "wgrad"]
 Implementation = Literal["tuned", "framework", "eager"]
@@ -161,7 +162,7 @@ class KernelModel:
             point = self._points.get(("gemm", (m, n, k), dtype, "wgrad_accumulate" if adds else direction, True))
             point = point or self._points.get(("gemm", (m, n, k), dtype, direction, True))
             if point is not None:
-                return _measured(point)
+                return measured(point)
         c, provenance = self.gemm_set(dtype)
         rows, columns, depth = (np.array([float(v)]) for v in (m, n, k))
         shapes, factor = self._shapes(
@@ -176,7 +177,7 @@ class KernelModel:
         spread = math.hypot(self._spread(c), DIRECTION_SPREAD if direction != "forward" else 0.0)
         terms = (("gemm", kernel), ("cast", cast_s)) if cast_s else (("gemm", kernel),)
         bands = c.bands if min(m, n, k) >= SMALL_GEMM else c.bands_small or c.bands
-        return _banded(kernel + cast_s, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, terms)
+        return banded(kernel + cast_s, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, terms)
 
     def _spread(self, c: GemmConstants) -> float:
         return math.hypot(self.resolved.spread, DERIVED_SPREAD if c.derived else 0.0)
@@ -236,7 +237,7 @@ class KernelModel:
             return ZERO
         point = self._points.get(("grouped_gemm", (groups, round(tokens * imbalance), n, k), dtype, direction, True))
         if point is not None:
-            return _measured(point)
+            return measured(point)
         c, _ = self.gemm_set(dtype)
         rows = max(1, math.ceil(tokens * imbalance / groups))
         g = self._grouped
@@ -248,7 +249,7 @@ class KernelModel:
         low, high = band_at(c.bands, 2.0 * rows * groups * n * k, spread)
         if groups > 1:
             low, high = min(low, g.low), max(high, g.high)
-        return _banded(seconds, (low, high), part.provenance, (("grouped_gemm", seconds),))
+        return banded(seconds, (low, high), part.provenance, (("grouped_gemm", seconds),))
 
     # -- attention -------------------------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class KernelModel:
             return ZERO
         point = self._points.get(("attention", (batch, queries, keys, heads, kv_heads, head_dim), dtype, direction, causal))
         if point is not None:
-            return _measured(point)
+            return measured(point)
         call = kernel_attention.Call(
             batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype
         )
@@ -324,12 +325,12 @@ class KernelModel:
         if bytes_moved <= 0:
             return ZERO
         if kernel in self._memory_points:
-            return _between(self._memory_points[kernel], bytes_moved)
+            return between(self._memory_points[kernel], bytes_moved)
         seconds = memory_seconds(bytes_moved, self.hardware.gpu.memory_bandwidth.value, share, launches)
         spread = math.hypot(CLASS_SPREAD.get(kernel, 0.25), self.resolved.spread / 2)
         provenance = self.resolved.provenance if kernel in self.resolved.constants.memory else Provenance.SCALED
         latency = launches * KERNEL_LATENCY_S
-        return _banded(
+        return banded(
             seconds, (math.exp(-spread), math.exp(spread)), provenance, (("latency", latency), ("traffic", seconds - latency))
         )
 
@@ -363,47 +364,3 @@ class KernelModel:
         )
         narrowed.resolved = replace(self.resolved, spread=self.resolved.spread / 2)
         return narrowed
-
-
-def _banded(seconds: float, band: tuple[float, float], provenance: Provenance, terms: tuple[tuple[str, float], ...]) -> Price:
-    return Price(seconds, seconds * min(band[0], 1.0), seconds * max(band[1], 1.0), provenance, terms)
-
-
-def measured_memory(points: Sequence[MeasuredPoint]) -> dict[str, tuple[MeasuredPoint, ...]]:
-    """Memory-bound points of each kernel class, by size."""
-    classes = {p.kernel for p in points if p.op == "memory"}
-    return {c: tuple(sorted((p for p in points if p.op == "memory" and p.kernel == c), key=lambda p: p.shape)) for c in classes}
-
-
-def _between(points: Sequence[MeasuredPoint], bytes_moved: float) -> Price:
-    """Between the measured sizes by a power law, past them in proportion (above) or at the smallest one's time (below)."""
-    sizes = [float(p.shape[0]) for p in points]
-    at = next((i for i, size in enumerate(sizes) if size >= bytes_moved * (1.0 - 1e-6)), len(points))
-    exact = at < len(points) and sizes[at] <= bytes_moved * (1.0 + 1e-6)
-    if exact or at == 0:
-        return _measured(points[min(at, len(points) - 1)])
-    left, right = points[at - 1], points[min(at, len(points) - 1)]
-    if at == len(points):
-        s = left.seconds * bytes_moved / sizes[-1]
-    else:
-        share = math.log(bytes_moved / sizes[at - 1]) / math.log(sizes[at] / sizes[at - 1])
-        s = left.seconds ** (1.0 - share) * right.seconds**share
-    spread = max(left.spread, right.spread)
-    return Price(s, s * (1 - spread), s * (1 + spread), Provenance.INTERPOLATED, (("interpolated", s),))
-
-
-def _measured(point: MeasuredPoint) -> Price:
-    s = point.seconds
-    return Price(s, s * (1 - point.spread), s * (1 + point.spread), Provenance.MEASURED, (("measured", s),))
-
-
-def band_arrays(
-    bands: Sequence[Band], small: Sequence[Band], inside: NDArray[np.bool_], sizes: Array, spread: float
-) -> tuple[Array, Array]:
-    """(low, high) [shapes] of measured / predicted, by size and by being inside the fitted region."""
-    low, high = np.empty(sizes.shape), np.empty(sizes.shape)
-    for own, region in ((bands, inside), (small or bands, ~inside)):
-        for i, edge in enumerate([b.from_size for b in own] or [0.0]):
-            here = region & (sizes >= edge) if i else region
-            low[here], high[here] = band_at(own, edge, spread)
-    return low, high

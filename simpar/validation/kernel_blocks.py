@@ -25,7 +25,8 @@ from simpar.costs.kernel_tables import (
     read_rows,
     usable,
 )
-from simpar.costs.kernels import KernelModel, band_arrays
+from simpar.costs.kernel_points import band_arrays
+from simpar.costs.kernels import KernelModel
 from simpar.costs.moe import moe_flops, moe_seconds, moe_shapes
 from simpar.specs.kernel_constants import AttentionConstants, MoeConstants
 
