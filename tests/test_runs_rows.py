@@ -254,6 +254,14 @@ def test_stages_of_nanotron_are_cut_by_cost() -> None:
     assert counts[0] > counts[-1]
 
 
+def test_hai_llm_leaves_fewer_layers_on_the_ends_and_exchanges_by_deepep() -> None:
+    run = run_of(row(framework="HAI-LLM", framework_version="2025", layers=61, tp=1, pp=16, vpp=None, n_gpus=128,
+                     global_batch=256, moe_experts=64, moe_topk=4, moe_ffn=2048, ep=8))  # fmt: skip
+    assert run.scenario is not None, run.skipped
+    assert run.scenario.plan.layers_per_stage == (3, *(4,) * 14, 2)
+    assert run.scenario.plan.ep_dispatcher == "deepep"
+
+
 @pytest.mark.parametrize(
     ("changes", "seconds"),
     [

@@ -179,7 +179,8 @@ class FrameworkSpec:
         schedule: default without virtual stages.
         layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same
             to the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by
-            compute cost with the head counted, see `split_by_cost`.
+            compute cost with the head counted, see `split_by_cost`; "ends" the rounded-up share in between, what is left on
+            the first and last (with DualPipe on one rank).
     """
 
     name: str
@@ -272,7 +273,7 @@ class FrameworkSpec:
     whole_embedding_gradient: bool = False
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
-    layer_rounding: Literal["front", "last", "fill", "cost"] = "front"
+    layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
         """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""

@@ -300,11 +300,11 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2024, 12), {"schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
-                          "layer_rounding": "cost",
+                          "layer_rounding": "ends",
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
                                           ("attention/out", 1.5))},
              "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; "
-             "its split of layers is not published: by weights; "
+             "its split of layers is not published (section 3.2.2: the first and last share a rank with embedding and head); "
              "3.3.3: inputs of the experts' SwiGLU are "
              "cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
     ),

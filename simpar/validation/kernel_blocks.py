@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.costs.kernel_choice import pick_attention
+from simpar.costs.kernel_points import band_arrays
 from simpar.costs.kernel_tables import (
     MICRO,
     alpha_of,
@@ -25,7 +26,6 @@ from simpar.costs.kernel_tables import (
     read_rows,
     usable,
 )
-from simpar.costs.kernel_points import band_arrays
 from simpar.costs.kernels import KernelModel
 from simpar.costs.moe import moe_flops, moe_seconds, moe_shapes
 from simpar.specs.kernel_constants import AttentionConstants, MoeConstants

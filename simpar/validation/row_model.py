@@ -91,7 +91,7 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     if row.get("moe_experts"):
         table["moe"] = _moe(row)
     if "mla" in arch or row.get("mla"):
-        table["mla"] = mla_of(row)
+        table["mla"] = _mla(row)
     if row.get("mtp_layers"):
         table["num_nextn_predict_layers"] = int(row["mtp_layers"])
     return table, notes
@@ -154,7 +154,7 @@ _MLA_FIELDS: Final = {
 }  # fmt: skip
 
 
-def mla_of(row: Row) -> dict[str, int]:
+def _mla(row: Row) -> dict[str, int]:
     """The ranks in "q_lora 1536, kv_lora 512, qk_nope 128, qk_rope 64, v 128"."""
     found = dict(re.findall(r"(q_lora|kv_lora|qk_nope|qk_rope|v)\D{0,3}(\d+)", str(row.get("mla") or "")))
     if "kv_lora" not in found or "v" not in found:

@@ -9,7 +9,6 @@ from typing import Any, Final
 from simpar.specs.framework import FrameworkSpec, Month, split_by_cost
 from simpar.validation.row_framework import attention_of
 from simpar.validation.row_machine import CannotExpress
-from simpar.validation.row_model import mla_of
 
 Row = Mapping[str, Any]
 
@@ -116,6 +115,8 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         layout = _filled(int(row["layers"]), pp * plan["virtual_stages"]) or layout
     if framework.layer_rounding == "last" and not row.get("pp_layout"):
         layout = _last_longer(int(row["layers"]), pp * plan["virtual_stages"]) or layout
+    if framework.layer_rounding == "ends" and not row.get("pp_layout"):
+        layout = _ends(int(row["layers"]), pp * plan["virtual_stages"]) or layout
     plan |= layout
     plan |= _offload(row, pp)
     return plan, notes
@@ -236,23 +237,20 @@ def layout_of(text: str, layers: int, stages: int) -> dict[str, Any]:
 
 
 def _by_cost(row: Row, stages: int) -> tuple[int, ...]:
-    """Layers per stage of a framework that deals them out by the weights a token meets, with the head and what predicts further
-    tokens on the last stage."""
+    """Layers per stage of a framework that deals them out by matmul weights, the head's included."""
     hidden, heads = int(row["hidden"]), int(row["heads"])
     attention = 4 * heads * int(row.get("head_dim") or hidden // heads) * hidden
-    if row.get("mla"):
-        m = mla_of(row)
-        wide = m["qk_nope_head_dim"] + m["qk_rope_head_dim"]
-        into = m["q_lora_rank"] * (hidden + heads * wide) if m.get("q_lora_rank") else hidden * heads * wide
-        both = m["kv_lora_rank"] * (hidden + heads * (m["qk_nope_head_dim"] + m["v_head_dim"]))
-        attention = into + both + heads * m["v_head_dim"] * hidden
-    width = int(row["ffn"])
-    if row.get("moe_experts"):
-        width = int(row.get("moe_topk") or 1) * int(row.get("moe_ffn") or width) + int(row.get("moe_shared_ffn") or 0)
-    layer = attention + 3 * width * hidden
-    further = int(row.get("mtp_layers") or 0)
-    tail = (1 + further) * float(row.get("vocab") or 0) * hidden + further * layer
-    return split_by_cost(int(row["layers"]), layer, tail, stages)
+    layer = attention + 3 * int(row["ffn"]) * hidden
+    return split_by_cost(int(row["layers"]), layer, float(row.get("vocab") or 0) * hidden, stages)
+
+
+def _ends(layers: int, stages: int) -> dict[str, Any]:
+    """The rounded-up share in between; what is left on the first and the last stage."""
+    share = -(-layers // stages)
+    left = layers - share * (stages - 2)
+    if stages < 3 or layers % stages == 0 or left < 1:
+        return {}
+    return {"layers_per_stage": (left - left // 2, *(share,) * (stages - 2), left // 2)}
 
 
 def _more_stages_than_layers(layers: int, stages: int) -> dict[str, Any]:
