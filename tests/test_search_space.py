@@ -141,7 +141,8 @@ def test_allowing_more_only_adds(axis: str) -> None:
 @pytest.mark.parametrize("name", sorted(axes.ABILITIES))
 def test_a_framework_limits_the_space_to_what_it_can_run(name: str) -> None:
     model, draw = MOE, random.Random(2)
-    able = axes.ability(name).values
+    ability = axes.ability(name)
+    able = {**ability.values, **ability.with_experts}
     limited = space_of(model, nodes=1, sequence=1024, batch=16, framework=name)
     free = space_of(model, nodes=1, sequence=1024, batch=16, semantics=name)
     assert 0 < limited.size <= free.size

@@ -117,9 +117,9 @@ class Incumbents:
 
 
 def _beats(a: Scored, b: Scored) -> bool:
-    """Not worse in anything and better in something; of a front the value is a time (see `Scored.value`)."""
-    no_worse = a.value <= b.value and a.device_bytes <= b.device_bytes
-    return no_worse and (a.value < b.value or a.device_bytes < b.device_bytes)
+    """Not worse in anything and better in something, but for rounding; of a front the value is a time (see `Scored.value`)."""
+    one, other = ((rounded(s.value), rounded(s.device_bytes)) for s in (a, b))
+    return one[0] <= other[0] and one[1] <= other[1] and one != other
 
 
 __all__ = ["SLACK", "Incumbents", "Scored"]
