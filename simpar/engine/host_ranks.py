@@ -1,4 +1,4 @@
-"""More ranks than cores on one host: every rank is a thread of the kernel's fair scheduler.
+"""Ranks on the cores of one host: every rank is a thread of the kernel's fair scheduler.
 
 A rank that can compute is runnable; as many as there are cores run, the others queue. While others queue, a rank runs for at
 most one time slice and goes to the end of the queue; one that waits for a message gives its core up at once. A rank whose

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.costs.collectives import CollectiveModel
-from simpar.engine import host_cores, host_ranks
+from simpar.engine import host_ranks
 from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import BlockOp, Gather, OptimizerStep, Reduce, Send
 from simpar.parallel.layout import Layout
@@ -173,21 +173,18 @@ def predict(layout: RunLayout, setup: Setup) -> Predicted:
         priced = replace(priced, program=blocking(priced.program, _STATE))
     program, work = priced.program, step_work(priced, setup.in_step, layout.model)
     seconds = work.seconds[program.price]
+    computes = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
+    ranks = [tuple(r for r in range(layout.world_size) if layout.coordinates(r)["pp"] == p) for p in range(layout.pp)]
     cores = scenario.hardware.node.cores
     if cores is None:
-        timeline = host_cores.replay(program, seconds, np.zeros(program.num_ops), 1.0)
-        return Predicted(layout, priced, timeline, timeline.seconds)
-    wanted = wanted_cores(priced, work, together=True)
-    shared = {"processor_s": float(seconds @ wanted), "cores": cores.value}
-    if layout.world_size > cores.value:
-        computes = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS]).tolist()
-        everyone = range(layout.world_size)
-        ranks = [tuple(r for r in everyone if layout.coordinates(r)["pp"] == p) for p in range(layout.pp)]
-        talks = wanted_cores(priced, work, together=False)
-        found = host_ranks.replay(program, seconds, talks, computes, ranks, _scheduler(scenario))
-        return Predicted(layout, priced, found.timeline, found.held_s, **shared)
-    timeline = host_cores.replay(program, seconds, wanted, cores.value)
-    return Predicted(layout, priced, timeline, timeline.seconds, **shared)
+        # A core for each rank, and talking costs none.
+        alone = host_ranks.Scheduler(layout.world_size, TIME_SLICE_S, WAKE_S)
+        found = host_ranks.replay(program, seconds, np.zeros(program.num_ops), computes.tolist(), ranks, alone)
+        return Predicted(layout, priced, found.timeline, found.held_s)
+    processor_s = float(seconds @ wanted_cores(priced, work, together=True))
+    talks = wanted_cores(priced, work, together=False)
+    found = host_ranks.replay(program, seconds, talks, computes.tolist(), ranks, _scheduler(scenario))
+    return Predicted(layout, priced, found.timeline, found.held_s, processor_s=processor_s, cores=cores.value)
 
 
 def _scheduler(scenario: Scenario) -> host_ranks.Scheduler:
