@@ -84,11 +84,6 @@ def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
     )
 
 
-def one_domain(hardware: HardwareProfile, size: int) -> GroupPlacement:
-    """`size` ranks side by side, filling nodes and then domains: the placement of a benchmark."""
-    return packed(hardware, size, -(-size // hardware.gpus_per_node))
-
-
 def packed(hardware: HardwareProfile, size: int, nodes: int, concurrent_groups: int = 1) -> GroupPlacement:
     """`size` consecutive ranks on `nodes` hosts, as evenly as they go."""
     per_node = tuple(size // nodes + (i < size % nodes) for i in range(nodes))

@@ -57,8 +57,3 @@ def state_memory(parameters: float, state: StateBytes, zero_stage: int, shards: 
     return StateMemory(
         parameters * state.parameter / p_split, rest, parameters * state.optimizer / o_split, gradients - rest
     )
-
-
-def bucket_count(parameters: float, bucket_elements: float) -> int:
-    """Buckets that `parameters` elements fall into (at least one)."""
-    return max(int(-(-parameters // bucket_elements)), 1) if parameters else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from simpar.errors import InternalError
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.pipeline import StageLayers, split_layers
@@ -358,12 +357,6 @@ class Layout:
         """The attention part of `model_flops` (causal); the non-causal convention counts it twice."""
         micro = self.num_microbatches * self.mesh.dp
         return 3.0 * sum(b.attention_flops for blocks in self.stage_blocks for b in blocks) * micro
-
-    def check_conservation(self) -> None:
-        """The shards add up to the whole: weights over ranks equal the network's, to rounding of replicated heads."""
-        held = sum(b.dense_parameters * self.plan.tp for blocks in self.stage_blocks for b in blocks)
-        if held <= 0 and self.network.parameters > 0:
-            raise InternalError("a layout holds no weights")
 
 
 def recomputed_flops(layout: Layout) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simpar.workload.ops import Block, Op
+from simpar.workload.ops import Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,3 @@ def repeated_parts(recompute: Recompute, block: Block) -> dict[str, float]:
     if "mlp/fc1" in names and size["u"] > size["f"]:
         parts["mlp/fc1"] = 1.0 - size["f"] / size["u"]
     return parts
-
-
-def kept_by_full(op: Op, first: Op) -> bool:
-    """Full recomputation keeps the block's input only."""
-    return op is first

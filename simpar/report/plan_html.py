@@ -9,26 +9,9 @@ from simpar.planning.answer import Answer
 from simpar.planning.questions import PlanReport
 from simpar.planning.study import Study
 from simpar.report import plan_figures as figures
+from simpar.report import plan_rows as plan
 from simpar.report.output import write_file
 from simpar.report.page import Cards, Table
-from simpar.report.plan_rows import (
-    ASSUMPTION_HEADS,
-    CLOSED_FORMS_TITLE,
-    HEADLINE_HEADS,
-    LEDGER_HEADS,
-    PUBLISHED_HEADS,
-    STUDY_HEADS,
-    TORNADO_HEADS,
-    assumption_rows,
-    closed_form_rows,
-    failure_rows,
-    headline_rows,
-    ledger_rows,
-    published_rows,
-    runs_title,
-    study_rows,
-    tornado_rows,
-)
 
 _TILES = (
     ("days", "days", ""), ("gpu_hours", "GPU-hours", ""), ("goodput", "goodput", "%"), ("cost_usd", "cost", "US$"),
@@ -57,13 +40,13 @@ def plan_page(report: PlanReport) -> str:
     if report.tornado is not None:
         note = f"Medians with one assumption at its low or high end; as planned {report.tornado.base_days or 0.0:,.4g} days."
         cards.draw("Which assumption moves the answer most", figures.tornado(report.tornado), "half", note)
-        cards.add("The same in numbers", Table(TORNADO_HEADS, tornado_rows(report.tornado), (1, 2, 3)).html(), "half")
+        cards.add("The same in numbers", Table(plan.TORNADO_HEADS, plan.tornado_rows(report.tornado), (1, 2, 3)).html(), "half")
     if report.published:
-        cards.add("Published figures (never inputs)", Table(PUBLISHED_HEADS, published_rows(report), (1, 2, 3)).html())
+        cards.add("Published figures (never inputs)", Table(plan.PUBLISHED_HEADS, plan.published_rows(report), (1, 2, 3)).html())
     if answer.closed_forms:
-        cards.add(CLOSED_FORMS_TITLE, Table(("", ""), closed_form_rows(answer), (1,)).html())
+        cards.add(plan.CLOSED_FORMS_TITLE, Table(("", ""), plan.closed_form_rows(answer), (1,)).html())
     note = "Numbers of the kind \"assumed\" are nobody's measurement: replace them by your own."
-    cards.add("What this rests on", Table(ASSUMPTION_HEADS, assumption_rows(answer)).html(), "", note)
+    cards.add("What this rests on", Table(plan.ASSUMPTION_HEADS, plan.assumption_rows(answer)).html(), "", note)
     return cards.html(answer.name)
 
 
@@ -116,13 +99,14 @@ def _numbers(cards: Cards, answer: Answer) -> None:
     cards.draw("How long it may take", days, "half", "Share of the repetitions that are done by then.")
     dear = figures.chance("chance-cost", tuple(usd / 1e6 for usd in answer.all_costs_usd), "million US$")
     cards.draw("What it may cost", dear, "half", "Share of the repetitions that cost no more.")
-    cards.add(runs_title(answer), Table(HEADLINE_HEADS, headline_rows(answer), (1, 2, 3)).html(), "half")
-    rows = [*ledger_rows(answer), *failure_rows(answer)]
-    cards.add("Lost time, hours", Table(LEDGER_HEADS, rows, (1, 2, 3, 4)).html(), "half")
+    cards.add(plan.runs_title(answer), Table(plan.HEADLINE_HEADS, plan.headline_rows(answer), (1, 2, 3)).html(), "half")
+    rows = [*plan.ledger_rows(answer), *plan.failure_rows(answer)]
+    cards.add("Lost time, hours", Table(plan.LEDGER_HEADS, rows, (1, 2, 3, 4)).html(), "half")
 
 
 def _study(cards: Cards, study: Study, name: str) -> None:
     """A question: its curve, then every point with what it rests on."""
     title = f"{study.kind}: {study.question}"
     cards.draw(title, figures.curves(study, name), "", study.conclusion)
-    cards.add(f"{study.kind}: every point", Table(STUDY_HEADS, study_rows(study), (1, 2, 3, 4)).html(), "", study.conclusion)
+    points = Table(plan.STUDY_HEADS, plan.study_rows(study), (1, 2, 3, 4)).html()
+    cards.add(f"{study.kind}: every point", points, "", study.conclusion)

@@ -18,25 +18,7 @@ from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.steps import Search, StepModel
 from simpar.planning.study import Study
 from simpar.planning.to_json import report_json
-from simpar.report.plan_rows import (
-    ASSUMPTION_HEADS,
-    CLOSED_FORMS_TITLE,
-    HEADLINE_HEADS,
-    LEDGER_HEADS,
-    PUBLISHED_HEADS,
-    STUDY_HEADS,
-    TORNADO_HEADS,
-    Row,
-    assumption_rows,
-    closed_form_rows,
-    failure_rows,
-    headline_rows,
-    ledger_rows,
-    published_rows,
-    runs_title,
-    study_rows,
-    tornado_rows,
-)
+from simpar.report import plan_rows as plan
 
 INTERRUPTED: Final = 130
 
@@ -108,20 +90,21 @@ def render(report: PlanReport) -> RenderableType:
     answer = report.answer
     parts: list[RenderableType] = [Text(answer.name, style="bold"), *_verdict(answer)]
     if answer.days is not None:
-        parts += [_table(runs_title(answer), HEADLINE_HEADS, headline_rows(answer)), _ledger(answer)]
+        parts += [_table(plan.runs_title(answer), plan.HEADLINE_HEADS, plan.headline_rows(answer)), _ledger(answer)]
     if answer.closed_forms:
-        parts.append(_table(CLOSED_FORMS_TITLE, ("", ""), closed_form_rows(answer)))
+        parts.append(_table(plan.CLOSED_FORMS_TITLE, ("", ""), plan.closed_form_rows(answer)))
     if report.published:
-        parts.append(_table("Published figures (never inputs)", PUBLISHED_HEADS, published_rows(report), frozenset({0, 5})))
+        published = plan.published_rows(report)
+        parts.append(_table("Published figures (never inputs)", plan.PUBLISHED_HEADS, published, frozenset({0, 5})))
     parts += [_study(study) for study in report.studies]
     if report.tornado is not None:
         title = "Sensitivity: medians with one assumption pushed to its ends"
-        parts.append(_table(title, TORNADO_HEADS, tornado_rows(report.tornado)))
+        parts.append(_table(title, plan.TORNADO_HEADS, plan.tornado_rows(report.tornado)))
     parts.append(_assumptions(answer))
     return Group(*(part for index, part in enumerate(parts) for part in ([Text(""), part] if index else [part])))
 
 
-def _table(title: str, heads: Row, rows: Sequence[Row], texts: frozenset[int] = frozenset({0})) -> Table:
+def _table(title: str, heads: plan.Row, rows: Sequence[plan.Row], texts: frozenset[int] = frozenset({0})) -> Table:
     """A table whose columns are set to the right but for `texts`."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, head in enumerate(heads):
@@ -142,21 +125,21 @@ def _verdict(answer: Answer) -> list[RenderableType]:
 
 
 def _ledger(answer: Answer) -> Table:
-    table = _table("Lost time, hours", LEDGER_HEADS, ledger_rows(answer))
-    for name, *counts in failure_rows(answer):
+    table = _table("Lost time, hours", plan.LEDGER_HEADS, plan.ledger_rows(answer))
+    for name, *counts in plan.failure_rows(answer):
         table.add_row(Text(name, style="dim"), *counts)
     return table
 
 
 def _study(study: Study) -> RenderableType:
-    table = _table(f"{study.kind}: {study.question}", STUDY_HEADS, study_rows(study), frozenset({0, 5, 6}))
+    table = _table(f"{study.kind}: {study.question}", plan.STUDY_HEADS, plan.study_rows(study), frozenset({0, 5, 6}))
     if study.chosen is not None:
         table.rows[study.chosen].style = "bold"
     return Group(table, Text(f"-> {study.conclusion}", style="bold"))
 
 
 def _assumptions(answer: Answer) -> Table:
-    table = _table("What this rests on", ASSUMPTION_HEADS, assumption_rows(answer), frozenset(range(4)))
+    table = _table("What this rests on", plan.ASSUMPTION_HEADS, plan.assumption_rows(answer), frozenset(range(4)))
     for row, assumption in zip(table.rows, answer.assumptions, strict=True):
         row.style = "yellow" if assumption.kind == "assumed" else None
     return table

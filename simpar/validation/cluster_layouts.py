@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-DEGREES: Final = ("dp", "fsdp", "tp", "pp", "cp", "ep")
 SCHEDULES: Final = {
     "gpipe": "gpipe", "1f1b": "1f1b", "interleaved": "interleaved", "bfs": "interleaved_bfs", "zbv": "zb-v",
     "izb": "interleaved_zb", "zbh1": "zb-h1", "zbh2": "zb-h2", "vhalf": "v-half", "vmin": "v-min", "dualpipev": "dualpipe-v",

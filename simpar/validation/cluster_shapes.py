@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from simpar.costs.memory_bound import OPTIMIZER_TIERS
 from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.local_shapes import LocalShapes
@@ -129,8 +127,3 @@ def _dims(op: Op, shapes: LocalShapes, *, gated: bool) -> dict[str, int]:
         width = axes[:-1] + {"u": "f", "g": "x"}[axes[-1]]
         return {"rows": local(axes[:-1]), "width": local(width) // local(axes[:-1]), "gated": int(gated)}
     return {"rows": local(axes[:-1]), "width": local(axes) // local(axes[:-1])}
-
-
-def collective_total(counts: dict[str, tuple[int, float]]) -> float:
-    """Bytes of all collectives of one rank."""
-    return float(np.sum([bytes_ for _, bytes_ in counts.values()])) if counts else 0.0
