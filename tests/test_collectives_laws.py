@@ -203,6 +203,16 @@ def test_pat_serves_one_rank_a_domain() -> None:
     assert model.choice("all_gather", 2**14, packed(model.hardware, 128, 128)).algorithm == "PAT"
 
 
+@pytest.mark.parametrize(
+    ("profile", "ranks_per_node", "channels"),
+    [("dgx-a100-80gb", 8, 16), ("dgx-a100-80gb", 1, 2), ("a100-80gb-4nic", 8, 8), ("dgx-h100", 8, 16), ("dgx-h100", 1, 4)],
+)
+def test_channels_follow_the_nics_of_the_group(profile: str, ranks_per_node: int, channels: int) -> None:
+    """Two channels a NIC, four from Hopper on (ncclTopoPostset): a group with one rank per node holds few SMs."""
+    model = CollectiveModel(load_hardware(profile))
+    assert model.choice("all_gather", 2**30, packed(model.hardware, 4 * ranks_per_node, 4)).sms == channels
+
+
 @pytest.mark.parametrize("algorithm", ["Ring", "Tree", "NVLSTree"])
 def test_an_algorithm_can_be_forced(algorithm: str) -> None:
     hardware = load_hardware("dgx-h100")

@@ -10,6 +10,8 @@ from simpar.topology.placement import GroupPlacement, Tier
 
 SWITCHES = {"pod": 2, "core": 4}
 """Switches passed beyond the first, by the widest tier crossed: leaf-spine-leaf adds two, the core two more."""
+MOST_CHANNELS = 16
+"""Rings that a search finds at most, opened twice: what eight NICs give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,21 @@ def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
         over_network,
         2e-6 if hardware.node.cpu == "amd" else 1e-6,
     )
+
+
+def network_channels(hardware: HardwareProfile, placement: GroupPlacement) -> int:
+    """Channels, an SM each, that NCCL opens for a group across nodes.
+
+    Each ring of its search leaves through one NIC and is opened twice; from compute capability 9 on, while there are fewer than
+    16, twice more (NVIDIA/nccl src/graph/connect.cc, ncclTopoPostset). A group with one rank per node uses one NIC.
+    """
+    nics_per_gpu = max(1.0, hardware.nic.count / hardware.node.gpus_per_node)
+    per_node = min(float(hardware.nic.count), max(placement.ranks_per_node) * nics_per_gpu)
+    nodes_in_domain = max(placement.ranks_per_domain) / max(placement.ranks_per_node)
+    channels = 2 * max(1, round(per_node * max(1.0, nodes_in_domain)))
+    if hardware.gpu.architecture in ("hopper", "blackwell") and channels < MOST_CHANNELS:
+        channels *= 2
+    return min(channels, MOST_CHANNELS)
 
 
 def packed(hardware: HardwareProfile, size: int, nodes: int, concurrent_groups: int = 1) -> GroupPlacement:
