@@ -135,17 +135,23 @@ def simulate(
     if engine == "longest_path":
         return interpret(priced, run(priced, engine))
     effects = engine_effects(scenario, np.array([price.latency_s for price in priced.prices]))
-    result = interpret(priced, run(priced, **effects, seed=wanted.seed))
+    timeline = run(priced, **effects, seed=wanted.seed)
+    result = interpret(priced, timeline)
     if wanted.repetitions > 1 or wanted.is_random:
-        result = replace(result, repetitions=repetitions_of(priced, effects))
+        result = replace(result, repetitions=repetitions_of(priced, effects, timeline))
     return result
 
 
-def repetitions_of(priced: Priced, effects: dict[str, Any]) -> Repetitions:
-    """Independent draws of noise and, under uneven routing, of each layer's and micro-batch's expert load."""
+def repetitions_of(priced: Priced, effects: dict[str, Any], first: Timeline | None = None) -> Repetitions:
+    """Independent draws of noise and, under uneven routing, of each layer's and micro-batch's expert load.
+
+    Args:
+        first: the run of `priced` under `effects` and the scenario's seed, where it is there already.
+    """
     scenario = priced.layout.scenario
     peaks = None
     if routing_law(scenario) is not None:
+        first = None
         priced, loaded = (prepare(scenario, load_factor=f, expand=scenario.effects.expand) for f in (1.0, 2.0))
         effects = {**effects, "imbalance": imbalance_of(scenario, loaded.table)}
         even, double = (interpret(p, run(p, "longest_path")).worst_rank.device_bytes for p in (priced, loaded))
@@ -153,5 +159,6 @@ def repetitions_of(priced: Priced, effects: dict[str, Any]) -> Repetitions:
         layers = max(sum(b.expert_parameters > 0 for b in own) for own in blocks)
         loads = memory_loads(scenario, max(layers, 1), min(scenario.plan.pp, priced.layout.num_microbatches))
         peaks = even + (double - even) * (loads - 1.0)
-    runs = repeat(priced.program, priced.table, scenario.effects.repetitions, seed=scenario.effects.seed, **effects)
+    wanted = scenario.effects
+    runs = repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, first=first, **effects)
     return replace(runs, peak_memory_bytes=peaks)

@@ -13,6 +13,7 @@ from simpar.engine.imbalance import Imbalance, Routing
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import repeat
+from simpar.engine.timeline import Timeline
 from simpar.errors import InputError
 from simpar.program.program import OpKind, ProgramBuilder, Stream
 
@@ -97,6 +98,18 @@ def test_repetitions_with_interference_use_the_reference_engine():
     single = [run(program, table_, noise=NOISE, interference=True, repetition=r).makespan for r in range(3)]
     assert found.makespans_s.tolist() == single
     assert (found.makespans_s > repeat(program, table_, 3, noise=NOISE).makespans_s).all()
+
+
+@pytest.mark.parametrize("interference", [False, True])
+def test_a_repetition_that_has_run_is_not_run_again(interference):
+    program = chain("beside", [("f", [(0, "compute")], []), ("c", [(0, "dp")], [])]).build()
+    table_ = table([4.0, 2.0], [0.0, 0.5])
+    options = {"noise": NOISE, "interference": interference, "seed": 3}
+    first = run(program, table_, **options)
+    fresh, found = (repeat(program, table_, 3, first=given, **options).makespans_s.tolist() for given in (None, first))
+    assert found == fresh
+    marked = Timeline(program, first.start, first.finish + 1.0)
+    assert repeat(program, table_, 3, first=marked, **options).makespans_s.tolist() == [fresh[0] + 1.0, *fresh[1:]]
 
 
 def test_wrong_noise_is_an_input_error():

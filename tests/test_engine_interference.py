@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from test_engine_equal import counted
 
 from simpar.engine.discrete_event import run
+from simpar.engine.interference import Interference
 from simpar.engine.longest_path import longest_path
 
 
@@ -51,6 +52,20 @@ def test_other_roles_and_blocking_communication_are_not_slowed():
     ).build()  # fmt: skip
     timeline = run(program, table([5.0, 5.0, 5.0, 1.0], [0.0, 0.0, 1.0, 1.0]), interference=True)
     assert timeline.finish.tolist() == [5.0, 7.5, 5.0, 6.0]
+
+
+def test_roles_that_always_act_together_are_one():
+    """Roles 0 and 1 take part in the same ops; with role 2 in only one of them, three roles fold to two."""
+    both, wide = [(0, "compute"), (1, "compute")], [(0, "dp"), (1, "dp")]
+    ops = [("f", both, []), ("c", wide, []), ("g", both, ["f"]), ("h", [*both, (2, "compute")], []), ("d", [*wide, (2, "dp")], [])]
+    seconds, factors = [3.0, 2.0, 1.0, 2.0, 5.0], [0.0, 0.5, 0.0, 0.0, 0.25]
+    program = chain("together", ops).build()
+    beside = Interference(program, table(seconds, factors), frozenset())
+    assert beside.loud == [(), (0,), (), (), (0, 1)]
+    assert beside.slowed == [(0,), (), (0,), (0, 1), ()]
+    alone = chain("alone", [(k, [s for s in streams if s[0] != 1], deps) for k, streams, deps in ops]).build()
+    found = [run(p, table(seconds, factors), interference=True).finish.tolist() for p in (program, alone)]
+    assert found[0] == found[1] == pytest.approx([49 / 12, 2.0, 16 / 3, 23 / 3, 7.0], rel=1e-14)
 
 
 @given(st.data())

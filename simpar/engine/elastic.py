@@ -16,6 +16,7 @@ from simpy import Environment, Event
 
 from simpar.engine.contention import Contention
 from simpar.engine.interference import Interference
+from simpar.engine.running import Running
 from simpar.engine.sharing import Sharing
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
@@ -25,28 +26,8 @@ _TIE = 1.0 + 1e-12
 """Due times that differ by less than this, relatively, are the same moment but for rounding."""
 
 
-class _Running:
-    """An elastic op between its start and its finish."""
-
-    __slots__ = ("due", "left", "pending", "since", "speed", "watched")
-
-    def __init__(self, now: float, seconds: float) -> None:
-        self.left = seconds
-        """Seconds of work left at full speed, at time `since`."""
-        self.since = now
-        self.speed = 1.0
-        self.due = now + seconds
-        self.pending = self.due
-        """Due time for which the event that counts is scheduled; infinite without one."""
-        self.watched = True
-        """Has an event at or before its due time."""
-
-    def set_speed(self, speed: float, now: float) -> None:
-        """From `now` on the op progresses at `speed`."""
-        if speed != self.speed:
-            self.left = max(self.left - (now - self.since) * self.speed, 0.0)
-            self.since, self.speed = now, speed
-            self.due = now + self.left / speed if speed > 0.0 else inf
+_SHARES, _YIELDS, _LOUD = 1, 2, 4
+"""What is special about an op: it may have to share a link; communication slows it; it slows compute."""
 
 
 class ElasticReplay:
@@ -68,10 +49,15 @@ class ElasticReplay:
         self._successors: list[int] = program.successors[1].tolist()
         self._start, self._finish = [0.0] * program.num_ops, [0.0] * program.num_ops
         self._left = program.num_ops
-        self._running: dict[int, _Running] = {}
         self._sharing = None if contention is None else Sharing(contention, program, seconds)
-        sharing: frozenset[int] | set[int] = self._sharing.ops if self._sharing else frozenset()
-        self._interference = Interference(program, prices, sharing) if interference else None
+        shares: frozenset[int] = self._sharing.ops if self._sharing else frozenset()
+        quiet = PriceTable(prices.seconds, np.zeros_like(prices.interference))
+        self._beside = Interference(program, prices if interference else quiet, shares)
+        self._traits = _traits(program.num_ops, shares, self._beside)
+        self._transfers: dict[int, Running] = {}
+        """Transfers under way that may have to share a link."""
+        self._fresh: list[Running] = []
+        """Compute ops that start at this instant and have no event yet: their speed is not known."""
         self._settling = False
 
     def run(self) -> Timeline:
@@ -94,52 +80,58 @@ class ElasticReplay:
 
     def _begin(self, op: int, now: float) -> None:
         self._start[op] = now
-        seconds = self._durations[op]
-        sharing, interference = self._sharing, self._interference
-        shares = sharing is not None and op in sharing.ops
-        yields = interference is not None and op in interference.slowed
-        if not (shares or yields):
-            self._env.timeout(seconds, op).callbacks.append(self._end_plain)
+        trait = self._traits[op]
+        if not trait & (_SHARES | _YIELDS):
+            self._env.timeout(self._durations[op], op).callbacks.append(self._end_plain)
         else:
-            state = self._running[op] = _Running(now, seconds)
-            self._env.timeout(seconds, (op, state.due)).callbacks.append(self._check)
-            if shares and sharing is not None and sharing.start(op):
-                self._request_settling()
-            if yields and interference is not None:
-                interference.start_compute(op)
-        if interference is not None and op in interference.loud:
-            interference.start_communication(op)
+            state = Running(op, now, self._durations[op])
+            if trait & _YIELDS:
+                self._fresh.append(state)
+                self._beside.start_compute(state)
+            else:
+                self._transfers[op] = state
+                self._watch(state)
+                assert self._sharing is not None
+                if self._sharing.start(op):
+                    self._request_settling()
+        if trait & _LOUD:
+            self._beside.start_communication(op)
 
     def _end_plain(self, event: Event) -> None:
         self._end(event.value)
 
     def _check(self, event: Event) -> None:
         """An elastic op may be due: finish it, or look again at its new due time."""
-        op, due = event.value
-        state = self._running.get(op)
-        if state is None or state.pending != due:
-            return
-        state.pending = inf
-        if state.due <= due:
-            del self._running[op]
-            self._end(op)
-        elif state.watched:
-            self._watch(op, state)
+        state, due = event.value
+        if state.pending == due:
+            state.pending = inf
+            if state.due <= due:
+                self._end(state.op)
+            elif state.watched:
+                self._watch(state)
 
-    def _watch(self, op: int, state: _Running) -> None:
+    def _watch(self, state: Running) -> None:
         """Have an event at or before the op's due time."""
-        if state.due < state.pending:
-            state.pending = state.due
-            self._env.timeout(max(state.due - self._env.now, 0.0), (op, state.due)).callbacks.append(self._check)
+        due, now = state.due, self._env.now
+        if due < state.pending:
+            state.pending = due
+            # Of an op that just started its own seconds: the difference could be off by a bit.
+            delay = state.left if state.since == now and state.speed == 1.0 else max(due - now, 0.0)
+            self._env.timeout(delay, (state, due)).callbacks.append(self._check)
 
     def _end(self, op: int) -> None:
         now = self._finish[op] = self._env.now
         self._left -= 1
-        sharing, interference = self._sharing, self._interference
-        if sharing is not None and op in sharing.ops and sharing.end(op):
-            self._request_settling()
-        if interference is not None:
-            interference.end(op)
+        trait = self._traits[op]
+        if trait & _YIELDS:
+            self._beside.end_compute(op)
+        if trait & _SHARES:
+            del self._transfers[op]
+            assert self._sharing is not None
+            if self._sharing.end(op):
+                self._request_settling()
+        if trait & _LOUD:
+            self._beside.end_communication(op)
         waiting = self._waiting
         for successor in self._successors[self._ptr[op] : self._ptr[op + 1]]:
             waiting[successor] -= 1
@@ -149,11 +141,13 @@ class ElasticReplay:
 
     def _settle_interference(self, now: float) -> None:
         """Compute ops of roles whose communication changed take their new speed; once per finished op."""
-        if self._interference is not None:
-            for op, speed in self._interference.changes():
-                state = self._running[op]
-                state.set_speed(speed, now)
-                self._watch(op, state)
+        for state, speed in self._beside.changes():
+            state.set_speed(speed, now)
+            self._watch(state)
+        if self._fresh:
+            for state in self._fresh:
+                self._watch(state)
+            self._fresh.clear()
 
     def _request_settling(self) -> None:
         """New rates, once for all that starts or ends at this instant: events already due now come first."""
@@ -165,14 +159,14 @@ class ElasticReplay:
         self._settling = False
         now = self._env.now
         for sessions in self._sharing.changes() if self._sharing is not None else ():
-            states = [(op, self._running[op]) for op, _ in sessions]
-            for (_, state), (_, speed) in zip(states, sessions, strict=True):
+            states = [self._transfers[op] for op, _ in sessions]
+            for state, (_, speed) in zip(states, sessions, strict=True):
                 state.set_speed(speed, now)
-            first = min(state.due for _, state in states) * _TIE
-            for op, state in states:
+            first = min(state.due for state in states) * _TIE
+            for state in states:
                 state.watched = state.due <= first
                 if state.watched:
-                    self._watch(op, state)
+                    self._watch(state)
 
     def _plan_capacity(self, schedule: int, index: int) -> None:
         """The next change of one link's capacity; one at a time, and none after the last op."""
@@ -201,7 +195,17 @@ class ElasticReplay:
                     "waits for ever on a link that is down",
                     "route around it, or let the link come back",
                 )
-                for op, state in list(self._running.items())[:4]
+                for op, state in list(self._transfers.items())[:4]
                 if state.due == inf
             ]
         )
+
+
+def _traits(num_ops: int, shares: frozenset[int], beside: Interference) -> bytearray:
+    """One byte per op: a sum of the flags above."""
+    found = bytearray(
+        (_LOUD if loud else 0) + (_YIELDS if slowed else 0) for loud, slowed in zip(beside.loud, beside.slowed, strict=True)
+    )
+    for op in shares:
+        found[op] += _SHARES
+    return found

@@ -12,6 +12,7 @@ from simpar.engine.durations import SlowFactors, op_seconds
 from simpar.engine.imbalance import Imbalance
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path_by_op
+from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.program.program import FloatArray, PriceTable, Program
 
@@ -65,11 +66,15 @@ def repeat(
     interference: bool = False,
     contention: Contention | None = None,
     seed: int = 0,
+    first: Timeline | None = None,
 ) -> Repetitions:
     """`repetitions` runs that differ in their draws of noise and expert load.
 
     Without contention and interference they run as batches of longest paths, bit-identical to as many calls of
     `discrete_event.run` with `repetition` = 0, 1, ...
+
+    Args:
+        first: repetition 0 under the same arguments, where it has run already.
 
     Raises:
         InputError: fewer than 1 repetition, or what `run` raises.
@@ -77,25 +82,18 @@ def repeat(
     """
     if repetitions < 1:
         raise InputError([Violation("repetitions", repetitions, "must be at least 1")])
+    done = [] if first is None else [first.makespan]
     if contention is None and not (interference and np.any(prices.interference > 0.0)):
-        return Repetitions(
-            longest_path_by_op(program, lambda r: op_seconds(program, prices, slow_factors, noise, imbalance, seed, r), repetitions)
-        )
-    return Repetitions(
-        np.array(
-            [
-                run(
-                    program,
-                    prices,
-                    interference=interference,
-                    contention=contention,
-                    slow_factors=slow_factors,
-                    noise=noise,
-                    imbalance=imbalance,
-                    seed=seed,
-                    repetition=r,
-                ).makespan
-                for r in range(repetitions)
-            ]
-        )
-    )
+
+        def seconds(index: int) -> FloatArray:
+            return op_seconds(program, prices, slow_factors, noise, imbalance, seed, len(done) + index)
+
+        rest = longest_path_by_op(program, seconds, repetitions - len(done))
+        return Repetitions(np.concatenate([done, rest]))
+    for r in range(len(done), repetitions):
+        timeline = run(
+            program, prices, interference=interference, contention=contention, slow_factors=slow_factors, noise=noise,
+            imbalance=imbalance, seed=seed, repetition=r,
+        )  # fmt: skip
+        done.append(timeline.makespan)
+    return Repetitions(np.array(done))
