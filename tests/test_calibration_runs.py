@@ -11,7 +11,19 @@ import pytest
 from simpar.specs.calibration import NEUTRAL, calibrated_by, calibration_for, calibrations, uncalibrated
 from simpar.specs.scenario import read_scenario
 from simpar.validation import fit_runs
-from simpar.validation.fit_runs import HIGH, LOW, NAMES, Sample, as_entries, cross_validated, error, fit, fit_nested, sample_of
+from simpar.validation.fit_runs import (
+    HIGH,
+    LOW,
+    NAMES,
+    Sample,
+    as_entries,
+    constants_for,
+    cross_validated,
+    error,
+    fit,
+    fit_nested,
+    sample_of,
+)  # fmt: skip
 from simpar.validation.predicted import predict
 
 
@@ -59,6 +71,26 @@ def test_few_runs_stay_near_the_group_around_them() -> None:
     # With the constants of the group around alone, every run would come out 1 - 1/1.3 = 23 % too fast.
     assert 0.01 < short[0] < 0.2
     assert abs(short[1]) < 0.03
+
+
+def test_what_a_gpu_differs_by_counts_for_every_framework_of_the_family() -> None:
+    """One framework ran on both GPUs, its relative on the old one alone: on the new one it is expected to gain as much."""
+    old = np.array([1.3, 1.0, 1.0, 0.0, 0.0])
+    new = old - np.array([0.15, 0.0, 0.0, 0.0, 0.0])
+    runs = [
+        *samples(old, 60, framework="megatron-core", gpu="old"),
+        *samples(old, 60, framework="nemo", gpu="old", seed=2),
+        *samples(new, 60, framework="megatron-core", gpu="new", seed=3),
+    ]
+    found = fit_nested(runs)
+    (unseen,) = samples(new, 1, framework="nemo", gpu="new", seed=4)
+    assert abs(error(unseen, constants_for(unseen, found))) < 0.04
+    assert error(unseen, found["nemo", "chip", "2024-01"]) > 0.06
+    with calibrated_by(as_entries(found)):
+        looked_up = calibration_for("nemo", (2024, 1), "chip", "new")
+        relative = calibration_for("megatron-bridge", (2024, 1), "chip", "another")
+    assert [getattr(looked_up, name) for name in NAMES] == pytest.approx(constants_for(unseen, found).tolist())
+    assert relative.framework == "family megatron-core"
 
 
 def test_a_source_counts_as_the_root_of_its_rows() -> None:

@@ -17,15 +17,20 @@ from typing import Annotated
 from pydantic import Field
 
 from simpar.specs.base import Spec, read_toml, validate
+from simpar.specs.framework import family_of
 
 FILE = Path(__file__).with_name("run_calibration.toml")
 Factor = Annotated[float, Field(gt=0)]
+BOUNDS = {"compute": (0.95, 1.6), "memory": (0.9, 3.0), "communication": (0.9, 4.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 2.0)}
+"""Least and most of each constant. A part cannot run much faster inside a step than alone; a little, because shared tables
+differ from a run's own libraries."""
 
 
 class RunCalibration(Spec):
     """Constants of one framework on one GPU architecture."""
 
     framework: str
+    """Its name, "family NAME" for all frameworks that descend from one, "*" for all."""
     architecture: str
     """A GPU's name as in its profile, or an architecture for all its GPUs together."""
     since: str = "2000-01"
@@ -93,18 +98,26 @@ def calibrated_by(entries: tuple[RunCalibration, ...]) -> Iterator[None]:
         _OTHERS.reset(token)
 
 
-def calibration_for(framework: str, since: tuple[int, int], architecture: str, gpu: str = "") -> RunCalibration:
-    """The constants in force: of the framework on this GPU, on its architecture, or of all frameworks there.
+def family_name(framework: str) -> str:
+    """What the entries of all frameworks of the same descent are called."""
+    return f"family {family_of(framework)}"
 
-    The more particular constants win; few runs moved them little from those of the group around (validation/fit_runs.py).
+
+def calibration_for(framework: str, since: tuple[int, int], architecture: str, gpu: str = "") -> RunCalibration:
+    """The constants in force: of the framework on this GPU; else the framework's (its family's, everybody's) on the architecture,
+    moved by what the family's constants on this GPU differ from those on its architecture.
     """
     month = 12 * since[0] + since[1]
-    chain = [
-        found
-        for name, chip in ((framework, gpu), (framework, architecture), ("*", architecture))
-        if (found := _generation(name, chip, month)) is not None
-    ]
-    return chain[0] if chain else NEUTRAL
+    if (own := _generation(framework, gpu, month)) is not None:
+        return own
+    family = family_name(framework)
+    around = (_generation(name, architecture, month) for name in (framework, family, "*"))
+    found = next((entry for entry in around if entry is not None), NEUTRAL)
+    here, everywhere = _generation(family, gpu, month), _generation(family, architecture, month)
+    if here is None or everywhere is None:
+        return found
+    moved = {name: getattr(found, name) + getattr(here, name) - getattr(everywhere, name) for name in BOUNDS}
+    return found.model_copy(update={name: min(max(moved[name], low), high) for name, (low, high) in BOUNDS.items()})
 
 
 def _generation(name: str, chip: str, month: int) -> RunCalibration | None:

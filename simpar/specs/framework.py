@@ -382,6 +382,16 @@ def framework(name: str, version: str | None = None) -> FrameworkSpec:
     return _at(canonical, month_of(canonical, version))
 
 
+def family_of(name: str) -> str:
+    """The framework that `name` descends from (Megatron-Bridge, NeMo: megatron-core), itself where it has no ancestor."""
+    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
+
+    found = name if name in FRAMEWORKS else ALIASES.get(name, name)
+    while found in FRAMEWORKS and FRAMEWORKS[found][0]:
+        found = FRAMEWORKS[found][0]
+    return found
+
+
 @lru_cache(maxsize=256)
 def _at(name: str, month: Month) -> FrameworkSpec:
     """All rows up to `month` applied in order; a month before the first row takes the first."""
