@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import signal
 import socket
@@ -20,7 +21,9 @@ from search_layouts import small_space
 from simpar.cli import main
 from simpar.errors import InputError
 from simpar.search import executors
+from simpar.search.board import Board
 from simpar.search.find import Found, Watch, find
+from simpar.search.incumbents import Incumbents, Limits
 from simpar.search.parts import Wish
 from simpar.search.space import Space
 
@@ -45,8 +48,15 @@ def alone(space: Space) -> Found:
     return find(space, WISH)
 
 
+def following(found: Found) -> str:
+    """The best of another design than the winner's."""
+    rest = [s for s in (*found.best, found.other) if s is not None and s.choice.kin != found.best[0].choice.kin]
+    return str(min(rest, key=lambda s: s.key).choice)
+
+
 def same(found: Found, alone: Found) -> None:
     assert answers(found) == answers(alone)
+    assert following(found) == following(alone)
     assert found.finished
     assert found.account.kept + sum(found.account.rejected.values()) == found.size == alone.size
 
@@ -93,9 +103,20 @@ def test_workers_that_keep_dying_are_one_clear_message(space: Space, monkeypatch
         find(space, WISH, workers=2)
 
 
+def test_what_must_be_beaten_is_read_whole_or_not_at_all() -> None:
+    board = Board(multiprocessing)
+    assert board.read() == Limits(), "anything will do"
+    board.write(Limits(2.0, 3.0, (1, 2, 3, 4, 5, 6, 7)))
+    assert board.read() == Limits(2.0, 3.0, (1, 2, 3, 4, 5, 6, 7))
+    board._numbers[0] = 1.0
+    assert board.read() == Limits(2.0, 3.0, (1, 2, 3, 4, 5, 6, 7)), "half written"
+    board.write(Limits(1.0, 1.0))
+    assert board.read() == Limits(1.0, 1.0)
+
+
 def test_an_error_in_a_worker_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here with a wish that no worker can read."""
-    task = executors.Task(small_space(), WISH, {0: [], 1: ["no node"]}, list, lambda _: None, lambda _, __: None)  # type: ignore[list-item]
+    task = executors.Task(small_space(), WISH, {0: [], 1: ["no node"]}, Incumbents(), lambda _: None, lambda _, __: None)  # type: ignore[list-item]
     with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
         list(executors.processes(task, 2))
     assert "solve_part" in "".join(caught.value.__notes__)

@@ -202,7 +202,7 @@ def _runner_up(candidates: list[Candidate]) -> RunnerUp | None:
         return None
     best = candidates[0]
     found = best.found
-    return runner_up(found, best.result, best.scored.choice, found.best)
+    return runner_up(found, best.result, best.scored.choice)
 
 
 __all__ = ["Answer", "Candidate", "answer", "is_tied"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.block_memory import BlockMemory
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import StageLayers
-from simpar.parallel.recompute import Recompute
 from simpar.parallel.split import LocalBlock
 from simpar.parallel.work import ExpertExchange, LocalOp
 from simpar.program.program import FloatArray, IntArray
@@ -80,32 +80,6 @@ class Kinds:
         return found
 
 
-def local_blocks(layout: Layout, kinds: Kinds) -> dict[int, LocalBlock]:
-    """One block on one rank of each kind that recomputes what the plan says."""
-    network = layout.network
-    found: dict[int, LocalBlock] = {}
-    for index, kind in enumerate(kinds.layer):
-        if kind not in found:
-            found[kind] = layout.split(network.layers[index], layout.options)
-    if network.mtp:
-        found[kinds.mtp] = layout.split(network.mtp[0], layout.options)
-    return found
-
-
-def lasting_blocks(layout: Layout, kinds: Kinds) -> dict[int, LocalBlock]:
-    """One block of each kind that never recomputes, on one rank; layers are those of `local_blocks` where nothing does."""
-    network = layout.network
-    plain = layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
-    found: dict[int, LocalBlock] = {}
-    if network.embedding is not None:
-        found[kinds.embedding] = layout.split(network.embedding, plain)
-    if network.mtp_head is not None:
-        found[kinds.mtp_head] = replace(layout.split(network.mtp_head, plain), dense_parameters=0.0)
-    if network.head is not None:
-        found[kinds.head] = layout.split(network.head, plain)
-    return found
-
-
 @dataclass(frozen=True)
 class BlockTable:
     """Numbers per kind of block.
@@ -139,19 +113,14 @@ class BlockTable:
     lora: FloatArray
     pass_s: float
 
-    def at(self, taken: Sequence[int], kinds: Sequence[int], count: int, rest: BlockTable | None = None) -> BlockTable:
-        """Columns `taken` of this table as those of `kinds`, of `count` in all; the others are those of `rest`."""
-        found: dict[str, object] = {}
-        for field in fields(self):
-            column = getattr(self, field.name)
-            if isinstance(column, np.ndarray):
-                whole = np.zeros((*column.shape[:-1], count)) if rest is None else getattr(rest, field.name).copy()
-                whole[..., list(kinds)] = column[..., list(taken)]
-                found[field.name] = whole
-        shapes = [{}] * count if rest is None else list(rest.shapes)
-        for kind, column in zip(kinds, taken, strict=True):
-            shapes[kind] = self.shapes[column]
-        return replace(self, shapes=tuple(shapes), **found)  # type: ignore[arg-type]
+    @classmethod
+    def of(cls, columns: Sequence[Column | None], pass_s: float) -> BlockTable:
+        """From a column of each kind; none where there is no such kind."""
+        empty = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0)
+        rows = [empty if c is None else c for c in columns]
+        found = {f.name: [getattr(row, f.name) for row in rows] for f in fields(Column)}
+        arrays = {name: np.array(values).T for name, values in found.items() if name != "shapes"}
+        return cls(**arrays, shapes=tuple(found["shapes"]), pass_s=pass_s)
 
     @cached_property
     def holds(self) -> bytes:
@@ -161,39 +130,65 @@ class BlockTable:
         return b"".join(c.tobytes() for c in columns)
 
 
-def block_table(
-    layout: Layout, pricer: LayoutPricer, kinds: Kinds, *, split: bool, plain: BlockTable | None = None
-) -> BlockTable:
-    """Price every kind.
+_ZEROS: Final = (0.0, 0.0, 0.0, 0.0)
 
-    Args:
-        split: input and weight gradients apart too (else 0).
-        plain: the same without recomputation, None for a layout that has none: kinds that never recompute are the same.
-    """
-    blocks = local_blocks(layout, kinds) if plain else {**local_blocks(layout, kinds), **lasting_blocks(layout, kinds)}
-    own = list(blocks)
-    seconds, host, compute = (np.zeros((4, len(own))) for _ in range(3))
-    for phase in (F, B, I, W) if split else (F, B):
-        for column, block in enumerate(blocks.values()):
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The numbers of one kind of block, named as in `BlockTable`; by phase the first three."""
+
+    seconds: tuple[float, ...]
+    host: tuple[float, ...]
+    compute: tuple[float, ...]
+    kept: float
+    logits: float
+    working: float
+    transient: float
+    transient_sharded: float
+    deferred: float
+    outputs: float
+    shapes: dict[tuple[int, int], float]
+    dense: float
+    expert: float
+    lora: float
+
+    @classmethod
+    def of(cls, layout: Layout, pricer: LayoutPricer, block: LocalBlock, *, split: bool) -> Column:
+        """Price a block.
+
+        Args:
+            split: input and weight gradients apart too (else 0).
+        """
+        seconds, host, compute = (list(_ZEROS) for _ in range(3))
+        for phase in (F, B, I, W) if split else (F, B):
             price = pricer.block(block, PHASES[phase])
-            seconds[phase, column] = price.seconds
-            host[phase, column] = pricer._launch_seconds(price, PHASES[phase])
-            compute[phase, column] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
-    releases, each = layout.framework.input_gradient_releases, list(blocks.values())
-    parts = np.array([block_bytes(b, 0.0, 0.0, releases=releases) for b in each])
-    copies = np.array([4.0 * b.options.style.logits_fp32_copies for b in each])
-    found = BlockTable(
-        seconds, host, compute, parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3],
-        np.array([_bare_transient(b) for b in each]), parts[:, 4],
-        parts[:, 1] * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs,
-        tuple(BlockMemory(b.block, b.options).weight_shapes() for b in each),
-        np.array([b.dense_parameters for b in each]), np.array([b.expert_parameters for b in each]),
-        np.array([b.lora_parameters for b in each]), layout.calibration.pass_s,
-    )  # fmt: skip
-    if plain is None:
-        own += [kind + kinds.layers for kind in range(kinds.layers)]
-        return found.at([*range(len(blocks)), *(own.index(kind) for kind in range(kinds.layers))], own, kinds.count)
-    return found.at(range(len(own)), own, kinds.count, plain)
+            seconds[phase] = price.seconds
+            host[phase] = pricer._launch_seconds(price, PHASES[phase])
+            compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
+        kept, logits, working, transient, deferred = block_bytes(
+            block, 0.0, 0.0, releases=layout.framework.input_gradient_releases
+        )
+        copies = 4.0 * block.options.style.logits_fp32_copies
+        outputs = logits * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs
+        return cls(
+            tuple(seconds), tuple(host), tuple(compute), kept, logits, working, transient, _bare_transient(block), deferred,
+            outputs, BlockMemory(block.block, block.options).weight_shapes(), block.dense_parameters, block.expert_parameters,
+            block.lora_parameters,
+        )  # fmt: skip
+
+
+def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Block, bool]]:
+    """(kind, block, whether the plan's recomputation is for it) of every kind; layers once with it and once without."""
+    layers = dict(zip(kinds.layer, network.layers, strict=True))
+    found = [(kind + more, block, not more) for kind, block in layers.items() for more in (0, kinds.layers)]
+    found += [(kinds.mtp, block, True) for block in network.mtp[:1]]
+    others = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head))
+    return [*found, *((kind, block, False) for kind, block in others if block is not None)]
+
+
+def has_experts(block: Block) -> bool:
+    """Whether a block's work depends on expert parallelism."""
+    return any(op.region == "expert" for op in block.ops)
 
 
 def _bare_transient(block: LocalBlock) -> float:
@@ -259,7 +254,7 @@ def plain_blocks(layout: Layout, kinds: Kinds, *, experts_only: bool) -> dict[in
     return {
         kind: layout.split(block, options)
         for kind, block in found.items()
-        if not experts_only or any(op.region == "expert" for op in block.ops)
+        if not experts_only or has_experts(block)
     }
 
 
@@ -288,6 +283,5 @@ class Composition:
 
 
 __all__ = [
-    "PHASES", "BlockTable", "Composition", "Kinds", "block_table", "lasting_blocks", "local_blocks", "plain_blocks",
-    "serial_seconds",
+    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "has_experts", "plain_blocks", "serial_seconds",
 ]  # fmt: skip

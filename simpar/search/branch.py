@@ -14,11 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from simpar.search.choice import Choice, Group, Variant
+from simpar.search.choice import Choice, Group, Kin, Variant, kin
 from simpar.search.coarse import Coarse
 from simpar.search.incumbents import Incumbents, Scored
 from simpar.search.pricing import Pricing
@@ -113,7 +114,7 @@ class Branch:
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.coarse = Coarse(space, self.pricing)
         self.sheets = Sheets(space, self.pricing, self.capacity)
-        self.heap: list[tuple[float, float, int, str, Any, int, float]] = []
+        self.heap: list[tuple[float, float, int, str, Any, int, float, Kin | None]] = []
         self._tick = itertools.count()
         self.pools: dict[object, list[Waiting]] = {}
         self._started = time.monotonic()
@@ -127,37 +128,46 @@ class Branch:
         return self.incumbents.best
 
     def push(
-        self, bound: float, kind: str, payload: Any, count: int, device_bytes: float = 0.0, simplicity: float = 0.0
+        self, bound: float, kind: str, payload: Any, count: int, design: Kin, device_bytes: float = 0.0, simplicity: float = 0.0
     ) -> None:
-        """A set of `count` layouts, none faster than `bound` nor smaller than `device_bytes`; of equals the simplest goes first."""
-        reason = self._reject(bound, device_bytes)
+        """A set of `count` layouts of a design, none faster than `bound` nor smaller than `device_bytes`.
+
+        Of equals the simplest goes first.
+        """
+        reason = self._reject(bound, device_bytes, design)
         if reason:
             self.account.rejected[reason] += count
         else:
             key = self.incumbents.rank(bound, device_bytes)
-            heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound))
+            heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
 
-    def _reject(self, bound: float, device_bytes: float) -> str:
+    def _reject(self, bound: float, device_bytes: float, design: Kin) -> str:
         if self.incumbents.late(np.array(bound)):
             return CONSTRAINT
-        return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes)) else ""
+        return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes), design) else ""
 
     def nodes(self, groups: Sequence[Group] | None = None) -> list[Node]:
         """Every mesh and micro-batch."""
         found = self.space.groups if groups is None else groups
         return [(g, b, m) for g in found for b, m in self.space.micro_batches(g)]
 
+    def survey(self, nodes: Sequence[Node]) -> float:
+        """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
+        fit = [n for n in nodes if self.coarse.least_bytes(n[0]) <= self.capacity]
+        ranks = (self.incumbents.rank(self.coarse.mesh_seconds(*n), self.coarse.least_bytes(n[0])) for n in fit)
+        return min(ranks, default=inf)
+
     def run(self, nodes: Sequence[Node] | None = None) -> None:
         """Search until nothing can beat the best."""
         for node in self.nodes() if nodes is None else nodes:
-            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]))
+            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), kin(*node[:2]))
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
             "spreads": self.open_spreads, "shape": self.open_shape, "undercut": self.open_undercut, "layout": self.open_layout,
         }  # fmt: skip
         single = not self.incumbents.front
         while self.heap:
-            key, _, _, kind, payload, count, bound = heapq.heappop(self.heap)
+            key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.tiers.swept
             if single and self.incumbents.beats(key):
                 waiting = sum(int(sheet.weight[at]) for pool in self.pools.values() for *_, sheet, at in pool)
@@ -165,7 +175,10 @@ class Branch:
                 self.heap.clear()
                 self.pools.clear()
                 break
-            openers[kind](bound, payload, count)
+            if single and design is not None and self.incumbents.beats(key, design):
+                self.account.rejected[BOUND] += count
+            else:
+                openers[kind](bound, payload, count)
             if self.on_progress is not None:
                 self.on_progress(self.progress(key))
 
@@ -186,28 +199,29 @@ class Branch:
         if least > self.capacity:
             self.account.rejected[MEMORY] += count
             return
-        self.push(self.coarse.mesh_seconds(*payload), "crude", payload, count, least)
+        self.push(self.coarse.mesh_seconds(*payload), "crude", payload, count, kin(*payload[:2]), least)
 
     def open_crude(self, bound: float, payload: Node, count: int) -> None:
         """Bound every variant over every pipeline by serial work."""
         del bound, count
         group, batch, m = payload
-        values = self.coarse.variant_seconds(group, batch, m).tolist()
+        values, design = self.coarse.variant_seconds(group, batch, m).tolist(), kin(group, batch)
         for variant, value in zip(self.space.variants(group), values, strict=True):
             layouts = self.space.variant_count(group, m, variant)
             if layouts:
-                self.push(value, "variant", (*payload, variant), layouts, self.coarse.least_bytes(group))
+                self.push(value, "variant", (*payload, variant), layouts, design, self.coarse.least_bytes(group))
 
     def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
         """Price the blocks of a variant exactly and bound every pipeline."""
         del bound, count
-        group, _, m, variant = payload
+        group, batch, m, variant = payload
+        design = kin(group, batch)
         inner = len(self.space.states(group)) * len(self.space.offloads)
         values = self.coarse.pipeline_seconds(*payload).tolist()
         for pipeline, value in zip(self.space.pipelines(group.pp, m), values, strict=True):
             layouts = self.space.recompute_count(group.pp, pipeline, variant) * inner
             if layouts:
-                self.push(value, "pipeline", Design(*payload, pipeline), layouts, self.coarse.least_bytes(group))
+                self.push(value, "pipeline", Design(*payload, pipeline), layouts, design, self.coarse.least_bytes(group))
 
     def open_pipeline(self, bound: float, payload: Design, count: int) -> None:
         """Bound every spread of the states, without recomputation."""
@@ -215,7 +229,7 @@ class Branch:
         self.account.evaluated["bounds"] += count
         if len(outlook.columns):
             least = max(bound, float(outlook.least.min()))
-            self.push(least, "spreads", outlook, count, self.coarse.least_bytes(payload.group))
+            self.push(least, "spreads", outlook, count, payload.kin, self.coarse.least_bytes(payload.group))
         else:
             # Not even the states fit, however they are spread.
             self.account.rejected[MEMORY] += count
@@ -255,7 +269,7 @@ class Branch:
             heapq.heappush(pool, (rank, next(self._tick), time_s, sheet, at))
             first[name] = min(first.get(name, rank), rank)
         for name, rank in first.items():
-            heapq.heappush(self.heap, (rank, 0.0, next(self._tick), "shape", name, 0, self.pools[name][0][2]))
+            heapq.heappush(self.heap, (rank, 0.0, next(self._tick), "shape", name, 0, self.pools[name][0][2], None))
 
     def open_shape(self, bound: float, payload: object, count: int) -> None:
         """The longest paths of the best layouts of one shape."""
@@ -264,7 +278,7 @@ class Branch:
         take = []
         for _, _, time_s, sheet, at in [heapq.heappop(pool) for _ in range(min(LARGEST, len(pool)))]:
             need = float(sheet.bytes.flat[at])
-            choice, reason = sheet.choice(at), self._reject(time_s, need)
+            choice, reason = sheet.choice(at), self._reject(time_s, need, sheet.design.kin)
             if not reason and self.incumbents.outdone(time_s, need, choice):
                 reason = BOUND
             if reason:
@@ -274,9 +288,10 @@ class Branch:
         found = self.tiers.longest_paths([choice for choice, *_ in take])
         for (choice, at, time_s, need, sheet), value, only_bound in zip(take, *found, strict=True):
             kind = "undercut" if only_bound else "layout"
-            self.push(max(float(value), time_s), kind, (choice, need, sheet, at), int(sheet.weight[at]), need, choice.complexity)
+            value, weight = max(float(value), time_s), int(sheet.weight[at])
+            self.push(value, kind, (choice, need, sheet, at), weight, choice.kin, need, choice.complexity)
         if pool:
-            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", payload, 0, pool[0][2]))
+            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", payload, 0, pool[0][2], None))
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""
@@ -284,7 +299,8 @@ class Branch:
         if self.incumbents.outdone(bound, need, choice):
             self.account.rejected[BOUND] += count
         else:
-            self.push(max(bound, self.tiers.longest_path(choice)), "layout", payload, count, need, choice.complexity)
+            value = max(bound, self.tiers.longest_path(choice))
+            self.push(value, "layout", payload, count, choice.kin, need, choice.complexity)
 
     def open_layout(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
         """Simulate one layout; what moves more to the host waits for its outcome."""
@@ -301,6 +317,11 @@ class Branch:
 
     def _simulate(self, choice: Choice) -> str:
         """The time of a layout on SimPy; why it does not count, or nothing."""
+        scored = next((s for s in self.incumbents.known if s.choice == choice), None)
+        if scored is not None:
+            # Known from another part of the search.
+            self.account.kept += 1
+            return ""
         need = self.tiers.device_bytes(choice, self.sheets.allocated(choice))
         if need is not None and need > self.capacity:
             return SIMULATED_MEMORY

@@ -65,6 +65,15 @@ class Group:
     placement: str
 
 
+Kin = tuple[int, ...]
+"""What layouts of one design share: the degrees of the mesh, whatever its order over ranks, and the micro-batch."""
+
+
+def kin(group: Group, micro_batch_size: int) -> Kin:
+    """The design of a mesh and micro-batch."""
+    return (group.tp, group.cp, group.pp, group.dp, group.ep, group.etp, micro_batch_size)
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """How the mesh is used inside a block."""
@@ -167,6 +176,11 @@ class Choice:
             part(Group), flat["micro_batch_size"], part(Variant), pipeline, flat["recompute"], part(State),
             Offload(flat["offload_activations"], flat["offload_optimizer"]),
         )  # fmt: skip
+
+    @property
+    def kin(self) -> Kin:
+        """The design that it is of."""
+        return kin(self.group, self.micro_batch_size)
 
     @property
     def complexity(self) -> float:

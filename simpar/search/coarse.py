@@ -33,14 +33,14 @@ class Coarse:
 
     def mesh_seconds(self, group: Group, batch: int, m: int) -> float:
         """Compute of the average rank of a mesh."""
-        per_kind = self.pricing.compute_floor(group, batch).sum(axis=0)
+        per_kind = self.pricing.floors.compute(group, batch).sum(axis=0)
         return m * float(per_kind[self._blocks].sum()) / group.pp
 
     def least_bytes(self, group: Group) -> float:
         """Bytes of the average rank under the thinnest spread, without any activation."""
         if group not in self._least:
             variant = self.space.variants(group)[0]
-            table = self.pricing.table(group, 1, variant, "none")
+            table = self.pricing.weights(group, variant)
             dense, expert = float(table.dense[self._blocks].sum()), float(table.expert[self._blocks].sum())
             dense -= self.pricing.tied_extra(group, variant)
             if self.pricing.template.training.trainable == "lora":
@@ -64,7 +64,7 @@ class Coarse:
     def variant_seconds(self, group: Group, batch: int, m: int) -> FloatArray:
         """Serial work of the best pipeline in each variant of a mesh, float array [variants]; infinite without pipelines."""
         pipelines, variants = self.space.pipelines(group.pp, m), self.space.variants(group)
-        floors = np.array([self.pricing.floor(group, batch, v) for v in variants])
+        floors = np.array([self.pricing.floors.block(group, batch, v) for v in variants])
         least = np.full(len(variants), np.inf)
         for whole, before, tails, style in self._stacks(group.pp, pipelines):
             forward = floors[:, 0] if style != "pairs" else floors[:, 3]

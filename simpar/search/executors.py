@@ -11,18 +11,18 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
+from simpar.search.board import Board
 from simpar.search.branch import Node, Progress
 from simpar.search.choice import Choice
-from simpar.search.incumbents import Scored
-from simpar.search.parts import PartResult, Wish, solve_part
+from simpar.search.incumbents import Incumbents, Limits, Scored
+from simpar.search.parts import PartResult, Wish, solve_part, survey_part
 from simpar.search.space import Space
 
 _RETRIES: Final = 3
@@ -36,7 +36,7 @@ class Task:
     Attributes:
         space, wish: of the search.
         parts: number -> nodes, those still to do.
-        known: asks for the best layouts found so far.
+        incumbents: the best layouts found so far.
         on_scored: told every simulated layout.
         on_bound: told (part, bound) now and then.
     """
@@ -44,15 +44,9 @@ class Task:
     space: Space
     wish: Wish
     parts: dict[int, list[Node]]
-    known: Callable[[], Sequence[Scored]]
+    incumbents: Incumbents
     on_scored: Callable[[Scored], None]
     on_bound: Callable[[int, float], None]
-
-    @property
-    def cutoff(self) -> float:
-        """The value that anything must beat."""
-        known = self.known()
-        return known[self.wish.keep - 1].value if len(known) >= self.wish.keep and not self.wish.front else inf
 
 
 class _Now:
@@ -70,21 +64,23 @@ class _Now:
 
 def in_process(task: Task) -> Iterator[PartResult]:
     """All parts here, one after the other."""
+    for part, nodes in task.parts.items() if len(task.parts) > 1 else ():
+        task.on_bound(part, survey_part(task.space, task.wish, nodes))
     for part, nodes in task.parts.items():
 
         def tell(bound: float, part: int = part) -> None:
             task.on_bound(part, bound)
 
         yield solve_part(
-            task.space, task.wish, part, nodes, task.known(), on_scored=task.on_scored, on_progress=_Now(tell)
+            task.space, task.wish, part, nodes, task.incumbents.known, on_scored=task.on_scored, on_progress=_Now(tell)
         )
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
 
 
-def _worker(pipe: Connection, cutoff: Any, space: Space, wish: Wish) -> None:
-    """A process: takes parts from the pipe until it closes; sends layouts, bounds and results."""
+def _worker(pipe: Connection, board: Board, space: Space, wish: Wish) -> None:
+    """A process: takes parts from the pipe until it closes, to survey or to solve; sends layouts, bounds and results."""
     import signal
     import threading
 
@@ -102,8 +98,12 @@ def _worker(pipe: Connection, cutoff: Any, space: Space, wish: Wish) -> None:
         while True:
             part, nodes, known = pipe.recv()
             try:
+                if known is None:
+                    pipe.send(("bound", survey_part(space, wish, nodes)))
+                    pipe.send(("surveyed", None))
+                    continue
                 result = solve_part(
-                    space, wish, part, nodes, known, shared=lambda: float(cutoff.value),
+                    space, wish, part, nodes, known, shared=board.read,
                     on_scored=lambda scored: pipe.send(("scored", scored)),
                     on_progress=_Now(lambda bound: pipe.send(("bound", bound))),
                 )  # fmt: skip
@@ -117,11 +117,13 @@ def _worker(pipe: Connection, cutoff: Any, space: Space, wish: Wish) -> None:
 
 @dataclass
 class _Busy:
-    """A worker and the part that it has."""
+    """A worker, the part that it has, whether only to survey it, and parts that it has surveyed."""
 
     process: BaseProcess
     pipe: Connection
     part: int | None = None
+    surveys: bool = False
+    seen: list[int] = field(default_factory=list)
 
     def stop(self) -> None:
         """Kill it."""
@@ -136,13 +138,16 @@ class _Pool:
     def __init__(self, task: Task, count: int) -> None:
         self.task, self.left, self.deaths = task, dict(task.parts), 0
         self._context = multiprocessing.get_context("spawn")
-        self._cutoff = self._context.RawValue("d", task.cutoff)
+        self._board = Board(self._context)
+        self._board.write(task.incumbents.limits)
         self._waiting = list(task.parts)
+        # Parts that wait for a worker have no bound yet; a glance at them costs little.
+        self._unseen = self._waiting[:] if len(task.parts) > count else []
         self._workers = [self._hire() for _ in range(min(count, len(task.parts)))]
 
     def _hire(self) -> _Busy:
         mine, theirs = self._context.Pipe()
-        arguments = (theirs, self._cutoff, self.task.space, self.task.wish)
+        arguments = (theirs, self._board, self.task.space, self.task.wish)
         process = self._context.Process(target=_worker, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -162,19 +167,27 @@ class _Pool:
         while self.left:
             for worker in self._workers:
                 if worker.part is None and self._waiting:
-                    self._give(worker, self._waiting.pop(0))
+                    self._give(worker)
             ready = {id(pipe) for pipe in wait_for([w.pipe for w in self._workers], timeout=1.0)}
             for worker in [w for w in self._workers if id(w.pipe) in ready]:
                 result = self._hear(worker)
                 if result is not None:
                     del self.left[result.part]
                     yield result
-            self._cutoff.value = self.task.cutoff
+            self._board.write(self.task.incumbents.limits)
 
-    def _give(self, worker: _Busy, part: int) -> None:
-        worker.part = part
+    def _give(self, worker: _Busy) -> None:
+        worker.surveys = bool(self._unseen)
+        if worker.surveys:
+            worker.part = part = self._unseen.pop(0)
+            worker.seen.append(part)
+        else:
+            # What a worker has surveyed it need not price again.
+            worker.part = part = next((p for p in self._waiting if p in worker.seen), self._waiting[0])
+            self._waiting.remove(part)
+        known = None if worker.surveys else self.task.incumbents.known
         with suppress(OSError):  # It died: its end of the pipe says so at the next look.
-            worker.pipe.send((part, self.task.parts[part], list(self.task.known())))
+            worker.pipe.send((part, self.task.parts[part], known))
 
     def _hear(self, worker: _Busy) -> PartResult | None:
         try:
@@ -188,6 +201,8 @@ class _Pool:
             self.task.on_bound(worker.part, content)
         elif kind == "failed":
             raise content
+        elif kind == "surveyed":
+            worker.part = None
         elif kind == "done":
             worker.part = None
             found: PartResult = content
@@ -201,7 +216,7 @@ class _Pool:
         if self.deaths > _RETRIES:
             rule = f"{self.deaths} workers have died; is there enough memory?"
             raise InputError([Violation("--executor", "local", rule, "fewer --workers")])
-        if worker.part is not None:
+        if worker.part is not None and not worker.surveys:
             self._waiting.insert(0, worker.part)
         self._workers.append(self._hire())
 
@@ -239,7 +254,7 @@ def _cluster_part(
     """A part on a worker: layouts and bounds go to the client as events, what must be beaten comes as a shared variable."""
     from distributed import Variable, get_client, get_worker
 
-    worker, cutoff = get_worker(), [inf]
+    worker, limits = get_worker(), [Limits()]
     best = Variable(topic, client=get_client())
 
     def scored(found: Scored) -> None:
@@ -249,9 +264,10 @@ def _cluster_part(
     def tell(bound: float) -> None:
         worker.log_event(topic, {"part": part, "bound": bound})
         with suppress(Exception):  # A lost message only costs pruning.
-            cutoff[0] = float(best.get(timeout="2s"))
+            value, other, of = best.get(timeout="2s")
+            limits[0] = Limits(value, other, tuple(of) if of else None)
 
-    return solve_part(space, wish, part, nodes, known, shared=lambda: cutoff[0], on_scored=scored, on_progress=_Now(tell))
+    return solve_part(space, wish, part, nodes, known, shared=lambda: limits[0], on_scored=scored, on_progress=_Now(tell))
 
 
 def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:
@@ -298,22 +314,22 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
         raise _lost(scheduler) from None
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     topic = f"simpar-{os.urandom(6).hex()}"
-    cutoff = Variable(topic, client=client)
-    cutoff.set(task.cutoff)
+    shared = Variable(topic, client=client)
+    shared.set(tuple(task.incumbents.limits))
     client.subscribe_topic(topic, lambda event: events.put(event[1]))
     waiting, running = list(task.parts.items()), set[Any]()
     try:
         while waiting or running:
             while waiting and len(running) < max(sum(client.nthreads().values()), 1):
                 part, nodes = waiting.pop(0)
-                known = list(task.known())
+                known = task.incumbents.known
                 future = client.submit(
                     _cluster_part, task.space, task.wish, part, nodes, known, topic, pure=False, retries=_RETRIES
                 )
                 running.add(future)
                 # Runs in another thread; everything is done in this one.
                 future.add_done_callback(events.put)
-            before = task.cutoff
+            before = task.incumbents.limits
             try:
                 event = events.get(timeout=_SILENCE_S)
             except queue.Empty:
@@ -328,8 +344,8 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
                 task.on_scored(Scored(Choice.from_flat(flat), seconds, device_bytes, value))
             else:
                 task.on_bound(event["part"], event["bound"])
-            if task.cutoff < before:
-                cutoff.set(task.cutoff)
+            if task.incumbents.limits != before:
+                shared.set(tuple(task.incumbents.limits))
     except (CancelledError, OSError):
         raise _lost(scheduler) from None
     except (KilledWorker, ImportError) as error:
@@ -339,7 +355,7 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
         with suppress(Exception):  # The scheduler may be gone; nothing is lost by that.
             client.unsubscribe_topic(topic)
             client.cancel(list(running))
-            cutoff.delete()
+            shared.delete()
 
 
 def _ask(client: Any, scheduler: str) -> None:

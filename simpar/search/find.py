@@ -30,6 +30,7 @@ class Found:
         space: that was searched.
         wish: what was wanted.
         best: simulated layouts, best first (or the front, fastest first).
+        other: the best of another design than that of the best, where it was wanted.
         account: where every layout went.
         size: layouts in the space.
         bound: nothing in the space has a smaller value than this, or than the best.
@@ -47,6 +48,7 @@ class Found:
     finished: bool
     seconds: float
     glimpses: tuple[Glimpse, ...] = ()
+    other: Scored | None = None
 
     @property
     def gap(self) -> float | None:
@@ -115,7 +117,7 @@ def find(
         # Parts are known by their numbers: a search goes on with the parts that it began with, whoever does them now.
         count = store.begin(count, resume=resume)
     parts = dict(enumerate(parts_of(branch, count)))
-    state = _State(replace(branch.incumbents, best=[]))
+    state = _State(replace(branch.incumbents, best=[], first={}))
     if store is not None:
         _recall(store, state, parts)
 
@@ -140,7 +142,7 @@ def find(
         if space.size > SEED_FROM and len(state.incumbents.best) < wish.keep and not wish.front:
             _seed(space, wish, pricing if workers == 1 else None, scored)
         tell()
-        task = Task(space, wish, dict(parts), lambda: state.incumbents.best, scored, bounded)
+        task = Task(space, wish, dict(parts), state.incumbents, scored, bounded)
         for result in _executor(executor, task, workers, scheduler):
             for found in result.best:
                 state.incumbents.add(found)
@@ -155,8 +157,10 @@ def find(
         finished = False
     bound = min((state.bounds.get(p, 0.0) for p in parts), default=inf)
     best = state.incumbents.best
-    seconds = time.monotonic() - started
-    return Found(space, wish, best, state.account, space.size, bound, finished, seconds, tuple(state.glimpses))
+    return Found(
+        space, wish, best, state.account, space.size, bound, finished, time.monotonic() - started, tuple(state.glimpses),
+        state.incumbents.other,
+    )  # fmt: skip
 
 
 def _executor(name: str, task: Task, workers: int | None, scheduler: str | None) -> Iterator[PartResult]:
@@ -188,7 +192,7 @@ def _seed(space: Space, wish: Wish, pricing: Pricing | None, scored: Callable[[S
     """The best of a small corner of the space, so that there is something to show and to beat from the start."""
     corner = seed_space(space)
     if corner.groups and 0 < corner.size < space.size / 4:
-        branch_for(corner, wish, pricing, on_scored=scored).run()
+        branch_for(corner, replace(wish, next_design=False), pricing, on_scored=scored).run()
 
 
 def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None, **options: Any) -> list[Found]:

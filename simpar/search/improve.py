@@ -102,7 +102,7 @@ def improve(
         space = Space(scenario, restrictions, framework)
         if not space.groups:
             continue
-        branch = branch_for(space, Wish(keep=3), pricing)
+        branch = branch_for(space, Wish(keep=3, next_design=False), pricing)
         branch.incumbents = Incumbents(3, largest_s=limit)
         branch.run()
         for scored in branch.best:

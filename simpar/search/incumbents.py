@@ -6,12 +6,13 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray
-from simpar.search.choice import Choice
+from simpar.search.choice import Choice, Kin
 
 SLACK = 1e-9
 """Relative slack of comparisons, for sums in another order; equal layouts are never cut off."""
@@ -45,6 +46,24 @@ class Scored:
         return rounded(self.value), self.choice.complexity, str(self.choice)
 
 
+class Limits(NamedTuple):
+    """What layouts must beat.
+
+    Attributes:
+        value: those of the design `of`; of every design where it is none.
+        other: those of other designs, no less than `value`.
+        of: the design of all the best.
+    """
+
+    value: float = inf
+    other: float = inf
+    of: Kin | None = None
+
+    def against(self, design: Kin | None) -> float:
+        """What layouts of a design must beat; none = the least that any layout must."""
+        return self.value if self.of is None or design == self.of else self.other
+
+
 @dataclass
 class Incumbents:
     """The best layouts so far and the limits that any layout must keep.
@@ -55,7 +74,9 @@ class Incumbents:
         by_memory: rank by memory, then time, instead of time.
         front: keep every layout that no other beats in both time and memory, instead of the best.
         within: of a front: layouts this close, relatively, to one of it in both are not told apart.
+        next_design: wanted besides, where all the best are of one design: the best of any other.
         shared: what the best of others must beat, asked anew each time.
+        first: the best of each design.
     """
 
     keep: int = 10
@@ -63,37 +84,57 @@ class Incumbents:
     by_memory: bool = False
     front: bool = False
     within: float = 0.0
-    shared: Callable[[], float] = field(default=lambda: inf)
+    next_design: bool = False
+    shared: Callable[[], Limits] = field(default=Limits)
     best: list[Scored] = field(default_factory=list)
+    first: dict[Kin, Scored] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
 
     def rank(self, time_s: float, device_bytes: float) -> float:
         """What layouts are ranked by when nothing else is known of them."""
         # A second more is worth less than any byte that memory is counted in.
         return device_bytes + min(time_s, 1e6) * 1e-9 if self.by_memory else time_s
 
-    @property
-    def cutoff(self) -> float:
-        """What a layout's value must beat."""
-        worst = self.best[-1].value if len(self.best) >= self.keep and not self.front else inf
-        return min(worst, self.shared())
+    def cutoff(self, design: Kin | None = None) -> float:
+        """What the values of a design must beat; none = the least that anything must.
 
-    def beats(self, rank: float) -> bool:
-        """Whether nothing that ranks at `rank` or behind can be among the best."""
-        return rank * (1.0 - SLACK) > self.cutoff
+        No layout that is wanted in the end is ever cut off, nor the best of the designs other than the best one's: a value that
+        all layouts of one design but the best ones had to beat, others beat too, since the best were of that design.
+        """
+        return min(self.limits.against(design), self.shared().against(design))
+
+    @property
+    def other(self) -> Scored | None:
+        """The best of all designs but that of the best layout."""
+        rest = [s for design, s in self.first.items() if design != self.best[0].choice.kin] if self.best else []
+        return min(rest, key=lambda s: s.key, default=None)
+
+    @property
+    def known(self) -> list[Scored]:
+        """All that others need to know."""
+        other = self.other
+        return [*self.best, *([other] if other is not None and other not in self.best else [])]
+
+    def beats(self, rank: float, design: Kin | None = None) -> bool:
+        """Whether nothing (of a design) that ranks at `rank` or behind can be wanted."""
+        return rank * (1.0 - SLACK) > self.cutoff(design)
 
     def outdone(self, time_s: float, device_bytes: float, choice: Choice) -> bool:
-        """Whether this layout, with these bounds, cannot be among the best: for equals the order of `Scored.key` decides."""
+        """Whether this layout, with these bounds, cannot be wanted: for equals the order of `Scored.key` decides."""
         if self.front or len(self.best) < self.keep:
-            return bool(self.beaten(np.array(time_s), np.array(device_bytes)))
-        least = rounded(self.rank(time_s, device_bytes) * (1.0 - 1e-12))
-        return (least, choice.complexity, str(choice)) > self.best[-1].key or self.beats(self.rank(time_s, device_bytes))
+            return bool(self.beaten(np.array(time_s), np.array(device_bytes), choice.kin))
+        rank = self.rank(time_s, device_bytes)
+        if self.beats(rank, choice.kin):
+            return True
+        rival = self.best[-1] if self.limits.of in (None, choice.kin) else self.other
+        return rival is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > rival.key
 
     def late(self, time_s: FloatArray) -> NDArray[np.bool_]:
         """Which step times are not wanted at all."""
         return np.asarray(time_s * (1.0 - SLACK) > self.largest_s)
 
-    def beaten(self, time_s: FloatArray, device_bytes: FloatArray) -> NDArray[np.bool_]:
-        """Which layouts (bounds of them) cannot be among the best."""
+    def beaten(self, time_s: FloatArray, device_bytes: FloatArray, design: Kin | None = None) -> NDArray[np.bool_]:
+        """Which layouts of a design (bounds of them) cannot be wanted."""
         time_s, device_bytes = np.asarray(time_s) * (1.0 - SLACK), np.asarray(device_bytes) * (1.0 - SLACK)
         if self.front:
             found = np.zeros(np.broadcast(time_s, device_bytes).shape, dtype=bool)
@@ -102,18 +143,32 @@ class Incumbents:
                 found |= (s.value <= time_s * near) & (s.device_bytes <= device_bytes * near)
             return found
         if self.by_memory:
-            return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff)
-        return np.asarray(time_s > self.cutoff)
+            return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff(design))
+        return np.asarray(time_s > self.cutoff(design))
 
     def add(self, scored: Scored) -> None:
         """Take a layout in, if it is among the best."""
         if any(s.choice == scored.choice for s in self.best):
             return
         insort(self.best, scored, key=lambda s: s.key)
-        if not self.front:
-            del self.best[self.keep :]
+        if self.front:
+            self.best = [s for s in self.best if not any(_beats(o, s) for o in self.best)]
             return
-        self.best = [s for s in self.best if not any(_beats(o, s) for o in self.best)]
+        del self.best[self.keep :]
+        if self.next_design:
+            design = scored.choice.kin
+            if design not in self.first or scored.key < self.first[design].key:
+                self.first[design] = scored
+        self.limits = self._limits()
+
+    def _limits(self) -> Limits:
+        if len(self.best) < self.keep:
+            return Limits()
+        worst, design = self.best[-1].value, self.best[0].choice.kin
+        if not self.next_design or any(s.choice.kin != design for s in self.best):
+            return Limits(worst, worst)
+        other = self.other
+        return Limits(worst, inf if other is None else other.value, design)
 
 
 def _beats(a: Scored, b: Scored) -> bool:
@@ -122,4 +177,4 @@ def _beats(a: Scored, b: Scored) -> bool:
     return one[0] <= other[0] and one[1] <= other[1] and one != other
 
 
-__all__ = ["SLACK", "Incumbents", "Scored"]
+__all__ = ["SLACK", "Incumbents", "Limits", "Scored"]

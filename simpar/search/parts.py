@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from simpar.result.interpret import HALF_WIDTH
 from simpar.search.branch import Account, Branch, Glimpse, Node
 from simpar.search.choice import Choice
-from simpar.search.incumbents import Incumbents, Scored
+from simpar.search.incumbents import Incumbents, Limits, Scored
 from simpar.search.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.search.pricing import Pricing
 from simpar.search.space import Space
@@ -34,6 +33,7 @@ class Wish:
         robust: rank, and hold against limits, the upper end of the step time's 80 % interval (its 90th percentile).
         front: two or three metrics; then the answer is every layout that no other beats in them.
         within: of a front: layouts this close, relatively, are not told apart.
+        next_design: the best of another design than the winner's is wanted too, see `runner_up`.
         usd_per_gpu_hour, pue: for cost and energy.
     """
 
@@ -43,6 +43,7 @@ class Wish:
     robust: bool = False
     front: tuple[str, ...] = ()
     within: float = 0.01
+    next_design: bool = True
     usd_per_gpu_hour: float = 2.0
     pue: float = 1.25
 
@@ -69,7 +70,7 @@ class PartResult:
 
     Attributes:
         part: its number.
-        best: simulated layouts that were among its best.
+        best: simulated layouts that were among its best, or the best of another design.
         rejected, evaluated, kept: see `Account`.
         glimpses: the best of its designs, by their bounds.
     """
@@ -167,7 +168,7 @@ def examiner(space: Space, wish: Wish, measure: Measure) -> Callable[[Choice, fl
 
 
 def branch_for(
-    space: Space, wish: Wish, pricing: Pricing | None = None, shared: Callable[[], float] = lambda: inf, **hooks: Any
+    space: Space, wish: Wish, pricing: Pricing | None = None, shared: Callable[[], Limits] = Limits, **hooks: Any
 ) -> Branch:
     """A branch and bound that looks for what is wanted."""
     pricing = pricing or Pricing(space)
@@ -175,7 +176,7 @@ def branch_for(
     longest, headroom = measure.limits(wish.constraints)
     incumbents = Incumbents(
         wish.keep, largest_s=longest / (widest(space) if wish.robust else 1.0), by_memory=wish.by_memory, front=wish.both,
-        within=wish.within if wish.both else 0.0, shared=shared,
+        within=wish.within if wish.both else 0.0, next_design=wish.next_design and not wish.front, shared=shared,
     )  # fmt: skip
     examine = examiner(space, wish, measure)
     return Branch(space, pricing=pricing, incumbents=incumbents, examine=examine, least_headroom=headroom, **hooks)
@@ -199,9 +200,14 @@ def pricing_of(space: Space) -> Pricing:
     return _MEMO.pricing
 
 
+def survey_part(space: Space, wish: Wish, nodes: Sequence[Node]) -> float:
+    """What nothing in a part ranks before, as far as is seen at a glance."""
+    return branch_for(space, wish, pricing_of(space)).survey(nodes)
+
+
 def solve_part(
     space: Space, wish: Wish, part: int, nodes: Sequence[Node], known: Sequence[Scored] = (),
-    shared: Callable[[], float] = lambda: inf, **hooks: Any,
+    shared: Callable[[], Limits] = Limits, **hooks: Any,
 ) -> PartResult:
     """Search one part, knowing the best found elsewhere.
 
@@ -214,8 +220,8 @@ def solve_part(
     account = branch.account
     glimpses = sorted(branch.glimpses.values(), key=lambda g: g.bound_s)[:GLIMPSES]
     return PartResult(
-        part, tuple(branch.best), dict(account.rejected), dict(account.evaluated), account.kept, tuple(glimpses)
+        part, tuple(branch.incumbents.known), dict(account.rejected), dict(account.evaluated), account.kept, tuple(glimpses)
     )
 
 
-__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "pricing_of", "solve_part", "widest"]
+__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "pricing_of", "solve_part", "survey_part", "widest"]

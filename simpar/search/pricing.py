@@ -15,15 +15,17 @@ from simpar.parallel.data import StateBytes, state_memory
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
-from simpar.parallel.split import LocalBlock
+from simpar.parallel.recompute import Recompute
+from simpar.parallel.split import SplitOptions
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
 from simpar.result.gathers import update_bytes
 from simpar.result.memory import receive_buffers
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.search import axes
-from simpar.search.blocks import BlockTable, Composition, Gathered, Kinds, block_table, plain_blocks, serial_seconds
+from simpar.search.blocks import BlockTable, Column, Composition, Gathered, Kinds, block_kinds, has_experts
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
+from simpar.search.floors import Floors
 from simpar.search.residency import Residency, residency, turns
 from simpar.search.shapes import shape_of
 from simpar.search.space import Space
@@ -47,12 +49,13 @@ class Pricing:
         self.collectives: CollectiveModel
         self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
-        self._floors: dict[object, FloatArray] = {}
-        self._lists: dict[object, dict[int, LocalBlock]] = {}
+        self._columns: dict[object, Column] = {}
+        self._weights: dict[object, BlockTable] = {}
         self._compositions: dict[object, Composition] = {}
         self._residencies: dict[object, Residency] = {}
         self._state_prices: dict[object, StatePricer] = {}
-        self._sites: dict[Group, tuple[object, ...]] = {}
+        self._sites: dict[Group, tuple[int, ...]] = {}
+        self._places: dict[object, int] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._sends: dict[object, float] = {}
         self._schedules: dict[object, Schedule] = {}
@@ -61,6 +64,7 @@ class Pricing:
         self._tied: dict[int, float] = {}
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
+        self.floors = Floors(self)
 
     # -- layouts ---------------------------------------------------------------------------------------------------
 
@@ -72,7 +76,7 @@ class Pricing:
     def _layout(self, scenario: Scenario, stages: int, replicas: int) -> Layout:
         return Layout.of(scenario, stages, replicas, expected_load_factor(scenario))
 
-    def _probe(self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None) -> Layout:
+    def probe(self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None) -> Layout:
         """A layout for what does not depend on the pipeline: one stage, whatever pp is."""
         state = state or State(0, None, True, True, True)
         choice = Choice(group, batch, variant, ONE_STAGE, recompute, state, NOTHING)
@@ -83,25 +87,30 @@ class Pricing:
         """Distinct blocks; the same for all layouts of a model."""
         group = self.space.groups[0]
         variant = self.space.variants(group)[0]
-        return Kinds.of(self._probe(group, 1, variant).network)
+        return Kinds.of(self.probe(group, 1, variant).network)
 
     @cached_property
     def model_flops(self) -> float:
         """Model FLOPs of one step, forward and backward; the same for all layouts."""
         group = self.space.groups[0]
-        return self._probe(group, 1, self.space.variants(group)[0]).model_flops
+        return self.probe(group, 1, self.space.variants(group)[0]).model_flops
 
-    def site(self, group: Group) -> tuple[object, ...]:
-        """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on."""
+    def site(self, group: Group) -> tuple[int, ...]:
+        """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on.
+
+        tp, cp, ep, etp, and a number for each of their placements (and that of a hop between the neighbours of a ring).
+        """
         if group not in self._sites:
             mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
-            places: list[object] = [mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "ep", "etp")]
+            places = [mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "ep", "etp")]
             if group.cp > 1:
                 places.append(mesh.hops("cp", hardware, nodes)[0][0])
-            self._sites[group] = (group.tp, group.cp, group.ep, group.etp, *places)
+            # Placements are slow to tell apart, and memos ask for them all the time.
+            numbers = (self._places.setdefault(place, len(self._places)) for place in places)
+            self._sites[group] = (group.tp, group.cp, group.ep, group.etp, *numbers)
         return self._sites[group]
 
-    def host_site(self, group: Group) -> tuple[object, ...]:
+    def host_site(self, group: Group) -> tuple[int, ...]:
         """`site` and what else the host's time depends on: whether the pipeline leaves the node."""
         if group not in self._far:
             mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
@@ -115,80 +124,49 @@ class Pricing:
         recompute = "full" if recompute.startswith("full") else recompute
         key = (self.host_site(group), batch, variant, recompute)
         if key not in self._tables:
-            layout = self._probe(group, batch, variant, recompute)
+            layout = self.probe(group, batch, variant, recompute)
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
-            plain = None if recompute == "none" else self.table(group, batch, variant, "none")
-            self._tables[key] = block_table(layout, pricer, self.kinds, split=self.splits, plain=plain)
+            columns: list[Column | None] = [None] * self.kinds.count
+            for kind, block, recomputes in block_kinds(layout.network, self.kinds):
+                whole = has_experts(block)
+                same = kind - self.kinds.layers if self.kinds.layers <= kind < 2 * self.kinds.layers else kind
+                name = (same, *self._column_name(group, batch, variant, experts=whole), recompute if recomputes else "none")
+                if name not in self._columns:
+                    local = layout.split(block, layout.options if recomputes else self._lasting(layout))
+                    column = Column.of(layout, pricer, local, split=self.splits)
+                    self._columns[name] = replace(column, dense=0.0) if kind == self.kinds.mtp_head else column
+                columns[kind] = self._columns[name]
+            self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
+
+    def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
+        """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""
+        site, v = self.host_site(group), variant
+        if experts:
+            return (site, batch, v)
+        return (site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
+
+    @staticmethod
+    def _lasting(layout: Layout) -> SplitOptions:
+        """Options of blocks that never recompute."""
+        return layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
+
+    def weights(self, group: Group, variant: Variant) -> BlockTable:
+        """A table in which the weights of blocks are those of this mesh; they depend on little else."""
+        key = (group.tp, group.ep, group.etp, variant.precision)
+        if key not in self._weights:
+            self._weights[key] = self.table(group, 1, variant, "none")
+        return self._weights[key]
 
     @cached_property
     def splits(self) -> bool:
         """Whether a schedule of the space runs input and weight gradients apart."""
         return any(SCHEDULES[name].splits_backward for name in self.space.values("schedule", axes.SCHEDULES))
 
-    def floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
-        """Lower bounds on seconds [forward, backward, backward and forward without communication; kinds].
-
-        The dense part of a block does not depend on expert parallelism, nor the expert part on the context-parallel style: each
-        is priced once per combination that it does depend on, and both are added (see `serial_seconds`).
-        """
-        total = self._dense_floor(group, batch, variant)
-        return total + self._expert_floor(group, batch, variant) if self.has_experts else total
-
-    def compute_floor(self, group: Group, batch: int) -> FloatArray:
-        """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch."""
-        key = ("compute", self.site(group), batch)
-        if key not in self._floors:
-            found = []
-            variants = self.space.variants(group)
-            for precision, style in dict.fromkeys((v.precision, v.cp_style) for v in variants):
-                sequence = any(v.sequence_parallel for v in variants)
-                found.append(self.floor(group, batch, Variant(sequence, style, False, False, "alltoall", precision))[[3, 2]])
-            self._floors[key] = np.minimum.reduce(found)
-        return self._floors[key]
-
     @property
     def has_experts(self) -> bool:
         """Whether the model has expert layers."""
         return getattr(self.template.model, "moe", None) is not None
-
-    def _dense_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
-        site = self.site(group)
-        v = variant
-        key = ("dense", site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)  # noqa: E501
-        if key not in self._floors:
-            flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
-            plain = Variant(v.sequence_parallel, v.cp_style, v.overlap_tp, False, "alltoall", v.precision)
-            layout = self._probe(flat, batch, plain)
-            blocks = plain_blocks(layout, self.kinds, experts_only=False)
-            self._floors[key] = self._floor_of(layout, blocks, expert=False, hidden=False)
-        return self._floors[key]
-
-    def _expert_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
-        v, tokens = variant, batch / (group.cp * group.tp)
-        router = tokens if v.sequence_parallel else batch / group.cp
-        site = self.site(group)
-        key = ("expert", tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)
-        if key not in self._floors:
-            layout = self._probe(group, batch, Variant(v.sequence_parallel, "ring", False, False, v.ep_dispatcher, v.precision))
-            lists = (tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision)
-            if lists not in self._lists:
-                self._lists[lists] = plain_blocks(layout, self.kinds, experts_only=True)
-            self._floors[key] = self._floor_of(layout, self._lists[lists], expert=True, hidden=v.overlap_ep)
-        return self._floors[key]
-
-    def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool, hidden: bool) -> FloatArray:
-        pricer = LayoutPricer(layout, self.kernels, self.collectives)
-        found = np.zeros((4, self.kinds.count))
-        for kind, block in blocks.items():
-            for row, ops in enumerate((block.forward, block.backward)):
-                found[row, kind] = serial_seconds(ops, pricer.op_price, hidden=hidden)[expert]
-            for row, ops in ((2, block.backward), (3, block.forward)):
-                own = (op for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert)
-                found[row, kind] = sum(pricer.op_price(op).seconds for op in own)
-        n = self.kinds.layers
-        found[:, :n] = found[:, n : 2 * n]
-        return found
 
     # -- pipeline --------------------------------------------------------------------------------------------------
 
@@ -250,7 +228,7 @@ class Pricing:
             return 0.0
         key = (group, batch, variant.sequence_parallel)
         if key not in self._sends:
-            layout = self._probe(group, batch, variant)
+            layout = self.probe(group, batch, variant)
             same = len(set(layout.network.boundary_bytes)) == 1
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             self._sends[key] = pricer.price(Send(0, 0, backward=False)).seconds if same else 0.0
@@ -260,7 +238,7 @@ class Pricing:
         """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""
         if group.pp == 1 or not self.framework.keeps_stage_outputs:
             return 0.0
-        layout = self._probe(group, batch, variant)
+        layout = self.probe(group, batch, variant)
         sizes = set(layout.network.boundary_bytes)
         return boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
 
@@ -286,7 +264,7 @@ class Pricing:
     def tied_extra(self, group: Group, variant: Variant) -> float:
         """Weights counted twice on a rank that holds both ends of a model with tied embeddings."""
         if group.tp not in self._tied:
-            self._tied[group.tp] = self._probe(group, 1, variant).tied_extra
+            self._tied[group.tp] = self.probe(group, 1, variant).tied_extra
         return self._tied[group.tp]
 
     def stays_gathered(self, group: Group, state: State) -> bool:
@@ -323,7 +301,7 @@ class Pricing:
     def framework(self) -> FrameworkSpec:
         """Semantics of the framework."""
         group = self.space.groups[0]
-        return self._probe(group, 1, self.space.variants(group)[0]).framework
+        return self.probe(group, 1, self.space.variants(group)[0]).framework
 
     # -- states ----------------------------------------------------------------------------------------------------
 
@@ -331,7 +309,7 @@ class Pricing:
         """A pricer whose layout spreads the states this way (pipeline and micro-batch do not matter to it)."""
         key = (group, variant.precision, state)
         if key not in self._pricers:
-            layout = self._probe(group, 1, variant, state=state)
+            layout = self.probe(group, 1, variant, state=state)
             self._pricers[key] = LayoutPricer(layout, self.kernels, self.collectives)
         return self._pricers[key]
 
@@ -344,7 +322,7 @@ class Pricing:
                 choice = Choice(group, 1, variant, ONE_STAGE, "none", state, Offload(0.0, True))
                 return LayoutPricer(self._layout(choice.scenario(self.template), 1, 1), self.kernels, self.collectives)
 
-            table = self.table(group, 1, variant, "none")
+            table = self.weights(group, variant)
             pricer = self.state_layout(group, variant, state)
             self._state_prices[key] = StatePricer(pricer, offloaded, table.dense, table.expert)
         return self._state_prices[key]
@@ -385,7 +363,7 @@ class Pricing:
     def host_seconds_per_byte(self) -> float:
         """A byte over one GPU's host link."""
         group = self.space.groups[0]
-        layout = self._probe(group, 1, self.space.variants(group)[0])
+        layout = self.probe(group, 1, self.space.variants(group)[0])
         return LayoutPricer(layout, self.kernels, self.collectives)._work(HostCopy(1e9)).seconds / 1e9
 
 

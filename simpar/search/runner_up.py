@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from simpar.result.result import Result
-from simpar.search.branch import Node, Progress
 from simpar.search.choice import Choice
 from simpar.search.find import Found
-from simpar.search.incumbents import Scored
-from simpar.search.parts import branch_for, pricing_of
 from simpar.simulate import simulate
-
-LEAST_S = 5.0
-"""A runner-up is looked for as long as the search itself took, and at least this long."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +20,7 @@ class RunnerUp:
         slower_by: of the step time, as a fraction of the winner's.
         differs_in: axis -> (winner's, its).
         would_win_if: see `turning_points`; empty where time does not decide.
-        proven: it is the best of all other meshes and micro-batches, not only the best found in time.
+        proven: it is the best of all other meshes and micro-batches, not only the best found.
     """
 
     choice: Choice
@@ -48,58 +40,28 @@ class RunnerUp:
         }  # fmt: skip
 
 
-class _Enough(Exception):  # noqa: N818 - not an error: it ends a search whose time is up.
-    pass
+def runner_up(found: Found, best: Result, winner: Choice) -> RunnerUp | None:
+    """The best that was found beside the winner's design.
 
-
-def design(choice: Choice) -> tuple[int, ...]:
-    """What makes two layouts different designs: the mesh (whatever its order over ranks) and the micro-batch."""
-    g = choice.group
-    return (g.tp, g.cp, g.pp, g.dp, g.ep, g.etp, choice.micro_batch_size)
-
-
-def runner_up(found: Found, best: Result, winner: Choice, others: Sequence[Scored]) -> RunnerUp | None:
-    """Search everything but the winner's design.
+    The search itself proves it: either the best layouts are of several designs, and the best beside the winner's is one of them,
+    or it went on until nothing of another design could beat `found.other`.
 
     Args:
-        found: the finished search of the winner's cluster size.
+        found: the search of the winner's cluster size.
         best, winner: the winner.
-        others: layouts simulated already, to have something to beat.
     """
-    wish = replace(found.wish, keep=1, front=())
-    branch = branch_for(found.space, wish, pricing_of(found.space))
-    mine = design(winner)
-    nodes: list[Node] = [n for n in branch.nodes() if (*_degrees(n), n[1]) != mine]
-    for scored in others:
-        if design(scored.choice) != mine:
-            branch.incumbents.add(scored)
-    until = time.monotonic() + max(found.seconds, LEAST_S)
-
-    def progress(_: Progress) -> None:
-        if time.monotonic() > until:
-            raise _Enough
-
-    branch.on_progress = progress
-    proven = found.finished
-    try:
-        branch.run(nodes)
-    except _Enough:
-        proven = False
-    if not branch.best:
+    rivals = [*found.best, *([found.other] if found.other is not None else [])]
+    rest = [s for s in rivals if s.choice.kin != winner.kin]
+    if not rest:
         return None
-    choice = branch.best[0].choice
+    choice = min(rest, key=lambda s: s.key).choice
     result = simulate(choice.scenario(found.space.template))
     # Where it is faster, the winner was preferred for being simpler or for another metric.
     behind = result.step_time_s > best.step_time_s
-    turns = turning_points(best, result) if behind and not wish.by_memory else {}
+    turns = turning_points(best, result) if behind and not found.wish.by_memory else {}
     return RunnerUp(
-        choice, result, result.step_time_s / best.step_time_s - 1.0, differences(winner, choice), turns, proven
+        choice, result, result.step_time_s / best.step_time_s - 1.0, differences(winner, choice), turns, found.finished
     )
-
-
-def _degrees(node: Node) -> tuple[int, ...]:
-    g = node[0]
-    return (g.tp, g.cp, g.pp, g.dp, g.ep, g.etp)
 
 
 def differences(a: Choice, b: Choice) -> dict[str, tuple[Any, Any]]:
@@ -131,4 +93,4 @@ def waterfalls(best: Result, other: Result) -> list[tuple[str, float, float]]:
     return [(name, mine.get(name, 0.0), theirs.get(name, 0.0)) for name in {**mine, **theirs}]
 
 
-__all__ = ["RunnerUp", "design", "differences", "runner_up", "turning_points", "waterfalls"]
+__all__ = ["RunnerUp", "differences", "runner_up", "turning_points", "waterfalls"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.program.program import FloatArray, IntArray
 from simpar.search import bounds
 from simpar.search.blocks import BlockTable, Gathered
-from simpar.search.choice import Choice, Group, Offload, Pipeline, State, Variant
+from simpar.search.choice import Choice, Group, Kin, Offload, Pipeline, State, Variant, kin
 from simpar.search.incumbents import Incumbents
 from simpar.search.parents import parents, with_parents
 from simpar.search.pricing import Pricing
@@ -34,6 +34,11 @@ class Design:
     m: int
     variant: Variant
     pipeline: Pipeline
+
+    @property
+    def kin(self) -> Kin:
+        """The design that its layouts are of, as people would count them."""
+        return kin(self.group, self.batch)
 
     @property
     def shape(self) -> Shape:
@@ -191,14 +196,14 @@ class Sheets:
         outlook = outlook or self.outlook(design)
         columns = outlook.columns
         counts = np.array([(every - len(columns)) * inner, 0, 0])
-        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents)
+        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents, design)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         columns = columns[~late & ~beaten]
         if not len(columns):
             return _empty(design, again, states, offloads, counts)
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
-        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents)
+        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents, design)
         rows = np.flatnonzero(~late & ~beaten)
         inner = len(columns) * len(offloads)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
@@ -214,7 +219,7 @@ class Sheets:
             return _empty(design, again, states, offloads, counts)
         spread = self.state_bound(design, columns.tolist())
         time_s = self._times(design, again, tables, pipe.take(rows), spread, rows)
-        late, beaten = self._hopeless(time_s, need, incumbents)
+        late, beaten = self._hopeless(time_s, need, incumbents, design)
         alive = fits & ~late & ~beaten
         if incumbents.front or incumbents.by_memory:
             parent = np.full(alive.shape, -1)
@@ -229,9 +234,11 @@ class Sheets:
         )  # fmt: skip
 
     @staticmethod
-    def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents) -> tuple[BoolArray, BoolArray]:
+    def _hopeless(
+        time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design
+    ) -> tuple[BoolArray, BoolArray]:
         late = incumbents.late(time_s)
-        return late, incumbents.beaten(time_s, need) & ~late
+        return late, incumbents.beaten(time_s, need, design.kin) & ~late
 
     def _times(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,

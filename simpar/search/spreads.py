@@ -101,7 +101,7 @@ class Cut:
         """The cut of a pipeline on a mesh."""
         shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
         composition = pricing.composition(pipeline, group.pp, 0)
-        table = pricing.table(group, 1, variant, "none")
+        table = pricing.weights(group, variant)
         pairs = np.stack(composition.parameters(table), axis=1)
         distinct, which = np.unique(pairs, axis=0, return_inverse=True)
         held = (shape.share > 0).astype(np.float64)

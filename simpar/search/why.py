@@ -102,7 +102,7 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
         return Why(asked, 0, Account(), broken=broken_rules(space, given, winner))
     if none := unused(corner, given):
         return Why(asked, 0, Account(), broken=tuple(str(v) for v in none))
-    one = replace(wish, keep=1, front=())
+    one = replace(wish, keep=1, front=(), next_design=False)
     found = find(corner, one)
     if found.best:
         return _against(asked, corner, found.account, found.best[0], winner)
@@ -111,7 +111,7 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
 
 def why_nothing(space: Space, wish: Wish, account: Account, winner: Choice | None = None) -> Why:
     """Why no layout of a searched space will do: memory, or the limits that the fastest that fits misses."""
-    free = find(space, Wish(keep=1))
+    free = find(space, Wish(keep=1, next_design=False))
     if not free.best:
         return Why("", space.size, account, shortage=shortage(space))
     return replace(_against("", space, account, free.best[0], winner), missed=_missed(space, wish, free.best[0]))
@@ -145,7 +145,7 @@ def shortage(corner: Space) -> Shortage | None:
         "offload_optimizer": (max(o.optimizer for o in corner.offloads),),
     }
     roomy = Space(template.model_copy(update={"cluster": cluster}), {**corner.restrictions, **most}, corner.framework)
-    found = find(roomy, Wish("memory_headroom", keep=1))
+    found = find(roomy, Wish("memory_headroom", keep=1, next_design=False))
     if not found.best:
         return None
     choice = found.best[0].choice
