@@ -176,6 +176,16 @@ class Column:
             block.lora_parameters,
         )  # fmt: skip
 
+    def no_longer_than(self, others: Sequence[Column]) -> Column:
+        """The same with seconds no longer than those of others."""
+        if not others:
+            return self
+        least = {
+            name: tuple(min(each) for each in zip(*(getattr(c, name) for c in (self, *others)), strict=True))
+            for name in ("seconds", "host", "compute")
+        }
+        return replace(self, **least)  # type: ignore[arg-type]
+
 
 def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Block, bool]]:
     """(kind, block, whether the plan's recomputation is for it) of every kind; layers once with it and once without."""

@@ -53,9 +53,12 @@ class Floors:
         if key not in self._known:
             flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
             plain = Variant(v.sequence_parallel, v.cp_style, v.overlap_tp, False, "alltoall", v.precision)
-            layout = self.pricing.probe(flat, batch, plain)
-            blocks = plain_blocks(layout, self.pricing.kinds, experts_only=False)
-            self._known[key] = self._floor_of(layout, blocks, expert=False, hidden=False)
+            found = []
+            for state in self.pricing.kinds_of_states(v):
+                layout = self.pricing.probe(flat, batch, plain, state=state)
+                blocks = plain_blocks(layout, self.pricing.kinds, experts_only=False)
+                found.append(self._floor_of(layout, blocks, expert=False, hidden=False))
+            self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
     def _expert_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
@@ -65,11 +68,14 @@ class Floors:
         key = ("expert", tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)
         if key not in self._known:
             plain = Variant(v.sequence_parallel, "ring", False, False, v.ep_dispatcher, v.precision)
-            layout = self.pricing.probe(group, batch, plain)
-            lists = (tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision)
-            if lists not in self._lists:
-                self._lists[lists] = plain_blocks(layout, self.pricing.kinds, experts_only=True)
-            self._known[key] = self._floor_of(layout, self._lists[lists], expert=True, hidden=v.overlap_ep)
+            found = []
+            for state in self.pricing.kinds_of_states(v):
+                layout = self.pricing.probe(group, batch, plain, state=state)
+                lists = (tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision, state)
+                if lists not in self._lists:
+                    self._lists[lists] = plain_blocks(layout, self.pricing.kinds, experts_only=True)
+                found.append(self._floor_of(layout, self._lists[lists], expert=True, hidden=v.overlap_ep))
+            self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
     def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool, hidden: bool) -> FloatArray:

@@ -51,6 +51,7 @@ class Pricing:
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, Column] = {}
         self._weights: dict[object, BlockTable] = {}
+        self._by_state: dict[str, tuple[State, ...]] = {}
         self._compositions: dict[object, Composition] = {}
         self._residencies: dict[object, Residency] = {}
         self._state_prices: dict[object, StatePricer] = {}
@@ -60,7 +61,7 @@ class Pricing:
         self._sends: dict[object, float] = {}
         self._schedules: dict[object, Schedule] = {}
         self._turns: dict[object, tuple[int, int]] = {}
-        self._far: dict[Group, bool] = {}
+        self._far: dict[Group, int] = {}
         self._tied: dict[int, float] = {}
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
@@ -111,10 +112,11 @@ class Pricing:
         return self._sites[group]
 
     def host_site(self, group: Group) -> tuple[int, ...]:
-        """`site` and what else the host's time depends on: whether the pipeline leaves the node."""
+        """`site` and what else blocks depend on: whether there is a pipeline, and whether it leaves the node."""
         if group not in self._far:
             mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
-            self._far[group] = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
+            far = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
+            self._far[group] = (group.pp > 1) + far
         return (*self.site(group), self._far[group])
 
     # -- blocks ----------------------------------------------------------------------------------------------------
@@ -124,16 +126,20 @@ class Pricing:
         recompute = "full" if recompute.startswith("full") else recompute
         key = (self.host_site(group), batch, variant, recompute)
         if key not in self._tables:
-            layout = self.probe(group, batch, variant, recompute)
-            pricer = LayoutPricer(layout, self.kernels, self.collectives)
+            layouts = [self.probe(group, batch, variant, recompute, state) for state in self.kinds_of_states(variant)]
+            pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
+            layout = layouts[0]
             columns: list[Column | None] = [None] * self.kinds.count
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
                 same = kind - self.kinds.layers if self.kinds.layers <= kind < 2 * self.kinds.layers else kind
                 name = (same, *self._column_name(group, batch, variant, experts=whole), recompute if recomputes else "none")
                 if name not in self._columns:
-                    local = layout.split(block, layout.options if recomputes else self._lasting(layout))
-                    column = Column.of(layout, pricer, local, split=self.splits)
+                    found = []
+                    for each, pricer in zip(layouts, pricers, strict=True):
+                        local = each.split(block, each.options if recomputes else self._lasting(each))
+                        found.append(Column.of(each, pricer, local, split=self.splits))
+                    column = found[0].no_longer_than(found[1:])
                     self._columns[name] = replace(column, dense=0.0) if kind == self.kinds.mtp_head else column
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
@@ -150,6 +156,23 @@ class Pricing:
     def _lasting(layout: Layout) -> SplitOptions:
         """Options of blocks that never recompute."""
         return layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
+
+    def kinds_of_states(self, variant: Variant) -> tuple[State, ...]:
+        """Spreads of the states between which the work of a block differs; the first says what blocks hold.
+
+        Where weights are gathered in the precision of the matmuls, full sharding leaves out their casts.
+        """
+        if variant.precision not in self._by_state:
+            states = [State(0, None, True, True, True), State(3, None, True, True, True)]
+            group = self.space.groups[0]
+            plain, sharded = (self.probe(group, 1, variant, state=state).options for state in states)
+            # What stands for weight gradients is no work, and tables have it both ways.
+            same = replace(
+                sharded, weight_gradients=plain.weight_gradients, grouped_weight_gradients=plain.grouped_weight_gradients
+            )
+            both = same != plain and 3 in self.space.values("zero_stage", (0, 1, 2, 3))
+            self._by_state[variant.precision] = tuple(states if both else states[:1])
+        return self._by_state[variant.precision]
 
     def weights(self, group: Group, variant: Variant) -> BlockTable:
         """A table in which the weights of blocks are those of this mesh; they depend on little else."""

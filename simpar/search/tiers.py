@@ -219,7 +219,8 @@ class Tiers:
         """What each kind of price depends on, besides its description."""
         site = self.pricing.host_site(choice.group)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
-        block = ("block", site, choice.micro_batch_size, choice.variant, recompute)
+        sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
+        block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded)
         # What of a spread is hidden does not matter to its prices.
         spread = (choice.state.zero_stage, choice.state.shard_size)
         state = ("state", choice.group, choice.variant.precision, spread, choice.offload.optimizer)
