@@ -138,27 +138,35 @@ def simulate(
     timeline = run(priced, **effects, seed=wanted.seed)
     result = interpret(priced, timeline)
     if wanted.repetitions > 1 or wanted.is_random:
-        result = replace(result, repetitions=repetitions_of(priced, effects, timeline))
+        result = replace(result, repetitions=repetitions_of(priced, effects, timeline, detail, lowering))
     return result
 
 
-def repetitions_of(priced: Priced, effects: dict[str, Any], first: Timeline | None = None) -> Repetitions:
+def repetitions_of(
+    priced: Priced, effects: dict[str, Any], first: Timeline | None = None, detail: Detail = "layer", lowering: Lowering = lower
+) -> Repetitions:
     """Independent draws of noise and, under uneven routing, of each layer's and micro-batch's expert load.
 
     Args:
         first: the run of `priced` under `effects` and the scenario's seed, where it is there already.
+        detail, lowering: those of `priced`.
     """
     scenario = priced.layout.scenario
-    peaks = None
+    wanted, peaks = scenario.effects, None
     if routing_law(scenario) is not None:
         first = None
-        priced, loaded = (prepare(scenario, load_factor=f, expand=scenario.effects.expand) for f in (1.0, 2.0))
-        effects = {**effects, "imbalance": imbalance_of(scenario, loaded.table)}
+        priced, loaded = (
+            prepare(
+                scenario, detail=detail, load_factor=f, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering
+            )
+            for f in (1.0, 2.0)
+        )
+        expert_layers = [sum(b.expert_parameters > 0 for b in blocks) for blocks in priced.layout.stage_blocks]
+        per_op = max(round(sum(expert_layers) / len(expert_layers)), 1) if detail == "stage" else 1
+        effects = {**effects, "imbalance": imbalance_of(scenario, loaded.table, per_op)}
         even, double = (interpret(p, run(p, "longest_path")).worst_rank.device_bytes for p in (priced, loaded))
-        blocks = [[b for s in held for b in priced.layout.stage_blocks[s]] for held in priced.held.values()]
-        layers = max(sum(b.expert_parameters > 0 for b in own) for own in blocks)
+        layers = max(sum(expert_layers[s] for s in held) for held in priced.held.values())
         loads = memory_loads(scenario, max(layers, 1), min(scenario.plan.pp, priced.layout.num_microbatches))
         peaks = even + (double - even) * (loads - 1.0)
-    wanted = scenario.effects
     runs = repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, first=first, **effects)
     return replace(runs, peak_memory_bytes=peaks)

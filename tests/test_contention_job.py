@@ -142,3 +142,13 @@ def test_folded_scenario_equals_the_expanded_one(effects):
         latency = np.array([price.latency_s for price in priced.prices])
         spans.append(simulate.run(priced, **engine_effects(scenario, latency)).makespan)
     assert spans[1] == pytest.approx(spans[0], rel=1e-9)
+
+
+def test_repetitions_under_uneven_routing_share_links_too():
+    """Every repetition of a step whose experts are loaded unevenly pays for contention, as the step itself does."""
+    path = Path(__file__).parent.parent / "scenarios" / "mixtral-8x22b_h100x128_tp2pp8ep8.toml"
+    few = ["training.routing.kind=zipf", "training.routing.alpha=0.5", "effects.repetitions=2", "cluster.nics_per_node=2"]
+    found = [simulate.simulate(read_scenario(path, [*few, f"effects.contention={on}"]), detail="stage") for on in ("false", "true")]
+    alone, shared = (result.repetitions.makespans_s for result in found)
+    assert (shared > alone).all()
+    assert shared.mean() - alone.mean() == pytest.approx(found[1].step_time_s - found[0].step_time_s, rel=0.2)

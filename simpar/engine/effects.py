@@ -73,7 +73,9 @@ def memory_loads(scenario: Scenario, layers: int, in_flight: int) -> FloatArray:
     return np.array(found)
 
 
-def imbalance_of(scenario: Scenario, loaded: PriceTable) -> Imbalance | None:
+def imbalance_of(scenario: Scenario, loaded: PriceTable, layers_per_op: int = 1) -> Imbalance | None:
     """Expert load drawn per layer and micro-batch; `loaded` holds the prices at load factor 2."""
     law = routing_law(scenario)
-    return None if law is None else Imbalance(law, _routed_tokens(scenario), scenario.plan.ep, loaded)
+    if law is None:
+        return None
+    return Imbalance(law, _routed_tokens(scenario), scenario.plan.ep, loaded, layers_per_op=layers_per_op)
