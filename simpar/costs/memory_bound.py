@@ -1,7 +1,8 @@
 """Memory-bound kernels: t = launches t0 + bytes / (share of the peak bandwidth), by class and implementation.
 
 Classes: copy, norm, norm_backward, activation, activation_backward, softmax, residual, rope, cross_entropy, embedding, adam,
-cast, amax, permute, zero. Implementations: tuned (hand-written: Transformer Engine, Liger, QuACK), framework (JIT-fused or
+cast, quantize (all layouts at once), amax, permute, zero.
+Implementations: tuned (hand-written: Transformer Engine, Liger, QuACK), framework (JIT-fused or
 compiled by the framework), eager (a chain of elementary operations). Shares: docs/formulas_kernels.md.
 """
 
@@ -43,11 +44,12 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
     "embedding": MemoryClass(tuned=0.82, framework=0.25, eager=0.18),
     "adam": MemoryClass(tuned=0.87, framework=0.69, eager=0.35),
     "cast": MemoryClass(tuned=0.87, framework=0.65, eager=0.45),
+    "quantize": MemoryClass(tuned=0.87, framework=0.65, eager=0.45),
     "amax": MemoryClass(tuned=0.6, framework=0.38, eager=0.38),
     "permute": MemoryClass(tuned=0.48, framework=0.37, eager=0.27),
 }
 """Shares of the peak measured or published on H100 (membound rows); the fit overrides classes it has rows for."""
-CLASS_SPREAD: Final = {"copy": 0.06, "zero": 0.08, "residual": 0.12, "cast": 0.15, "adam": 0.15, "permute": 0.4}
+CLASS_SPREAD: Final = {"copy": 0.06, "zero": 0.08, "residual": 0.12, "cast": 0.15, "quantize": 0.15, "adam": 0.15, "permute": 0.4}
 """Half width of the 80 % interval over the value; other classes 0.25."""
 OPTIMIZER_TIERS: Final = {"fused": "tuned", "foreach": "framework", "loop": "eager"}
 

@@ -10,6 +10,7 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.pipeline import StageLayers, split_layers
 from simpar.parallel.recompute import Recompute
 from simpar.parallel.split import LocalBlock, SplitOptions, split_block
+from simpar.parallel.te_casts import engine_casts
 from simpar.parallel.work import Implementation
 from simpar.specs.calibration import RunCalibration, calibration_for
 from simpar.specs.framework import FrameworkSpec, framework
@@ -186,6 +187,7 @@ class Layout:
             # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
             weight_gradients="none" if whole else self.framework.weight_gradients,
             grouped_weight_gradients="none" if whole else self.framework.grouped_weight_gradients,
+            engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.te_scaling),
         )  # fmt: skip
 
     @cached_property

@@ -7,6 +7,7 @@ from typing import Literal
 
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.recompute import Recompute
+from simpar.parallel.te_casts import KERNEL, EngineCasts
 from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, Implementation, MemoryWork, Work
 from simpar.specs.model import MoeSpec
 from simpar.workload.ops import Block, Op, OpType
@@ -16,6 +17,8 @@ WeightGradients = Literal["none", "each", "shapes"]
 """16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
 OUTSIDE_TE = frozenset({"head/logits", "moe/router"})
 """Matmuls outside of TransformerEngine's linear layers."""
+_TENSOR_AXES = frozenset("pzwnjfugx")
+"""Widths that tensor parallelism splits; a tensor without any of them is whole, or split over the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class SplitOptions:
         load_factor: tokens of the fullest expert rank over the mean.
         dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
         weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
+        engine_casts: casts to fp8 by TransformerEngine, none = it makes none.
     """
 
     degrees: Degrees
@@ -51,6 +55,7 @@ class SplitOptions:
     """> 0: base weights are frozen; every attention matmul has a trained pair of this rank."""
     weight_gradients: WeightGradients = "none"
     grouped_weight_gradients: WeightGradients = "none"
+    engine_casts: EngineCasts | None = None
 
 
 class LocalShapes:
@@ -138,6 +143,20 @@ class LocalShapes:
             return op.kernels
         groups = max(round(self._axis("e", self.degrees.weight_divisor("e", "expert"))), 1)
         return groups * (1 + casts)
+
+    def engine_cast(self, op: Op, *, backward: bool) -> MemoryWork | None:
+        """The cast of the input of `op`'s matmul, backward of its output's gradient; none where there is none.
+
+        Under sequence parallelism a rank casts its part of the sequence and gathers that.
+        """
+        casts = self.options.engine_casts
+        if casts is None or op.name in OUTSIDE_TE or casts.skips(op.name, backward=backward):
+            return None
+        axes = op.output_axes if backward else op.input_axes
+        whole = op.region == "tensor" and not set(axes) & _TENSOR_AXES
+        elements = self.local(axes, "residual" if whole else op.region)
+        each = casts.once + (0.0 if self.options.lora_rank else casts.second)
+        return MemoryWork(KERNEL, elements * each, 1, self.options.memory_implementation)
 
     def _weight_volume(self, axes: str, op: Op) -> float:
         count = 1.0

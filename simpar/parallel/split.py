@@ -73,9 +73,15 @@ class _Splitter(LocalShapes):
             elif item.type is OpType.MEMORY:
                 ops.compute(item.name, self.memory(item, backward=False), item.kernels)
             else:
+                self._engine_cast(item, ops, backward=False)
                 ops.compute(item.name, self.matmul(item, "forward"), self.launches(item))
                 if self.options.lora_rank and item.module == "attention":
                     ops.compute(f"{item.name}.lora", self.lora(item, "forward"), 2)
+
+    def _engine_cast(self, op: Op, ops: OpList, *, backward: bool) -> None:
+        """Put TransformerEngine's cast; the launches of a grouped matmul hold those of its casts."""
+        if (work := self.engine_cast(op, backward=backward)) is not None:
+            ops.compute(f"{op.name}.cast" + (".backward" if backward else ""), work, int(op.type is OpType.MATMUL))
 
     def _forward_seam(self, seam: Seam, ops: OpList) -> None:
         if seam.name in ("moe_dispatch", "moe_combine"):
@@ -128,6 +134,7 @@ class _Splitter(LocalShapes):
             tensor.backward_exit(seam, self.size, self.degrees, ops)
 
     def _matmul_backward(self, op: Op, entry: Seam | None, ops: OpList, weight_ops: OpList | None) -> None:
+        self._engine_cast(op, ops, backward=True)
         regathered = None
         if entry is not None:
             regathered = tensor.regather(entry, self.size, self.degrees, self.style, ops)

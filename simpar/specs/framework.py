@@ -65,6 +65,8 @@ class FrameworkSpec:
         ep_dispatcher: how tokens reach their experts where a published run does not say.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
+        te_scaling: fp8 runs on TransformerEngine; scale of a tensor with one of them: from steps before (delayed) or of its values
+            (current). "" = on something else.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
             one.
@@ -177,6 +179,8 @@ class FrameworkSpec:
     Pipeline
 
         schedule: default without virtual stages.
+        expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
+            stage's layers.
         layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same
             to the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by
             compute cost with the head counted, see `split_by_cost`; "ends" the rounded-up share in between, what is left on
@@ -207,6 +211,7 @@ class FrameworkSpec:
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     fp8_dispatch: bool = False
     fp8_parameters: bool = False
+    te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False
     gradient_copy_bytes: float = 0.0
     ddp_buckets: bool = False
@@ -273,6 +278,7 @@ class FrameworkSpec:
     whole_embedding_gradient: bool = False
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
+    expert_virtual_stages: Literal["one", "middle"] = "one"
     layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:

@@ -63,8 +63,8 @@ _MEGATRON: Final = (
     ),
     Row(
         (2022, 11),
-        {"attention": (("", "fa1"),), "recompute_default": "none", "tp_scatter_gather_p2p": False},
-        "Megatron-LM --use-flash-attn, FlashAttention 1 (2022-11)",
+        {"attention": (("", "fa1"),), "recompute_default": "none", "tp_scatter_gather_p2p": False, "te_scaling": "delayed"},
+        "Megatron-LM --use-flash-attn, FlashAttention 1 (2022-11); fp8 by TransformerEngine, delayed scaling by default",
     ),
     Row(
         (2023, 8),
@@ -84,6 +84,12 @@ _MEGATRON: Final = (
         (2023, 12),
         {"overlap_param_gather": True, "dropout": 0.0},
         "Megatron-LM core 0.5 --overlap-param-gather; Llama-style recipes train without dropout",
+    ),
+    Row(
+        (2024, 3),
+        {"expert_virtual_stages": "middle"},
+        "Megatron-LM core 0.6 transformer/moe/README.md, best practice 3: virtual stages wherever there are pipeline stages, a "
+        "value in the middle of the divisors of layers / stages",
     ),
     Row(
         (2024, 4),
@@ -152,7 +158,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "megatron-bridge": (
         "nemo",
-        (Row((2025, 9), {"microbatch_cpu_s": 5e-4}, "Megatron-Bridge recipes; host time per micro-batch assumed"),),
+        (Row((2025, 9), {"microbatch_cpu_s": 5e-4, "te_scaling": "current"},
+             "Megatron-Bridge recipes, its fp8_cs is current scaling; host time per micro-batch assumed"),),
     ),
     "megatron-deepspeed": (
         "megatron-core",
@@ -262,7 +269,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none",
                "logits_fp32_copies": 2.0, "attention": (("", "fa1"),),
-              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6,
+              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6, "te_scaling": "delayed",
                "bucket_bytes": 0.0},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "

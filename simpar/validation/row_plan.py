@@ -155,6 +155,10 @@ def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int
     if "interleaved" in str(row.get("pp_schedule") or "") or "interleaved" in " ".join(row.get("assumed") or ()):
         notes.append("virtual stages not stated: one layer per chunk")
         return max(1, -(-layers // pp))
+    if row.get("moe_experts") and framework.expert_virtual_stages == "middle" and layers % pp == 0:
+        parts = [v for v in range(1, layers // pp + 1) if layers // pp % v == 0]
+        notes.append(f"virtual stages not stated: {parts[len(parts) // 2]} (the framework's advice)")
+        return parts[len(parts) // 2]
     notes.append("virtual stages not stated: 1")
     return 1
 

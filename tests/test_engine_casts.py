@@ -1,0 +1,101 @@
+"""Casts of TransformerEngine: traffic by format, what a norm writes, sequence parallelism. Advised virtual stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.local_shapes import SplitOptions
+from simpar.parallel.split import split_block
+from simpar.parallel.te_casts import KERNEL, engine_casts
+from simpar.parallel.work import LocalOp, MemoryWork
+from simpar.specs.framework import framework
+from simpar.specs.model import TransformerSpec
+from simpar.specs.models_io import load_model
+from simpar.validation.row_plan import plan_of
+from simpar.workload.network import transformer_network
+from simpar.workload.ops import Block
+from simpar.workload.style import BlockStyle
+
+TOKENS = 4096
+H, F, QKV, HEADS = 8192, 28672, 10240, 8192
+"""Llama 3.1 70B: hidden, feed-forward, packed queries, keys and values, attention output."""
+
+
+def _block(model: str, name: str) -> Block:
+    spec = load_model(model)
+    assert isinstance(spec, TransformerSpec)
+    network = transformer_network(spec, 1, TOKENS, BlockStyle())
+    return next(b for b in network.layers if b.name == name)
+
+
+def _casts(ops: tuple[LocalOp, ...]) -> dict[str, float]:
+    found = {}
+    for op in ops:
+        if isinstance(op.work, MemoryWork) and op.work.kernel == KERNEL:
+            found[op.name] = op.work.bytes_moved / TOKENS
+    return found
+
+
+@pytest.mark.parametrize(
+    ("precision", "architecture", "scaling", "each"),
+    [("fp8", "hopper", "delayed", 4.0), ("fp8", "blackwell", "delayed", 3.0), ("fp8", "hopper", "current", 6.0),
+     ("mxfp8", "blackwell", "current", 4.0), ("fp8-block", "hopper", "delayed", 4.0), ("nvfp4", "blackwell", "delayed", 5.0)],
+)  # fmt: skip
+def test_bytes_of_a_dense_layer(precision: str, architecture: str, scaling: str, each: float) -> None:
+    casts = engine_casts(precision, architecture, scaling)
+    assert casts is not None
+    local = split_block(_block("llama3.1-70b", "layer"), SplitOptions(Degrees(), BlockStyle(), engine_casts=casts))
+    forward = {"attention/proj.cast": HEADS, "mlp/fc2.cast": F}
+    if casts.norms:
+        forward |= {"attention/qkv.cast": H, "mlp/fc1.cast": H}
+    backward = {"mlp/fc2.cast.backward": H, "mlp/fc1.cast.backward": 2 * F, "attention/proj.cast.backward": H,
+                "attention/qkv.cast.backward": QKV}  # fmt: skip
+    assert _casts(local.forward) == pytest.approx({name: each * width for name, width in forward.items()})
+    assert _casts(local.backward) == pytest.approx({name: each * width for name, width in backward.items()})
+
+
+def test_no_casts_in_16_bits_or_elsewhere() -> None:
+    assert engine_casts("bf16", "hopper", "delayed") is None
+    assert engine_casts("fp8", "hopper", "") is None
+
+
+def test_frozen_weights_need_one_layout_only() -> None:
+    casts = engine_casts("fp8", "hopper", "delayed")
+    block = _block("llama3.1-70b", "layer")
+    trained = split_block(block, SplitOptions(Degrees(), BlockStyle(), engine_casts=casts))
+    frozen = split_block(block, SplitOptions(Degrees(), BlockStyle(), engine_casts=casts, lora_rank=16))
+    assert sum(_casts(frozen.backward).values()) == pytest.approx(0.75 * sum(_casts(trained.backward).values()))
+
+
+def test_sequence_parallel_ranks_cast_their_part() -> None:
+    casts = engine_casts("fp8", "hopper", "delayed")
+    block = _block("llama3.1-70b", "layer")
+    whole = _casts(split_block(block, SplitOptions(Degrees(tp=4), BlockStyle(), engine_casts=casts)).backward)
+    part = _casts(
+        split_block(block, SplitOptions(Degrees(tp=4, sequence_parallel=True), BlockStyle(), engine_casts=casts)).backward
+    )
+    assert part["mlp/fc2.cast.backward"] == pytest.approx(whole["mlp/fc2.cast.backward"] / 4)
+    assert part["mlp/fc1.cast.backward"] == pytest.approx(whole["mlp/fc1.cast.backward"])
+
+
+def test_experts_cast_every_row_and_the_router_none() -> None:
+    casts = engine_casts("mxfp8", "blackwell", "current")
+    model = load_model("qwen3-30b-a3b")
+    assert isinstance(model, TransformerSpec)
+    options = SplitOptions(Degrees(), BlockStyle(), moe=model.moe, engine_casts=casts)
+    local = split_block(_block("qwen3-30b-a3b", "moe_layer"), options)
+    forward = _casts(local.forward)
+    assert forward["moe/fc1.cast"] == pytest.approx(4.0 * 8 * 2048)
+    assert forward["moe/fc2.cast"] == pytest.approx(4.0 * 8 * 768)
+    assert not any(name.startswith("moe/router") for name in forward)
+
+
+@pytest.mark.parametrize(("layers", "pp", "stages"), [(56, 8, 7), (24, 4, 3), (32, 8, 2), (48, 4, 4), (30, 8, 1)])
+def test_virtual_stages_of_experts_follow_the_advice(layers: int, pp: int, stages: int) -> None:
+    row = {"tp": 1, "pp": pp, "dp": 1, "n_gpus": pp, "layers": layers, "hidden": 4096, "moe_experts": 8}
+    plan, notes = plan_of(row, framework("megatron-core", "0.11"))
+    assert plan["virtual_stages"] == stages
+    assert any("virtual stages not stated" in note for note in notes)
+    assert plan_of({**row, "moe_experts": None}, framework("megatron-core", "0.11"))[0]["virtual_stages"] == 1
+    assert plan_of(row, framework("megatron-core", "2023-01"))[0]["virtual_stages"] == 1
