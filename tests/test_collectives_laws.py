@@ -14,6 +14,7 @@ from simpar.costs.collective_defaults import published_network, published_scale_
 from simpar.costs.collective_geometry import geometry, packed
 from simpar.costs.collectives import COLLECTIVES, CollectiveModel
 from simpar.costs.nccl import traffic
+from simpar.costs.point_to_point import channels_of_a_pair
 from simpar.errors import InputError
 from simpar.specs.collective_constants import CollectiveConstants
 from simpar.specs.hardware import HardwareProfile, load_hardware
@@ -90,6 +91,19 @@ def test_terms_sum_and_the_interval_encloses(collective: str) -> None:
     price = MODELS["dgx-h100"].time(collective, 3e7, packed(MODELS["dgx-h100"].hardware, 16, 2))
     assert sum(seconds for _, seconds in price.terms) == pytest.approx(price.seconds)
     assert price.low < price.seconds < price.high
+
+
+def test_a_pair_starts_with_fewer_channels_in_a_larger_communicator() -> None:
+    """32 channels over the ranks: 4 up to 8 ranks, 1 from 32 on, until 16 MiB a channel have them doubled."""
+    assert [channels_of_a_pair(n) for n in (2, 3, 8, 9, 16, 18, 32, 64, 72)] == [4, 4, 4, 2, 2, 1, 1, 1, 1]
+    model = MODELS["gb200-nvl72"]
+    small, large = (packed(model.hardware, n, max(1, n // 4)) for n in (8, 64))
+    assert large.num_domains == 1
+    few, one = (np.array([model.time("send_recv", size, p).seconds for size in (2e6, 4e6)]) for p in (small, large))
+    assert np.diff(one) / np.diff(few) == pytest.approx(4.0)
+    assert 15e9 < 2e6 / float(np.diff(one)[0]) < 30e9
+    for size in (3e8, 1e9):
+        assert model.time("send_recv", size, large).seconds == model.time("send_recv", size, small).seconds
 
 
 def test_ring_latency_is_a_sum_of_hops() -> None:

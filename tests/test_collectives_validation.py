@@ -14,7 +14,7 @@ from simpar.calibration.collective_cells import Cell, cells_of, errors, predict,
 from simpar.calibration.collective_stages import fit_network
 from simpar.calibration.robust import Parameter, minimise
 from simpar.costs.collective_defaults import shipped
-from simpar.costs.collective_rows import MACHINES, machine
+from simpar.costs.collective_rows import MACHINES, machine, parse
 from simpar.errors import InputError
 from simpar.specs.hardware import profile_names
 from simpar.validation.collectives import CollectiveReport, run, validate_collectives
@@ -151,6 +151,13 @@ def test_machines_are_recognised(hardware: str, fabric: str, profile: str, nics:
     assert found is not None
     assert (found.name, found.nic.count, found.nic.kind) == (profile, nics, kind)
     assert found.nic.bandwidth.value == gbits * 1e9 / 8
+
+
+@pytest.mark.parametrize(("note", "ranks"), [("8 pairs, first pair target: 1", 8), ("4 pairs, first pair target: 4", 8), ("", 2)])
+def test_pairs_of_a_permute_share_a_communicator(note: str, ranks: int) -> None:
+    row = parse({**ROW, "nodes": 1, "gpus": 2, "collective": "sendrecv", "note": note}, "t:1")
+    assert row.placement is not None
+    assert (row.placement.size, row.series[1]) == (ranks, 1)
 
 
 def test_a_row_becomes_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,7 @@ HARNESSES = (
 """Benchmark programs whose own cost is in the measured time, by a pattern in algo, note, source or set."""
 NOT_NCCL = re.compile(r"MSCCL|not NCCL|contrib/custom|DeepEP|NVSHMEM", re.IGNORECASE)
 XLA_FLOOR_BYTES = 64 * 1024
+_PAIRS = re.compile(r"(\d+) pairs, first pair target: (\d+)")
 _OUTLIER = re.compile(r"(\d+)\s*([MG])i?B point is an outlier", re.IGNORECASE)
 
 
@@ -179,6 +180,15 @@ def _reason(raw: Mapping[str, str], collective: str, bytes_: float, harness: str
     return "a group of one" if gpus < 2 else ""
 
 
+def _ranks_of_permute(note: str, gpus: int) -> int:
+    """Ranks of the communicator in which pairs exchange: 8 pairs whose first target is 1 are a ring of 8, 4 and 4 halves of 8."""
+    found = _PAIRS.search(note)
+    if found is None:
+        return gpus
+    pairs, target = int(found.group(1)), int(found.group(2))
+    return pairs if target < pairs else pairs + target
+
+
 def parse(raw: Mapping[str, str], row_id: str) -> Row:
     """A table row as `Row`; what cannot be priced says why in `skipped`."""
     hardware, fabric = str(raw.get("hardware") or ""), str(raw.get("fabric") or "")
@@ -200,8 +210,9 @@ def parse(raw: Mapping[str, str], row_id: str) -> Row:
     profile, variant = machine(hardware, fabric)
     if profile is None:
         return Row(row_id, group, measured, series, skipped=f"no profile is near {hardware!r}")
+    ranks = gpus if collective != "send_recv" else _ranks_of_permute(str(raw.get("note") or ""), gpus)
     per_node = max(profile.gpus_per_node, -(-gpus // nodes))
-    placement = packed(profile, gpus, max(min(nodes, gpus), -(-gpus // per_node)))
+    placement = packed(profile, ranks, max(min(nodes, ranks), -(-ranks // per_node)))
     algo = str(raw.get("algo") or "")
     return Row(
         row_id, group, measured, series, collective, bytes_, profile, placement, harness,

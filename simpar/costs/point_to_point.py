@@ -13,6 +13,10 @@ from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
 PEER_TO_PEER = ("send_recv", "all_to_all", "gather", "scatter")
 BATCH = 16
 """Peers that the channels of one batch serve: latency grows with the rest."""
+CHANNELS = 32
+"""That all peers of a communicator inside one domain share (NCCL src/init.cc, src/enqueue.cc)."""
+FEW = 4
+"""Channels that one of them starts with among the eight ranks of a node; `pair_few_efficiency` is what these reach."""
 
 
 def _shared(g: Geometry, up: ScaleUpConstants) -> float:
@@ -42,12 +46,23 @@ def _all_to_all(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> lis
     return [Law("P2P", "Simple", alpha, max(near, out), gamma + fill(net.peer_fill_s, out), 16)]
 
 
+def channels_of_a_pair(ranks: int) -> int:
+    """Channels that a message to one peer starts with in a communicator of `ranks`: halved until all peers' fit.
+
+    They double while each carries more than 16 MiB: the time of `pair_floor_s` whatever their number at the start. A pair
+    is taken as part of a communicator of eight: frameworks send through that of the whole pipeline or context group.
+    """
+    return max(1, min(FEW, CHANNELS >> (ranks - 1).bit_length()))
+
+
 def _pair(g: Geometry, up: ScaleUpConstants, net: NetworkConstants) -> list[Law]:
     peer = up.peer
     if g.domains == 1:
-        few, beta = (1.0 / (e * g.link_bytes_per_s) for e in (peer.pair_few_efficiency, peer.pair_efficiency))
-        opened = Law("P2P", "Simple", peer.pair_base_s, beta, channels=32, floor_s=peer.pair_floor_s)
-        return [Law("P2P", "Simple", peer.pair_base_s, few, channels=4), opened]
+        channels = channels_of_a_pair(g.size)
+        few = FEW / channels / (peer.pair_few_efficiency * g.link_bytes_per_s)
+        beta = 1.0 / (peer.pair_efficiency * g.link_bytes_per_s)
+        opened = Law("P2P", "Simple", peer.pair_base_s, beta, channels=CHANNELS, floor_s=peer.pair_floor_s)
+        return [Law("P2P", "Simple", peer.pair_base_s, few, channels=channels), opened]
     beta = 1.0 / (net.ring_efficiency * g.pair_out_bytes_per_s)
     alpha = peer.pair_base_s + net.peer_base_s + g.extra_latency_s
     return [Law("P2P", "Simple", alpha, beta, fill(net.peer_fill_s, beta), 4)]
