@@ -1,4 +1,4 @@
-"""Casts of TransformerEngine: traffic by format, what a norm writes, sequence parallelism. Advised virtual stages."""
+"""Casts of TransformerEngine: traffic by format, what a norm writes, sequence parallelism. What NVIDIA's runs leave unsaid."""
 
 from __future__ import annotations
 
@@ -99,3 +99,13 @@ def test_virtual_stages_of_experts_follow_the_advice(layers: int, pp: int, stage
     assert any("virtual stages not stated" in note for note in notes)
     assert plan_of({**row, "moe_experts": None}, framework("megatron-core", "0.11"))[0]["virtual_stages"] == 1
     assert plan_of(row, framework("megatron-core", "2023-01"))[0]["virtual_stages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "cp_type", "version", "style"),
+    [("lora (rank 16)", "TE ring/p2p or a2a (NeMo default)", "2025-06", "ulysses"), ("lora", "", "2025-06", "ulysses"),
+     ("lora", "p2p", "2025-06", "ring"), ("lora", "", "2024-06", "ring"), ("pretrain", "TE ring/p2p or a2a", "2025-06", "ring")],
+)  # fmt: skip
+def test_adapters_exchange_heads_unless_a_run_says_otherwise(task: str, cp_type: str, version: str, style: str) -> None:
+    row = {"tp": 1, "pp": 1, "cp": 8, "dp": 1, "n_gpus": 8, "layers": 80, "hidden": 8192, "task": task, "cp_type": cp_type}
+    assert plan_of(row, framework("nemo", version))[0]["cp_style"] == style

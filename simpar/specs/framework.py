@@ -179,6 +179,7 @@ class FrameworkSpec:
     Pipeline
 
         schedule: default without virtual stages.
+        adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
         expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
             stage's layers.
         layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same
@@ -278,6 +279,7 @@ class FrameworkSpec:
     whole_embedding_gradient: bool = False
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
+    adapter_cp_style: Literal["ring", "ulysses"] = "ring"
     expert_virtual_stages: Literal["one", "middle"] = "one"
     layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
 

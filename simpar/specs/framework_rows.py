@@ -151,9 +151,10 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
             Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True},
                 "NeMo 24.07 performance recipes: grad_reduce_in_fp32 = False, so that main gradients are bf16 as well "
                 "(Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
-            Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill"},
+            Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill", "adapter_cp_style": "ulysses"},
                 "NeMo 25.04 recipes: cross_entropy_fusion_impl = te; pipeline layouts of the DeepSeek-V3, Kimi-K2 and Moonlight "
-                "recipes (map_pp_vp_to_layout)"),
+                "recipes (map_pp_vp_to_layout); MLPerf Training v5.0 and v5.1 llama2_70b_lora, "
+                "conf/megatron_gpt_peft_tuning_config.yaml: cp_comm_type = a2a"),
         ),
     ),
     "megatron-bridge": (

@@ -139,7 +139,10 @@ def _cp_style(row: Row, framework: FrameworkSpec) -> str:
     # torch's context parallelism gathers keys and values by default, whatever a table calls it.
     if framework.name == "torchtitan":
         return "all_gather"
-    return _first(CP_STYLES, row.get("cp_type")) or "ring"
+    stated = str(row.get("cp_type") or "")
+    if str(row.get("task") or "").startswith("lora") and (not stated or " or " in stated):
+        return framework.adapter_cp_style
+    return _first(CP_STYLES, stated) or "ring"
 
 
 def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int:
