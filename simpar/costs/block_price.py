@@ -33,7 +33,7 @@ def category(op: LocalOp, *, backward: bool) -> str:
     if isinstance(op.work, GroupedGemm):
         return "expert_matmul"
     if isinstance(op.work, MemoryWork):
-        return "memory_bound"
+        return "cast" if op.work.kernel.startswith("cast") else "memory_bound"
     return "communication"
 
 

@@ -17,7 +17,7 @@ from simpar.specs.kernel_constants import AttentionConstants
 if TYPE_CHECKING:
     from simpar.costs.kernels import KernelModel
 
-KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "cudnn", "trtllm-gen", "unfused")
+KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "cudnn", "trtllm-gen", "unfused", "eager")
 AUTO: Final = {"hopper": "fa3", "blackwell": "trtllm-gen"}
 """By architecture; others FlashAttention-2."""
 FALLBACKS: Final = {
@@ -96,8 +96,8 @@ def price(model: KernelModel, call: Call) -> Price:
     if call.kernel not in KERNELS:
         raise unknown("attention kernel", call.kernel, list(KERNELS))
     kernel = AUTO.get(model.hardware.gpu.architecture, "fa2") if call.kernel == "auto" else call.kernel
-    if kernel == "unfused":
-        return _unfused(model, call)
+    if kernel in ("unfused", "eager"):
+        return _unfused(model, call, eager=kernel == "eager")
     latent = call.v_head_dim != call.head_dim
     order: tuple[str, ...] = FALLBACKS[kernel]
     sets = model.resolved.constants.attention
@@ -149,7 +149,14 @@ def _banded(model: KernelModel, call: Call, own: AttentionConstants, kernel: str
     return Price(seconds, seconds * min(low, 1.0), seconds * max(high, 1.0), provenance, (("attention", seconds),))
 
 
-def _unfused(model: KernelModel, call: Call) -> Price:
+SCORE_BYTES: Final = {("forward", False): (8.0, 2), ("backward", False): (12.0, 3), ("forward", True): (16.0, 3),
+                      ("backward", True): (20.0, 3)}  # fmt: skip
+"""(Direction, eager) -> bytes per score and kernels of the softmax between two products. Fused: Megatron's scale-mask-softmax, and
+dropout. Eager torch, the scale in the product: mask (read 2, write 2), softmax into fp32 (2, 4), back to 16 bits (4, 2); backward
+the gradient to fp32 (2, 4), the softmax's (8, 2), the mask's (2, 2)."""
+
+
+def _unfused(model: KernelModel, call: Call, *, eager: bool = False) -> Price:
     """Two batched products and the passes over the scores that the masked, scaled softmax and dropout make."""
     rows, columns, count = call.queries, call.keys, call.batch * call.heads
     scores = float(count) * rows * columns
@@ -159,11 +166,9 @@ def _unfused(model: KernelModel, call: Call) -> Price:
     ]
     if call.direction == "backward":
         products = [p for p in products for _ in range(2)]
+    each, launches = SCORE_BYTES[call.direction, eager]
     passes = model.memory_bound(
-        "softmax",
-        scores * (8.0 if call.direction == "forward" else 12.0),
-        implementation="framework",
-        launches=2 if call.direction == "forward" else 3,
+        "softmax", scores * each, implementation="eager" if eager else "framework", launches=launches
     )
     parts = [*products, passes]
     total = sum(p.seconds for p in parts)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.costs import kernel_attention
 from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds
-from simpar.costs.kernel_choice import DERIVED_SPREAD, Resolved, band_at, dtype_key, pick_gemm, resolve
+from simpar.costs.kernel_choice import DERIVED_SPREAD, ROWWISE_SHARE, Resolved, band_at, dtype_key, pick_gemm, resolve
 from simpar.costs.kernel_points import band_arrays, banded, between, measured, measured_memory
 from simpar.costs.memory_bound import BEST_SHARE, CLASS_SPREAD, KERNEL_LATENCY_S, OPTIMIZER_TIERS, class_share, memory_seconds
 from simpar.costs.price import ZERO, Price, Provenance
@@ -98,13 +98,18 @@ class KernelModel:
     def _gemm_set(self, dtype: str) -> tuple[GemmConstants, Provenance]:
         key = dtype_key(dtype)
         constants = self.resolved.constants
+        if key == "fp8_row":
+            per_tensor, provenance = self.gemm_set("fp8")
+            rate = ROWWISE_SHARE * per_tensor.rate_flops_per_s
+            derived = "fp8, by torch's kernel over cuBLAS's"
+            return per_tensor.model_copy(update={"rate_flops_per_s": rate, "derived": derived}), provenance
         found = pick_gemm(constants, key, library=self.library, sustained=self.sustained)
         if found is not None:
             return found, self.resolved.provenance
         base = pick_gemm(constants, "bf16", library=self.library, sustained=self.sustained)
         peak_key = key.removesuffix("_block")
         if base is None or peak_key not in ("bf16", "fp8", "fp4", "fp32", "tf32"):
-            raise unknown("GEMM dtype", dtype, ["bf16", "fp16", "fp8", "fp8_block", "mxfp8", "fp4", "fp32", "tf32"])
+            raise unknown("GEMM dtype", dtype, ["bf16", "fp16", "fp8", "fp8_row", "fp8_block", "mxfp8", "fp4", "fp32", "tf32"])
         ratio = self.hardware.peak_flops_per_s(peak_key) / self.hardware.peak_flops_per_s("bf16")
         size = _WIDTHS.get(key, 2.0)
         update = {
@@ -132,7 +137,8 @@ class KernelModel:
 
         Args:
             m, n, k: the forward's sizes, whatever the `direction`.
-            dtype: of the operands: bf16, fp16, fp8 (per tensor or row), fp8_block, mxfp8, fp4, tf32, fp32.
+            dtype: of the operands: bf16, fp16, fp8 (one scale), fp8_row (one per row, torch's kernel), fp8_block, mxfp8, fp4,
+                tf32, fp32.
             direction: forward, dgrad (of x) or wgrad (of W).
             accumulate_fp32: wgrad adds into an fp32 buffer (8 bytes per weight).
             quantize: include the dynamic cast of the left operand.
@@ -275,7 +281,7 @@ class KernelModel:
             batch, sequence_q, sequence_kv, heads, kv_heads, head_dim: sizes; a causal mask is aligned at the end.
             v_head_dim: width of the values where it differs (latent attention: 192 and 128).
             direction: forward or backward (all three gradients).
-            kernel: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, trtllm-gen, unfused.
+            kernel: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, trtllm-gen, unfused (fused softmax), eager.
             window: causal sliding window, in keys.
 
         Raises:

@@ -1,7 +1,8 @@
 """Memory-bound kernels: t = launches t0 + bytes / (share of the peak bandwidth), by class and implementation.
 
 Classes: copy, norm, norm_backward, activation, activation_backward, softmax, residual, rope, cross_entropy, embedding, adam,
-cast, quantize (all layouts at once), amax, permute, zero.
+cast, cast_transpose (written transposed), cast_column (scales along the axis that does not lie in a row), quantize (a cast in all
+layouts), amax, permute, zero.
 Implementations: tuned (hand-written: Transformer Engine, Liger, QuACK), framework (JIT-fused or
 compiled by the framework), eager (a chain of elementary operations). Shares: docs/formulas_kernels.md.
 """
@@ -44,6 +45,8 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
     "embedding": MemoryClass(tuned=0.82, framework=0.25, eager=0.18),
     "adam": MemoryClass(tuned=0.87, framework=0.69, eager=0.35),
     "cast": MemoryClass(tuned=0.87, framework=0.65, eager=0.45),
+    "cast_transpose": MemoryClass(tuned=0.8, framework=0.6, eager=0.3),
+    "cast_column": MemoryClass(tuned=0.57, framework=0.27, eager=0.2),
     "quantize": MemoryClass(tuned=0.87, framework=0.65, eager=0.45),
     "amax": MemoryClass(tuned=0.6, framework=0.38, eager=0.38),
     "permute": MemoryClass(tuned=0.48, framework=0.37, eager=0.27),

@@ -140,6 +140,8 @@ class LayoutPricer:
         calibration = self.layout.calibration
         if isinstance(work, Gemm | GroupedGemm | AttentionWork):
             return calibration.compute
+        if isinstance(work, MemoryWork) and work.kernel.startswith("cast"):
+            return 1.0  # casts are listed one by one, at rates measured inside compiled graphs
         if isinstance(work, MemoryWork | OptimizerWork):
             return calibration.memory
         return calibration.communication if isinstance(work, ExpertExchange) else 1.0

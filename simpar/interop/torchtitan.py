@@ -21,7 +21,7 @@ from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 Sections = dict[str, dict[str, Any]]
-_CONVERTERS = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
+_CONVERTERS = {"fp8": "quantize.linear.float8", "fp8-rowwise": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
 _ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.1-Base"}
 
 
@@ -108,6 +108,8 @@ def sections(scenario: Scenario, key: Key) -> Sections:
     }
     if training.precision == "fp8":
         found["quantize.linear.float8"] = {"enable_fsdp_float8_all_gather": False, "filter_fqns": ["output"]}
+    elif training.precision == "fp8-rowwise":
+        found["quantize.linear.float8"] = {"recipe_name": "rowwise", "filter_fqns": ["output"]}
     return found
 
 

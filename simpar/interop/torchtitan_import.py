@@ -227,7 +227,9 @@ def _training(v: _Values) -> dict[str, Any]:
     converters = v.get("model.converters", [])
     converters = converters.split(",") if isinstance(converters, str) else [str(c) for c in converters]
     float8 = any("float8" in c for c in converters) or any(v.get(f"{s}.enable_float8_linear") for s in ("float8", "training"))
-    precision = "mxfp8" if any("mx" in c for c in converters) else "fp8" if float8 else wide
+    rowwise = any(str(v.get(f"{s}.recipe_name", "")).startswith("rowwise") for s in ("float8", "quantize.linear.float8"))
+    narrow = "fp8-rowwise" if rowwise else "fp8"
+    precision = "mxfp8" if any("mx" in c for c in converters) else narrow if float8 else wide
     known = {"adamw": "adamw", "adam": "adam", "muon": "muon"}
     name = str(v.get("optimizer.name", "AdamW"))
     if name.lower() not in known:

@@ -15,7 +15,7 @@ from simpar.specs.scenario import Scenario
 def limits(scenario: Scenario) -> list[str]:
     """What the recipe cannot say though the TOML file can, one sentence each."""
     found, spec = [], recompute_of(scenario)
-    if scenario.training.precision in ("fp8", "mxfp8"):
+    if scenario.training.precision in ("fp8", "fp8-rowwise", "mxfp8"):
         found.append(
             f"training.precision = {scenario.training.precision!r}: add a converter to build_model_config(..., converters=[...])"
         )

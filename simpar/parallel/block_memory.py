@@ -59,7 +59,7 @@ class BlockMemory(LocalShapes):
                     # The logits and their copies are gone by then, but for the gradient of the logits counted above.
                     pair -= sum(v for name, v in self.tensors().items() if name == "head/logits")
                 widest = max(widest, pair)
-        return max(widest, self._scores_transient())
+        return max(widest, self._scores_transient(), self._ring_transient())
 
     def _gradient_region(self, op: Op, region: Region) -> Region:
         """Layout of an input's gradient: whole before its reduce-scatter under sequence parallelism."""
@@ -84,6 +84,20 @@ class BlockMemory(LocalShapes):
                 if isinstance(work, Gemm | GroupedGemm):
                     found[work.n, work.k] = 2.0 * work.n * work.k
         return found
+
+    def _ring_transient(self) -> float:
+        """The same at an attention over torch's ring: keys and values of all query heads that were gathered (or arrived, and are
+        passed on), their fp32 gradients and what arrives of them, less what the ops behind it have freed by then."""
+        if self.degrees.cp == 1 or not self.degrees.ring_merges or self.degrees.cp_style == "ulysses":
+            return 0.0
+        tensors, freed = self.tensors(), 0.0
+        for op in reversed(self.block.ops):
+            if op.type is OpType.ATTENTION:
+                pair = self.local("bsnh", "tensor") + self.local("bsnj", "tensor")
+                parts = self.degrees.cp if self.degrees.cp_style == "all_gather" else 2
+                return 2.0 * pair * parts + 2 * 4.0 * pair - freed
+            freed += sum(tensors.pop(t.name, 0.0) for t in op.saves)
+        return 0.0
 
     def _scores_transient(self) -> float:
         """The same at an attention that keeps its scores: gradients of the probabilities before and after dropout and the

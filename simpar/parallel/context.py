@@ -1,4 +1,4 @@
-"""Context parallelism: ring with zigzag chunks, all-gather of keys and values (Llama 3), Ulysses all-to-all.
+"""Context parallelism: ring with zigzag chunks, all-gather of keys and values (Llama 3), Ulysses all-to-all; torch's ring.
 
 The causal work of every rank is 1/cp of the whole in all three (zigzag or head-tail order balances it).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.work import AttentionWork, Collective, OpList
+from simpar.parallel.work import AttentionWork, Collective, MemoryWork, OpList
 
 
 def shard(degrees: Degrees, axis: str) -> int:
@@ -33,16 +33,27 @@ def attention(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, o
     if cp == 1:
         ops.compute(name, whole, kernels)
         return
+    if degrees.ring_merges and degrees.cp_style != "ulysses":
+        _torch_ring(name, whole, degrees, kernels, ops)
+        return
     {"ring": _ring, "all_gather": _all_gather, "ulysses": _ulysses}[degrees.cp_style](name, whole, degrees, kernels, ops)
+
+
+def _zigzag(whole: AttentionWork, cp: int) -> tuple[AttentionWork, AttentionWork]:
+    """One rank's first step, on its own keys, and each later one.
+
+    Every later step meets half of the score block: full attention of all queries with half the keys (or the reverse).
+    """
+    local = whole.sequence_q // cp
+    first = replace(whole, sequence_q=local, sequence_kv=local)
+    later = replace(first, sequence_kv=max(local // 2, 1), causal=False) if whole.causal else first
+    return first, later
 
 
 def _ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
     """cp steps; the next keys and values travel (twice the bytes backward: their gradients too) while one is computed."""
     cp = degrees.cp
-    local = whole.sequence_q // cp
-    first = replace(whole, sequence_q=local, sequence_kv=local)
-    # Every later zigzag step meets half of the score block: full attention of all queries with half the keys.
-    later = replace(first, sequence_kv=max(local // 2, 1), causal=False) if whole.causal else first
+    first, later = _zigzag(whole, cp)
     amount = key_value_bytes(whole, degrees) * (2 if whole.backward else 1)
     for step in range(cp):
         transfer = None
@@ -51,6 +62,49 @@ def _ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: 
         ops.compute(f"{name}.step{step}", first if step == 0 else later, kernels)
         if transfer is not None:
             ops.wait(transfer)
+
+
+MERGE_BYTES = {"forward": (12.0, 32.5), "backward": (34.0, 51.0)}
+"""Traffic of merging one step's result, bytes per element of the output: (fused by a compiler, elementary operations).
+
+Forward: the partial output in fp32 and the running one through out - sigmoid(lse' - lse) (out - out'), half of the steps on
+half of the queries and put back by a copy. Backward: three fp32 gradients added to, those of keys and values packed to be sent.
+"""
+
+
+def _torch_ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
+    """torch's context_parallel (torch 2.6-2.13, distributed/tensor/experimental, `_templated_ring_attention`).
+
+    Keys and values of all query heads travel (torchtitan repeats them before attention): gathered once beside the first step
+    (the default), or from rank to rank; in the backward again. Their gradients go from rank to rank in fp32, each send after
+    the step's own part was added, the last one exposed. Partial outputs are merged in fp32 after every step but the first.
+    """
+    cp, phase = degrees.cp, "backward" if whole.backward else "forward"
+    first, later = _zigzag(whole, cp)
+    elements = first.batch * first.sequence_q * whole.heads
+    amount = element_bytes(whole) * elements * (whole.head_dim + whole.v_head_dim)
+    merge = MemoryWork("copy", MERGE_BYTES[phase][0 if degrees.ring_merges == "fused" else 1] * elements * whole.v_head_dim,
+                       2 if degrees.ring_merges == "fused" else 8, "framework")  # fmt: skip
+    gradients = Collective("send_recv", 4.0 * elements * (whole.head_dim + whole.v_head_dim), "cp")
+    arriving: int | None = None
+    sent: int | None = None
+    for step in range(cp):
+        if arriving is not None:
+            ops.wait(arriving)
+            arriving = None
+        if degrees.cp_style == "all_gather" and step == 0:
+            arriving = ops.start(f"{name}.all_gather", Collective("all_gather", cp * amount, "cp"), "cp")
+        elif degrees.cp_style == "ring" and step < cp - 1:
+            arriving = ops.start(f"{name}.ring{step}", Collective("send_recv", amount, "cp"), "cp")
+        ops.compute(f"{name}.step{step}", later if step else first, kernels)
+        if sent is not None:
+            ops.wait(sent)
+        if step or whole.backward:
+            ops.compute(f"{name}.merge{step}", merge, merge.launches)
+        if whole.backward:
+            sent = ops.start(f"{name}.gradients{step}", gradients, "cp")
+    if sent is not None:
+        ops.wait(sent)
 
 
 def _all_gather(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:

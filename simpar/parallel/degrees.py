@@ -16,6 +16,8 @@ class Degrees:
         tp, sequence_parallel, cp, cp_style, ep, etp: as in specs/plan.py.
         overlap_tp: chunked overlap of tensor-parallel collectives with their matmuls.
         overlap_ep: expert exchange runs under another micro-batch's compute (the schedule provides it).
+        ring_merges: "" = merging partial outputs costs nothing to speak of (TransformerEngine's kernels); "fused" or "eager":
+            torch's ring, whose merges are kernels that a compiler fused, or elementary operations.
         async_tp: backward collectives overlap the weight gradient (Megatron's linear_with_grad_accumulation).
         dispatcher: expert exchange implementation.
     """
@@ -24,6 +26,7 @@ class Degrees:
     sequence_parallel: bool = False
     cp: int = 1
     cp_style: Literal["ring", "all_gather", "ulysses"] = "ring"
+    ring_merges: Literal["", "fused", "eager"] = ""
     ep: int = 1
     etp: int = 1
     overlap_tp: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from simpar.parallel.casts import GATHERED
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.pipeline import StageLayers, split_layers
@@ -26,9 +27,9 @@ from simpar.workload.ops import Block
 from simpar.workload.style import BlockStyle
 from simpar.workload.widen import widened
 
-_KERNEL_DTYPE = {"fp8-block": "fp8_block", "nvfp4": "fp4"}
+_KERNEL_DTYPE = {"fp8-block": "fp8_block", "fp8-rowwise": "fp8_row", "nvfp4": "fp4"}
 """Precisions whose matmuls the kernel tables call otherwise."""
-_FP8 = frozenset({"fp8", "fp8-block", "mxfp8", "nvfp4"})
+_FP8 = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
 _SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0}
 """Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32."""
 
@@ -49,9 +50,12 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         dropout=training.dropout,
         linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if fp8 and not spec.saves_gathered_input else 2.0,
         loss=loss,
+        loss_all_reduces=2 if training.cross_entropy == "fused" else spec.cross_entropy_all_reduces,
         loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
         logits_fp32_copies=spec.logits_copies(compiled, plan.tp, fused=training.cross_entropy == "fused"),
         logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
+        gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,
+        overlapped_gathers=not (spec.separate_casts and training.precision == "fp8-rowwise"),
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
         whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1 and plan.pp > 1,
         value_views=spec.value_views,
@@ -148,6 +152,7 @@ class Layout:
         return Degrees(
             tp=plan.tp, sequence_parallel=sequence_parallel, cp=plan.cp, cp_style=plan.cp_style, ep=plan.ep,
             etp=self.mesh.expert_tp, overlap_tp=plan.overlap_tp, overlap_ep=plan.overlap_ep,
+            ring_merges=("fused" if self.compiled else "eager") if self.framework.torch_ring else "",
             async_tp=self.framework.tp_backward_overlap, dispatcher=plan.ep_dispatcher,
         )  # fmt: skip
 
@@ -181,6 +186,7 @@ class Layout:
             attention_kernel=self.attention_kernel, memory_implementation=implementation,
             accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,
+            casts=self._casts,
             dispatch_bytes=1.0 if training.precision in _FP8 and self.framework.fp8_dispatch else 2.0,
             window=model.sliding_window if isinstance(model, TransformerSpec) else None,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
@@ -189,6 +195,14 @@ class Layout:
             grouped_weight_gradients="none" if whole else self.framework.grouped_weight_gradients,
             engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.te_scaling),
         )  # fmt: skip
+
+    @cached_property
+    def _casts(self) -> str:
+        """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
+        precision = self.training.precision
+        if precision not in _FP8 or not self.framework.separate_casts:
+            return ""
+        return GATHERED if precision == "fp8" and self.plan.zero_stage == 3 else _KERNEL_DTYPE.get(precision, precision)
 
     @cached_property
     def stages(self) -> tuple[StageLayers, ...]:
@@ -262,7 +276,9 @@ class Layout:
         )
         if training.optimizer == "none":
             master = 0.0
-        gather = 4.0 if full else (1.0 if training.precision in _FP8 and self.plan.zero_stage == 3 else 2.0)
+        # Weights with a scale per row are gathered in 16 bits (torchao: enable_fsdp_float8_all_gather takes one scale per tensor).
+        narrow = training.precision in _FP8 - {"fp8-rowwise"} and self.plan.zero_stage == 3
+        gather = 4.0 if full else 1.0 if narrow else 2.0
         if self.plan.zero_stage == 3 and not full:
             reduce_dtype = training.gradient_dtype or spec.fsdp_reduce_dtype
             gradient = 4.0 if reduce_dtype == "fp32" else 2.0

@@ -36,6 +36,7 @@ class SplitOptions:
         moe: expert spec, for the exchange.
         load_factor: tokens of the fullest expert rank over the mean.
         dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
+        casts: recipe of casts to fp8 that are kernels of their own (parallel/casts.py), "" = none.
         weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
         engine_casts: casts to fp8 by TransformerEngine, none = it makes none.
     """
@@ -50,6 +51,7 @@ class SplitOptions:
     moe: MoeSpec | None = None
     load_factor: float = 1.0
     dispatch_bytes: float = 2.0
+    casts: str = ""
     window: int | None = None
     lora_rank: int = 0
     """> 0: base weights are frozen; every attention matmul has a trained pair of this rank."""

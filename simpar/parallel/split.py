@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from simpar.parallel import context, expert, tensor
 from simpar.parallel.block_memory import BlockMemory
+from simpar.parallel.casts import casts
 from simpar.parallel.local_shapes import LocalShapes, SplitOptions
 from simpar.parallel.recompute import repeated, repeated_parts
-from simpar.parallel.work import Gemm, LocalOp, OpList
+from simpar.parallel.work import Gemm, LocalOp, OpList, Work
 from simpar.workload.ops import Block, Op, OpType, Seam, op_flops, volume
 
 
@@ -74,9 +75,19 @@ class _Splitter(LocalShapes):
                 ops.compute(item.name, self.memory(item, backward=False), item.kernels)
             else:
                 self._engine_cast(item, ops, backward=False)
-                ops.compute(item.name, self.matmul(item, "forward"), self.launches(item))
+                work = self.matmul(item, "forward")
+                self._cast(item, work, ops, again=only is not None)
+                ops.compute(item.name, work, self.launches(item))
                 if self.options.lora_rank and item.module == "attention":
                     ops.compute(f"{item.name}.lora", self.lora(item, "forward"), 2)
+
+    def _cast(self, op: Op, product: Work, ops: OpList, *, again: bool = False) -> None:
+        """Put the casts to fp8 that come before a product, where they are kernels of their own."""
+        if not self.options.casts or not isinstance(product, Gemm) or product.dtype != self.options.dtype:
+            return
+        suffix = "" if product.direction == "forward" else ".backward"
+        for work in casts(self.options.casts, product, again=again):
+            ops.compute(f"{op.name}.cast{suffix}", work)
 
     def _engine_cast(self, op: Op, ops: OpList, *, backward: bool) -> None:
         """Put TransformerEngine's cast; the launches of a grouped matmul hold those of its casts."""
@@ -102,6 +113,7 @@ class _Splitter(LocalShapes):
             if op.name in parts:
                 whole = self.matmul(op, "forward")
                 assert isinstance(whole, Gemm)
+                self._cast(op, replace(whole, n=max(round(whole.n * parts[op.name]), 1)), ops, again=True)
                 ops.compute(op.name, replace(whole, n=max(round(whole.n * parts[op.name]), 1)), self.launches(op))
 
     def put_backward(self, ops: OpList, weight_ops: OpList | None) -> None:
@@ -131,7 +143,7 @@ class _Splitter(LocalShapes):
             # The gradient of combine is a dispatch and the other way round.
             self._exchange(seam, ops, combine=seam.name == "moe_dispatch", backward=True)
         else:
-            tensor.backward_exit(seam, self.size, self.degrees, ops)
+            tensor.backward_exit(seam, self.size, self.degrees, self.style, ops)
 
     def _matmul_backward(self, op: Op, entry: Seam | None, ops: OpList, weight_ops: OpList | None) -> None:
         self._engine_cast(op, ops, backward=True)
@@ -139,7 +151,9 @@ class _Splitter(LocalShapes):
         if entry is not None:
             regathered = tensor.regather(entry, self.size, self.degrees, self.style, ops)
         if op.needs_input_gradient:
-            ops.compute(f"{op.name}.dgrad", self.matmul(op, "dgrad"), self.launches(op))
+            work = self.matmul(op, "dgrad")
+            self._cast(op, work, ops)
+            ops.compute(f"{op.name}.dgrad", work, self.launches(op))
         reduced = None
         if entry is not None and op.needs_input_gradient:
             reduced = tensor.reduce_input_gradient(entry, self.size, self.degrees, ops)
@@ -147,7 +161,9 @@ class _Splitter(LocalShapes):
         if regathered is not None:
             ops.wait(regathered)
         if not self.options.lora_rank:
-            target.compute(f"{op.name}.wgrad", self.matmul(op, "wgrad"), self.launches(op) + bool(op.bias))
+            work = self.matmul(op, "wgrad")
+            self._cast(op, work, target)
+            target.compute(f"{op.name}.wgrad", work, self.launches(op) + bool(op.bias))
         elif op.module == "attention":
             target.compute(f"{op.name}.lora.wgrad", self.lora(op, "wgrad"), 2)
             target.compute(f"{op.name}.lora.dgrad", self.lora(op, "dgrad"), 2)

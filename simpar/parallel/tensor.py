@@ -51,7 +51,8 @@ def forward(seam: Seam, size: dict[str, int], degrees: Degrees, style: BlockStyl
         return
     amount = seam_bytes(seam, size, degrees)
     if seam.name in _ENTRY and degrees.sequence_parallel:
-        _gather(f"{seam.name}.all_gather", "all_gather", amount, degrees, ops)
+        share = 1.0 if seam.name == "head_in" else style.gather_share
+        _gather(f"{seam.name}.all_gather", "all_gather", share * amount, degrees, ops, chunked=style.overlapped_gathers)
     elif seam.name in _EXIT:
         name = "reduce_scatter" if degrees.sequence_parallel else "all_reduce"
         _gather(f"{seam.name}.{name}", name, amount, degrees, ops)
@@ -59,24 +60,26 @@ def forward(seam: Seam, size: dict[str, int], degrees: Degrees, style: BlockStyl
         ops.blocking(f"{seam.name}.all_gather", Collective("all_gather", amount, "tp"), "tp")
     elif seam.name == "loss":
         tokens = size["b"] * size["s"] / degrees.cp
-        ops.blocking("loss.all_reduce", Collective("all_reduce", 4.0 * tokens, "tp", 2 if style.loss == "fused" else 3), "tp")
+        ops.blocking("loss.all_reduce", Collective("all_reduce", 4.0 * tokens, "tp", style.loss_all_reduces), "tp")
 
 
-def _gather(name: str, collective: str, amount: float, degrees: Degrees, ops: OpList) -> None:
+def _gather(name: str, collective: str, amount: float, degrees: Degrees, ops: OpList, *, chunked: bool = True) -> None:
     """An exposed collective, or with chunked overlap only its first chunk exposed and the rest beside the next matmul."""
-    if not degrees.overlap_tp:
+    if not (degrees.overlap_tp and chunked):
         ops.blocking(name, Collective(collective, amount, "tp"), "tp")
         return
     # One of tp chunks cannot be hidden: the first matmul chunk needs it (or, for a reduce-scatter, the last produces it).
     ops.blocking(f"{name}.exposed", Collective(collective, amount / degrees.tp, "tp"), "tp")
 
 
-def backward_exit(seam: Seam, size: dict[str, int], degrees: Degrees, ops: OpList) -> None:
+def backward_exit(seam: Seam, size: dict[str, int], degrees: Degrees, style: BlockStyle, ops: OpList) -> None:
     """Backward through an exit seam: gather the output gradient (sequence parallelism), nothing otherwise."""
     if degrees.tp > 1 and seam.name in _CHANNELS:
         ops.blocking(f"{seam.name}.reduce_scatter", Collective("reduce_scatter", seam_bytes(seam, size, degrees), "tp"), "tp")
     if degrees.tp > 1 and degrees.sequence_parallel and seam.name in _EXIT:
-        _gather(f"{seam.name}.all_gather", "all_gather", seam_bytes(seam, size, degrees), degrees, ops)
+        share = 1.0 if seam.name == "embedding_out" else style.gather_share
+        amount = share * seam_bytes(seam, size, degrees)
+        _gather(f"{seam.name}.all_gather", "all_gather", amount, degrees, ops, chunked=style.overlapped_gathers)
 
 
 def regather(seam: Seam, size: dict[str, int], degrees: Degrees, style: BlockStyle, ops: OpList) -> int | None:

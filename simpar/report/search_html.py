@@ -38,7 +38,8 @@ _RECTANGLES: Final = 3000
 _BOTTLENECKS: Final = {
     "bubble": ("#0072b2", "circle"), "tp": ("#e69f00", "square"), "cp": ("#56b4e9", "diamond"), "ep": ("#cc79a7", "cross"),
     "dp": ("#d55e00", "triangle-up"), "pp": ("#009e73", "x"), "recompute": ("#f0e442", "triangle-down"),
-    "memory_bound": ("#7f7f7f", "pentagon"), "launch": ("#7f7f7f", "hexagram"), "optimizer": ("#000000", "hourglass"),
+    "memory_bound": ("#7f7f7f", "pentagon"), "cast": ("#7f7f7f", "star"), "launch": ("#7f7f7f", "hexagram"),
+    "optimizer": ("#000000", "hourglass"),
     "interference": ("#0072b2", "bowtie"), "host": ("#d55e00", "diamond-wide"),
 }  # fmt: skip
 _EVERYDAY: Final[dict[str, tuple[Any, ...]]] = {

@@ -27,8 +27,8 @@ ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p
 TWO_CHUNK_SCHEDULES: Final = ("zb-v", "dualpipe-v")
 
 _PRECISION_NEEDS: Final = {
-    "bf16": ("bf16",), "fp16": ("fp16",), "fp32": (), "tf32": ("tf32",), "fp8": ("fp8",), "fp8-block": ("fp8",),
-    "mxfp8": ("fp8",), "nvfp4": ("fp4",),
+    "bf16": ("bf16",), "fp16": ("fp16",), "fp32": (), "tf32": ("tf32",), "fp8": ("fp8",), "fp8-rowwise": ("fp8",),
+    "fp8-block": ("fp8",), "mxfp8": ("fp8",), "nvfp4": ("fp4",),
 }  # fmt: skip
 """Peaks of the data sheet that a precision needs; fp32 runs everywhere."""
 

@@ -34,62 +34,54 @@ class FrameworkSpec:
         since: first month the row holds for.
         source: where the row's facts stand.
         fused_norm: the norm is one kernel that saves its input and row statistics; False: composite, fp32 copies saved.
-        fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu
-            fusion,
-            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well
-            (torch).
+        fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
+            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see BlockStyle.
-        fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel.
-        saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch
-            eager) and
-            does not gather again in the backward.
+        fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
+        saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and does
+            not gather again in the backward.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
         value_views, expert_output_fp32: see BlockStyle.
-        qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out
-            of place).
+        qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out of
+            place).
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
-        recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every
-            layer).
+        torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
+        recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
 
     Gradients and optimizer
 
         gradient_dtype: default accumulation dtype.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
-        parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted
-            in the
+        parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
             optimizer's 12).
         ep_dispatcher: how tokens reach their experts where a published run does not say.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
+        separate_casts: under fp8 casts are kernels of their own between matmuls, made by the compiler (torchao); tensors with one
+            scale are gathered over tensor ranks after the cast. False: part of neighbouring kernels (TransformerEngine).
         te_scaling: fp8 runs on TransformerEngine; scale of a tensor with one of them: from steps before (delayed) or of its values
             (current). "" = on something else.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
-        gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main
-            one.
+        gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
             the weights.
-        gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from
-            the first backward on.
+        gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from the
+            first backward on.
         weight_gradients: 16-bit weight-gradient tensors in a backward, real or (where the matmul accumulates in place)
             placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
         grouped_weight_gradients: the same of grouped expert matmuls.
-        optimizer_state_bytes: fp32 master weights and two moments, bytes per parameter.
         update_bytes: per parameter that a rank updates, what exists only meanwhile: fp32 gradients of a 16-bit optimizer, the
             intermediate tensors of an update that is not fused.
-        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per
-            tensor).
-        optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working
-            weights
+        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per tensor).
+        optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
-        optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler,
-            logging).
-        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0
-            = one
-            bucket of everything.
+        optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
+        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
+            of everything.
         bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
         zero_stage_default: where a run does not say.
@@ -97,18 +89,16 @@ class FrameworkSpec:
     Overlap
 
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
-        param_gather_lookahead: buckets gathered ahead of the one in use.
         p2p_blocking: non-interleaved schedules wait for batched sends and receives between compute steps.
         overlap_p2p_interleaved: with virtual stages sends are asynchronous.
         overlap_p2p_zero_bubble: zero-bubble style runtimes post receives early.
-        input_gradient_releases: a backward in two parts frees after the input gradient all but what weight gradients need (a
-            store of matmul inputs and output gradients: zero-bubble's fork, DualPipe, Megatron); False: torch's pipelining
-            keeps the whole graph until the weight gradient.
-        optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated
-            after the fact and rolled back if the global norm asks for it.
+        input_gradient_releases: a backward in two parts frees after the input gradient all but what weight gradients need (a store
+            of matmul inputs and output gradients: zero-bubble's fork, DualPipe, Megatron); False: torch's pipelining keeps the
+            whole graph until the weight gradient.
+        optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated after the
+            fact and rolled back if the global norm asks for it.
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
-        tp_scatter_gather_p2p: pipeline sends are split over tensor ranks and gathered over NVLink at the far end
-            (Megatron
+        tp_scatter_gather_p2p: pipeline sends are split over tensor ranks and gathered over NVLink at the far end (Megatron
             2021-2022 without sequence parallelism; sends shrink by tp).
 
     Loss
@@ -119,7 +109,8 @@ class FrameworkSpec:
         logits_fp32_copies_compiled: the same where the loss is compiled; none = compiling changes nothing.
         logits_fp32_copies_parallel: the same where the vocabulary is split over tensor ranks; none = no difference.
         logits_fp32_copies_fused: the same where a run asks for its framework's fused loss; none = no difference.
-        cross_entropy_all_reduces: all-reduces of one value per token over the tensor group.
+        cross_entropy_all_reduces: all-reduces of one value per token over the tensor group (two where a run asks for the fused
+            loss).
         logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
 
     Host
@@ -128,15 +119,13 @@ class FrameworkSpec:
         launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
-        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint
-            bookkeeping.
-        dropless_cpu_s: further host time per pass of a layer whose experts take every token routed to them: the host waits for
-            the counts before it can launch the rest.
+        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        dropless_cpu_s: further host time per pass of a layer whose experts take every token routed to them: the host waits for the
+            counts before it can launch the rest.
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
-        collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other
-            nodes: the threads that serve the sends share the host with the launches.
+        collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
+            the threads that serve the sends share the host with the launches.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
-        microbatch_cpu_s: per micro-batch: data, schedule, p2p set-up, synchronisation.
 
     Attention
 
@@ -146,8 +135,8 @@ class FrameworkSpec:
     Memory outside the model
 
         context_bytes: CUDA context, cuBLAS and framework workspaces.
-        nccl_bytes_per_group: buffers of one communicator with its channels (A100, NVLink: 0.54 GiB of two ranks, 0.69 of more;
-            NCCL issue 964).
+        nccl_bytes_per_group: buffers of one communicator with its channels (A100, NVLink: 0.54 GiB of two ranks, 0.69 of more; NCCL
+            issue 964).
         communicators: further communicators in use beside one per dimension of the layout.
         keeps_stage_outputs: the pipeline engine holds every stage output until its backward (DeepSpeed; Megatron before
             deallocate_pipeline_outputs).
@@ -156,8 +145,8 @@ class FrameworkSpec:
         keeps_last_outputs: the logits of every micro-batch stay to the end of the step (torch.distributed.pipelining).
         receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
         contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
-        fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see
-            (side streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
+        fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see (side
+            streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
         expandable_segments: the allocator setting of the launch scripts.
         expandable_segments_one_node: the same where the launch script of a single node sets it and that of several does not.
         pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
@@ -182,10 +171,10 @@ class FrameworkSpec:
         adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
         expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
             stage's layers.
-        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same
-            to the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by
-            compute cost with the head counted, see `split_by_cost`; "ends" the rounded-up share in between, what is left on
-            the first and last (with DualPipe on one rank).
+        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same to
+            the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by compute
+            cost with the head counted, see `split_by_cost`; "ends" the rounded-up share in between, what is left on the first and
+            last (with DualPipe on one rank).
     """
 
     name: str
@@ -204,6 +193,7 @@ class FrameworkSpec:
     qkv_copies: float = 0.0
     fp8_storage: tuple[tuple[str, float], ...] = ()
     saves_exchanged_output: bool = False
+    torch_ring: bool = False
     recompute_default: Recompute = "none"
     gradient_dtype: GradientDtype = "fp32"
     gradient_reduce_dtype: GradientDtype | None = None
@@ -214,12 +204,12 @@ class FrameworkSpec:
     fp8_parameters: bool = False
     te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False
+    separate_casts: bool = False
     gradient_copy_bytes: float = 0.0
     ddp_buckets: bool = False
     gradients_persist: bool = True
     weight_gradients: Literal["none", "each", "shapes"] = "each"
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
-    optimizer_state_bytes: float = 12.0
     update_bytes: float = 0.0
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0
@@ -231,7 +221,6 @@ class FrameworkSpec:
     zero_stage_default: int = 1
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
-    param_gather_lookahead: int = 1
     p2p_blocking: bool = True
     overlap_p2p_interleaved: bool = True
     overlap_p2p_zero_bubble: bool = True
@@ -256,7 +245,6 @@ class FrameworkSpec:
     collective_cpu_s: float = 50e-6
     collective_rank_cpu_s: float = 0.0
     collective_step_s: float = 0.0
-    microbatch_cpu_s: float = 1e-3
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
     context_bytes: float = 1.0 * 2**30

@@ -159,8 +159,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "megatron-bridge": (
         "nemo",
-        (Row((2025, 9), {"microbatch_cpu_s": 5e-4, "te_scaling": "current"},
-             "Megatron-Bridge recipes, its fp8_cs is current scaling; host time per micro-batch assumed"),),
+        (Row((2025, 9), {"te_scaling": "current"}, "Megatron-Bridge recipes; its fp8_cs is current scaling"),),
     ),
     "megatron-deepspeed": (
         "megatron-core",
@@ -170,7 +169,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "overlap_param_gather": False,
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("",
                   "unfused"),),
-                 "microbatch_cpu_s": 2e-3, "wgrad_accumulation_fusion": False, "weight_gradients": "each",
+                 "wgrad_accumulation_fusion": False, "weight_gradients": "each",
                  "gradient_copy_bytes": 2.0, "context_bytes": 1.5 * GiB, "communicators": 5, "keeps_stage_outputs": True},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs, topology.py and p2p.py add data, model and slice groups and one per "
@@ -224,7 +223,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "logits_fp32_copies": 2.5,
               "qkv_copies": 2 / 3, "pending_collectives": 50, "receives_block_host": True,
               "ddp_buckets": True, "fused_residual": False,
-              "optimizer_traffic_bytes": 60.0, "microbatch_cpu_s": 2e-3,
+              "optimizer_traffic_bytes": 60.0,
               "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 225e-6,
               "collective_step_s": 41e-6, "layer_rounding": "cost"},
              "nanotron sources (25 MB buckets, fp32 gradient accumulator, stages cut by compute cost, "
@@ -248,8 +247,11 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
-              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True},
-             "torchtitan models/deepseek_v3 (values split off the up-projection) and models/moe (scores applied after the "
+              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
+              "torch_ring": True},
+             "torchao float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
+             "Float8RowwiseParallel gather after the cast); torch context_parallel; torchtitan models/deepseek_v3 (values split "
+             "off the up-projection) and models/moe (scores applied after the "
              "experts, in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
              "grad_recv_info); torchtitan and torch FSDP2 sources (_fsdp_param_group.py: "
              "reduce_scatter_states); tensor/parallel/loss.py: the "
@@ -344,7 +346,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": True, "saves_gathered_input": True,
               "wgrad_accumulation_fusion": True, "tp_backward_overlap": False, "optimizer_traffic_bytes": 36.0,
               "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
-              "microbatch_cpu_s": 0.0, "gradients_persist": True, "keeps_stage_outputs": True, "context_bytes": 0.0,
+              "gradients_persist": True, "keeps_stage_outputs": True, "context_bytes": 0.0,
               "nccl_bytes_per_group": 0.0, "weight_gradients": "each"},
              "simpar/validation/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient "
              "norm and fused AdamW; the measured times of its kernels hold the time to launch them"),),

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from simpar.specs.base import Spec
 
-Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-block", "mxfp8", "nvfp4"]
+Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"]
 
 
 class RoutingSpec(Spec):

@@ -1,10 +1,13 @@
-"""Attention over a context-parallel group: ring, all-gather of keys and values, or all-to-all (Ulysses).
+"""Attention over a context-parallel group: torch's ring, passing keys and values on or gathering them, or all-to-all (Ulysses).
 
-Each keeps its local queries, keys, values, its output and the log-sum-exp, and moves keys and values again in the backward.
+Each keeps its local queries, keys, values, its output and the log-sum-exp, and moves keys and values again in the backward. The
+ring is that of torch's context_parallel (distributed/tensor/experimental, `_templated_ring_attention`): keys and values travel
+with as many heads as there are queries (torchtitan repeats them), their gradients in fp32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ def context_attention(q: Any, k: Any, v: Any, group: Any, style: str) -> Any:
     if style == "ulysses":
         q, k, v = (_Swap.apply(t, group, True) for t in (q, k, v))
         return _Swap.apply(attention(q, k, v), group, False)
-    return (_Ring if style == "ring" else _Gathered).apply(q, k, v, group)
+    return _Ring.apply(q, k, v, group, style == "all_gather")
 
 
 def _passed_on(tensors: tuple[Any, ...], group: Any) -> tuple[Any, ...]:
@@ -34,17 +37,15 @@ def _passed_on(tensors: tuple[Any, ...], group: Any) -> tuple[Any, ...]:
 
 
 class _Ring(torch.autograd.Function):
-    """Keys and values travel around; after the first step each block meets half of the keys (zigzag order)."""
+    """Keys and values travel around, or are gathered; after the first step each block meets half of the keys (zigzag order)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, group: Any) -> Any:
-        ctx.group, here = group, (k, v)
-        out, lse, more = raw_forward(q, k, v, True)
-        for _ in range(dist.get_world_size(group) - 1):
-            here = _passed_on(here, group)
+    def forward(ctx: Any, q: Any, k: Any, v: Any, group: Any, gathered: bool) -> Any:
+        ctx.group, ctx.gathered = group, gathered
+        out, lse, ctx.more = raw_forward(q, k, v, True)
+        for here in _visits(_wide(q, k, v), group, gathered):
             part, _, _ = raw_forward(q, *_half(here), False)
             out = out + part
-        ctx.more = more
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
@@ -52,51 +53,41 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = raw_backward(gradient, q, k, v, out, lse, ctx.more, True)
-        here = (k, v, dk, dv)
-        for _ in range(dist.get_world_size(ctx.group) - 1):
-            here = _passed_on(here, ctx.group)
-            step, _, _ = raw_backward(gradient, q, *_half(here[:2]), out, lse, ctx.more, False)
+        sums = _passed_on(tuple(t.float() for t in _wide(q, dk, dv)), ctx.group)
+        for here in _visits(_wide(q, k, v), ctx.group, ctx.gathered):
+            step, _, _ = raw_backward(gradient, q, *_half(here), out, lse, ctx.more, False)
             dq = dq + step
-        return dq, dk, dv, None
+            sums = _passed_on(sums, ctx.group)
+        return dq, dk, dv, None, None
+
+
+def _wide(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+    """Keys and values with as many heads as queries."""
+    return tuple(t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+
+
+def _visits(own: tuple[Any, ...], group: Any, gathered: bool) -> Iterator[tuple[Any, ...]]:
+    """Keys and values of every other rank in turn."""
+    size = dist.get_world_size(group)
+    if gathered:
+        shapes = [t.shape for t in own]
+        packed = torch.cat([t.reshape(-1) for t in own])
+        del own  # the gathered tensor is all that stays
+        whole = torch.empty(packed.numel() * size, dtype=packed.dtype, device=packed.device)
+        dist.all_gather_into_tensor(whole, packed, group=group)
+        del packed
+        for part in whole.chunk(size)[1:]:
+            yield tuple(x.view(s) for x, s in zip(part.split([s.numel() for s in shapes]), shapes, strict=True))
+        return
+    here = own
+    for _ in range(size - 1):
+        here = _passed_on(here, group)
+        yield here
 
 
 def _half(pair: tuple[Any, ...]) -> tuple[Any, Any]:
     k, v = (t[:, :, : max(t.shape[2] // 2, 1)] for t in pair)
     return k, v
-
-
-class _Gathered(torch.autograd.Function):
-    """Keys and values of all ranks; of head and tail chunks every query meets half."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, group: Any) -> Any:
-        ctx.group = group
-        out, lse, ctx.more = raw_forward(q, *_half(_gather((k, v), group)), False)
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        q, k, v, out, lse = ctx.saved_tensors
-        whole = _gather((k, v), ctx.group)
-        dq, *_ = raw_backward(gradient, q, *_half(whole), out, lse, ctx.more, False)
-        packed = torch.cat([t.reshape(-1) for t in whole])
-        own = torch.empty(packed.numel() // dist.get_world_size(ctx.group), dtype=packed.dtype, device=packed.device)
-        dist.reduce_scatter_tensor(own, packed, group=ctx.group)
-        dk, dv = (part.view_as(t) for part, t in zip(own.split([k.numel(), v.numel()]), (k, v), strict=True))
-        return dq, dk, dv, None
-
-
-def _gather(pair: tuple[Any, ...], group: Any) -> tuple[Any, ...]:
-    """Keys and values [b, k, s, h] of the whole sequence, in one message."""
-    size = dist.get_world_size(group)
-    own = torch.cat([t.reshape(-1) for t in pair])
-    whole = torch.empty(own.numel() * size, dtype=own.dtype, device=own.device)
-    dist.all_gather_into_tensor(whole, own, group=group)
-    parts = whole.view(size, -1).split([t.numel() for t in pair], 1)
-    return tuple(
-        part.reshape(size, *t.shape).permute(1, 2, 0, 3, 4).flatten(2, 3) for part, t in zip(parts, pair, strict=True)
-    )
 
 
 class _Swap(torch.autograd.Function):

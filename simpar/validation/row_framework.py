@@ -50,6 +50,7 @@ PRECISIONS: Final = (
     (r"nvfp4|\bfp4", "nvfp4"),
     (r"mxfp8|fp8[- ]?mx", "mxfp8"),
     (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
+    (r"(fp8|float8).*row-?wise|row-?wise.*(fp8|float8)", "fp8-rowwise"),
     (r"fp8|float8", "fp8"),
     (r"fp16", "fp16"),
     (r"bf16|bfloat16", "bf16"),

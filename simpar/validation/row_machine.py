@@ -39,6 +39,7 @@ MACHINES: Final = (
     MachineRule("GB300.*", "gb300-nvl72"),
     MachineRule("GB200.*", "gb200-nvl72"),
     MachineRule("B300.*", "dgx-b300"),
+    MachineRule("B200.*", "dgx-b200-750w", r"power[- ]limited"),
     MachineRule("B200.*", "dgx-b200"),
     MachineRule("GH200.*", "gh200"),
     MachineRule("H200[- ]?NVL", "h200-nvl"),

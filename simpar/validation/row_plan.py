@@ -55,6 +55,7 @@ OPTIMIZERS: Final = (
 CP_STYLES: Final = (
     (r"^a2a|ulysses", "ulysses"),
     (r"^all.?gather|^ag\b", "all_gather"),
+    (r"torch context_parallel", "all_gather"),  # torch's ring gathers keys and values by default
     (r"ring|p2p", "ring"),
 )
 DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))

@@ -19,6 +19,7 @@ class BlockStyle:
         dropout: probability; > 0 stores one mask byte per element of each residual branch.
         linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
         loss: how logits and cross-entropy are kept: fused (in place), unfused (fp32 copies), chunked over the sequence.
+        loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
         loss_chunks: chunks of the chunked loss.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
@@ -30,6 +31,9 @@ class BlockStyle:
         qkv_copies: further copies of the packed queries, keys and values that attention keeps.
         output_copies: further copies of the attention output kept until the backward.
         stored: (tensor, bytes per element) of saved tensors that are kept in another format than they are computed in.
+        gather_share: bytes of a tensor-parallel gather before a matmul, or of an output's gradient, over 16-bit ones (cast to fp8
+            first: a half).
+        overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
         saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
             (torch eager) instead of gathering again (Megatron).
     """
@@ -42,9 +46,12 @@ class BlockStyle:
     dropout: float = 0.0
     linear_input_bytes: float = 2.0
     loss: Literal["fused", "unfused", "chunked"] = "fused"
+    loss_all_reduces: int = 3
     loss_chunks: int = 1
     logits_fp32_copies: float = 1.0
     logits_gathered: int = 1
+    gather_share: float = 1.0
+    overlapped_gathers: bool = True
     saves_gathered_input: bool = False
     fused_expert_bias: bool = True
     whole_embedding_gradient: bool = False

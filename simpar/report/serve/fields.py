@@ -47,7 +47,7 @@ _PP = (
 _POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SCALES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
 _OVER = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 16.0)
-_PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8-block", "mxfp8", "nvfp4")
+_PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4")
 AS_WRITTEN: Final = "as written"
 """A choice that stands for a table in the scenario, such as recomputation by modules."""
 
