@@ -74,10 +74,18 @@ def _models(hardware: str) -> tuple[KernelModel, CollectiveModel]:
 
 
 def cost_models(scenario: Scenario, profile: HardwareProfile) -> tuple[KernelModel, CollectiveModel]:
-    """Kernel and collective models of the scenario's machine; shared between scenarios of one profile."""
+    """Kernel and collective models of the scenario's machine; shared between scenarios of one profile.
+
+    Raises:
+        InputError: SHARP on a fabric whose switches do not reduce.
+    """
+    sharp = scenario.cluster.sharp
+    if sharp and not profile.fabric.in_network_reduction:
+        rule = f"the switches of {profile.name} ({profile.fabric.kind}) do not reduce"
+        raise InputError([Violation("cluster.sharp", True, rule, "false", scenario.file)])
     kernels, collectives = _models(scenario.cluster.hardware)
-    if profile is not load_hardware(scenario.cluster.hardware):
-        return kernels, CollectiveModel(profile)
+    if sharp or profile is not load_hardware(scenario.cluster.hardware):
+        return kernels, CollectiveModel(profile, sharp=sharp)
     return kernels, collectives
 
 

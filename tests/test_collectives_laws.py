@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from math import log2
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from simpar.costs.collectives import COLLECTIVES, CollectiveModel
 from simpar.costs.nccl import traffic
 from simpar.costs.point_to_point import channels_of_a_pair
 from simpar.errors import InputError
+from simpar.simulate import simulate
 from simpar.specs.collective_constants import CollectiveConstants
 from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.scenario import read_scenario
 from simpar.topology.placement import GroupPlacement
 
 MACHINES = ("dgx-h100", "dgx-a100-80gb", "gb200-nvl72", "mi300x", "l40s", "aws-p5-h100", "gh200", "h200-nvl", "tpu-v5p",
@@ -282,3 +285,14 @@ def test_answers_are_quick() -> None:
     hit = (time.process_time() - start) / 2000
     assert miss < 1e-3  # a few times what an idle machine needs
     assert hit < 60e-6
+
+
+def test_a_job_may_switch_sharp_on() -> None:
+    """Gradients all-reduced over eight nodes, one rank each: the switches reduce; a fabric that cannot is refused."""
+    path = Path(__file__).parent.parent / "scenarios" / "llama3.1-70b_h100x64_tp4cp2pp4.toml"
+    flat = ["plan.zero_stage=0", "plan.cp=1", "plan.pp=1", "plan.virtual_stages=1", "plan.tp=8", "plan.dp=8", "plan.schedule=auto"]
+    off, on = (simulate(read_scenario(path, [*flat, f"cluster.sharp={text}"]), detail="stage") for text in ("false", "true"))
+    assert on.communication_s["dp"] < 0.75 * off.communication_s["dp"]
+    assert on.step_time_s < off.step_time_s
+    with pytest.raises(InputError, match="do not reduce"):
+        simulate(read_scenario(path, ["cluster.hardware=hgx-h800", "cluster.sharp=true"]), detail="stage")

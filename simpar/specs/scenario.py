@@ -29,6 +29,8 @@ class ClusterSpec(Spec):
     pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
     nics_per_node: Annotated[int, Field(gt=0)] | None = None
     """Overrides the number of adapters."""
+    sharp: bool = False
+    """The network's switches reduce (SHARP, NCCL_COLLNET_ENABLE=1): a licence and a setting of the job, off by default."""
     memory_scale: Annotated[float, Field(gt=0)] = 1.0
     """What if: device memory, as a multiple of the profile's."""
     scale_up_bandwidth_scale: Annotated[float, Field(gt=0)] = 1.0
