@@ -16,7 +16,6 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import AttentionWork, Collective, Gemm, LocalOp, MemoryWork, OpList
 from simpar.simulate import simulate
-from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.validation.row_framework import precision_of
@@ -25,7 +24,9 @@ from simpar.validation.row_machine import machine_of
 
 def scenario(precision: str = "fp8", name: str = "torchtitan", **plan: Any) -> Scenario:
     """Llama 3 8B on 8 H100."""
-    training = {"sequence_length": 8192, "global_batch_size": 8, "precision": precision, "compile": True}
+    attention = plan.pop("attention_kernel", "auto")
+    training = {"sequence_length": 8192, "global_batch_size": 8, "precision": precision, "compile": True,
+                "attention_kernel": attention}  # fmt: skip
     fields = {"zero_stage": 3, "recompute": "none", **plan}
     cluster = {"hardware": "dgx-h100", "num_nodes": 1}
     return make_scenario({"model": "llama3.1-8b", "framework": name, "cluster": cluster, "plan": fields, "training": training})
@@ -164,5 +165,7 @@ def test_a_softmax_of_torch_operations_costs_more_than_a_fused_one() -> None:
     for direction in ("forward", "backward"):
         fused, eager = (model.attention(4, 2048, 2048, 16, 16, 128, kernel=k, direction=direction) for k in ("unfused", "eager"))
         assert fused.seconds < eager.seconds < 2.5 * fused.seconds
-    assert not framework("aa-scaling-torch-softmax").fused_softmax
-    assert framework("megatron-core", "2021").fused_softmax
+    for name, kernel in (("aa-scaling-torch-softmax", "eager"), ("megatron-core", "unfused")):
+        chosen = scenario("bf16", name, zero_stage=1, attention_kernel="unfused")
+        cores = [op.work for op in layer(chosen)[0] if isinstance(op.work, AttentionWork)]
+        assert [work.kernel for work in cores] == [kernel]

@@ -179,11 +179,13 @@ class Layout:
         capacity = training.routing.capacity_factor
         load = capacity if capacity is not None else self.load_factor
         whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
+        unfused = self.attention_kernel == "unfused"
         implementation: Implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
         return SplitOptions(
             degrees=self.degrees, style=self.style, recompute=recompute,
             dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
-            attention_kernel=self.attention_kernel, memory_implementation=implementation,
+            attention_kernel="eager" if unfused and not self.framework.fused_softmax else self.attention_kernel,
+            memory_implementation=implementation,
             accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,
             casts=self._casts,
