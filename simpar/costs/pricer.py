@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simpar.costs.block_price import BlockPrice, category, price_list, price_pair, worst
@@ -41,6 +41,8 @@ from simpar.parallel.work import (
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
+NEAR_NODES = 2
+"""Nodes of a tensor group up to which `far_send_s` does not show."""
 HOST_ADAM_BYTES_PER_S = 25e9
 """Host memory traffic of one GPU's share of a CPU Adam step. Assumed: a two-socket host's 400 GB/s at half efficiency over 8."""
 
@@ -311,7 +313,12 @@ class LayoutPricer:
         return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
 
     def _send(self, key: Send) -> KeyPrice:
-        return self._sequence("pp", send_collectives(self.layout, key))
+        price, stall = self._sequence("pp", send_collectives(self.layout, key)), self.layout.framework.far_send_s
+        if not price.seconds or not stall or self.layout.placement("tp").num_nodes <= NEAR_NODES:
+            return price
+        seconds = price.seconds + stall
+        spread = tuple((name, up + 0.4 * stall, down + 0.4 * stall) for name, up, down in price.spread)
+        return replace(price, seconds=seconds, terms=(("pp", seconds),), spread=spread, latency_s=price.latency_s + stall)
 
     def _state(self, key: Gather | Reduce) -> KeyPrice:
         return self._sequence("dp", state_collectives(self.layout, key))

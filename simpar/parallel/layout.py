@@ -256,7 +256,7 @@ class Layout:
     @cached_property
     def gradient_dtype(self) -> str:
         """Accumulation dtype of gradients."""
-        return self.training.gradient_dtype or self.framework.gradient_dtype
+        return self.training.gradient_dtype or self.framework.gradients(self.training.precision)
 
     @cached_property
     def state_bytes(self) -> StateBytes:

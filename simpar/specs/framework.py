@@ -54,6 +54,7 @@ class FrameworkSpec:
     Gradients and optimizer
 
         gradient_dtype: default accumulation dtype.
+        gradient_dtype_fp16: the same of fp16 runs; none = no difference.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
@@ -125,6 +126,7 @@ class FrameworkSpec:
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
             the threads that serve the sends share the host with the launches.
+        far_send_s: further time of a pipeline send where the tensor group spans more than two nodes.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
 
     Attention
@@ -196,6 +198,7 @@ class FrameworkSpec:
     torch_ring: bool = False
     recompute_default: Recompute = "none"
     gradient_dtype: GradientDtype = "fp32"
+    gradient_dtype_fp16: GradientDtype | None = None
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
     parameter_bytes: float = 2.0
@@ -245,6 +248,7 @@ class FrameworkSpec:
     collective_cpu_s: float = 50e-6
     collective_rank_cpu_s: float = 0.0
     collective_step_s: float = 0.0
+    far_send_s: float = 0.0
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
     context_bytes: float = 1.0 * 2**30
@@ -270,6 +274,10 @@ class FrameworkSpec:
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"
     expert_virtual_stages: Literal["one", "middle"] = "one"
     layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
+
+    def gradients(self, precision: str) -> GradientDtype:
+        """Default accumulation dtype of gradients in a run of `precision`."""
+        return (self.gradient_dtype_fp16 if precision == "fp16" else None) or self.gradient_dtype
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
         """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""

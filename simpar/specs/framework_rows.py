@@ -50,9 +50,9 @@ _MEGATRON: Final = (
     ),
     Row(
         (2021, 6),
-        {"gradient_dtype": "fp32"},
-        "Megatron-LM v2.4: --accumulate-allreduce-grads-in-fp32 (default with bf16); fp16 runs may still reduce "
-        "in fp16",
+        {"gradient_dtype": "fp32", "gradient_dtype_fp16": "fp16"},
+        "Megatron-LM v2.4 arguments.py: --accumulate-allreduce-grads-in-fp32 comes with --bf16, not with --fp16; the scripts of "
+        "Narayanan et al. 2021 (examples/sc21/CONFIG.sh) train in fp16 without it",
     ),
     Row(
         (2022, 5),
@@ -165,7 +165,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2021, 6),
-                {"zero_stage_default": 1, "gradient_dtype": "fp32", "overlap_grad_reduce": False,
+                {"zero_stage_default": 1, "gradient_dtype": "fp32", "gradient_dtype_fp16": None, "overlap_grad_reduce": False,
                  "overlap_param_gather": False,
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": False, "attention": (("",
                   "unfused"),),
@@ -179,7 +179,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "zero-bubble": (
         "megatron-core",
         (Row((2023, 12),
-             {"dropout": 0.1, "zero_stage_default": 0, "recompute_default": "none", "overlap_p2p_zero_bubble": True,
+             {"gradient_dtype_fp16": None, "dropout": 0.1, "zero_stage_default": 0, "recompute_default": "none",
+              "overlap_p2p_zero_bubble": True,
               "attention": (("", "unfused"),), "optimizer_post_validation": True, "qkv_copies": 2 / 3},
              "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv "
              "2401.10241 Table 4 hold "
@@ -187,6 +188,20 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "are copied by repeat_interleave, as in Megatron-LM of autumn 2023; the script sets "
              "--enable-optimizer-post-validation (section 4) with the zero-bubble schedules; weight gradients wait in a store "
              "of matmul inputs and output gradients (core/weight_grad_store.py)"),),
+    ),
+    "vtrain": (
+        "",
+        (Row((2021, 6),
+             {**_TORCH, "fused_norm": True, "fused_activation": True, "fused_residual": True, "fused_softmax": True,
+              "dropout": 0.1, "zero_stage_default": 0, "gradient_dtype": "fp16", "overlap_grad_reduce": False,
+              "overlap_param_gather": False, "bucket_bytes": 0.0, "tp_backward_overlap": False, "attention": (("", "unfused"),),
+              "layer_cpu_s": 1.25e-3, "collective_cpu_s": 80e-6, "gradients_persist": True},
+             "VIA-Research/vTrain: step times put together from the kernel trace of one layer of a model of its own "
+             "(src/model/gpt_modeling.py: apex norms, jit-fused bias and dropout, Megatron's softmax kernel) and a table of "
+             "all-reduce times (src/predictor.py), without recomputation: its single-node table is a straight line in the number "
+             "of micro-batches to the nanosecond, its layers take the same time in every pipeline, and each send adds what "
+             "_compute_p2p_latency says. Host time from its small layers: 3.0 ms forward and backward at hidden 1024, 0.33 ms "
+             "more with four all-reduces"),),
     ),
     "aa-scaling": (
         "megatron-core",
@@ -225,7 +240,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "ddp_buckets": True, "fused_residual": False,
               "optimizer_traffic_bytes": 60.0,
               "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 225e-6,
-              "collective_step_s": 41e-6, "layer_rounding": "cost"},
+              "collective_step_s": 41e-6, "far_send_s": 0.65, "layer_rounding": "cost"},
              "nanotron sources (25 MB buckets, fp32 gradient accumulator, stages cut by compute cost, "
              "all-gather redone in "
              "the backward; trainer.py make_ddp: DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients); "
@@ -234,7 +249,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "layers, what the launch queue of 1,024 holds) that torch 2.1 cannot reuse yet; "
              "parallel/pipeline_parallel/p2p.py _recv_meta reads shapes on the host before every receive; "
              "host time from its launch-bound rows (4.5 ms per layer and micro-batch from tp 2 on, 2.2 ms more per "
-             "tensor rank where pipeline neighbours are on other nodes; 15-18 ms at tp 32 across four nodes); "
+             "tensor rank where pipeline neighbours are on other nodes; 15-18 ms at tp 32 across four nodes); runs with tp 32 "
+             "and a pipeline take 0.7 s longer per micro-batch with two stages and 1.3 s with four, whatever the model and the "
+             "micro-batch: 0.65 s for each send in turn, why is not known; "
              "optimizer traffic assumed"),),
     ),
     "torchtitan": (

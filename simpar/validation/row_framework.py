@@ -35,8 +35,10 @@ FRAMEWORK_PATTERNS: Final = (
 _VARIANTS: Final = (
     ("aa-scaling", r"rms kernel", "aa-scaling-fused-norm"),
     ("aa-scaling", r"kernel: torch\b", "aa-scaling-torch-softmax"),
+    ("megatron-core", r"config/validation/single", "vtrain"),
 )
-"""Builds of one framework that a run's notes tell apart."""
+"""Builds of one framework that a run's notes and assumptions tell apart. vTrain's single-node table is the output of its own
+predictor, not of Megatron-LM (specs/framework_rows.py)."""
 
 _MLPERF_ROUNDS: Final[dict[str, Month]] = {
     "2.0": (2022, 6), "2.1": (2022, 11), "3.0": (2023, 6), "3.1": (2023, 11), "4.0": (2024, 6), "4.1": (2024, 11),
@@ -82,7 +84,7 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
     name = name or _first(FRAMEWORK_PATTERNS, str(row.get("source") or ""))
     if name is None:
         return "plain", [f"framework {stated!r} unknown: plain torch"]
-    remark = str(row.get("notes") or "")
+    remark = " ".join((str(row.get("notes") or ""), *map(str, row.get("assumed") or ())))
     for base, pattern, variant in _VARIANTS:
         if name == base and re.search(pattern, remark, re.IGNORECASE):
             return variant, notes

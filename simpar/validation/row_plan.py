@@ -60,14 +60,14 @@ CP_STYLES: Final = (
 )
 DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))
 
-# run_table_1.sh of Megatron-LM's examples (sc21): micro batch and virtual stages by (layers, hidden, pp), which
+# run_table_1.sh and run_figure_12.sh (175B) of Megatron-LM's sc21: micro batch and virtual stages by (layers, hidden, pp), which
 # Narayanan
 # et al. 2021 Table 1 does not print.
 _SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
     (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4,
     1),
     (60, 10240, 4): (2, 3), (80, 12288, 8): (2, 2), (96, 16384, 16): (1, 2), (105, 20480, 35): (1, 3),
-    (128, 25600, 64): (1, 1),
+    (128, 25600, 64): (1, 1), (96, 12288, 12): (1, 4),
 }  # fmt: skip
 
 
