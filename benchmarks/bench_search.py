@@ -62,22 +62,27 @@ def bound_rate(branch: Branch, sample: list[Design]) -> float:
     return count / (time.process_time() - began)
 
 
-def path_rate(branch: Branch, layouts: list[Choice]) -> float:
-    """Layouts per CPU second through the longest path at stage detail, graphs built and prices known."""
+def path_rates(branch: Branch, layouts: list[Choice]) -> dict[str, float]:
+    """Layouts per CPU second through the longest path at stage detail, graphs built and prices known.
+
+    `swept`: those whose own graph was swept; `decided`: with those that a swept one undercuts in every price, which bounds them.
+    """
     branch.tiers.longest_paths(layouts)
     branch.tiers._swept.clear()
     before, began = branch.tiers.swept, time.process_time()
     branch.tiers.longest_paths(layouts)
-    return (branch.tiers.swept - before) / (time.process_time() - began)
+    seconds = time.process_time() - began
+    return {"swept": (branch.tiers.swept - before) / seconds, "decided": len(layouts) / seconds}
 
 
-def path_layouts(count: int, schedule: str, chunks: int) -> tuple[Branch, list[Choice]]:
-    """Layouts of one pipeline that differ in prices: 70B on 64 GPUs."""
+def path_layouts(large: bool, schedule: str, chunks: int, count: int) -> tuple[Branch, list[Choice]]:
+    """Layouts of one pipeline that differ in prices: 70B on 64 GPUs, or 405B on 16,384 in stages of two layers."""
+    sizes = ("llama3.1-405b", "dgx-h100", 2048, 8192, 2048) if large else ("llama3.1-70b", "dgx-h100", 8, 8192, 64)
+    degrees = ["tp=8", "pp=16"] if large else ["tp=4", "pp=4", "micro_batch_size=1"]
     space = make_space(
-        option_table("llama3.1-70b", "dgx-h100", 8, 8192, 64, "megatron-core"),
-        fix=["tp=4", "pp=4", f"schedule={schedule}", "offload_activations=0", f"virtual_stages={chunks}",
-             "micro_batch_size=1", "zero_stage=1", "cp=1"],
-    )  # fmt: skip
+        option_table(*sizes, "megatron-core"),
+        fix=[*degrees, f"schedule={schedule}", "offload_activations=0", f"virtual_stages={chunks}", "zero_stage=1", "cp=1"],
+    )
     return Branch(space), [choice for choice, _ in zip(space.choices(), range(count), strict=False)]
 
 
@@ -129,8 +134,9 @@ def main() -> None:
     branch = Branch(space_of(next(iter(CASES)), None))
     found["bounds_per_core_s"] = bound_rate(branch, designs(branch, 10 if options.quick else 100))
     count = 64 if options.quick else 256
-    schedules = {"1f1b": 1, "interleaved": 2}
-    found["longest_path_per_core_s"] = {name: path_rate(*path_layouts(count, name, v)) for name, v in schedules.items()}
+    pipelines = {"pp4 1f1b": (False, "1f1b", 1), "pp4 interleaved v2": (False, "interleaved", 2), "pp16 1f1b": (True, "1f1b", 1),
+                 "pp16 interleaved v4": (True, "interleaved", 4)}  # fmt: skip
+    found["longest_path_per_core_s"] = {name: path_rates(*path_layouts(*what, count)) for name, what in pipelines.items()}
     if not options.quick:
         for case in (name for name in CASES if options.case in name):
             found["searches"][case] = search(space_of(case, options.framework), options.limit, options.workers)

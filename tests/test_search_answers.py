@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from search_layouts import SMALL, every_layout, small_space
@@ -11,7 +12,8 @@ from simpar.search.answer import Answer, answer
 from simpar.search.find import find
 from simpar.search.parts import Wish
 from simpar.search.runner_up import differences, turning_points, waterfalls
-from simpar.search.why import narrowed, shortage, why
+from simpar.search.space import Space
+from simpar.search.why import inside, narrowed, shortage, why
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,17 @@ def test_every_layout_is_accounted_for(found: Answer) -> None:
     memory = sum(n for reason, n in every.account.rejected.items() if "fit" in reason)
     assert memory + len(every.best) == every.size
     assert memory > 0
+
+
+def test_what_is_asked_may_go_beyond_the_space(found: Answer) -> None:
+    """Every layout of a space is inside; a corner with a value that was not allowed is looked at, and said to be outside."""
+    assert found.best is not None
+    space = small_space()
+    assert all(inside(space, choice) for choice in islice(space.choices(), 0, None, 7))
+    other = replace(found.best.scored.choice, group=replace(found.best.scored.choice.group, tp=8))
+    assert not inside(space, other)
+    fewer = Space(space.template, {**space.restrictions, "micro_batch_size": (2,)}, space.framework)
+    assert not any(inside(fewer, choice) for choice in islice(space.choices(), 10))
 
 
 def test_why_not_is_the_best_of_the_corner(found: Answer) -> None:

@@ -288,6 +288,10 @@ def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: An
     space = best.found.space if best is not None else max(spaces, key=lambda s: s.template.world_size)
     winner = best.scored.choice if best is not None else None
     found = [why(space, wish, asked, winner) for asked in options.why]
+    for reason in found:
+        if not reason.in_space:
+            faster = "" if (reason.slower_by or 0.0) >= 0.0 else ", faster than the best in it"
+            options.outputs.say(f"{reason.asked} goes beyond the space that was searched{faster}: --allow takes such values in")
     if best is None and result.finished and not found and space.size <= 10 * SMALL:
         found.append(why_nothing(space, wish, result.found[-1].account))
     return found

@@ -60,7 +60,9 @@ def _one(graph: Graph, seconds: list[float], factors: list[float], streams: froz
         key = price[op]
         begin[op], role = start, compute[op]
         if role >= 0 and factors[key] <= 0.0 and role in busy:
-            finish[op] = _follow(start, seconds[key], list(busy[role].values()))
+            finish[op] = _follow(start, seconds[key], busy[role])
+            if not busy[role]:
+                del busy[role]
             continue
         end = finish[op] = start + seconds[key]
         if stream[op] in streams:
@@ -74,11 +76,19 @@ def _one(graph: Graph, seconds: list[float], factors: list[float], streams: froz
     return max((last[role] - first[role] for role in first), default=0.0)
 
 
-def _follow(start: float, work: float, queues: list[list[tuple[float, float]]]) -> float:
-    """Finish of `work` seconds of compute from `start` beside streams that run (end, level) one after the other."""
-    for queue in queues:
+def _follow(start: float, work: float, streams: dict[int, list[tuple[float, float]]]) -> float:
+    """Finish of `work` seconds of compute from `start` beside streams that run (end, level) one after the other.
+
+    What has ended by `start` is dropped from `streams`: nothing that comes later on the compute stream starts before.
+    """
+    for stream, queue in list(streams.items()):
         while queue and queue[0][0] <= start:
             del queue[0]
+        if not queue:
+            del streams[stream]
+    queues = list(streams.values())
+    if len(queues) == 1:
+        return _follow_one(start, work, queues[0])
     at = [0] * len(queues)
     now = start
     while work > 0.0:
@@ -94,6 +104,19 @@ def _follow(start: float, work: float, queues: list[list[tuple[float, float]]]) 
             now = until
             for segment, k in running:
                 at[k] += segment[0] <= until
+    return now + work
+
+
+def _follow_one(start: float, work: float, queue: list[tuple[float, float]]) -> float:
+    """The same beside one stream."""
+    now = start
+    for end, level in queue:
+        slow = 1.0 + level
+        done = (end - now) / slow
+        if done >= work:
+            return now + work * slow
+        work -= done
+        now = end
     return now + work
 
 
@@ -114,7 +137,9 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: froze
         key, role = price[op], compute[op]
         begin[op] = start
         if role >= 0 and not loud[key] and role in busy:
-            finish[op] = _slowed(start, durations[key], list(busy[role].values()))
+            finish[op] = _slowed(start, durations[key], busy[role])
+            if not busy[role]:
+                del busy[role]
             continue
         end = finish[op] = start + durations[key]
         if stream[op] in streams:
@@ -128,12 +153,17 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: froze
     return np.asarray(np.maximum.reduce([last[role] - first[role] for role in first]))
 
 
-def _slowed(start: FloatArray, work: FloatArray, queues: list[Queue]) -> FloatArray:
-    """Finish of `work` seconds of compute from `start` beside streams that run (ends, levels) one after the other."""
-    for queue in queues:
+def _slowed(start: FloatArray, work: FloatArray, streams: dict[int, Queue]) -> FloatArray:
+    """Finish of `work` seconds of compute from `start` beside streams that run (ends, levels) one after the other.
+
+    What has ended by `start` for all candidates is dropped from `streams`.
+    """
+    for stream, queue in list(streams.items()):
         while queue and (queue[0][0] <= start).all():
             del queue[0]
-    running = [queue for queue in queues if queue]
+        if not queue:
+            del streams[stream]
+    running = list(streams.values())
     if len(running) > 1:
         return _slowed_by_several(start, work, running)
     now, left = start, work

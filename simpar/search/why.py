@@ -58,6 +58,7 @@ class Why:
         shortage: where no layout fits the memory.
         missed: limits that its best layout misses, with what it has: "step_time_s <= 5 (6.2)".
         slower_by: fraction of the winner's step time.
+        in_space: its best layout is in the space that was searched: what is asked may go beyond the usual values.
         waterfall: (entry, winner's seconds, its seconds).
         would_win_if: see `turning_points`.
     """
@@ -71,6 +72,7 @@ class Why:
     shortage: Shortage | None = None
     missed: tuple[str, ...] = ()
     slower_by: float | None = None
+    in_space: bool = True
     waterfall: tuple[tuple[str, float, float], ...] = ()
     would_win_if: dict[str, float] | None = None
 
@@ -83,7 +85,7 @@ class Why:
                 **self.result.to_json(), "text": str(self.scored.choice), "choice": self.scored.choice.flat(),
             },
             "shortage": None if self.shortage is None else self.shortage.to_json(), "missed_constraints": list(self.missed),
-            "slower_by": self.slower_by,
+            "slower_by": self.slower_by, "in_space": self.in_space,
             "waterfall_s": {name: {"winner": a, "asked": b, "difference": b - a} for name, a, b in self.waterfall},
             "would_win_if": self.would_win_if or {},
         }  # fmt: skip
@@ -105,7 +107,8 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
     one = replace(wish, keep=1, front=(), next_design=False)
     found = find(corner, one)
     if found.best:
-        return _against(asked, corner, found.account, found.best[0], winner)
+        against = _against(asked, corner, found.account, found.best[0], winner)
+        return replace(against, in_space=inside(space, found.best[0].choice))
     return replace(why_nothing(corner, wish, found.account, winner), asked=asked)
 
 
@@ -122,10 +125,22 @@ def _against(asked: str, corner: Space, account: Account, scored: Scored, winner
     if winner is None:
         return Why(asked, corner.size, account, scored=scored, result=result)
     best = simulate(winner.scenario(corner.template))
+    behind = result.step_time_s / best.step_time_s - 1.0
     return Why(
-        asked, corner.size, account, scored=scored, result=result, slower_by=result.step_time_s / best.step_time_s - 1.0,
-        waterfall=tuple(waterfalls(best, result)), would_win_if=turning_points(best, result),
+        asked, corner.size, account, scored=scored, result=result, slower_by=behind, waterfall=tuple(waterfalls(best, result)),
+        would_win_if=turning_points(best, result) if behind > 0.0 else {},
     )  # fmt: skip
+
+
+def inside(space: Space, choice: Choice) -> bool:
+    """Whether a layout is in a space."""
+    group, pp = choice.group, choice.group.pp
+    m = dict(space.micro_batches(group)).get(choice.micro_batch_size) if group in space.groups else None
+    if m is None or choice.variant not in space.variants(group) or choice.pipeline not in space.pipelines(pp, m):
+        return False
+    again = space.recomputes(space.deepest(choice.pipeline, pp), merges=space.merges(choice.variant))
+    rest = choice.recompute in again and choice.state in space.states(group) and choice.offload in space.offloads
+    return rest and space.runs(choice.variant, choice.pipeline, pp)
 
 
 def narrowed(space: Space, given: dict[str, tuple[Any, ...]]) -> Space:
@@ -168,4 +183,4 @@ def _missed(corner: Space, wish: Wish, scored: Scored) -> tuple[str, ...]:
     )
 
 
-__all__ = ["Shortage", "Why", "narrowed", "shortage", "why", "why_nothing"]
+__all__ = ["Shortage", "Why", "inside", "narrowed", "shortage", "why", "why_nothing"]
