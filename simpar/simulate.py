@@ -21,10 +21,11 @@ from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower
+from simpar.program.lower import lower, optimizer_waits
 from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
+from simpar.result.accounting import account
 from simpar.result.interpret import Priced, interpret
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
@@ -150,6 +151,11 @@ def simulate(
     return result
 
 
+def _unsynchronised_step_s(timeline: Timeline) -> float:
+    """Step time, as in the result, where no rank waits for the others at the step's end."""
+    return account(timeline.program, timeline, waits=False).makespan
+
+
 def repetitions_of(
     priced: Priced, effects: dict[str, Any], first: Timeline | None = None, detail: Detail = "layer", lowering: Lowering = lower
 ) -> Repetitions:
@@ -176,5 +182,6 @@ def repetitions_of(
         layers = max(sum(expert_layers[s] for s in held) for held in priced.held.values())
         loads = memory_loads(scenario, max(layers, 1), min(scenario.plan.pp, priced.layout.num_microbatches))
         peaks = even + (double - even) * (loads - 1.0)
-    runs = repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, first=first, **effects)
+    step_s = None if optimizer_waits(priced.layout, priced.schedule) else _unsynchronised_step_s
+    runs = repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, first=first, step_s=step_s, **effects)
     return replace(runs, peak_memory_bytes=peaks)

@@ -144,6 +144,19 @@ def test_folded_scenario_equals_the_expanded_one(effects):
     assert spans[1] == pytest.approx(spans[0], rel=1e-9)
 
 
+@pytest.mark.parametrize("waits", ["true", "false"])
+def test_the_first_repetition_is_the_step_itself(waits):
+    """Also where ranks do not wait for each other at the step's end, and it takes less than until the last op."""
+    path = Path(__file__).parent.parent / "scenarios" / "llama3.1-70b_h100x64_tp4cp2pp4.toml"
+    noisy = ["effects.compute_sigma=0.02", "effects.repetitions=3", "effects.interference=false"]
+    plan = ["schedule=zb-h2", "virtual_stages=1", "zero_stage=0", f"synchronous_optimizer={waits}"]
+    result = simulate.simulate(read_scenario(path, [*noisy, *(f"plan.{field}" for field in plan)]), detail="stage")
+    times = result.repetitions.makespans_s
+    assert times[0] == result.step_time_s
+    assert (result.step_time_s < result.timeline.makespan) == (waits == "false")
+    assert times.min() > 0.98 * times.max()
+
+
 def test_repetitions_under_uneven_routing_share_links_too():
     """Every repetition of a step whose experts are loaded unevenly pays for contention, as the step itself does."""
     path = Path(__file__).parent.parent / "scenarios" / "mixtral-8x22b_h100x128_tp2pp8ep8.toml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,7 @@ def repeat(
     contention: Contention | None = None,
     seed: int = 0,
     first: Timeline | None = None,
+    step_s: Callable[[Timeline], float] | None = None,
 ) -> Repetitions:
     """`repetitions` runs that differ in their draws of noise and expert load.
 
@@ -75,6 +77,7 @@ def repeat(
 
     Args:
         first: repetition 0 under the same arguments, where it has run already.
+        step_s: what a run's step takes, where that is not the finish of its last op.
 
     Raises:
         InputError: fewer than 1 repetition, or what `run` raises.
@@ -82,8 +85,9 @@ def repeat(
     """
     if repetitions < 1:
         raise InputError([Violation("repetitions", repetitions, "must be at least 1")])
-    done = [] if first is None else [first.makespan]
-    if contention is None and not (interference and np.any(prices.interference > 0.0)):
+    took = step_s or (lambda timeline: timeline.makespan)
+    done = [] if first is None else [took(first)]
+    if step_s is None and contention is None and not (interference and np.any(prices.interference > 0.0)):
 
         def seconds(index: int) -> FloatArray:
             return op_seconds(program, prices, slow_factors, noise, imbalance, seed, len(done) + index)
@@ -95,5 +99,5 @@ def repeat(
             program, prices, interference=interference, contention=contention, slow_factors=slow_factors, noise=noise,
             imbalance=imbalance, seed=seed, repetition=r,
         )  # fmt: skip
-        done.append(timeline.makespan)
+        done.append(took(timeline))
     return Repetitions(np.array(done))
