@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from simpar.costs.kernels import KernelModel
-from simpar.parallel.keys import Send
+from simpar.parallel.keys import Gather, Send
 from simpar.parallel.layout import Layout
 from simpar.simulate import prepare
 from simpar.specs.framework import framework
@@ -98,3 +98,19 @@ def test_vtrains_single_node_table_is_computed() -> None:
             assert all(abs(slope / first - 1.0) < 1e-6 for slope in others)
             checked += 1
     assert checked >= 50
+
+
+def test_zero3_of_2021_moves_weights_no_faster_than_a_part_of_one_adapter() -> None:
+    def gather_s(month: str) -> float:
+        scenario = read_scenario(SCENARIO, [
+            "framework=deepspeed", f"framework_version={month}", "plan.tp=1", "plan.pp=1", "plan.dp=384",
+            "plan.zero_stage=3"])  # fmt: skip
+        layout = Layout.of(scenario, 1)
+        parameters = layout.block_parameters(0, 1, 2)[0]
+        priced = prepare(scenario, detail="stage")
+        seconds = [p.seconds for p, k in zip(priced.prices, priced.program.price_keys, strict=True) if k == Gather(0, 1, 2)]
+        least = 2.0 * parameters / (0.66 * layout.hardware.nic.bandwidth.value)
+        assert (seconds[0] == pytest.approx(least)) == (month < "2022")
+        return seconds[0]
+
+    assert gather_s("2021-07") > 3.0 * gather_s("2022-07")

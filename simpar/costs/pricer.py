@@ -41,6 +41,8 @@ from simpar.parallel.work import (
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
+_STATES = frozenset({"dp", "edp", "shard", "expert_shard"})
+"""Dimensions that weights and gradients travel over."""
 NEAR_NODES = 2
 """Nodes of a tensor group up to which `far_send_s` does not show."""
 HOST_ADAM_BYTES_PER_S = 25e9
@@ -185,6 +187,9 @@ class LayoutPricer:
         if step and work.dimension == "tp" and placement.num_nodes > 1:
             more = step * (placement.size - 1)
             once = Price(once.seconds + more, once.low + 0.5 * more, once.high + 1.5 * more, once.provenance)
+        if work.dimension in _STATES and placement.num_nodes > 1 and (share := self.layout.framework.state_link_share):
+            least = work.bytes / (share * self.layout.hardware.nic.bandwidth.value)
+            once = Price(max(once.seconds, least), max(once.low, 0.8 * least), max(once.high, 1.3 * least), once.provenance)
         if work.repeat == 1:
             return once
         return scaled(once, float(work.repeat))

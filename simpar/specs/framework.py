@@ -83,6 +83,8 @@ class FrameworkSpec:
         optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
         bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
             of everything.
+        state_link_share: of one network adapter's bandwidth, what weights and gradients reach between nodes where the framework
+            moves them parameter by parameter; 0 = what the collective itself takes.
         bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
         zero_stage_default: where a run does not say.
@@ -220,6 +222,7 @@ class FrameworkSpec:
     bucket_elements_min: float = 40e6
     bucket_elements_per_rank: float = 1e6
     bucket_bytes: float = 0.0
+    state_link_share: float = 0.0
     buckets_on_first_pipeline_rank_only: bool = True
     zero_stage_default: int = 1
     overlap_grad_reduce: bool = True

@@ -304,9 +304,12 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True,
                "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full"},
+              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full", "state_link_share": 0.66},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
-             "assumed"),
+             "assumed; Narayanan et al. 2021 Table 2: ZeRO-3 takes 66.7 s for 174.6 and 180 s for 529.6 billion parameters "
+             "however many GPUs there are, 16 and 17.5 GB/s for two gathers and a reduction in fp16 (one HDR adapter: 25)"),
+         Row((2022, 1), {"state_link_share": 0.0}, "DeepSpeed PR 1188 and 1453: gathers of several parameters at once, "
+             "without a synchronisation of the device after each"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
                          "recompute_default": "none"}, "transformers with FlashAttention 2")),
     ),
