@@ -15,7 +15,7 @@ from simpar import simulate
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
 from simpar.engine.discrete_event import run
-from simpar.engine.effects import engine_effects
+from simpar.engine.effects import engine_effects, expected_load_factor
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream, Transfer
@@ -142,6 +142,13 @@ def test_folded_scenario_equals_the_expanded_one(effects):
         latency = np.array([price.latency_s for price in priced.prices])
         spans.append(simulate.run(priced, **engine_effects(scenario, latency)).makespan)
     assert spans[1] == pytest.approx(spans[0], rel=1e-9)
+
+
+def test_uniform_routing_is_zipf_without_slope():
+    path = Path(__file__).parent.parent / "scenarios" / "mixtral-8x22b_h100x128_tp2pp8ep8.toml"
+    kinds = ["training.routing.kind=uniform"], ["training.routing.kind=zipf", "training.routing.alpha=0"]
+    found = [expected_load_factor(read_scenario(path, kind)) for kind in kinds]
+    assert found[0] == found[1] > 1.0
 
 
 @pytest.mark.parametrize("waits", ["true", "false"])

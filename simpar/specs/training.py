@@ -14,7 +14,8 @@ Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-b
 class RoutingSpec(Spec):
     """How tokens spread over experts."""
 
-    kind: Literal["balanced", "zipf", "counts"] = "balanced"
+    kind: Literal["balanced", "uniform", "zipf", "counts"] = "balanced"
+    """balanced: every expert has the mean; uniform: every expert is as likely, so chance alone spreads the tokens."""
     alpha: Annotated[float, Field(ge=0)] = 0.0
     """Zipf exponent of the expert popularity."""
     counts: tuple[float, ...] = ()
