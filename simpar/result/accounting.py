@@ -62,7 +62,10 @@ class _Sinks:
         self._dimensions: dict[int, str] = {}
 
     def add(self, name: str, role: int, seconds: float) -> None:
-        self.waits.setdefault(name, [0.0] * self.roles)[role] += seconds
+        found = self.waits.get(name)
+        if found is None:  # Not setdefault: it would build a list of all roles on every call.
+            found = self.waits[name] = [0.0] * self.roles
+        found[role] += seconds
 
     def gap(self, op: int, free: float, role: int) -> None:
         """Split the wait before `op` (from `free` on) by the dependency that ended it."""
