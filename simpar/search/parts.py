@@ -14,6 +14,7 @@ from simpar.search.incumbents import Incumbents, Limits, Scored
 from simpar.search.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.search.pricing import Pricing
 from simpar.search.space import Space
+from simpar.search.tiers import Tiers
 from simpar.simulate import interpret, prepare, run
 from simpar.specs.calibration import calibration_for
 from simpar.specs.framework import framework
@@ -135,7 +136,9 @@ def widest(space: Space) -> float:
     return 1.0 + HALF_WIDTH * calibration_for(spec.name, spec.since, gpu.architecture, gpu.name).median_cross_validated
 
 
-def examiner(space: Space, wish: Wish, measure: Measure) -> Callable[[Choice, float, float], float | None] | None:
+def examiner(
+    space: Space, wish: Wish, measure: Measure, tiers: Tiers
+) -> Callable[[Choice, float, float], float | None] | None:
     """How a simulated layout is valued where time and memory alone do not say; None where they do.
 
     With `robust` the value is the upper end of the interval over `widest`: in the unit of a step time, never below it (so that
@@ -152,8 +155,12 @@ def examiner(space: Space, wish: Wish, measure: Measure) -> Callable[[Choice, fl
         if not wish.robust and not all(c.holds(measure.metrics(time_s, device_bytes)) for c in simple):
             return None
         if others or wish.robust:
-            priced = prepare(choice.scenario(space.template), detail="stage")
-            result = interpret(priced, run(priced, interference=True))
+            if tiers.detail(choice) == "stage":
+                priced, timeline = tiers.simulated(choice)
+            else:
+                priced = prepare(choice.scenario(space.template), detail="stage")
+                timeline = run(priced, interference=True)
+            result = interpret(priced, timeline)
             found = result.to_json()
             if not all(c.holds(found) for c in others):
                 return None
@@ -178,8 +185,9 @@ def branch_for(
         wish.keep, largest_s=longest / (widest(space) if wish.robust else 1.0), by_memory=wish.by_memory, front=wish.both,
         within=wish.within if wish.both else 0.0, next_design=wish.next_design and not wish.front, shared=shared,
     )  # fmt: skip
-    examine = examiner(space, wish, measure)
-    return Branch(space, pricing=pricing, incumbents=incumbents, examine=examine, least_headroom=headroom, **hooks)
+    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, **hooks)
+    branch.examine = examiner(space, wish, measure, branch.tiers)
+    return branch
 
 
 class _Memo(threading.local):

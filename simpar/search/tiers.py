@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.pricer import LayoutPricer
+from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
 from simpar.program.lower import lower, optimizer_waits
@@ -24,7 +25,7 @@ from simpar.search.pricing import Pricing
 from simpar.search.replay import makespans
 from simpar.search.shapes import style_of
 from simpar.search.spreads import Traffic
-from simpar.simulate import prepare, run
+from simpar.simulate import Priced, prepare, run
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Tiers:
         self._swept: dict[int, Swept] = {}
         self.swept = 0
         self._prices: dict[object, tuple[float, float]] = {}
+        self._last: tuple[Choice, Priced, Timeline] | None = None
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
@@ -299,10 +301,16 @@ class Tiers:
         room, fragmentation = layout.hardware.gpu.memory.value - outside, layout.framework.fragmentation
         return max(replays.reserved_bytes(rank, amount, fragmentation, room) for rank, amount in each.items()) + outside
 
+    def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:
+        """A layout on SimPy; the last one is remembered, for those who ask more of it than its time."""
+        if self._last is None or self._last[0] != choice:
+            priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice))
+            self._last = (choice, priced, run(priced, interference=True))
+        return self._last[1:]
+
     def discrete_event(self, choice: Choice, device_bytes: float | None = None) -> tuple[float, float]:
         """Tier 3: the step time on SimPy, and what the fullest device uses (`device_bytes` where it is known)."""
-        priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice))
-        timeline = run(priced, interference=True)
+        priced, timeline = self.simulated(choice)
         if device_bytes is None:
             roles = {rank: rank for rank in priced.held}
             memory = memory_over_time(priced.layout, priced.program, timeline, priced.held, roles)
