@@ -23,6 +23,7 @@ from simpar.validation.fit_runs import (
     fit,
     fit_nested,
     sample_of,
+    settled,
 )  # fmt: skip
 from simpar.validation.predicted import predict
 
@@ -91,6 +92,17 @@ def test_what_a_gpu_differs_by_counts_for_every_framework_of_the_family() -> Non
         relative = calibration_for("megatron-bridge", (2024, 1), "chip", "another")
     assert [getattr(looked_up, name) for name in NAMES] == pytest.approx(constants_for(unseen, found).tolist())
     assert relative.framework == "family megatron-core"
+
+
+def test_a_refit_keeps_constants_that_it_cannot_better() -> None:
+    """As good as the new ones: kept; clearly worse: replaced."""
+    runs = samples(TRUE, noise=0.03)
+    group = ("f", "gpu", "2024-01")
+    found = fit_nested(runs)
+    as_good, worse = found[group] * np.array([1.0, 1.01, 1.0, 1.0, 1.0]), found[group] * 1.1
+    for old, expected in ((as_good, as_good), (worse, found[group])):
+        before = as_entries({group: np.clip(old, LOW, HIGH)})
+        assert settled(found, runs, before)[group] == pytest.approx(np.clip(expected, LOW, HIGH))
 
 
 def test_a_source_counts_as_the_root_of_its_rows() -> None:

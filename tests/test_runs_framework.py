@@ -10,8 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simpar.errors import UnknownNameError
-from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of, split_by_cost
-from simpar.specs.framework_rows import ALIASES, FRAMEWORKS, RELEASES
+from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of
+from simpar.specs.framework_releases import RELEASES
+from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
+from simpar.specs.layer_split import split_by_cost
 
 FIELDS = {field.name for field in dataclasses.fields(FrameworkSpec)}
 

@@ -148,7 +148,10 @@ class LayoutPricer:
             return 1.0  # casts are listed one by one, at rates measured inside compiled graphs
         if isinstance(work, MemoryWork | OptimizerWork):
             return calibration.memory
-        return calibration.communication if isinstance(work, ExpertExchange) else 1.0
+        if isinstance(work, ExpertExchange):
+            # DeepEP's rates were measured as a training framework calls it.
+            return calibration.communication if work.dispatcher == "alltoall" else 1.0
+        return 1.0
 
     def _work(self, work: object) -> Price:
         kernels = self.kernels

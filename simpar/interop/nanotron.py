@@ -1,6 +1,6 @@
 """nanotron: a scenario as the YAML file of run_train.py (config classes of 2024 to 2026), which is read back to see what it says.
 
-nanotron cuts a pipeline by the cost of its blocks (semantics: specs/framework.py, `split_by_cost`), numbers ranks tp, cp, dp,
+nanotron cuts a pipeline by the cost of its blocks (semantics: specs/layer_split.py), numbers ranks tp, cp, dp,
 pp from the fastest on, with experts tp, cp, pp, dp (parallel/context.py), and has no settings for what its runtime always does.
 """
 
@@ -16,7 +16,7 @@ from simpar.interop.carried import Imported, Reading, carried, settled
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
 from simpar.interop.meaning import meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.specs.checks import resolved_dp
-from simpar.specs.framework import split_by_cost
+from simpar.specs.layer_split import split_by_cost
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 

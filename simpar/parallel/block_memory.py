@@ -11,8 +11,12 @@ from simpar.workload.ops import Op, OpType, Region
 class BlockMemory(LocalShapes):
     """Bytes by tensor of one block on one rank."""
 
+    _tensors: dict[str, float] | None = None
+
     def tensors(self) -> dict[str, float]:
         """Saved tensors by name before recomputation, bytes on this rank."""
+        if self._tensors is not None:
+            return dict(self._tensors)
         found: dict[str, float] = {}
         stored = dict(self.style.stored)
         for op in self.block.ops:
@@ -23,7 +27,8 @@ class BlockMemory(LocalShapes):
                 else:
                     amount = self.local(t.axes, t.region) * stored.get(t.name, t.element_bytes)
                 found.setdefault(t.name, amount)
-        return found
+        self._tensors = found
+        return dict(found)
 
     def saved(self) -> tuple[tuple[tuple[str, float], ...], float]:
         """(what stays saved, what is alive only during the backward)."""

@@ -24,10 +24,14 @@ def weight_shard(degrees: Degrees, axis: str, region: Region) -> int:
 
 
 def exchange(
-    name: str, size: dict[str, int], degrees: Degrees, moe: MoeSpec, ops: OpList, *, combine: bool, element_bytes: float
-) -> None:
-    """Put the exchange of one expert layer: over ep, then the gather (or reduce-scatter) over etp."""
-    rows = size["y"] / (degrees.cp * degrees.tp)
+    name: str, size: dict[str, int], degrees: Degrees, moe: MoeSpec, ops: OpList, *, combine: bool, element_bytes: float,
+    load_factor: float = 1.0,
+) -> None:  # fmt: skip
+    """Put the exchange of one expert layer: over ep, then the gather (or reduce-scatter) over etp.
+
+    Everybody waits for the rank with the fullest experts, which takes in `load_factor` times the mean.
+    """
+    rows = load_factor * size["y"] / (degrees.cp * degrees.tp)
     hidden = size["d"]
     whole = element_bytes * rows * degrees.etp * hidden
     if combine and degrees.etp > 1:

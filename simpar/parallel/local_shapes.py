@@ -67,16 +67,20 @@ class LocalShapes:
         self.block, self.options = block, options
         self.size = block.size
         self.degrees, self.style = options.degrees, options.style
+        self._local: dict[tuple[str, str], float] = {}
+        self._weights: dict[tuple[str, str], float] = {}
 
     def local(self, axes: str, region: str) -> float:
         """Elements of an activation on this rank."""
-        count = 1.0
-        for axis in axes:
-            divisor = self.degrees.divisor(axis, region)  # type: ignore[arg-type]
-            count *= self._axis(axis, divisor)
-        if region == "expert" and "y" in axes:
-            count *= self.options.load_factor
-        return count
+        found = self._local.get((axes, region))
+        if found is None:
+            found = 1.0
+            for axis in axes:
+                found *= self._axis(axis, self.degrees.divisor(axis, region))  # type: ignore[arg-type]
+            if region == "expert" and "y" in axes:
+                found *= self.options.load_factor
+            self._local[axes, region] = found
+        return found
 
     def _axis(self, axis: str, divisor: float) -> float:
         size = self.size
@@ -161,9 +165,12 @@ class LocalShapes:
         return MemoryWork(KERNEL, elements * each, 1, self.options.memory_implementation)
 
     def _weight_volume(self, axes: str, op: Op) -> float:
-        count = 1.0
-        for axis in axes:
-            count *= self._axis(axis, self.degrees.weight_divisor(axis, op.region))
+        count = self._weights.get((axes, op.region))
+        if count is None:
+            count = 1.0
+            for axis in axes:
+                count *= self._axis(axis, self.degrees.weight_divisor(axis, op.region))
+            self._weights[axes, op.region] = count
         return count
 
     def attention(self, op: Op, *, backward: bool) -> AttentionWork:

@@ -105,7 +105,7 @@ class _Splitter(LocalShapes):
         element = seam.element_bytes if combine or backward or seam.element_bytes > 2.0 else self.options.dispatch_bytes
         suffix = ".backward" if backward else ""
         expert.exchange(seam.name + suffix, self.size, self.degrees, self.options.moe, ops, combine=combine,
-                        element_bytes=element)  # fmt: skip
+                        element_bytes=element, load_factor=self.options.load_factor)  # fmt: skip
 
     def put_parts(self, ops: OpList, parts: dict[str, float]) -> None:
         """Append shares of forward matmuls."""

@@ -40,7 +40,7 @@ class RunCalibration(Spec):
     memory: Factor = 1.0
     """On memory-bound seconds: the small kernels that an op list leaves out."""
     communication: Factor = 1.0
-    """On collectives and sends: link efficiency under load, arrival skew."""
+    """On collectives and sends, not on DeepEP's exchanges: link efficiency under load, arrival skew."""
     pass_s: Annotated[float, Field(ge=0)] = 0.0
     """Host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)."""
     step_s: Annotated[float, Field(ge=0)] = 0.0

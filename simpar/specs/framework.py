@@ -177,7 +177,7 @@ class FrameworkSpec:
             stage's layers.
         layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same to
             the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by compute
-            cost with the head counted, see `split_by_cost`; "ends" the rounded-up share in between, what is left on the first and
+            cost with the head counted (layer_split.py); "ends" the rounded-up share in between, what is left on the first and
             last (with DualPipe on one rank).
     """
 
@@ -334,7 +334,7 @@ def month_of(name: str, version: str | None) -> Month:
     Understands releases of the table ("0.13", "torch 2.1"), calendar releases ("NeMo 25.04", "23.09"), years and
     months.
     """
-    from simpar.specs.framework_rows import RELEASES
+    from simpar.specs.framework_releases import RELEASES
 
     if not version:
         return NEWEST
@@ -347,25 +347,6 @@ def month_of(name: str, version: str | None) -> Month:
         if release in known:
             return known[release]
     return NEWEST
-
-
-def split_by_cost(layers: int, layer_cost: float, head_cost: float, stages: int) -> tuple[int, ...]:
-    """Layers per stage when blocks are dealt out by compute cost: a stage is closed by the block that passes its share.
-
-    nanotron's build_model: blocks in order, the embedding free, the head as `head_cost`; a block goes to the current stage,
-    and the stage ends when the running cost exceeds its threshold, total * (stage + 1) / stages.
-
-    >>> split_by_cost(16, 1.0, 4.0, 2)
-    (11, 5)
-    """
-    total = layers * layer_cost + head_cost
-    counts, stage, running = [0] * stages, 0, 0.0
-    for _ in range(layers):
-        counts[stage] += 1
-        running += layer_cost
-        if running > total * (stage + 1) / stages and stage < stages - 1:
-            stage += 1
-    return tuple(counts)
 
 
 def framework_names() -> list[str]:
@@ -391,10 +372,10 @@ def framework(name: str, version: str | None = None) -> FrameworkSpec:
 
 def family_of(name: str) -> str:
     """The framework that `name` descends from (Megatron-Bridge, NeMo: megatron-core), itself where it has no ancestor."""
-    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
+    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS, UNRELATED
 
     found = name if name in FRAMEWORKS else ALIASES.get(name, name)
-    while found in FRAMEWORKS and FRAMEWORKS[found][0]:
+    while found in FRAMEWORKS and FRAMEWORKS[found][0] and found not in UNRELATED:
         found = FRAMEWORKS[found][0]
     return found
 

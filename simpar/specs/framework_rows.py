@@ -9,24 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from simpar.specs.framework import FrameworkRow as Row
-from simpar.specs.framework import Month
 
 GiB: Final = 2.0**30
-
-RELEASES: Final[dict[str, dict[str, Month]]] = {
-    "megatron-core": {
-        "0.1": (2023, 5), "0.2": (2023, 8), "0.3": (2023, 10), "0.4": (2023, 12), "0.5": (2024, 1), "0.6": (2024, 3),
-        "0.7": (2024, 5), "0.8": (2024, 7), "0.9": (2024, 10), "0.10": (2025, 2), "0.11": (2025, 3), "0.12": (2025, 5),
-        "0.13": (2025, 7), "0.14": (2025, 10), "0.15": (2025, 12), "0.16": (2026, 2), "0.17": (2026, 4),
-        "0.18": (2026, 5), "0.19": (2026, 7), "0.20": (2026, 8), "2.4": (2021, 6), "3.0": (2022, 9),
-    },
-    "torchtitan": {"0.0": (2024, 4), "0.1": (2025, 6), "0.2": (2026, 2)},
-    "llm-foundry": {"0.0": (2023, 9), "0.3": (2023, 9), "0.4": (2023, 12), "0.5": (2024, 1), "0.7": (2024, 4)},
-    "deepspeed": {"0.3": (2020, 9), "0.5": (2021, 9), "0.6": (2022, 3), "0.9": (2023, 4), "0.14": (2024, 3),
-     "0.16": (2024, 11)},
-    "nanotron": {"0.1": (2024, 1), "0.4": (2024, 2)},
-}  # fmt: skip
-"""Release -> month, for versions that carry no date. Release tags of the projects' repositories, to the month."""
 
 _MEGATRON: Final = (
     Row(
@@ -151,10 +135,12 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
             Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True},
                 "NeMo 24.07 performance recipes: grad_reduce_in_fp32 = False, so that main gradients are bf16 as well "
                 "(Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
-            Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill", "adapter_cp_style": "ulysses"},
+            Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill", "adapter_cp_style": "ulysses",
+                            "te_scaling": "current"},
                 "NeMo 25.04 recipes: cross_entropy_fusion_impl = te; pipeline layouts of the DeepSeek-V3, Kimi-K2 and Moonlight "
                 "recipes (map_pp_vp_to_layout); MLPerf Training v5.0 and v5.1 llama2_70b_lora, "
-                "conf/megatron_gpt_peft_tuning_config.yaml: cp_comm_type = a2a"),
+                "conf/megatron_gpt_peft_tuning_config.yaml: cp_comm_type = a2a; NeMo 25.04 performance summary: one scale per "
+                "tensor, of the current step, as in MLPerf v5.1's default fp8_recipe = tensorwise"),
         ),
     ),
     "megatron-bridge": (
@@ -329,11 +315,13 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "hai-llm": (
         "megatron-core",
         (Row((2024, 12), {"schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
+                          "te_scaling": "",
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
                           "layer_rounding": "ends",
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
                                           ("attention/out", 1.5))},
-             "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; "
+             "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; its casts to fp8 are "
+             "kernels of its own, of which nothing is published (not priced); "
              "its split of layers is not published (section 3.2.2: the first and last share a rank with embedding and head); "
              "3.3.3: inputs of the experts' SwiGLU are "
              "cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
@@ -381,6 +369,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                        "torch modules with DistributedDataParallel"),)),
 }  # fmt: skip
 """Canonical name -> (framework it builds on or "", its rows in order of time)."""
+
+UNRELATED: Final = frozenset({"hai-llm"})
+"""Frameworks that take over another's rows where nothing is known of their own, and share no code with it."""
 
 ALIASES: Final[dict[str, str]] = {
     "megatron": "megatron-core",

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.specs.framework import FrameworkSpec, Month, split_by_cost
+from simpar.specs.framework import FrameworkSpec, Month
+from simpar.specs.layer_split import split_by_cost
 from simpar.validation.row_framework import attention_of
 from simpar.validation.row_machine import CannotExpress
 

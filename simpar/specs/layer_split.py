@@ -1,0 +1,22 @@
+"""Layers per pipeline stage where blocks are dealt out by what they cost."""
+
+from __future__ import annotations
+
+
+def split_by_cost(layers: int, layer_cost: float, head_cost: float, stages: int) -> tuple[int, ...]:
+    """Layers per stage when blocks are dealt out by compute cost: a stage is closed by the block that passes its share.
+
+    nanotron's build_model: blocks in order, the embedding free, the head as `head_cost`; a block goes to the current stage,
+    and the stage ends when the running cost exceeds its threshold, total * (stage + 1) / stages.
+
+    >>> split_by_cost(16, 1.0, 4.0, 2)
+    (11, 5)
+    """
+    total = layers * layer_cost + head_cost
+    counts, stage, running = [0] * stages, 0, 0.0
+    for _ in range(layers):
+        counts[stage] += 1
+        running += layer_cost
+        if running > total * (stage + 1) / stages and stage < stages - 1:
+            stage += 1
+    return tuple(counts)
