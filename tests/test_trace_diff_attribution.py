@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kineto_of_step import later_gaps, one_late, slower_gemms, stepped, write_ki
 
 from simpar.errors import InputError
 from simpar.interop.kineto_step import read_steps
-from simpar.program.program import OpKind
+from simpar.program.program import OpKind, PriceTable
 from simpar.result.interpret import Priced
 from simpar.simulate import prepare
 from simpar.specs.scenario import Scenario, make_scenario
@@ -32,8 +33,8 @@ PLANS = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=8)
-def scenario(plan: str) -> Scenario:
+@lru_cache(maxsize=16)
+def scenario(plan: str, interference: bool = True) -> Scenario:
     """Small, one node."""
     degrees = PLANS[plan]
     ranks = 1
@@ -43,18 +44,20 @@ def scenario(plan: str) -> Scenario:
         "name": plan, "model": MODEL, "framework": "torchtitan", "framework_version": "2025-06",
         "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": ranks}, "plan": degrees,
         "training": {"sequence_length": 4096, "micro_batch_size": 1, "global_batch_size": 4 * int(degrees["dp"])},
+        "effects": {"interference": interference},
     })  # fmt: skip
 
 
-@lru_cache(maxsize=8)
-def priced(plan: str) -> Priced:
+@lru_cache(maxsize=16)
+def priced(plan: str, interference: bool = True) -> Priced:
     """Op by op."""
-    return prepare(scenario(plan), detail="op")
+    found = prepare(scenario(plan, interference), detail="op")
+    return replace(found, table=PriceTable(found.table.seconds, float(interference) * found.table.interference))
 
 
-def compared(plan: str, path: Path, rank: int | None = None) -> TraceDiff:
+def compared(plan: str, path: Path, rank: int | None = None, interference: bool = True) -> TraceDiff:
     """The trace at `path` against the undistorted prediction."""
-    return diff(scenario(plan), partial(read_steps, path), rank)
+    return diff(scenario(plan, interference), partial(read_steps, path), rank)
 
 
 def change(found: TraceDiff, name: str) -> float:
@@ -93,8 +96,9 @@ def test_causes_add_up(tmp_path: Path, plan: str) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_slower_matmuls_are_compute(tmp_path: Path, plan: str) -> None:
-    write_kineto(slower_gemms(priced(plan), 1.1), tmp_path / "t.json.gz")
-    found = compared(plan, tmp_path / "t.json.gz")
+    # Without interference: a longer matmul beside the same collective is slowed for a smaller part of its time.
+    write_kineto(slower_gemms(priced(plan, interference=False), 1.1), tmp_path / "t.json.gz")
+    found = compared(plan, tmp_path / "t.json.gz", interference=False)
     gemms = next(c for c in found.causes if c.name == "gemm")
     assert gemms.measured_s == pytest.approx(1.1 * gemms.predicted_s, rel=1e-3)
     assert abs(change(found, "attention")) < 1e-3 * found.predicted_step_s

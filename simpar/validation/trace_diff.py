@@ -134,7 +134,7 @@ class TraceDiff:
 def predict(scenario: Scenario) -> tuple[Priced, Result]:
     """The scenario's step, op by op."""
     priced = prepare(scenario, detail="op")
-    return priced, interpret(priced, run(priced))
+    return priced, interpret(priced, run(priced, interference=scenario.effects.interference))
 
 
 def diff(scenario: Scenario, read: Reader, rank: int | None = None) -> TraceDiff:
