@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "deepspeed": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "deepspeed"},
     "nanotron": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "nanotron"},
     "fsdp-moe": {"model": "mixtral-8x7b", "nodes": 4, "batch": 64, "semantics": "torchtitan"},
+    "uneven": {"model": "mixtral-8x7b", "nodes": 4, "batch": 64, "training": {"routing": {"kind": "zipf", "alpha": 0.5}}},
     "fsdp-fp8": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "torchtitan", "training": {"precision": "fp8"}},
 }  # fmt: skip
 """Spaces of many kinds, as arguments of `space_of`."""

@@ -24,7 +24,7 @@ from simpar.validation.fit_runs import (
     fit_nested,
     sample_of,
     settled,
-)  # fmt: skip
+)
 from simpar.validation.predicted import predict
 
 

@@ -149,3 +149,14 @@ def test_passes_of_dual_schedules_are_counted_without_their_order(name: str) -> 
                 for leaf in action.leaves:
                     counted[columns[leaf.phase] + (len(action.leaves) > 1), rank, schedule.model_stage(leaf.stage)] += 1
         assert (dual_passes(shape, m) == counted).all()
+
+
+def test_uneven_routing_is_drawn_for_the_tokens_of_each_batch() -> None:
+    """Meshes whose ranks hold as many tokens share prices, but not of how full the fullest rank of another batch is."""
+    shared = branch_of("uneven").pricing
+    pairs = [(group, batch) for group in shared.space.groups for batch, _ in shared.space.micro_batches(group) if group.ep == 8]
+    for group, batch in pairs:
+        variant = shared.space.variants(group)[0]
+        alone = Branch(shared.space).pricing.floors.block(group, batch, variant)
+        assert np.array_equal(shared.floors.block(group, batch, variant), alone), (str(group), batch)
+    assert len({batch / (group.cp * group.tp) for group, batch in pairs}) < len(pairs)

@@ -31,6 +31,7 @@ class Geometry:
         extra_latency_s: one way through the switches beyond the first.
         over_network: the domains are joined by NICs; else by PCIe inside one host.
         post_overhead_s: host work per network message (1 us, 2 us on AMD hosts: NCCL's net post overhead).
+        network_channels: channels that NCCL opens for the group across nodes.
     """
 
     size: int
@@ -44,6 +45,7 @@ class Geometry:
     extra_latency_s: float
     over_network: bool
     post_overhead_s: float
+    network_channels: int
 
 
 def _outward(hardware: HardwareProfile, placement: GroupPlacement) -> tuple[float, float, float]:
@@ -60,6 +62,21 @@ def _outward(hardware: HardwareProfile, placement: GroupPlacement) -> tuple[floa
     tightest = min(nics)
     busiest = min(n / r for n, r in zip(nics, placement.ranks_per_domain, strict=True))
     return rate * tightest, rate * busiest, rate * min(nics_per_gpu, share)
+
+
+def _network_channels(hardware: HardwareProfile, placement: GroupPlacement) -> int:
+    """Channels, an SM each, that NCCL opens for a group across nodes.
+
+    Each ring of its search leaves through one NIC and is opened twice; from compute capability 9 on, while there are fewer than
+    16, twice more (NVIDIA/nccl src/graph/connect.cc, ncclTopoPostset). A group with one rank per node uses one NIC.
+    """
+    nics_per_gpu = max(1.0, hardware.nic.count / hardware.node.gpus_per_node)
+    per_node = min(float(hardware.nic.count), max(placement.ranks_per_node) * nics_per_gpu)
+    nodes_in_domain = max(placement.ranks_per_domain) / max(placement.ranks_per_node)
+    channels = 2 * max(1, round(per_node * max(1.0, nodes_in_domain)))
+    if hardware.gpu.architecture in ("hopper", "blackwell") and channels < MOST_CHANNELS:
+        channels *= 2
+    return min(channels, MOST_CHANNELS)
 
 
 def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
@@ -83,22 +100,8 @@ def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
         switches * hardware.fabric.switch_latency.value,
         over_network,
         2e-6 if hardware.node.cpu == "amd" else 1e-6,
+        _network_channels(hardware, placement) if over_network else MOST_CHANNELS,
     )
-
-
-def network_channels(hardware: HardwareProfile, placement: GroupPlacement) -> int:
-    """Channels, an SM each, that NCCL opens for a group across nodes.
-
-    Each ring of its search leaves through one NIC and is opened twice; from compute capability 9 on, while there are fewer than
-    16, twice more (NVIDIA/nccl src/graph/connect.cc, ncclTopoPostset). A group with one rank per node uses one NIC.
-    """
-    nics_per_gpu = max(1.0, hardware.nic.count / hardware.node.gpus_per_node)
-    per_node = min(float(hardware.nic.count), max(placement.ranks_per_node) * nics_per_gpu)
-    nodes_in_domain = max(placement.ranks_per_domain) / max(placement.ranks_per_node)
-    channels = 2 * max(1, round(per_node * max(1.0, nodes_in_domain)))
-    if hardware.gpu.architecture in ("hopper", "blackwell") and channels < MOST_CHANNELS:
-        channels *= 2
-    return min(channels, MOST_CHANNELS)
 
 
 def packed(hardware: HardwareProfile, size: int, nodes: int, concurrent_groups: int = 1) -> GroupPlacement:

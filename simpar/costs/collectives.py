@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from simpar.costs import custom_allreduce, expert_parallel, gloo, nccl, point_to_point, torus
 from simpar.costs.collective_defaults import constants_of, kernels_of
-from simpar.costs.collective_geometry import Geometry, geometry, network_channels
+from simpar.costs.collective_geometry import Geometry, geometry
 from simpar.costs.collective_law import Law, fastest, seconds_of
 from simpar.costs.collective_points import MeasuredTimes
 from simpar.costs.expert_parallel import Exchange
@@ -173,8 +173,6 @@ class CollectiveModel:
         law = fastest(self.laws(collective, placement), bytes_)
         # A channel is used once it has 64 bytes for each of 512 threads (NCCL's Simple threshold); small messages use few.
         channels = max(1, min(law.channels, int(bytes_ // (64 * 512)))) if law.channels else 0
-        if placement.num_nodes > 1 and placement.num_domains > 1 and law.algorithm != "P2P":
-            channels = min(channels, network_channels(self.hardware, placement))
         return Choice(law.algorithm, law.protocol, channels, channels)
 
     def bus_bandwidth(self, collective: str, bytes_: float, placement: GroupPlacement) -> float:

@@ -159,8 +159,8 @@ the gradient to fp32 (2, 4), the softmax's (8, 2), the mask's (2, 2)."""
 ALIGNED_HEAD: Final = 8
 """Elements of 16 bits in the 16 bytes that loads of tensor-core kernels are aligned to."""
 UNALIGNED_SHARE: Final = 0.6
-"""Of the fp32 peak outside tensor cores: what batched products over heads that are not aligned reach. Fitted on the runs of BLOOM's
-chronicles whose heads are 150 or 108 wide (23 of 117), which take a fifth longer than their neighbours with 144 or 224."""
+"""Of the fp32 peak outside tensor cores: what batched products over heads that are not aligned reach. Assumed: set by hand so that
+the runs of BLOOM's chronicles with heads 150 or 108 wide (23 of 117), a fifth longer than those with 144 or 224, come out."""
 
 
 def _on_cuda_cores(model: KernelModel, price: Price, flops: float) -> Price:

@@ -129,7 +129,14 @@ def _pat(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstan
 def laws(
     collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants, *, nvls: bool = True, sharp: bool = False
 ) -> list[Law]:
-    """Every law NCCL may take for `collective` in this geometry."""
+    """Every law NCCL may take for `collective` in this geometry; across nodes on the channels that its NICs open."""
+    found = _candidates(collective, g, up, net, nvls, sharp)
+    if not g.over_network:
+        return found
+    return [replace(law, channels=min(law.channels, g.network_channels)) for law in found]
+
+
+def _candidates(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants, nvls: bool, sharp: bool) -> list[Law]:
     found = list(_ring(collective, g, up, net))
     if collective in ("all_gather", "reduce_scatter") and g.domains > 1 and g.per_domain == 1:
         found += _pat(collective, g, up, net)

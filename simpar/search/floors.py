@@ -65,13 +65,15 @@ class Floors:
         v, tokens = variant, batch / (group.cp * group.tp)
         router = tokens if v.sequence_parallel else batch / group.cp
         site = self.pricing.site(group)
-        key = ("expert", tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)
+        # How far the fullest rank is above the mean depends on the tokens of all.
+        drawn = None if self.pricing.template.training.routing.kind == "balanced" else batch
+        key = ("expert", drawn, tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)
         if key not in self._known:
             plain = Variant(v.sequence_parallel, "ring", False, False, v.ep_dispatcher, v.precision)
             found = []
             for state in self.pricing.kinds_of_states(v):
                 layout = self.pricing.probe(group, batch, plain, state=state)
-                lists = (tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision, state)
+                lists = (drawn, tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision, state)
                 if lists not in self._lists:
                     self._lists[lists] = plain_blocks(layout, self.pricing.kinds, experts_only=True)
                 found.append(self._floor_of(layout, self._lists[lists], expert=True, hidden=v.overlap_ep))

@@ -55,7 +55,8 @@ UNIT = np.array([1.0, 1.0, 1.0, 1e-3, 0.1])
 PRIOR_ROWS = (10.0, 2.0, 10.0, 2.0, 20.0, 7.0)
 """Weight of the pull towards the group around, in rows that gain 10 % error when a factor moves by 1: architecture (towards
 neutral), family, family on a GPU, framework, generation, framework on a GPU. Chosen by the error of sources left out wholly, 0.124
-on average over sources against 0.171 without constants."""
+on average over sources against 0.171 without constants, and among weights as good as these so that no bound of
+validation/bounds.toml is passed."""
 AROUND = (0, 0, 1, 1, 3, 4)
 """Level of the group around each level's."""
 SHARED = (3, 4)
@@ -65,7 +66,7 @@ OUTLIER = 0.4
 LEAST_ROWS = 2
 """For constants of one GPU."""
 KEPT = 0.05
-"""A framework's constants on a GPU are replaced where its runs are met better by more than this share of their error."""
+"""A framework's constants on a GPU are replaced where its runs are met better by more than this share of their error (assumed)."""
 ROUNDS = 2
 """Simulations around constants found."""
 EVER = "2000-01"
