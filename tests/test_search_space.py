@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from math import isclose
 
 import pytest
 from search_random import TINY, random_choice, space_of
 
-from simpar.errors import InputError
-from simpar.interop import megatron
+from simpar.errors import InputError, Violation
+from simpar.interop import deepspeed, megatron, nanotron, torchtitan
 from simpar.search import axes
+from simpar.search.abilities import ABILITIES, ability
 from simpar.search.choice import Choice
 from simpar.search.space import Space, divisors
 from simpar.specs.checks import check_scenario
+from simpar.specs.scenario import Scenario
+
+Rules = Callable[[Scenario], list[Violation]]
 
 MOE = {
     **TINY, "num_hidden_layers": 4,
@@ -138,11 +143,11 @@ def test_allowing_more_only_adds(axis: str) -> None:
         assert sum(parts) == whole
 
 
-@pytest.mark.parametrize("name", sorted(axes.ABILITIES))
+@pytest.mark.parametrize("name", sorted(ABILITIES))
 def test_a_framework_limits_the_space_to_what_it_can_run(name: str) -> None:
     model, draw = MOE, random.Random(2)
-    ability = axes.ability(name)
-    able = {**ability.values, **ability.with_experts}
+    own = ability(name)
+    able = {**own.values, **own.with_experts}
     limited = space_of(model, nodes=1, sequence=1024, batch=16, framework=name)
     free = space_of(model, nodes=1, sequence=1024, batch=16, semantics=name)
     assert 0 < limited.size <= free.size
@@ -169,6 +174,23 @@ def test_megatron_lm_refuses_no_layout_that_is_offered(model: str) -> None:
     assert bool(merged) is (model == "mixtral-8x7b")
     for choice in drawn:
         assert megatron.violations(choice.scenario(space.template)) == [], str(choice)
+
+
+@pytest.mark.parametrize(
+    ("name", "rules", "model", "compiled"),
+    [("torchtitan", torchtitan.violations, "llama3.1-8b", True), ("torchtitan", torchtitan.violations, "deepseek-v2", False),
+     ("deepspeed", deepspeed.violations, "mixtral-8x7b", False), ("nanotron", nanotron.violations, "mixtral-8x7b", False)],
+)  # fmt: skip
+def test_no_framework_refuses_a_layout_that_is_offered(name: str, rules: Rules, model: str, compiled: bool) -> None:
+    space, draw = space_of(model, nodes=4, batch=64, framework=name, training={"compile": compiled}), random.Random(7)
+    drawn = [choice for _ in range(150) if (choice := random_choice(space, draw))]
+    assert len({choice.group for choice in drawn}) > 5
+    assert any(choice.variant.overlap_tp for choice in drawn) is compiled
+    for choice in drawn:
+        if choice.offload.optimizer and not choice.state.zero_stage:
+            continue  # DeepSpeed offloads what ZeRO shards; the same with stage 1 is faster and smaller, so it is never chosen
+        found = [v for v in rules(choice.scenario(space.template)) if v.field.startswith(("plan.", "training."))]
+        assert found == [], str(choice)
 
 
 def test_sizes_of_the_two_large_spaces() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from simpar.errors import InputError
 from simpar.planning.steps import Searched
 from simpar.report.serve.search_process import restrictions
-from simpar.search.axes import ABILITIES
+from simpar.search.abilities import ABILITIES
 from simpar.search.choice import Choice
 from simpar.search.find import Found, Watch, find
 from simpar.search.parts import Wish

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.registry import unknown
 from simpar.search.choice import parse_split, recompute_spec
-from simpar.specs.framework_rows import ALIASES
 from simpar.specs.plan import RecomputeSpec
 
 INTEGER_AXES: Final = ("tp", "cp", "pp", "dp", "ep", "etp", "virtual_stages", "micro_batch_size", "zero_stage")
@@ -43,86 +41,6 @@ SPLITS: Final = ("even", "0-1", "1-0", "1-1", "alone")
 DENSE_MODULES: Final = ("core_attn", "layernorm", "mlp")
 MOE_MODULES: Final = ("core_attn", "layernorm", "moe_act", "moe", "shared_experts")
 MLA_MODULES: Final = ("mla_up_proj",)
-
-
-@dataclass(frozen=True, slots=True)
-class Ability:
-    """What a framework can run: axis -> values; an axis left out is not restricted.
-
-    `source` says where that stands.
-    """
-
-    values: dict[str, tuple[Any, ...]]
-    source: str
-    with_experts: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """The values of some axes where the model has experts."""
-    experts_need_sequence_parallel: bool = False
-    """With tensor parallelism."""
-    merges_chunks: bool = False
-    """Expert exchanges are hidden beside another model chunk: with a pipeline only where ranks have several, and not where whole
-    layers are recomputed."""
-    gathers_beside_reductions: bool = False
-    """Parameters are gathered beside the forward only where gradients are reduced beside the backward."""
-
-
-ABILITIES: Final[dict[str, Ability]] = {
-    "megatron-core": Ability(
-        {
-            "schedule": ("1f1b", "interleaved"), "zero_stage": (0, 1), "reshard_after_forward": (True,),
-            "placement": PLACEMENTS, "offload_activations": (0.0,),
-            "recompute": ("none", "full", "full:*", "core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj",
-                          "shared_experts"),
-        },
-        "Megatron-LM arguments.py: 1F1B and interleaved schedules, distributed optimizer with num_distributed_optimizer_instances, "
-        "recompute granularity and modules, optimizer_cpu_offload; MoE with tensor parallelism requires sequence parallelism; "
-        "overlap_moe_expert_parallel_comm requires virtual stages with a pipeline and no full recomputation; overlap_param_gather "
-        "requires overlap_grad_reduce",
-        experts_need_sequence_parallel=True, merges_chunks=True, gathers_beside_reductions=True,
-    ),
-    "torchtitan": Ability(
-        {
-            "schedule": ("1f1b", "gpipe", "interleaved", "interleaved_zb", "zb-v", "dualpipe-v"), "zero_stage": (3,),
-            "sequence_parallel": (True,), "cp_style": ("ring", "all_gather"), "overlap_ep": (False,),
-            "recompute": ("none", "full", "op"), "offload_activations": (0.0,), "offload_optimizer": (False,),
-            "overlap_grad_reduce": (True,), "overlap_param_gather": (True,), "overlap_p2p": (False,),
-            "split": ("even", "0-1", "1-0", "1-1"), "placement": ("tp-cp-ep-dp-pp",),
-        },
-        "torchtitan v0.2 job_config.py and pipeline_parallel.py: FSDP2 only, torch schedules, stages less by layers per end",
-    ),
-    "deepspeed": Ability(
-        {
-            "schedule": ("1f1b",), "cp_style": ("ulysses",), "recompute": ("none", "full"), "split": ("even",),
-            "overlap_tp": (False,), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
-            "sequence_parallel": (False,), "placement": ("tp-cp-ep-dp-pp",), "offload_activations": (0.0,),
-        },
-        "DeepSpeed docs: ZeRO 0-3 with hpZ / MiCS sharding, Ulysses, PipelineModule with ZeRO up to 1",
-    ),
-    "nanotron": Ability(
-        {
-            "schedule": ("1f1b", "gpipe"), "zero_stage": (0, 1), "cp": (1,), "recompute": ("none", "full"), "etp": (1,),
-            "split": ("even",), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
-            "overlap_param_gather": (False,), "placement": ("tp-cp-ep-dp-pp",), "shard_size": (None,),
-            "overlap_tp": (False,), "offload_activations": (0.0,), "offload_optimizer": (False,),
-        },
-        "nanotron config ParallelismArgs: dp, pp, tp, expert_parallel_size, pp_engine afab or 1f1b, tp_mode, zero_stage 0 or 1; "
-        "parallel/context.py: pipeline ranks outermost, with experts data-parallel ranks outermost",
-        with_experts={"placement": ("tp-cp-ep-pp-dp",)},
-    ),
-    "plain": Ability({}, "no restriction"),
-}  # fmt: skip
-"""Framework -> what it can run."""
-
-
-def ability(framework: str) -> Ability:
-    """What `framework` can run.
-
-    Raises:
-        UnknownNameError: no such row.
-    """
-    name = ALIASES.get(framework, framework)
-    if name not in ABILITIES:
-        raise unknown("framework", framework, sorted(ABILITIES))
-    return ABILITIES[name]
 
 
 def parse_values(axis: str, texts: Sequence[str]) -> tuple[Any, ...]:
@@ -224,4 +142,4 @@ def matches(axis: str, value: Any, allowed: Sequence[Any]) -> bool:
     return False
 
 
-__all__ = ["ABILITIES", "AXES", "Ability", "RecomputeSpec", "ability", "divisors", "matches", "parse_restrictions", "parse_values"]
+__all__ = ["AXES", "RecomputeSpec", "divisors", "matches", "parse_restrictions", "parse_values"]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.search import axes
+from simpar.search.abilities import ability
 from simpar.search.choice import Choice, Group, Offload, Pipeline, State, Variant, recompute_text, split_text
 from simpar.search.refusals import check_space, check_values
 from simpar.search.space import Space
@@ -138,7 +139,7 @@ def make_space(
     """
     clean, restrictions = split_ranges(table)
     if framework is not None:
-        axes.ability(framework)
+        ability(framework)
         clean["framework"] = framework
     if num_nodes is not None:
         clean["cluster"] = {**clean.get("cluster", {}), "num_nodes": num_nodes}

@@ -15,11 +15,12 @@ from typing import Any
 from simpar.errors import InputError
 from simpar.schedules import SCHEDULES as FAMILIES
 from simpar.search import axes
+from simpar.search.abilities import Ability, ability
 from simpar.search.axes import divisors
 from simpar.search.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
 from simpar.search.recomputes import selections, whole_layers
 from simpar.specs.checks import check_scenario, layer_count
-from simpar.specs.framework import framework
+from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.model import MoeSpec, TransformerSpec
 from simpar.specs.scenario import Scenario
 from simpar.topology.mesh import Mesh
@@ -43,16 +44,21 @@ class Space:
 
     @cached_property
     def _able(self) -> dict[str, tuple[Any, ...]]:
-        return {**self._ability.values, **(self._ability.with_experts if self._moe else {})}
+        own, template = self._ability, self.template
+        compiled = self._semantics.compile if template.training.compile is None else template.training.compile
+        return {**own.values, **(own.with_experts if self._moe else {}), **({} if compiled else own.uncompiled)}
 
     @cached_property
-    def _ability(self) -> axes.Ability:
-        return axes.ability(self.framework or "plain")
+    def _semantics(self) -> FrameworkSpec:
+        return framework(self.template.framework, self.template.framework_version)
+
+    @cached_property
+    def _ability(self) -> Ability:
+        return ability(self.framework or "plain")
 
     def values(self, axis: str, default: list[Any] | tuple[Any, ...]) -> list[Any]:
         """Allowed values of `axis`: of the user's list (or the default range), those that the framework can run."""
-        given = self.restrictions.get(axis)
-        found = list(default) if given is None else list(given)
+        found = list(self.restrictions.get(axis, default))
         if axis in self._able:
             found = [v for v in found if axes.matches(axis, v, self._able[axis])]
         return list(dict.fromkeys(found))
@@ -76,7 +82,7 @@ class Space:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Every mesh of the world whose degrees divide what they split."""
-        return tuple(self._groups())
+        return tuple(g for g in self._groups() if self._ability.spreads is None or self.states(g))
 
     def _groups(self) -> Iterator[Group]:
         world, batch = self.template.world_size, self.template.training.global_batch_size
@@ -99,10 +105,8 @@ class Space:
                     yield from self._placed(tp, cp, pp, dp, ep, etp)
 
     def _default_cp(self, parts: list[int]) -> list[int]:
-        if self._transformer is None:
-            return [1]
-        length = self.template.training.sequence_length
-        return [d for d in parts if d == 1 or length // d >= axes.LARGEST["tokens"]]
+        most = self.template.training.sequence_length // axes.LARGEST["tokens"] if self._transformer else 1
+        return [d for d in parts if d <= max(most, 1)]
 
     def _expert_degrees(self, tp: int, inside: int) -> Iterator[tuple[int, int]]:
         moe = self._moe
@@ -136,8 +140,7 @@ class Space:
 
     def mesh(self, group: Group) -> Mesh:
         """The mesh of a group."""
-        etp = group.etp
-        return Mesh(group.tp, group.cp, group.dp, group.pp, group.ep, etp, group.placement)
+        return Mesh(group.tp, group.cp, group.dp, group.pp, group.ep, group.etp, group.placement)
 
     def signature(self, group: Group) -> tuple[object, ...]:
         """Where the groups of a mesh sit; two orders with the same answer are one layout."""
@@ -295,7 +298,8 @@ class Space:
     def states(self, group: Group) -> tuple[State, ...]:
         """Spreads of the states over the data-parallel ranks."""
         if group not in self._state_cache:
-            self._state_cache[group] = tuple(dict.fromkeys(self._states(group)))
+            can = self._ability.spreads or (lambda *_: True)
+            self._state_cache[group] = tuple(s for s in dict.fromkeys(self._states(group)) if can(group, s))
         return self._state_cache[group]
 
     def _states(self, group: Group) -> Iterator[State]:
@@ -304,8 +308,7 @@ class Space:
         if ranks == 1 or self.template.training.optimizer == "none":
             yield from (State(z, None, True, True, True) for z in stages[:1])
             return
-        spec = framework(self.template.framework, self.template.framework_version)
-        kept_gathered = group.pp > 1 and spec.fsdp_unsharded_with_pp
+        kept_gathered = group.pp > 1 and self._semantics.fsdp_unsharded_with_pp
         for zero in stages:
             reshard = self.values("reshard_after_forward", flags) if zero == 3 and not kept_gathered else [True]
             always = (zero == 3 and not kept_gathered) or (zero == 2 and group.pp == 1)
@@ -316,11 +319,8 @@ class Space:
                     yield State(zero, shard, again, r, g)
 
     def _shards(self, group: Group, zero: int) -> list[int | None]:
-        if zero == 0:
-            return [None]
-        ranks = group.dp * group.cp
-        default: list[int | None] = [None, *axes.shard_sizes(divisors(ranks))]
-        return [s for s in self.values("shard_size", default) if s is None or self._shard_fits(group, s)]
+        default: list[int | None] = [None, *axes.shard_sizes(divisors(group.dp * group.cp))]
+        return [s for s in self.values("shard_size", default) if s is None or self._shard_fits(group, s)] if zero else [None]
 
     def _shard_fits(self, group: Group, size: int) -> bool:
         if (group.dp * group.cp) % size:
