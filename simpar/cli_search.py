@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simpar.cli_options import JsonOption, SetOption, print_json
+from simpar.errors import InputError, Violation
 
 if TYPE_CHECKING:
     from simpar.search.answer import Answer
@@ -58,12 +60,13 @@ def search(
         sequence_length=sequence_length, global_batch=global_batch, framework=framework, fix=tuple(fix or ()),
         allow=tuple(allow or ()), objective=objective, where=tuple(where or ()), deadline=deadline, tokens=tokens, pareto=pareto,
         robust=robust, top=top, why=tuple(why or ()), usd_per_gpu_hour=usd_per_gpu_hour, pue=pue, store=store, resume=resume,
-        executor=executor, workers=workers, scheduler=scheduler, as_json=as_json, outputs=_outputs(html, export, out, quiet),
+        executor=executor, workers=workers, scheduler=scheduler, as_json=as_json,
+        outputs=_outputs(html, export, out, framework, quiet),
     )  # fmt: skip
     raise typer.Exit(run(options))
 
 
-def _outputs(html: Path | None, export: str, out: Path, quiet: bool) -> Outputs:
+def _outputs(html: Path | None, export: str, out: Path, framework: str | None, quiet: bool) -> Outputs:
     from simpar.report import search_view
     from simpar.search.command import Outputs
 
@@ -86,17 +89,32 @@ def _outputs(html: Path | None, export: str, out: Path, quiet: bool) -> Outputs:
 
         outputs.write_html = written
     if export:
-        from simpar.interop.export import FORMATS, write_files
+        from simpar.interop.export import FORMATS, check_model, write_files
 
         exporter = FORMATS[export]
 
         def exported(answer: Answer) -> None:
             if answer.best is not None:
-                for path in write_files(exporter(answer.best.result.layout.scenario), out):
+                try:
+                    files = exporter(answer.best.result.layout.scenario)
+                except InputError as error:
+                    raise InputError([*error.violations, *_limit_hint(export, framework)]) from None
+                for path in write_files(files, out):
                     search_view.say(f"wrote {path}")
 
-        outputs.export = exported
+        outputs.check, outputs.export = partial(check_model, export), exported
     return outputs
+
+
+def _limit_hint(export: str, framework: str | None) -> list[Violation]:
+    """What to do where the winner is no layout of the framework that it is exported for."""
+    from simpar.search.abilities import ability
+
+    wanted = "megatron-core" if export == "megatron" else export
+    if framework is not None and ability(framework) is ability(wanted):
+        return []
+    right = f"--framework {wanted} searches what it can run"
+    return [Violation("--export", export, "cannot launch the best layout of this space", right)]
 
 
 def improve(

@@ -165,6 +165,15 @@ def test_cluster_sizes_may_be_ranges() -> None:
     assert parse_sizes("") == ()
 
 
+def test_a_winner_that_cannot_be_launched_names_the_option_that_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corner = (*ONE, "--fix", "tp=8", "--fix", "pp=1", "--fix", "zero_stage=1", "--fix", "micro_batch_size=1", "--fix", "cp=1")
+    code, out, err = run(("search", *corner, "--export", "torchtitan", "--out", str(tmp_path)), capsys)
+    assert code == 2
+    assert "torchtitan shards fully" in err
+    assert "--framework torchtitan searches what it can run" in err
+    assert "tp8" in out  # what was found is shown all the same
+
+
 def test_the_winner_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "launch"
     code, _, err = run(("search", *SMALL, "--export", "megatron", "--out", str(out)), capsys)
@@ -212,6 +221,7 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--why", "speed=2"), "unknown axis of the space 'speed'"),
     (("--why", "schedule=fast"), "unknown schedule 'fast'"),
     (("--export", "paper"), "unknown export format 'paper'"),
+    (("--export", "torchtitan", "--model", "gpt3-175b"), "torchtitan has no flavor of this shape"),
     (("--usd-per-gpu-hour", "0"), "must be above 0"),
 )  # fmt: skip
 

@@ -39,6 +39,21 @@ def export_files(name: str, scenario: Scenario) -> dict[str, str]:
     return FORMATS[name](scenario)
 
 
+def check_model(name: str, scenario: Scenario) -> None:
+    """Raise unless the framework `name` can run the model at all, whatever its layout.
+
+    Raises:
+        UnknownNameError: no such format.
+        InputError: everything of the model that the framework cannot run.
+    """
+    try:
+        export_files(name, scenario)
+    except InputError as error:
+        wrong = [v for v in error.violations if v.field.partition(".")[0] == "model"]
+        if wrong:
+            raise InputError(wrong) from None
+
+
 def write_files(files: dict[str, str], out: Path, field: str = "--out") -> list[Path]:
     """Write `files` into the folder `out`; a path with a suffix (run.sh) is a file and takes the main file alone.
 
@@ -60,4 +75,4 @@ def write_files(files: dict[str, str], out: Path, field: str = "--out") -> list[
     return list(targets)
 
 
-__all__ = ["FORMATS", "Exporter", "export_files", "write_files"]
+__all__ = ["FORMATS", "Exporter", "check_model", "export_files", "write_files"]

@@ -20,7 +20,7 @@ from simpar.search.request import make_space, option_table, scenario_table
 from simpar.search.space import Space, divisors
 from simpar.search.store import Store
 from simpar.search.why import Why, why, why_nothing
-from simpar.specs.scenario import apply_override
+from simpar.specs.scenario import Scenario, apply_override
 
 INTERRUPTED: Final = 130
 SMALL: Final = 300_000
@@ -35,6 +35,7 @@ class Outputs:
         show: writes tables.
         show_stored: the same of a document from a store.
         write_html: writes the page.
+        check: told the scenario before the search; raises what no layout of it could be exported for.
         export: writes launch files of the winner.
         listener: told the progress; called with None when there is no more.
         say: a line for people, beside the answer.
@@ -43,6 +44,7 @@ class Outputs:
     show: Callable[[Answer, list[Why]], None] | None = None
     show_stored: Callable[[dict[str, Any]], None] | None = None
     write_html: Callable[[Answer, list[Why]], None] | None = None
+    check: Callable[[Scenario], None] | None = None
     export: Callable[[Answer], None] | None = None
     listener: Callable[[Watch | None], None] = lambda _: None
     say: Callable[[str], None] = lambda _: None
@@ -103,6 +105,8 @@ def run(options: SearchOptions) -> int:
         InputError: options, scenario, store or executor are wrong.
     """
     spaces, wish = _checked(options)
+    if options.outputs.check is not None:
+        options.outputs.check(spaces[0].template)
     store = Store(options.store, _request(spaces, wish, options.why)) if options.store is not None else None
     try:
         known = store.answer if store is not None else None
