@@ -13,7 +13,7 @@ from search_random import CASES, random_choice, space_of
 
 from simpar.schedules import SCHEDULES, Phase
 from simpar.search import axes
-from simpar.search.branch import Branch
+from simpar.search.branch import Branch, on_device
 from simpar.search.choice import Choice
 from simpar.search.dual import dual_passes
 from simpar.search.incumbents import Incumbents
@@ -59,6 +59,7 @@ def test_every_tier_is_below_the_next_and_the_longest_path_is_the_simulated_time
     result = simulate(choice.scenario(branch.space.template), detail=detail)  # type: ignore[arg-type]
     time_s, device_bytes = result.step_time_s, result.worst_rank.device_bytes
     assert branch.tiers.longest_path(choice) == pytest.approx(time_s, rel=1e-9), str(choice)
+    assert branch.tiers.longest_path(on_device(choice)) <= time_s * SLACK, str(choice)
 
     sheet = branch.sheets.sheet(
         Design(choice.group, choice.micro_batch_size, m, choice.variant, choice.pipeline), Incumbents(by_memory=True)

@@ -13,13 +13,13 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simpar.search.choice import Choice, Group, Kin, Variant, kin
+from simpar.search.choice import Choice, Group, Kin, Offload, Pipeline, Variant, kin
 from simpar.search.coarse import Coarse
 from simpar.search.incumbents import Incumbents, Scored
 from simpar.search.pricing import Pricing
@@ -35,6 +35,29 @@ Waiting = tuple[float, int, float, Sheet, int]
 """A layout that waits to be swept: rank, number, bound, sheet and its position there."""
 Node = tuple[Group, int, int]
 """A mesh, sequences per micro-batch, micro-batches per step."""
+
+
+class Shape(NamedTuple):
+    """What layouts share that are swept together.
+
+    Attributes:
+        flags: ZeRO stage, whether gradients are reduced and parameters gathered beside compute.
+        moves: activations are offloaded.
+        on_device: they are bounded first by the same layout without that: copies to the host only add waiting. Its program is
+            much smaller, and the same for all fractions.
+    """
+
+    pp: int
+    m: int
+    pipeline: Pipeline
+    flags: tuple[int, bool | None, bool | None]
+    moves: bool
+    on_device: bool
+
+
+def on_device(choice: Choice) -> Choice:
+    """The same layout with all activations on the device."""
+    return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
 
 
 @dataclass
@@ -116,7 +139,7 @@ class Branch:
         self.sheets = Sheets(space, self.pricing, self.capacity)
         self.heap: list[tuple[float, float, int, str, Any, int, float, Kin | None]] = []
         self._tick = itertools.count()
-        self.pools: dict[object, list[Waiting]] = {}
+        self.pools: dict[Shape, list[Waiting]] = {}
         self._started = time.monotonic()
         self.glimpses: dict[object, Glimpse] = {}
 
@@ -256,22 +279,28 @@ class Branch:
 
     def _wait(self, sheet: Sheet, positions: Sequence[int], least_s: float) -> None:
         """Layouts at these positions, none faster than `least_s`, to be swept with others of their shape."""
-        first: dict[object, float] = {}
         d = sheet.design
+        named: dict[Shape, list[tuple[float, int]]] = {}
         for at in positions:
             offload, pair = divmod(at, len(sheet.pairs))
             state = sheet.states[int(sheet.pairs[pair]) % len(sheet.states)]
             flags = (state.zero_stage, state.overlap_grad_reduce, state.overlap_param_gather)
-            name: object = (d.group.pp, d.m, d.pipeline, flags, sheet.offloads[offload].activations > 0)
-            time_s, need = max(float(sheet.time_s.flat[at]), least_s), float(sheet.bytes.flat[at])
-            rank = self.incumbents.rank(time_s, need)
-            pool = self.pools.setdefault(name, [])
-            heapq.heappush(pool, (rank, next(self._tick), time_s, sheet, at))
-            first[name] = min(first.get(name, rank), rank)
-        for name, rank in first.items():
-            heapq.heappush(self.heap, (rank, 0.0, next(self._tick), "shape", name, 0, self.pools[name][0][2], None))
+            moves = sheet.offloads[offload].activations > 0
+            name = Shape(d.group.pp, d.m, d.pipeline, flags, moves, on_device=moves and not least_s)
+            named.setdefault(name, []).append((max(float(sheet.time_s.flat[at]), least_s), at))
+        for name, layouts in named.items():
+            self._pool(name, [(time_s, sheet, at) for time_s, at in layouts])
 
-    def open_shape(self, bound: float, payload: object, count: int) -> None:
+    def _pool(self, name: Shape, layouts: Sequence[tuple[float, Sheet, int]]) -> None:
+        """Layouts of one shape, each with its bound, wait to be swept."""
+        pool = self.pools.setdefault(name, [])
+        for time_s, sheet, at in layouts:
+            rank = self.incumbents.rank(time_s, float(sheet.bytes.flat[at]))
+            heapq.heappush(pool, (rank, next(self._tick), time_s, sheet, at))
+        if pool:
+            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", name, 0, pool[0][2], None))
+
+    def open_shape(self, bound: float, payload: Shape, count: int) -> None:
         """The longest paths of the best layouts of one shape."""
         del bound, count
         pool = self.pools.get(payload, [])
@@ -285,13 +314,17 @@ class Branch:
                 self.account.rejected[reason] += int(sheet.weight[at])
             else:
                 take.append((choice, at, time_s, need, sheet))
-        found = self.tiers.longest_paths([choice for choice, *_ in take])
-        for (choice, at, time_s, need, sheet), value, only_bound in zip(take, *found, strict=True):
-            kind = "undercut" if only_bound else "layout"
-            value, weight = max(float(value), time_s), int(sheet.weight[at])
-            self.push(value, kind, (choice, need, sheet, at), weight, choice.kin, need, choice.complexity)
-        if pool:
-            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", payload, 0, pool[0][2], None))
+        if payload.on_device:
+            found, _ = self.tiers.longest_paths([on_device(choice) for choice, *_ in take])
+            known = [(max(float(v), time_s), sheet, at) for (_, at, time_s, _, sheet), v in zip(take, found, strict=True)]
+            self._pool(payload._replace(on_device=False), known)
+        else:
+            swept = self.tiers.longest_paths([choice for choice, *_ in take])
+            for (choice, at, time_s, need, sheet), value, less in zip(take, *swept, strict=True):
+                kind, weight = "undercut" if less else "layout", int(sheet.weight[at])
+                value = max(float(value), time_s)
+                self.push(value, kind, (choice, need, sheet, at), weight, choice.kin, need, choice.complexity)
+        self._pool(payload, [])
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""

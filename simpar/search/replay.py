@@ -26,12 +26,10 @@ def makespans(graph: Graph, seconds: FloatArray, interference: FloatArray, *, wa
     """Step times of candidates, float array [candidates].
 
     Args:
-        graph: what waits for what; where it is not `exact`, interference is left out and the times are lower bounds.
+        graph: what waits for what; what may slow an op is triggered by its own role.
         seconds, interference: float arrays [candidates, prices].
         waits: all ranks wait for each other at the end of a step; else a step is the longest that any rank takes by itself.
     """
-    if not graph.exact:
-        interference = np.zeros_like(interference)
     streams = _loud_streams(graph, interference)
     if len(seconds) <= _FEW:
         pairs = zip(seconds.tolist(), interference.tolist(), strict=True)

@@ -13,14 +13,15 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower, optimizer_waits
+from simpar.program.lower import optimizer_waits
 from simpar.program.program import FloatArray, IntArray, PriceTable
 from simpar.result.accounting import account
 from simpar.result.allocations import Pass, Replays, passes_of
 from simpar.result.memory import memory_over_time
 from simpar.schedules import Schedule
 from simpar.search.choice import Choice
-from simpar.search.graph import Flow, Graph, build
+from simpar.search.flow import Flow, build
+from simpar.search.graph import Graph
 from simpar.search.pricing import Pricing
 from simpar.search.replay import makespans
 from simpar.search.shapes import style_of
@@ -117,11 +118,9 @@ class Tiers:
             m = self.microbatches(choice)
             schedule, layout = self.pricing.schedule(choice.pipeline, choice.group.pp, m), self.pricing.layout(choice)
             flow = self._flow(choice, layout)
-            shape = (choice.pipeline.schedule, choice.pipeline.virtual_stages, choice.group.pp, m)
-            key = (shape, flow) if flow is not None else (shape, known)
+            key = (choice.pipeline.schedule, choice.pipeline.virtual_stages, choice.group.pp, m, flow)
             if key not in self._steps:
-                graph = build(schedule, flow) if flow is not None else Graph.of(lower(layout, schedule, self.detail(choice)))
-                self._steps[key] = Step(graph, schedule)
+                self._steps[key] = Step(build(schedule, flow), schedule)
             self._known[known] = self._steps[key]
         return self._known[known]
 
@@ -130,24 +129,28 @@ class Tiers:
         """Offloaded activations travel layer by layer; everything else is the same by the stage."""
         return "layer" if choice.offload.activations > 0 else "stage"
 
-    def _flow(self, choice: Choice, layout: Layout) -> Flow | None:
-        """What `graph.build` needs, or None where it does not cover the layout."""
+    def _flow(self, choice: Choice, layout: Layout) -> Flow:
+        """What `flow.build` needs."""
         traffic = Traffic.of(layout, choice.group, choice.state.zero_stage, layout.overlap_param_gather)
-        if traffic.always or traffic.reduce_always or choice.offload.activations > 0:
-            return None
-        buckets: tuple[tuple[tuple[int, int], ...], ...] = ()
-        if traffic.data:
-            only_first = layout.framework.buckets_on_first_pipeline_rank_only
-            buckets = tuple(
-                layout.buckets(s % layout.num_stages, bucketed=layout.overlap_grad_reduce and not (only_first and s != 0))
-                for s in range(layout.num_stages * layout.replicas)
-            )
+        block_by_block = traffic.always or traffic.reduce_always
+        only_first = layout.framework.buckets_on_first_pipeline_rank_only
+
+        def buckets(stage: int) -> tuple[tuple[int, int], ...]:
+            model = stage % layout.num_stages
+            if block_by_block:
+                return tuple((i, i + 1) for i in range(len(layout.stage_blocks[model]) - 1, -1, -1))
+            return layout.buckets(model, bucketed=layout.overlap_grad_reduce and not (only_first and stage != 0))
+
         return Flow(
-            blocks=tuple(len(blocks) for blocks in layout.stage_blocks), buckets=buckets,
+            blocks=tuple(len(blocks) for blocks in layout.stage_blocks),
+            buckets=tuple(buckets(s) for s in range(layout.num_stages * layout.replicas)) if traffic.data else (),
             gathers_at_start=traffic.at_start, gathers_at_end=traffic.after,
             overlaps_reduction=layout.overlap_grad_reduce, blocking=self.pricing.blocking(choice.pipeline, choice.group.pp),
             tied=layout.network.tied, training=layout.training.optimizer != "none",
             waits=self.pricing.waits(style_of(choice.pipeline)),
+            gathers_always=traffic.always, reduces_always=traffic.reduce_always,
+            keeps=traffic.always and not choice.state.reshard_after_forward,
+            ahead=layout.framework.fsdp_prefetch_groups if traffic.always else 0, offloads=choice.offload.activations > 0,
         )  # fmt: skip
 
     # -- prices ------------------------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class Tiers:
                 found[np.array(members)[chosen]] = values
             for row, dominator in below.items():
                 found[members[row]] = known.values[dominator]
-                bound[members[row]] = True
+                bound[members[row]] = bool((known.rows[dominator] < prices[row]).any())
         return found, bound
 
     def longest_path(self, choice: Choice) -> float:
