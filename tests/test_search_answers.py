@@ -10,6 +10,7 @@ from search_layouts import SMALL, every_layout, small_space
 
 from simpar.search.answer import Answer, answer
 from simpar.search.find import find
+from simpar.search.objective import parse_constraints
 from simpar.search.parts import Wish
 from simpar.search.runner_up import differences, turning_points, waterfalls
 from simpar.search.space import Space
@@ -97,6 +98,16 @@ def test_why_not_is_the_best_of_the_corner(found: Answer) -> None:
     assert reason.size == narrowed(small_space(), {"tp": (4,), "pp": (2,)}).size
     own = why(small_space(), Wish(), f"tp={winner.group.tp},pp={winner.group.pp},cp={winner.group.cp}", winner)
     assert own.slower_by == pytest.approx(0.0, abs=1e-9) or (own.slower_by is not None and own.slower_by < 0.0)
+
+
+def test_a_corner_that_misses_a_limit_is_not_simulated_whole(found: Answer) -> None:
+    assert found.best is not None
+    limit = parse_constraints(("bubble_fraction<=0.0001",))
+    reason = why(small_space(), Wish(constraints=limit), "pp=2", found.best.scored.choice)
+    assert reason.result is not None
+    assert reason.missed[0].startswith("bubble_fraction <= 0.0001 (0.")
+    assert reason.account.evaluated["discrete_event"] <= 5
+    assert reason.size > 30
 
 
 def test_what_is_not_in_the_space_names_the_rule(found: Answer) -> None:

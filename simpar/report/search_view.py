@@ -118,6 +118,8 @@ def why_report(reason: Why) -> RenderableType:
     title = Text(f"Why not {reason.asked}?" if reason.asked else "Why nothing will do", style="bold")
     if reason.size == 0:
         return Group(title, Text("It is not in the space: " + ("; ".join(reason.broken) or "no such combination")))
+    if reason.scored is None and not reason.finished:
+        return Group(title, Text(f"Nothing of its {reason.size:,} layouts was simulated yet."))
     if reason.scored is None:
         return Group(title, Text(f"None of its {reason.size:,} layouts fits the memory."), *_shortage(reason.shortage))
     slower = "" if reason.slower_by is None else f", {reason.slower_by:+.2%}"

@@ -117,14 +117,15 @@ def run(options: SearchOptions) -> int:
         result = _searched(spaces, wish, store, options)
         reasons = _reasons(options, spaces, wish, result)
         document = {**result.to_json(), "why": [r.to_json() for r in reasons], "from_store": False}
-        if store is not None and result.finished:
+        finished = result.finished and all(r.finished for r in reasons)
+        if store is not None and finished:
             store.finish(document)
     finally:
         options.outputs.listener(None)
         if store is not None:
             store.close()
     _hand_over(options, result, reasons, document)
-    return INTERRUPTED if not result.finished else 0 if result.candidates else 1
+    return INTERRUPTED if not finished else 0 if result.candidates else 1
 
 
 def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: SearchOptions) -> Answer:
@@ -291,8 +292,13 @@ def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: An
     best = result.best
     space = best.found.space if best is not None else max(spaces, key=lambda s: s.template.world_size)
     winner = best.scored.choice if best is not None else None
-    found = [why(space, wish, asked, winner) for asked in options.why]
+    found: list[Why] = []
+    for asked in options.why:
+        found.append(why(space, wish, asked, winner, options.outputs.listener))
+        options.outputs.listener(None)
     for reason in found:
+        if not reason.finished:
+            options.outputs.say(f"{reason.asked} was not searched to the end")
         if not reason.in_space:
             faster = "" if (reason.slower_by or 0.0) >= 0.0 else ", faster than the best in it"
             options.outputs.say(f"{reason.asked} goes beyond the space that was searched{faster}: --allow takes such values in")

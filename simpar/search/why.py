@@ -9,7 +9,7 @@ from simpar.result.result import Result
 from simpar.search import axes
 from simpar.search.branch import Account
 from simpar.search.choice import Choice
-from simpar.search.find import find
+from simpar.search.find import Listener, find
 from simpar.search.incumbents import Scored
 from simpar.search.objective import SIMPLE, look_up
 from simpar.search.parts import Wish, measure_of, pricing_of
@@ -61,6 +61,7 @@ class Why:
         in_space: its best layout is in the space that was searched: what is asked may go beyond the usual values.
         waterfall: (entry, winner's seconds, its seconds).
         would_win_if: see `turning_points`.
+        finished: the corner was searched to the end.
     """
 
     asked: str
@@ -75,6 +76,7 @@ class Why:
     in_space: bool = True
     waterfall: tuple[tuple[str, float, float], ...] = ()
     would_win_if: dict[str, float] | None = None
+    finished: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -87,12 +89,15 @@ class Why:
             "shortage": None if self.shortage is None else self.shortage.to_json(), "missed_constraints": list(self.missed),
             "slower_by": self.slower_by, "in_space": self.in_space,
             "waterfall_s": {name: {"winner": a, "asked": b, "difference": b - a} for name, a, b in self.waterfall},
-            "would_win_if": self.would_win_if or {},
+            "would_win_if": self.would_win_if or {}, "finished": self.finished,
         }  # fmt: skip
 
 
-def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
+def why(space: Space, wish: Wish, asked: str, winner: Choice | None, listener: Listener | None = None) -> Why:
     """Search the corner of `space` that `asked` ("tp=4,pp=8") names and hold its best against the winner.
+
+    Limits that only a simulated step can be held against are left out of that search: where its best misses one of them, that is
+    the answer (what keeps them all in the corner ranks behind it), without simulating all that lies between.
 
     Raises:
         InputError: `asked` names no axis, or a value of the wrong kind.
@@ -104,11 +109,14 @@ def why(space: Space, wish: Wish, asked: str, winner: Choice | None) -> Why:
         return Why(asked, 0, Account(), broken=broken_rules(space, given, winner))
     if none := unused(corner, given):
         return Why(asked, 0, Account(), broken=tuple(str(v) for v in none))
-    one = replace(wish, keep=1, front=(), next_design=False)
-    found = find(corner, one)
+    simple = tuple(c for c in wish.constraints if c.metric in SIMPLE)
+    found = find(corner, replace(wish, keep=1, front=(), next_design=False, constraints=simple), listener=listener)
     if found.best:
         against = _against(asked, corner, found.account, found.best[0], winner)
-        return replace(against, in_space=inside(space, found.best[0].choice))
+        missed = _missed(corner, wish, found.best[0]) if simple != wish.constraints else ()
+        return replace(against, missed=missed, in_space=inside(space, found.best[0].choice), finished=found.finished)
+    if not found.finished:
+        return Why(asked, corner.size, found.account, finished=False)
     return replace(why_nothing(corner, wish, found.account, winner), asked=asked)
 
 
