@@ -24,6 +24,7 @@ from simpar.validation.fit_runs import (
     fit_nested,
     sample_of,
     settled,
+    unseen_errors,
 )
 from simpar.validation.predicted import predict
 
@@ -137,6 +138,19 @@ def test_lookup() -> None:
     for entry in entries:
         year, month = (int(x) for x in entry.since.split("-"))
         assert calibration_for(entry.framework, (year, month), entry.architecture) == entry
+
+
+def test_few_runs_hardly_tell_how_far_off_the_next_will_be() -> None:
+    many = samples(TRUE, count=40, framework="megatron-core")
+    few = samples(TRUE, count=2, framework="nemo")
+    crossed = dict.fromkeys(range(40), 0.1) | {40: -0.001, 41: 0.001}
+    found = unseen_errors([*many, *few], crossed)
+    assert found["*", "chip", fit_runs.EVER] == pytest.approx(0.1)
+    assert found["megatron-core", "gpu", "2024-01"] == pytest.approx(0.1)
+    own = found["nemo", "gpu", "2024-01"]
+    around = found["nemo", "chip", "2024-01"]
+    assert own == pytest.approx((2 * 0.001 + fit_runs.ERROR_ROWS * around) / (2 + fit_runs.ERROR_ROWS))
+    assert 0.03 < own < 0.1
 
 
 def test_shipped_constants_stay_inside_their_bounds() -> None:

@@ -127,6 +127,9 @@ def test_explain_finds_neighbours_and_shares_a_gap(capsys: pytest.CaptureFixture
     assert code == 0
     shares = [part["seconds"] for part in found["measured"]["explanation"]]
     assert sum(shares) == pytest.approx(0.1 * base, rel=1e-3)
+    parts = [part["part"] for part in found["measured"]["explanation"]]
+    assert "calibration" not in parts, "it is no part of a step"
+    assert parts[0] == "matmul"
     assert any(n["step_time_s"] for n in found["neighbours"])
     assert all(n["reason"] for n in found["neighbours"] if not n["fits"])
     code, _, err = run(capsys, "explain", SMALL, "--measured", "speed=3")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -21,6 +21,12 @@ from simpar.specs.scenario import Scenario, make_scenario
 from simpar.units import format_bytes, format_seconds, parse
 
 MEASURES = {"step_time": "seconds", "mem": "bytes"}
+
+
+_DERIVED: Final = frozenset({"bubble", "interference"})
+"""Categories that follow from others."""
+_LEAST_SHARE: Final = 0.005
+"""Parts that hold less of a gap have no row in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +101,21 @@ def neighbours(scenario: Scenario) -> list[Neighbour]:
 
 
 def blame(result: Result, measured_s: float) -> list[tuple[str, float, float]]:
-    """(part, seconds of the gap it most probably holds, share of the gap), largest first."""
+    """(part, seconds of the gap it most probably holds, share of the gap), largest first.
+
+    A part's share follows its variance: its own interval's, and of the calibration's (which is no part of a step) what it would
+    hold if every part were off by a factor of its own, alike and independent.
+    """
     gap = measured_s - result.step_time_s
-    weights = [(name, width**2) for name, width in result.step_interval.dominated_by]
-    total = sum(w for _, w in weights)
-    return [(name, gap * w / total, w / total) for name, w in weights] if total else []
+    widths = dict(result.step_interval.dominated_by)
+    parts = {name: seconds for name, seconds in result.breakdown.items() if name not in _DERIVED and seconds > 0.0}
+    norm = sum(seconds**2 for seconds in parts.values())
+    unseen = widths.pop("calibration", 0.0) ** 2
+    weights = {name: widths.get(name, 0.0) ** 2 + (unseen * parts.get(name, 0.0) ** 2 / norm if norm else 0.0)
+               for name in {**parts, **widths}}  # fmt: skip
+    total = sum(weights.values())
+    found = [(name, gap * w / total, w / total) for name, w in weights.items()] if total else []
+    return sorted(found, key=lambda row: -row[2])
 
 
 def explain(result: Result, measured: dict[str, float]) -> dict[str, Any]:
@@ -149,7 +165,7 @@ def explain_report(result: Result, found: dict[str, Any]) -> RenderableType:
         inside = "inside" if m["inside_interval"] else "outside"
         text = f"\nmeasured {format_seconds(m['step_time_s'])}, predicted {format_seconds(m['predicted_s'])}: {inside} the interval"
         table = Table("the gap most probably lies in", "seconds", "share", box=None)
-        for row in m["explanation"]:
+        for row in (r for r in m["explanation"] if r["share"] >= _LEAST_SHARE):
             table.add_row(row["part"], f"{row['seconds']:+.4g}", f"{row['share']:.0%}")
         parts += [Text(text, style="bold"), table]
     if "measured_memory" in found:
