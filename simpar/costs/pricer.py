@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from simpar.costs.block_price import BlockPrice, category, price_list, price_pair, worst
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
+from simpar.costs.key_price import KeyPrice, handled, scaled
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.errors import InternalError
 from simpar.parallel.keys import (
@@ -47,36 +48,6 @@ NEAR_NODES = 2
 """Nodes of a tensor group up to which `far_send_s` does not show."""
 HOST_ADAM_BYTES_PER_S = 25e9
 """Host memory traffic of one GPU's share of a CPU Adam step. Assumed: a two-socket host's 400 GB/s at half efficiency over 8."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPrice:
-    """A symbolic price made concrete.
-
-    Attributes:
-        seconds: duration.
-        terms: by category, summing to `seconds`.
-        spread: (category, up, down) seconds of the 80 % interval.
-        interference: how much compute of the same rank slows while this runs (communication only).
-        communication_s: busy seconds by dimension inside compute ops.
-        provenance: worst among its parts.
-        latency_s: part of `seconds` that no bandwidth changes (communication only).
-    """
-
-    seconds: float
-    terms: tuple[tuple[str, float], ...]
-    spread: tuple[tuple[str, float, float], ...]
-    interference: float
-    communication_s: tuple[tuple[str, float], ...]
-    provenance: Provenance
-    latency_s: float = 0.0
-
-
-def scaled(price: Price, factor: float) -> Price:
-    """`price` times `factor`, interval included."""
-    if factor == 1.0:
-        return price
-    return Price(price.seconds * factor, price.low * factor, price.high * factor, price.provenance, price.terms)
 
 
 def ops_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
@@ -193,9 +164,7 @@ class LayoutPricer:
         if work.dimension in _STATES and placement.num_nodes > 1 and (share := self.layout.framework.state_link_share):
             least = work.bytes / (share * self.layout.hardware.nic.bandwidth.value)
             once = Price(max(once.seconds, least), max(once.low, 0.8 * least), max(once.high, 1.3 * least), once.provenance)
-        if work.repeat == 1:
-            return once
-        return scaled(once, float(work.repeat))
+        return scaled(once, work.repeat)
 
     def _exchange(self, work: ExpertExchange) -> Price:
         placement = self.layout.placement("ep")
@@ -329,7 +298,8 @@ class LayoutPricer:
         return replace(price, seconds=seconds, terms=(("pp", seconds),), spread=spread, latency_s=price.latency_s + stall)
 
     def _state(self, key: Gather | Reduce) -> KeyPrice:
-        return self._sequence("dp", state_collectives(self.layout, key))
+        price = self._sequence("dp", state_collectives(self.layout, key))
+        return handled(price, key, self.layout, self._work)
 
     def _sequence(self, dimension: str, calls: Sequence[Collective]) -> KeyPrice:
         """Collectives one after the other on one stream."""
@@ -340,7 +310,7 @@ class LayoutPricer:
         spread = ((dimension, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)),)
         interference = max(self._interference(c.name, c.bytes, self._placement(c)) for c in calls)
         kind = worst([p.provenance for p in prices])
-        latency = sum(self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
+        latency = sum(c.repeat * self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
         return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), kind, min(latency, seconds))
 
     def _placement(self, work: Collective) -> GroupPlacement:
@@ -362,6 +332,9 @@ class LayoutPricer:
         own = dense / (layout.shard_ranks if sharded else 1) + experts / (layout.expert_shard_ranks if sharded else 1)
         work = OptimizerWork(own, spec.optimizer_traffic_bytes, spec.optimizer_kernel)
         price = scaled(self._work(work), layout.calibration.memory)
+        if spec.whole_gradient_bytes:
+            whole = scaled(self._work(MemoryWork("copy", (dense + experts) * spec.whole_gradient_bytes)), layout.calibration.memory)
+            price = Price(price.seconds + whole.seconds, price.low + whole.low, price.high + whole.high, price.provenance)
         norm = self._timed("all_reduce", 4.0, layout.placement("world")) if layout.mesh.world_size > 1 else ZERO
         seconds = price.seconds + norm.seconds + spec.optimizer_cpu_s + layout.calibration.step_s
         if layout.plan.offload.optimizer:

@@ -196,6 +196,7 @@ class Layout:
             weight_gradients="none" if whole else self.framework.weight_gradients,
             grouped_weight_gradients="none" if whole else self.framework.grouped_weight_gradients,
             engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.te_scaling),
+            accumulation_bytes=self.framework.accumulation_bytes if self.gradient_dtype == "fp32" else 0.0,
         )  # fmt: skip
 
     @cached_property
@@ -321,8 +322,7 @@ class Layout:
     @cached_property
     def overlap_grad_reduce(self) -> bool:
         """Gradient reduction runs beside the backward."""
-        chosen = self.plan.overlap_grad_reduce
-        return self.framework.overlap_grad_reduce if chosen is None else chosen
+        return self.framework.reduces_beside_backward(self.plan.zero_stage, self.plan.overlap_grad_reduce)
 
     @cached_property
     def overlap_param_gather(self) -> bool:

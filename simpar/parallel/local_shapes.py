@@ -39,6 +39,7 @@ class SplitOptions:
         casts: recipe of casts to fp8 that are kernels of their own (parallel/casts.py), "" = none.
         weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
         engine_casts: casts to fp8 by TransformerEngine, none = it makes none.
+        accumulation_bytes: per weight, of adding its gradient to a buffer in a kernel of its own.
     """
 
     degrees: Degrees
@@ -58,6 +59,7 @@ class SplitOptions:
     weight_gradients: WeightGradients = "none"
     grouped_weight_gradients: WeightGradients = "none"
     engine_casts: EngineCasts | None = None
+    accumulation_bytes: float = 0.0
 
 
 class LocalShapes:

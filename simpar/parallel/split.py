@@ -10,7 +10,7 @@ from simpar.parallel.block_memory import BlockMemory
 from simpar.parallel.casts import casts
 from simpar.parallel.local_shapes import LocalShapes, SplitOptions
 from simpar.parallel.recompute import repeated, repeated_parts
-from simpar.parallel.work import Gemm, LocalOp, OpList, Work
+from simpar.parallel.work import Gemm, LocalOp, MemoryWork, OpList, Work
 from simpar.workload.ops import Block, Op, OpType, Seam, op_flops, volume
 
 
@@ -133,6 +133,14 @@ class _Splitter(LocalShapes):
                 entry = self._entry_before(position)
                 self._matmul_backward(item, entry, ops, weight_ops)
 
+    def put_accumulation(self, ops: OpList) -> None:
+        """Add the gradients of all weights to their buffer, one kernel each, where no matmul does."""
+        weights = [amount for op in self.block.ops if (amount := self.weights(op))]
+        if weights and self.options.accumulation_bytes and not self.options.lora_rank:
+            work = MemoryWork("residual", sum(weights) * self.options.accumulation_bytes, len(weights),
+                              self.options.memory_implementation)  # fmt: skip
+            ops.compute("accumulation.wgrad", work, len(weights))
+
     def _entry_before(self, position: int) -> Seam | None:
         """The entry seam right before the op at `position`, whose collectives belong to its backward."""
         previous = self.block.items[position - 1] if position else None
@@ -187,6 +195,8 @@ def split_block(block: Block, options: SplitOptions) -> LocalBlock:
             splitter.put_parts(ops, repeated_parts(options.recompute, block))
     splitter.put_backward(backward, None)
     splitter.put_backward(inputs, weights)
+    for ops in (backward, weights):
+        splitter.put_accumulation(ops)
     saved, working = memory.saved()
     dense = sum(splitter.weights(op) for op in block.ops if op.region != "expert")
     experts = sum(splitter.weights(op) for op in block.ops if op.region == "expert")

@@ -34,12 +34,34 @@ def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: b
     if isinstance(key, Gather):
         return [Collective("all_gather", parameters * state.gather, group)]
     amount = parameters * state.reduce
-    if layout.plan.zero_stage == 0:
-        return [Collective("all_reduce", amount, plain)]
+    if layout.plan.zero_stage == 0 or layout.framework.all_reduces_whole(layout.plan.zero_stage):
+        calls = _buckets(layout, parameters)
+        return [Collective("all_reduce", amount / calls, plain, calls)]
     found = [Collective("reduce_scatter", amount, group)]
     if hybrid:
         found.append(Collective("all_reduce", amount / layout.placement(shard).size, replica))
     return found
+
+
+def tensor_parameters(layout: Layout) -> float:
+    """Mean weights of one parameter tensor of the model on one rank; a tied head counts like one of its own."""
+    network = layout.network
+    blocks = [b for b in (network.embedding, *network.layers, network.head) if b is not None]
+    local = [layout.split(block, layout.options) for block in blocks]
+    tensors = sum(bool(op.weight_axes or op.parameters) for block in blocks for op in block.ops)
+    return sum(b.dense_parameters + b.expert_parameters for b in local) / max(tensors, 1)
+
+
+def _buckets(layout: Layout, parameters: float) -> float:
+    """All-reduces that these weights' gradients take: one, or those of DistributedDataParallel's buckets.
+
+    A bucket is closed by the tensor that fills it (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size), so
+    that it holds half a tensor more than its cap on average.
+    """
+    spec = layout.framework
+    if layout.plan.zero_stage > 0 or not spec.ddp_buckets:
+        return 1.0
+    return max(parameters / (spec.bucket_elements(layout.data_ranks) + tensor_parameters(layout) / 2.0), 1.0)
 
 
 def send_collectives(layout: Layout, key: Send) -> tuple[Collective, ...]:

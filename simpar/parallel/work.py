@@ -74,12 +74,12 @@ class OptimizerWork:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective over the group of `dimension`; `bytes` as nccl-tests counts them. `repeat` back-to-back calls."""
+    """A collective over the group of `dimension`; `bytes` as nccl-tests counts them. `repeat` back-to-back calls, on average."""
 
     name: str
     bytes: float
     dimension: Dimension
-    repeat: int = 1
+    repeat: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ class _Finder:
             calls = state_collectives(self.layout, key)
             if not calls:
                 return None
-            largest = max(calls, key=lambda c: c.bytes)
-            return Transfer(largest.name, largest.bytes, self.groups(largest.dimension, role, everywhere=True), "dp")
+            most, call = max(((c.bytes * c.repeat, c) for c in calls), key=lambda pair: pair[0])
+            return Transfer(call.name, most, self.groups(call.dimension, role, everywhere=True), "dp")
         if isinstance(key, BlockOp):
             return self.block(key, role)
         return None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.costs.block_price import worst
+from simpar.costs.key_price import KeyPrice
 from simpar.costs.price import Provenance
-from simpar.costs.pricer import KeyPrice
 from simpar.engine.longest_path import longest_path_batch
 from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout, recomputed_flops

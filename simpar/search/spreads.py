@@ -134,8 +134,9 @@ class Hidden:
     @classmethod
     def of(cls, spec: FrameworkSpec, state: State) -> Hidden:
         """Of a spread; the rule of `Layout`."""
-        reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
-        return cls(spec.overlap_grad_reduce if reduce is None else reduce, spec.overlap_param_gather if gather is None else gather)
+        gather = state.overlap_param_gather
+        reduce = spec.reduces_beside_backward(state.zero_stage, state.overlap_grad_reduce)
+        return cls(reduce, spec.overlap_param_gather if gather is None else gather)
 
 
 @dataclass(frozen=True)

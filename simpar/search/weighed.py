@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.costs.pricer import KeyPrice, LayoutPricer
+from simpar.costs.key_price import KeyPrice
+from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Gather, OptimizerStep, Reduce
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray

@@ -7,21 +7,18 @@ table of releases dates, a year, a month ("2023-07") or free text that holds one
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 from simpar.registry import unknown
+from simpar.specs.framework_releases import NEWEST as NEWEST
+from simpar.specs.framework_releases import Month as Month
+from simpar.specs.framework_releases import month_of as month_of
 
 AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
-Month = tuple[int, int]
-"""Year and month."""
-
-NEWEST: Month = (9999, 12)
-
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSpec:
@@ -57,6 +54,8 @@ class FrameworkSpec:
         gradient_dtype_fp16: the same of fp16 runs; none = no difference.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
+        accumulation_bytes: HBM bytes per parameter and micro-batch of adding gradients to their buffer in kernels of their own
+            (16-bit gradient and fp32 sum read, sum written: 10); 0 = no such kernels.
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
             optimizer's 12).
         ep_dispatcher: how tokens reach their experts where a published run does not say.
@@ -69,7 +68,8 @@ class FrameworkSpec:
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
-            the weights.
+            the weights, and reduces them bucket by bucket.
+        ddp_slowdown: times by which the reduction of such a bucket takes longer beside the backward than alone.
         gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from the
             first backward on.
         weight_gradients: 16-bit weight-gradient tensors in a backward, real or (where the matmul accumulates in place)
@@ -80,7 +80,11 @@ class FrameworkSpec:
         optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
+        whole_gradient_bytes: the same per parameter of a rank, however few of them its optimizer owns: norm, clipping and zeroing
+            of a gradient buffer that is never sharded.
         optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
+        gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
+        gather_piece_cpu_s: host time per piece of that unpacking, one piece for each weight tensor and data-parallel rank.
         bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
             of everything.
         state_link_share: of one network adapter's bandwidth, what weights and gradients reach between nodes where the framework
@@ -92,6 +96,8 @@ class FrameworkSpec:
     Overlap
 
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
+        sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
+            backward where that is asked for, or ("all_reduce") all-reduced whole once the last backward is through.
         p2p_blocking: non-interleaved schedules wait for batched sends and receives between compute steps.
         overlap_p2p_interleaved: with virtual stages sends are asynchronous.
         overlap_p2p_zero_bubble: zero-bubble style runtimes post receives early.
@@ -203,6 +209,7 @@ class FrameworkSpec:
     gradient_dtype_fp16: GradientDtype | None = None
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
+    accumulation_bytes: float = 0.0
     parameter_bytes: float = 2.0
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     fp8_dispatch: bool = False
@@ -212,13 +219,17 @@ class FrameworkSpec:
     separate_casts: bool = False
     gradient_copy_bytes: float = 0.0
     ddp_buckets: bool = False
+    ddp_slowdown: float = 1.0
     gradients_persist: bool = True
     weight_gradients: Literal["none", "each", "shapes"] = "each"
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
     update_bytes: float = 0.0
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0
+    whole_gradient_bytes: float = 0.0
     optimizer_cpu_s: float = 2e-3
+    gather_copy_bytes: float = 0.0
+    gather_piece_cpu_s: float = 0.0
     bucket_elements_min: float = 40e6
     bucket_elements_per_rank: float = 1e6
     bucket_bytes: float = 0.0
@@ -227,6 +238,7 @@ class FrameworkSpec:
     zero_stage_default: int = 1
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+    sharded_grad_reduce: Literal["scatter", "all_reduce"] = "scatter"
     p2p_blocking: bool = True
     overlap_p2p_interleaved: bool = True
     overlap_p2p_zero_bubble: bool = True
@@ -282,6 +294,14 @@ class FrameworkSpec:
         """Default accumulation dtype of gradients in a run of `precision`."""
         return (self.gradient_dtype_fp16 if precision == "fp16" else None) or self.gradient_dtype
 
+    def all_reduces_whole(self, zero_stage: int) -> bool:
+        """Whether gradients are all-reduced whole after the last backward although the optimizer's states are sharded."""
+        return zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
+
+    def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
+        """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
+        return not self.all_reduces_whole(zero_stage) and (self.overlap_grad_reduce if chosen is None else chosen)
+
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
         """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""
         if fused and self.logits_fp32_copies_fused is not None:
@@ -303,7 +323,7 @@ class FrameworkSpec:
     def bucket_elements(self, data_ranks: int) -> float:
         """Elements of one gradient bucket for `data_ranks`; infinite when everything is one bucket."""
         if self.bucket_bytes:
-            return self.bucket_bytes / (4.0 if self.gradient_dtype == "fp32" else 2.0)
+            return self.bucket_bytes / (4.0 if self.gradient_dtype == "fp32" and not self.ddp_buckets else 2.0)
         size = max(self.bucket_elements_min, self.bucket_elements_per_rank * data_ranks)
         return size or float("inf")
 
@@ -321,32 +341,6 @@ class FrameworkRow:
     since: Month
     changes: dict[str, Any]
     source: str
-
-
-_DATE = re.compile(r"(?<!\d)(20[12]\d)(?:[-./ ](0?[1-9]|1[0-2])(?!\d))?")
-_CALENDAR_RELEASE = re.compile(r"(?<!\d)(2[0-9])\.(0[1-9]|1[0-2])(?!\d)")
-_RELEASE = re.compile(r"(?<![\d.])v?(\d+\.\d+)(?:\.\d+)*")
-
-
-def month_of(name: str, version: str | None) -> Month:
-    """The month that `version` of framework `name` stands for; the newest when nothing in the text says.
-
-    Understands releases of the table ("0.13", "torch 2.1"), calendar releases ("NeMo 25.04", "23.09"), years and
-    months.
-    """
-    from simpar.specs.framework_releases import RELEASES
-
-    if not version:
-        return NEWEST
-    if (calendar := _CALENDAR_RELEASE.search(version)) is not None:
-        return 2000 + int(calendar[1]), int(calendar[2])
-    if (date := _DATE.search(version)) is not None:
-        return int(date[1]), int(date[2] or 7)
-    known = RELEASES.get(name, {})
-    for release in _RELEASE.findall(version):
-        if release in known:
-            return known[release]
-    return NEWEST
 
 
 def framework_names() -> list[str]:

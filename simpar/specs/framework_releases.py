@@ -1,10 +1,14 @@
-"""When the releases of frameworks came out."""
+"""When the releases of frameworks came out, and the month that a version stands for."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from simpar.specs.framework import Month
+Month = tuple[int, int]
+"""Year and month."""
+
+NEWEST: Month = (9999, 12)
 
 RELEASES: Final[dict[str, dict[str, Month]]] = {
     "megatron-core": {
@@ -20,3 +24,26 @@ RELEASES: Final[dict[str, dict[str, Month]]] = {
     "nanotron": {"0.1": (2024, 1), "0.4": (2024, 2)},
 }  # fmt: skip
 """Release -> month, for versions that carry no date. Release tags of the projects' repositories, to the month."""
+
+_DATE = re.compile(r"(?<!\d)(20[12]\d)(?:[-./ ](0?[1-9]|1[0-2])(?!\d))?")
+_CALENDAR_RELEASE = re.compile(r"(?<!\d)(2[0-9])\.(0[1-9]|1[0-2])(?!\d)")
+_RELEASE = re.compile(r"(?<![\d.])v?(\d+\.\d+)(?:\.\d+)*")
+
+
+def month_of(name: str, version: str | None) -> Month:
+    """The month that `version` of framework `name` stands for; the newest when nothing in the text says.
+
+    Understands releases of the table ("0.13", "torch 2.1"), calendar releases ("NeMo 25.04", "23.09"), years and
+    months.
+    """
+    if not version:
+        return NEWEST
+    if (calendar := _CALENDAR_RELEASE.search(version)) is not None:
+        return 2000 + int(calendar[1]), int(calendar[2])
+    if (date := _DATE.search(version)) is not None:
+        return int(date[1]), int(date[2] or 7)
+    known = RELEASES.get(name, {})
+    for release in _RELEASE.findall(version):
+        if release in known:
+            return known[release]
+    return NEWEST

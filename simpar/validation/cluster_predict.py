@@ -143,7 +143,7 @@ class Predicted:
                 size = self.priced.layout.placement(call.dimension).size
                 if size > 1:
                     key = f"{call.name}/{2 if call.name == 'send_recv' else size}"
-                    found[key] += call.repeat
+                    found[key] += round(call.repeat)
                     bytes_[key] += call.bytes * call.repeat  # type: ignore[assignment]
         if self.layout.sequence_parallel:
             # Weights between the tensor-parallel parts see a part of the sequence each: their gradients are summed once a step.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simpar.specs.framework import NEWEST, Month, month_of
+from simpar.specs.framework_releases import NEWEST, Month, month_of
 
 Row = Mapping[str, Any]
 

@@ -1,0 +1,79 @@
+"""Seconds of one key of a program, and what frameworks do around the collectives of weights and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from simpar.costs.price import Price, Provenance
+from simpar.parallel.keys import Gather, Reduce
+from simpar.parallel.layout import Layout
+from simpar.parallel.traffic import tensor_parameters
+from simpar.parallel.work import MemoryWork, Work
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPrice:
+    """A symbolic price made concrete.
+
+    Attributes:
+        seconds: duration.
+        terms: by category, summing to `seconds`.
+        spread: (category, up, down) seconds of the 80 % interval.
+        interference: how much compute of the same rank slows while this runs (communication only).
+        communication_s: busy seconds by dimension inside compute ops.
+        provenance: worst among its parts.
+        latency_s: part of `seconds` that no bandwidth changes (communication only).
+    """
+
+    seconds: float
+    terms: tuple[tuple[str, float], ...]
+    spread: tuple[tuple[str, float, float], ...]
+    interference: float
+    communication_s: tuple[tuple[str, float], ...]
+    provenance: Provenance
+    latency_s: float = 0.0
+
+
+def scaled(price: Price, factor: float) -> Price:
+    """`price` times `factor`, interval included."""
+    if factor == 1.0:
+        return price
+    return Price(price.seconds * factor, price.low * factor, price.high * factor, price.provenance, price.terms)
+
+
+def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callable[[Work], Price]) -> KeyPrice:
+    """`price` of collectives with what the framework adds: slower buckets beside the backward, unpacking after a gather.
+
+    Args:
+        work: the price of a kernel alone.
+    """
+    spec, zero = layout.framework, layout.plan.zero_stage
+    if isinstance(key, Reduce):
+        return _stretched(price, spec.ddp_slowdown) if spec.ddp_buckets and zero == 0 else price
+    if not price.seconds or not spec.gather_copy_bytes or zero == 3:
+        return price
+    more = unpacking_s(key, layout, work)
+    spread = tuple((name, up + 0.3 * more, down + 0.3 * more) for name, up, down in price.spread)
+    seconds = price.seconds + more
+    return replace(price, seconds=seconds, terms=(("dp", seconds),), spread=spread, latency_s=price.latency_s + more)
+
+
+def unpacking_s(key: Gather, layout: Layout, work: Callable[[Work], Price]) -> float:
+    """Seconds to pack weights before their gather and to unpack them piece by piece after it: the device's, or the host's."""
+    spec = layout.framework
+    parameters = sum(layout.block_parameters(key.stage, key.first, key.last))
+    copies = work(MemoryWork("copy", parameters * spec.gather_copy_bytes)).seconds * layout.calibration.memory
+    pieces = parameters / tensor_parameters(layout) * layout.shard_ranks
+    return max(copies, pieces * spec.gather_piece_cpu_s)
+
+
+def _stretched(price: KeyPrice, factor: float) -> KeyPrice:
+    """A communication price times `factor`, its latency apart."""
+    return replace(
+        price, seconds=price.seconds * factor, terms=tuple((name, seconds * factor) for name, seconds in price.terms),
+        spread=tuple((name, up * factor, down * factor) for name, up, down in price.spread),
+    )  # fmt: skip
+
+
+__all__ = ["KeyPrice", "handled", "scaled", "unpacking_s"]

@@ -1,0 +1,120 @@
+"""What nanotron's data parallelism costs: buckets without sharding, one late all-reduce and a gather by pieces with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simpar.costs.key_price import unpacking_s
+from simpar.costs.pricer import LayoutPricer
+from simpar.parallel.keys import Gather, OptimizerStep, Reduce
+from simpar.parallel.layout import Layout
+from simpar.parallel.traffic import state_collectives, tensor_parameters
+from simpar.parallel.work import MemoryWork
+from simpar.simulate import cost_models, simulate
+from simpar.specs.framework import framework
+from simpar.specs.scenario import Scenario
+
+MODEL = {
+    "kind": "transformer", "hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "head_dim": 64, "intermediate_size": 8192, "vocab_size": 32768, "gated_mlp": True, "activation": "silu", "norm": "rmsnorm",
+    "max_position_embeddings": 4096, "position": "rope", "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def scenario(zero: int, nodes: int = 4, tp: int = 1, batch: int = 1, name: str = "nanotron") -> Scenario:
+    """Data-parallel training of a small model, `batch` sequences per rank."""
+    dp = 8 * nodes // tp
+    return Scenario.model_validate({
+        "name": "nanotron", "model": MODEL, "framework": name,
+        "cluster": {"hardware": "dgx-h100", "num_nodes": nodes},
+        "plan": {"tp": tp, "sequence_parallel": tp > 1, "dp": dp, "zero_stage": zero, "overlap_grad_reduce": True},
+        "training": {"sequence_length": 4096, "global_batch_size": batch * dp, "micro_batch_size": 1},
+    })  # fmt: skip
+
+
+def priced(zero: int, nodes: int = 4, tp: int = 1) -> tuple[Layout, LayoutPricer]:
+    """The layout and its pricer."""
+    found = scenario(zero, nodes, tp)
+    layout = Layout.of(found, 1)
+    return layout, LayoutPricer(layout, *cost_models(found, layout.hardware))
+
+
+def test_sharded_gradients_are_all_reduced_whole_after_the_backward() -> None:
+    """ZeRO-1: one fp32 all-reduce of everything, whatever the plan says of overlap; without sharding beside the backward."""
+    layout, _ = priced(1)
+    blocks = len(layout.stage_blocks[0])
+    calls = state_collectives(layout, Reduce(0, 0, blocks))
+    parameters = sum(layout.block_parameters(0, 0, blocks))
+    assert [(c.name, c.bytes, c.repeat) for c in calls] == [("all_reduce", 4.0 * parameters, 1.0)]
+    assert not layout.overlap_grad_reduce
+    assert priced(0)[0].overlap_grad_reduce
+    assert simulate(scenario(1)).step_time_s > simulate(scenario(0)).step_time_s
+
+
+def test_other_frameworks_scatter() -> None:
+    """Megatron-Core's distributed optimizer reduce-scatters beside the backward."""
+    layout = Layout.of(scenario(1, name="megatron-core"), 1)
+    assert {c.name for c in state_collectives(layout, Reduce(0, 0, 2))} == {"reduce_scatter"}
+    assert layout.overlap_grad_reduce
+
+
+def test_buckets_carry_all_gradients() -> None:
+    """Without sharding the buckets' bytes add up to 4 per weight, and one holds its cap and half a tensor."""
+    layout, pricer = priced(0)
+    blocks = len(layout.stage_blocks[0])
+    (call,) = state_collectives(layout, Reduce(0, 0, blocks))
+    parameters = sum(layout.block_parameters(0, 0, blocks))
+    assert call.bytes * call.repeat == pytest.approx(4.0 * parameters)
+    assert call.bytes / 4.0 == pytest.approx(25.0 * 2**20 / 2.0 + tensor_parameters(layout) / 2.0)
+    whole = pricer.price(Reduce(0, 0, blocks)).seconds
+    assert whole <= sum(pricer.price(Reduce(0, i, i + 1)).seconds for i in range(blocks)) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_unpacking_takes_a_piece_for_every_tensor_and_rank(tp: int) -> None:
+    """The gather's host time grows with the data-parallel ranks, not with the weights on a rank."""
+    spec = framework("nanotron", "2025-02")
+    found = {}
+    for nodes in (8, 32):
+        layout, pricer = priced(1, nodes, tp)
+        blocks = len(layout.stage_blocks[0])
+        found[nodes] = unpacking_s(Gather(0, 0, blocks), layout, pricer._work)
+    tensors = 4 * 6 + 3  # four layers of four matrices and two norms; embedding, last norm and head
+    more = tensors * (32 - 8) * 8 / tp * spec.gather_piece_cpu_s
+    assert found[32] - found[8] == pytest.approx(more)
+
+
+def test_tensor_parameters_is_the_mean() -> None:
+    """Weights over tensors: closed form of the small model."""
+    weights = 4 * (4 * 2048 * 2048 + 3 * 2048 * 8192 + 2 * 2048) + 2 * 32768 * 2048 + 2048
+    assert tensor_parameters(priced(1)[0]) == pytest.approx(weights / 27)
+
+
+def test_unsharded_part_of_the_update_stays() -> None:
+    """Norm, clipping and zeroing pass over all gradients however many ranks share the optimizer."""
+    layout, pricer = priced(1)
+    parameters = sum(layout.block_parameters(0, 0, len(layout.stage_blocks[0])))
+    floor = pricer._work(MemoryWork("copy", parameters * layout.framework.whole_gradient_bytes)).seconds
+    memory = layout.calibration.memory
+    assert pricer.price(OptimizerStep(0)).seconds > memory * floor
+
+
+def test_accumulation_is_paid_once_per_microbatch() -> None:
+    """Ten bytes per weight and backward: the blocks' backward holds a kernel for each of its tensors, the forward none."""
+    layout, _ = priced(0)
+    for block in layout.stage_blocks[0]:
+        adds = [op.work for op in block.backward if op.name == "accumulation.wgrad"]
+        assert sum(w.bytes_moved for w in adds if isinstance(w, MemoryWork)) == pytest.approx(10.0 * block.dense_parameters)
+        assert not any(op.name.startswith("accumulation") for op in block.forward)
+        assert [op.name for op in block.weight_gradient].count("accumulation.wgrad") == len(adds)
+
+
+def test_overlap_rule() -> None:
+    """One rule for everybody: the plan's choice, else the default, never with gradients reduced whole."""
+    spec = framework("nanotron", "2025-02")
+    assert spec.reduces_beside_backward(0, None)
+    assert not spec.reduces_beside_backward(0, False)
+    assert not any(spec.reduces_beside_backward(1, chosen) for chosen in (None, True, False))
+    assert replace(spec, sharded_grad_reduce="scatter").reduces_beside_backward(1, None)
