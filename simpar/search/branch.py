@@ -85,6 +85,23 @@ class Glimpse:
     device_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The pipelines of a variant.
+
+    Attributes:
+        node: mesh, micro-batch, micro-batches, variant.
+        order: their positions in the space, fastest first by their bounds; `seconds` of each.
+        left: layouts of each and all after it.
+    """
+
+    node: tuple[Group, int, int, Variant]
+    design: Kin
+    order: list[int]
+    seconds: list[float]
+    left: list[int]
+
+
 @dataclass
 class Progress:
     """What a search reports while it runs."""
@@ -240,19 +257,30 @@ class Branch:
         group, batch, m, variant = payload
         design = kin(group, batch)
         inner = len(self.space.states(group)) * len(self.space.offloads)
-        values = self.coarse.pipeline_seconds(*payload).tolist()
-        for pipeline, value in zip(self.space.pipelines(group.pp, m), values, strict=True):
-            layouts = self.space.recompute_count(group.pp, pipeline, variant) * inner
-            if layouts:
-                self.push(value, "pipeline", Design(*payload, pipeline), layouts, design, self.coarse.least_bytes(group))
+        seconds = self.coarse.pipeline_seconds(*payload)
+        counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
+        order = np.argsort(seconds, kind="stable")
+        order = order[counts[order] > 0]
+        left = np.cumsum(counts[order][::-1])[::-1].tolist()
+        self._next_pipeline(Ranked(payload, design, order.tolist(), seconds[order].tolist(), left), 0)
 
-    def open_pipeline(self, bound: float, payload: Design, count: int) -> None:
-        """Bound every spread of the states, without recomputation."""
-        outlook = self.sheets.outlook(payload)
+    def _next_pipeline(self, ranked: Ranked, at: int) -> None:
+        """The pipelines of a variant from the one at `at` on wait together: the first bounds the rest."""
+        if at < len(ranked.order):
+            least = self.coarse.least_bytes(ranked.node[0])
+            self.push(ranked.seconds[at], "pipeline", (ranked, at), ranked.left[at], ranked.design, least)
+
+    def open_pipeline(self, bound: float, payload: tuple[Ranked, int], count: int) -> None:
+        """Bound every spread of the states, without recomputation, of the first of these pipelines."""
+        ranked, at = payload
+        self._next_pipeline(ranked, at + 1)
+        count -= ranked.left[at + 1] if at + 1 < len(ranked.left) else 0
+        group, _, m, _ = ranked.node
+        outlook = self.sheets.outlook(Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]]))
         self.account.evaluated["bounds"] += count
         if len(outlook.columns):
             least = max(bound, float(outlook.least.min()))
-            self.push(least, "spreads", outlook, count, payload.kin, self.coarse.least_bytes(payload.group))
+            self.push(least, "spreads", outlook, count, ranked.design, self.coarse.least_bytes(group))
         else:
             # Not even the states fit, however they are spread.
             self.account.rejected[MEMORY] += count

@@ -18,7 +18,7 @@ from simpar.search.parents import parents, with_parents
 from simpar.search.pricing import Pricing
 from simpar.search.shapes import Shape, shape_of
 from simpar.search.space import Space
-from simpar.search.spreads import Cut, StateBound, StateBytes, resting_bytes, state_seconds
+from simpar.search.spreads import Cut, Spreads, StateBound, StateBytes
 from simpar.search.stages import Stages
 
 BoolArray = NDArray[np.bool_]
@@ -125,11 +125,13 @@ class Outlook:
         columns: spreads whose states fit at rest, int array [D].
         least: seconds of each without recomputation, optimizer on the device and offloaded, float array [D, 2]: no layout of it
             is faster; infinite where it does not fit or is not in the space.
+        spread: what they add; None without any.
     """
 
     design: Design
     columns: IntArray
     least: FloatArray
+    spread: StateBound | None
 
 
 class Sheets:
@@ -139,7 +141,8 @@ class Sheets:
         self.space, self.pricing, self.capacity = space, pricing, capacity
         self._recomputations: dict[object, Recomputations] = {}
         self._cuts: dict[object, Cut] = {}
-        self._rows: dict[object, tuple[object, ...]] = {}
+        self._spreads: dict[object, Spreads] = {}
+        self._bounds: dict[object, StateBound] = {}
         self._resting: dict[object, StateBytes] = {}
         self._peaks: dict[object, FloatArray] = {}
         self._holds: dict[bytes, int] = {}
@@ -177,16 +180,16 @@ class Sheets:
         rests = self._rests(design)
         columns = np.flatnonzero(rests.any(axis=1))
         if not len(columns):
-            return Outlook(design, columns, np.zeros((0, 2)))
+            return Outlook(design, columns, np.zeros((0, 2)), None)
         key = ("plain", design.shape.stages, design.pipeline.split)
         if key not in self._recomputations:
             stages = self.pricing.plain_stages(design.pipeline, design.group.pp)
             self._recomputations[key] = Recomputations(("none",), ("none",), np.zeros(1, dtype=np.int64), stages)
         plain = self._recomputations[key]
         pipe = self.pipe(design, plain, self.tables(design, plain.names))
-        spread = self.state_bound(design, columns.tolist())
+        spread = self.state_bound(design, columns)
         least = np.stack([bounds.combine(pipe, spread, offloaded)[0] for offloaded in (0, 1)], axis=1)
-        return Outlook(design, columns, np.where(rests[columns], least, np.inf))
+        return Outlook(design, columns, np.where(rests[columns], least, np.inf), spread)
 
     def sheet(self, design: Design, incumbents: Incumbents, outlook: Outlook | None = None) -> Sheet:
         """The layouts of a design that `incumbents` leave open."""
@@ -198,9 +201,11 @@ class Sheets:
         counts = np.array([(every - len(columns)) * inner, 0, 0])
         late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents, design)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
-        columns = columns[~late & ~beaten]
-        if not len(columns):
+        some = ~late & ~beaten
+        columns, spread = columns[some], outlook.spread
+        if spread is None or not len(columns):
             return _empty(design, again, states, offloads, counts)
+        spread = spread.take(np.flatnonzero(some))
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
         late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents, design)
@@ -212,12 +217,12 @@ class Sheets:
         need = self.needs(design, again, tables, rows, columns)
         fits = need <= self.capacity
         # Spreads under which nothing fits need no seconds; memory alone decides, for good.
-        some = fits.any(axis=(0, 1))
+        some = np.asarray(fits.any(axis=(0, 1)))
         counts[0] += (~fits).sum()
         columns, need, fits = columns[some], need[:, :, some], fits[:, :, some]
         if not len(columns):
             return _empty(design, again, states, offloads, counts)
-        spread = self.state_bound(design, columns.tolist())
+        spread = spread.take(np.flatnonzero(some))
         time_s = self._times(design, again, tables, pipe.take(rows), spread, rows)
         late, beaten = self._hopeless(time_s, need, incumbents, design)
         alive = fits & ~late & ~beaten
@@ -289,17 +294,21 @@ class Sheets:
             self._cuts[key] = Cut.of(self.pricing, group, design.variant, pipeline)
         return key, self._cuts[key]
 
-    def state_bound(self, design: Design, which: Sequence[int]) -> StateBound:
-        """Bounds of some spreads, shared by all micro-batches, variants and schedules of one cut."""
-        (name, cut), states = self.cut(design), self.space.states(design.group)
-        rows = []
-        for index in which:
-            # Only where data-parallel traffic repeats with every micro-batch does their number matter.
-            key = (name, index, design.m if states[index].zero_stage >= 2 else 0)
-            if key not in self._rows:
-                self._rows[key] = state_seconds(self.pricing, design.group, design.variant, states[index], cut, design.m)
-            rows.append(self._rows[key])
-        found = StateBound.of(rows)
+    def spreads(self, design: Design) -> Spreads:
+        """All spreads of a design's mesh."""
+        key = (design.group, design.variant.precision)
+        if key not in self._spreads:
+            self._spreads[key] = Spreads(self.pricing, design.group, design.variant, self.space.states(design.group))
+        return self._spreads[key]
+
+    def state_bound(self, design: Design, columns: IntArray) -> StateBound:
+        """Bounds of the spreads that rest in memory, shared by all micro-batches, variants and schedules of one cut."""
+        (name, cut), spreads = self.cut(design), self.spreads(design)
+        # Only where data-parallel traffic repeats with every micro-batch does their number matter.
+        key = (name, columns.tobytes(), design.m if spreads.reduces_always.any() else 0)
+        if key not in self._bounds:
+            self._bounds[key] = spreads.seconds(cut, design.m, columns)
+        found = self._bounds[key]
         return found if self.pricing.waits(design.shape.style) else found.alone()
 
     def resting(self, design: Design) -> StateBytes:
@@ -307,8 +316,7 @@ class Sheets:
         name, cut = self.cut(design)
         key = (name, design.m == 1 and design.group.pp == 1)
         if key not in self._resting:
-            states = self.space.states(design.group)
-            self._resting[key] = resting_bytes(self.pricing, design.group, design.variant, states, cut, design.m)
+            self._resting[key] = self.spreads(design).bytes(cut, design.m)
         return self._resting[key]
 
     # -- memory --------------------------------------------------------------------------------------------------------

@@ -356,25 +356,24 @@ class Space:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _count_cache(self) -> dict[tuple[int, int, bool], int]:
+    def _count_cache(self) -> dict[tuple[int, int, bool], tuple[int, ...]]:
         return {}
 
-    def pipeline_count(self, pp: int, m: int, variant: Variant) -> int:
-        """Pairs of pipeline and recomputation."""
+    def recompute_counts(self, pp: int, m: int, variant: Variant) -> tuple[int, ...]:
+        """Recomputations of every pipeline."""
         key = (pp, m, self.merges(variant))
         if key not in self._count_cache:
-            self._count_cache[key] = sum(self.recompute_count(pp, p, variant) for p in self.pipelines(pp, m))
+            self._count_cache[key] = tuple(self._recompute_count(pp, p, variant) for p in self.pipelines(pp, m))
         return self._count_cache[key]
 
-    def recompute_count(self, pp: int, pipeline: Pipeline, variant: Variant) -> int:
-        """Recomputations of a pipeline."""
+    def _recompute_count(self, pp: int, pipeline: Pipeline, variant: Variant) -> int:
         if not self.runs(variant, pipeline, pp):
             return 0
         return len(self.selections) + (0 if self.merges(variant) else len(self.depths(self.deepest(pipeline, pp))))
 
     def variant_count(self, group: Group, m: int, variant: Variant) -> int:
         """Layouts of one mesh, number of micro-batches and variant."""
-        return self.pipeline_count(group.pp, m, variant) * len(self.states(group)) * len(self.offloads)
+        return sum(self.recompute_counts(group.pp, m, variant)) * len(self.states(group)) * len(self.offloads)
 
     def count(self, group: Group, m: int) -> int:
         """Layouts of one mesh and number of micro-batches."""

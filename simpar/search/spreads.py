@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,10 @@ from simpar.search.blocks import BlockTable, Composition
 from simpar.search.choice import Group, Pipeline, State, Variant
 from simpar.search.pricing import Pricing
 from simpar.search.shapes import Shape, shape_of
+from simpar.search.weighed import StatePricer
 from simpar.specs.framework import FrameworkSpec
+
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,16 @@ class StateBound:
     loss: FloatArray
     end: FloatArray
     serial: FloatArray
-    moving_costs: NDArray[np.bool_]
+    moving_costs: BoolArray
 
     def alone(self) -> StateBound:
         """Where ranks do not wait for each other at the end of a step: of a rank's own ops only."""
         nothing = np.zeros_like(self.gather)
         return replace(self, gather=nothing, reduce=nothing, gathers=nothing, reduces=nothing)
 
-    @classmethod
-    def of(cls, rows: Sequence[tuple[object, ...]]) -> StateBound:
-        """From one row per spread."""
-        return cls(*(np.array(column) for column in zip(*rows, strict=True)))
+    def take(self, rows: IntArray) -> StateBound:
+        """Some of the spreads."""
+        return StateBound(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,6 @@ class Cut:
         )  # fmt: skip
 
 
-def resting_bytes(pricing: Pricing, group: Group, variant: Variant, states: Sequence[State], cut: Cut, m: int) -> StateBytes:
-    """Resting bytes of every rank under every spread."""
-    rows = [_resting(pricing, group, variant, state, cut, m) for state in states]
-    return StateBytes(np.array([r for r, _ in rows]), np.array([o for _, o in rows]))
-
-
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """Whether gradients are reduced beside the backward, parameters gathered beside the forward."""
@@ -134,9 +130,8 @@ class Hidden:
     @classmethod
     def of(cls, spec: FrameworkSpec, state: State) -> Hidden:
         """Of a spread; the rule of `Layout`."""
-        gather = state.overlap_param_gather
-        reduce = spec.reduces_beside_backward(state.zero_stage, state.overlap_grad_reduce)
-        return cls(reduce, spec.overlap_param_gather if gather is None else gather)
+        reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
+        return cls(spec.overlap_grad_reduce if reduce is None else reduce, spec.overlap_param_gather if gather is None else gather)
 
 
 @dataclass(frozen=True)
@@ -159,105 +154,155 @@ class Traffic:
         return cls(data, always, data and (always or (zero == 2 and group.pp == 1)), start, after)
 
 
-def state_seconds(
-    pricing: Pricing, group: Group, variant: Variant, state: State, cut: Cut, m: int
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, float, FloatArray, FloatArray, bool]:
-    """One row of a `StateBound`."""
-    prices = pricing.state_prices(group, variant, state)
-    overlap = Hidden.of(pricing.framework, state)
-    traffic = Traffic.of(prices.layout, group, state.zero_stage, overlap.gather)
-    shape, p = cut.shape, cut.shape.ranks
-    zeros = np.zeros(p)
-    gather, reduce, gathers, reduces, serial, loss = zeros, zeros, zeros, zeros, zeros, 0.0
-    whole: dict[str, FloatArray] = {}
-
-    def stages(what: str) -> FloatArray:
-        """Seconds for each whole stage."""
-        if what not in whole:
-            whole[what] = prices.each(what, cut.dense, cut.expert)[cut.which]
-        return whole[what]
-
-    bucketed = overlap.reduce or traffic.reduce_always
-    only_first = pricing.framework.buckets_on_first_pipeline_rank_only and not traffic.reduce_always
-    if traffic.at_start:
-        first = _first_buckets(prices.gather, stages("gather"), cut, only_first, bucketed=bucketed)
-        gather, gathers = first[shape.first], cut.held @ stages("gather")
-    if traffic.data and not traffic.reduce_always:
-        first = _first_buckets(prices.reduce, stages("reduce"), cut, only_first, bucketed=bucketed)
-        whole_stream = cut.held @ stages("reduce")
-        # Every rank ends with the last backward of its first stage; what waits for that waits in the order of the stages (of two
-        # pipelines, on the ranks of the second half, the other stage has ended before).
-        own = first[shape.first]
-        behind = whole_stream if shape.replicas == 1 else np.where(np.arange(p) < p // 2, whole_stream, own)
-        reduce = own if overlap.reduce else behind
-        reduces = whole_stream if overlap.reduce else reduce
-    if traffic.always or traffic.reduce_always:
-        blocks = cut.held @ cut.composition.counts
-        serial = m * (blocks @ prices.reduce)
-        if traffic.always:
-            serial = serial + m * (blocks @ prices.gather)
-            if state.reshard_after_forward:
-                kept = np.array([prices.gather[o[-1]] if o else 0.0 for o in cut.composition.orders])
-                serial = serial + m * np.maximum(blocks @ prices.gather - cut.held @ kept, 0.0)
-    if traffic.at_start or (traffic.data and not traffic.reduce_always):
-        loss = prices.loss(gathers=traffic.at_start)
-    end, costs = np.zeros(2), True
-    if pricing.template.training.optimizer != "none":
-        dense, expert = cut.weights[:, 0], cut.weights[:, 1]
-        each = np.stack([prices.each("update", dense, expert), prices.each("host update", dense, expert)], axis=1)
-        costs = bool((each[:, 1] >= each[:, 0]).all())
-        if traffic.after:
-            each = each + (cut.held @ stages("gather"))[:, None]
-        # Ranks that do not wait for each other may end with the shortest update.
-        end = each.max(axis=0) if traffic.data and pricing.waits(shape.style) else each.min(axis=0)
-    return gather, reduce, gathers, reduces, loss, end, serial, costs
-
-
-def _first_buckets(blocks: FloatArray, stages: FloatArray, cut: Cut, only_first: bool, *, bucketed: bool) -> FloatArray:
-    """Seconds of the bucket that holds each stage's first block, [stages]; its first block alone where that is a bucket.
+class Spreads:
+    """Spreads of one mesh and precision, for any cut of the layers.
 
     Args:
-        blocks: seconds of each kind of block; stages: of whole stages.
-        only_first: stages but the first are one bucket.
+        variant: of which only the precision matters.
     """
-    if not bucketed:
-        return stages
-    alone = cut.first_kind >= 0
-    if only_first:
-        alone &= np.arange(len(alone)) == 0
-    return np.where(alone, blocks[cut.first_kind], stages)
+
+    def __init__(self, pricing: Pricing, group: Group, variant: Variant, states: Sequence[State]) -> None:
+        self.pricing, self.group, self.variant, self.states = pricing, group, variant, states
+        self.trains = pricing.template.training.optimizer != "none"
+        hidden = [Hidden.of(pricing.framework, state) for state in self.states]
+        layout = pricing.state_layout(group, variant, self.states[0]).layout
+        traffic = [Traffic.of(layout, group, s.zero_stage, h.gather) for s, h in zip(self.states, hidden, strict=True)]
+        self.data = traffic[0].data
+        self.at_start, self.after = np.array([t.at_start for t in traffic]), np.array([t.after for t in traffic])
+        self.always, self.reduces_always = np.array([t.always for t in traffic]), np.array([t.reduce_always for t in traffic])
+        self.frees = np.array([s.reshard_after_forward for s in self.states])
+        self.hidden = np.array([h.reduce for h in hidden])
+        # What of a spread is hidden does not matter to its prices.
+        names = [(s.zero_stage, s.shard_size) for s in self.states]
+        first = {name: index for index, name in reversed(list(enumerate(names)))}
+        self.priced_as = np.array([first[name] for name in names], dtype=np.int64)
+        self._bytes: dict[bool, FloatArray] = {}
+
+    # -- seconds -----------------------------------------------------------------------------------------------------
+
+    def seconds(self, cut: Cut, m: int, columns: IntArray) -> StateBound:
+        """What the spreads at `columns` add to a step of m micro-batches."""
+        shape, number, ranks = cut.shape, len(columns), cut.shape.ranks
+        every, which = np.unique(self.priced_as[columns], return_inverse=True)
+        pricers = [self.pricing.state_prices(self.group, self.variant, self.states[i]) for i in every.tolist()]
+        at_start, hidden = self.at_start[columns][:, None], self.hidden[columns][:, None]
+        reduces_always = self.reduces_always[columns][:, None]
+        in_buckets = self.data & ~reduces_always
+        zeros = np.zeros((number, ranks))
+        gather = reduce = gathers = reduces = serial = whole_gather = zeros
+        if at_start.any() or self.after[columns].any():
+            stages = np.array([p.each("gather", cut.dense, cut.expert) for p in pricers])[which][:, cut.which]
+            whole_gather = stages @ cut.held.T
+            blocks = np.array([p.gather for p in pricers])[which]
+            first = self._first_buckets(blocks, stages, cut, hidden, reduces_always)[:, shape.first]
+            gather, gathers = np.where(at_start, first, 0.0), np.where(at_start, whole_gather, 0.0)
+        if in_buckets.any():
+            stages = np.array([p.each("reduce", cut.dense, cut.expert) for p in pricers])[which][:, cut.which]
+            whole = stages @ cut.held.T
+            blocks = np.array([p.reduce for p in pricers])[which]
+            own = self._first_buckets(blocks, stages, cut, hidden, reduces_always)[:, shape.first]
+            # Every rank ends with the last backward of its first stage; what waits for that waits in the order of the stages (of
+            # two pipelines, on the ranks of the second half, the other stage has ended before).
+            behind = whole if shape.replicas == 1 else np.where(np.arange(ranks) < ranks // 2, whole, own)
+            reduce = np.where(in_buckets, np.where(hidden, own, behind), 0.0)
+            reduces = np.where(in_buckets, np.where(hidden, whole, reduce), 0.0)
+        if reduces_always.any():
+            serial = m * self._every_time(cut, pricers, which, columns)
+        begins = [bool(b) for b in at_start[:, 0]]
+        loss = np.array([pricers[k].loss(gathers=b) for k, b in zip(which.tolist(), begins, strict=True)])
+        end, costs = self._end(cut, pricers, which, whole_gather * self.after[columns][:, None])
+        return StateBound(
+            gather, reduce, gathers, reduces, np.where((at_start | in_buckets)[:, 0], loss, 0.0), end, serial, costs
+        )  # fmt: skip
+
+    def _first_buckets(
+        self, blocks: FloatArray, stages: FloatArray, cut: Cut, hidden: BoolArray, reduces_always: BoolArray
+    ) -> FloatArray:
+        """Seconds of the bucket that holds each stage's first block, [D, stages]; its first block alone where that is a bucket.
+
+        Args:
+            blocks: seconds of each kind of block [D, kinds]; stages: of whole stages [D, stages].
+        """
+        alone = (cut.first_kind >= 0) & (hidden | reduces_always)
+        if self.pricing.framework.buckets_on_first_pipeline_rank_only:
+            # Stages but the first are one bucket.
+            alone &= reduces_always | (np.arange(len(cut.which)) == 0)
+        return np.where(alone, blocks[:, cut.first_kind], stages)
+
+    def _every_time(self, cut: Cut, pricers: Sequence[StatePricer], which: IntArray, columns: IntArray) -> FloatArray:
+        """Seconds of the data-parallel stream for each micro-batch, [D, ranks]."""
+        blocks = cut.held @ cut.composition.counts
+        found = np.where(self.reduces_always[columns][:, None], np.array([p.reduce for p in pricers])[which] @ blocks.T, 0.0)
+        always = self.always[columns]
+        if always.any():
+            gather = np.array([p.gather for p in pricers])[which]
+            once = gather @ blocks.T
+            last = np.array([order[-1] if order else -1 for order in cut.composition.orders], dtype=np.int64)
+            kept = np.where(last >= 0, gather[:, last], 0.0) @ cut.held.T
+            again = np.where(self.frees[columns][:, None], np.maximum(once - kept, 0.0), 0.0)
+            found = found + np.where(always[:, None], once + again, 0.0)
+        return np.asarray(found)
+
+    def _end(
+        self, cut: Cut, pricers: Sequence[StatePricer], which: IntArray, gathers: FloatArray
+    ) -> tuple[FloatArray, BoolArray]:
+        """Seconds of the update and of `gathers` after it, [D, 2], and where offloading the update costs time, [D]."""
+        if not self.trains:
+            return np.zeros((len(which), 2)), np.ones(len(which), dtype=bool)
+        weights, rank = np.unique(cut.weights, axis=0, return_inverse=True)
+        rows = [[p.each(what, weights[:, 0], weights[:, 1]) for what in ("update", "host update")] for p in pricers]
+        each = np.array(rows)[which][:, :, rank.ravel()]
+        costs = np.asarray((each[:, 1] >= each[:, 0]).all(axis=1))
+        each = each + gathers[:, None]
+        # Ranks that do not wait for each other may end with the shortest update.
+        together = self.data and self.pricing.waits(cut.shape.style)
+        return each.max(axis=2) if together else each.min(axis=2), costs
+
+    # -- bytes -------------------------------------------------------------------------------------------------------
+
+    def bytes(self, cut: Cut, m: int) -> StateBytes:
+        """Resting bytes of every rank; the formulas of `result.memory.static_state`."""
+        per = self._per_weight(m == 1 and self.group.pp == 1)
+        both = (cut.held[:, 0] > 0) & (cut.held[:, -1] > 0)
+        if self.pricing.template.training.trainable == "lora":
+            return self._lora_bytes(cut, per, both)
+        dense, expert = cut.weights[:, 0] - both * cut.tied_extra, cut.weights[:, 1]
+        resting = per[:, 0, 0, None] * dense + per[:, 1, 0, None] * expert
+        optimizer = per[:, 0, 1, None] * dense + per[:, 1, 1, None] * expert
+        if not self.trains:
+            return StateBytes(resting, optimizer)
+        gathered, whole, stands = self._gathered
+        resting = resting + gathered[:, None] * (dense + expert) + whole[:, None] * (cut.held[:, 0] > 0)
+        return StateBytes(resting + stands[:, None] * cut.placeholders, optimizer)
+
+    def _per_weight(self, passing: bool) -> FloatArray:
+        """Bytes per dense and per expert weight, [D, 2, 2], see `Pricing.state_bytes`."""
+        if passing not in self._bytes:
+            each = [self.pricing.state_bytes(self.group, self.variant, state, passing=passing) for state in self.states]
+            self._bytes[passing] = np.array(each)
+        return self._bytes[passing]
+
+    @cached_property
+    def _gathered(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of weights that rest gathered: bytes per weight, of a whole embedding's gradient; 1 where tensors stand for gradients."""
+        gathered, whole = np.zeros(len(self.states)), np.zeros(len(self.states))
+        for index, state in enumerate(self.states):
+            if self.pricing.stays_gathered(self.group, state):
+                bytes_ = self.pricing.per_weight(self.group, self.variant, state)
+                gathered[index] = bytes_.gather + bytes_.reduce
+                whole[index] = whole_embedding_gradient(self.pricing.state_layout(self.group, self.variant, state).layout)
+        return gathered, whole, np.array([float(state.zero_stage < 3) for state in self.states])
+
+    def _lora_bytes(self, cut: Cut, per: FloatArray, both: BoolArray) -> StateBytes:
+        """Frozen weights at 2 bytes, and the states of the trained pairs (never offloaded)."""
+        trained = cut.held @ (cut.composition.counts @ cut.table.lora)
+        resting = np.zeros((len(self.states), len(both)))
+        for index, state in enumerate(self.states):
+            layout = self.pricing.state_layout(self.group, self.variant, state).layout
+            split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
+            frozen = 2.0 * (cut.weights[:, 0] - both * cut.tied_extra) / split[0] + 2.0 * cut.weights[:, 1] / split[1]
+            resting[index] = frozen + trained * per[index, 0].sum()
+        return StateBytes(resting, np.zeros_like(resting))
 
 
-def _resting(
-    pricing: Pricing, group: Group, variant: Variant, state: State, cut: Cut, m: int
-) -> tuple[FloatArray, FloatArray]:
-    """Resting bytes of every rank; the formulas of `result.memory.static_state`."""
-    per = pricing.state_bytes(group, variant, state, passing=m == 1 and group.pp == 1)
-    if pricing.template.training.trainable == "lora":
-        return _resting_lora(pricing.state_layout(group, variant, state).layout, state, cut, per)
-    both = (cut.held[:, 0] > 0) & (cut.held[:, -1] > 0)
-    dense, expert = cut.weights[:, 0] - both * cut.tied_extra, cut.weights[:, 1]
-    resting = dense * per[0][0] + expert * per[1][0]
-    optimizer = dense * per[0][1] + expert * per[1][1]
-    if pricing.template.training.optimizer == "none":
-        return resting, optimizer
-    if pricing.stays_gathered(group, state):
-        bytes_ = pricing.per_weight(group, variant, state)
-        resting = resting + (dense + expert) * (bytes_.gather + bytes_.reduce)
-        whole = whole_embedding_gradient(pricing.state_layout(group, variant, state).layout)
-        resting = resting + (cut.held[:, 0] > 0) * whole
-    return resting + (cut.placeholders if state.zero_stage < 3 else 0.0), optimizer
-
-
-def _resting_lora(
-    layout: Layout, state: State, cut: Cut, per: tuple[tuple[float, float], tuple[float, float]]
-) -> tuple[FloatArray, FloatArray]:
-    """Frozen weights at 2 bytes, and the states of the trained pairs (never offloaded)."""
-    trained = cut.held @ (cut.composition.counts @ cut.table.lora)
-    both = (cut.held[:, 0] > 0) & (cut.held[:, -1] > 0)
-    split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
-    frozen = 2.0 * (cut.weights[:, 0] - both * cut.tied_extra) / split[0] + 2.0 * cut.weights[:, 1] / split[1]
-    return frozen + trained * (per[0][0] + per[0][1]), np.zeros_like(trained)
-
-
-__all__ = ["Cut", "StateBound", "StateBytes", "Traffic", "resting_bytes", "state_seconds"]
+__all__ = ["Cut", "Spreads", "StateBound", "StateBytes", "Traffic"]
