@@ -9,17 +9,25 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from simpar.costs.gemm_alignment import SLOWER_NARROW, SLOWER_ODD, unaligned
 from simpar.costs.kernels import KernelModel
-from simpar.parallel.keys import Gather, Send
+from simpar.costs.pricer import LayoutPricer
+from simpar.parallel.keys import Compute, Gather, Send
 from simpar.parallel.layout import Layout
-from simpar.simulate import prepare
+from simpar.parallel.work import AttentionWork, LocalOp
+from simpar.simulate import cost_models, prepare
+from simpar.specs.calibration import uncalibrated
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import read_scenario
 from simpar.validation.row_framework import framework_of
 from simpar.validation.run_rows import run_of
+from simpar.workload.network import padded_vocabulary
 
 ROOT = Path(__file__).parents[1]
 SCENARIO = ROOT / "scenarios" / "gpt3-175b_a100x384_tp8pp12.toml"
@@ -54,6 +62,72 @@ def test_products_over_unaligned_heads_run_outside_tensor_cores(direction: str) 
     products = 2.0 if direction == "forward" else 4.0
     least = products * 2.0 * 4 * 12 * 2048**2 * 150 / A100.hardware.peak_flops_per_s("fp32")
     assert seconds(150) > least
+
+
+def test_rows_of_odd_length_cost_the_tensor_cores() -> None:
+    def head(words: int, rows: int = 4096, direction: str = "forward") -> float:
+        return A100.gemm(rows, words, 2048, direction=direction).seconds  # type: ignore[arg-type]
+
+    for direction in ("forward", "dgrad", "wgrad"):
+        assert head(50264, direction=direction) < head(50260, direction=direction) < head(50257, direction=direction)
+        assert head(50257, direction=direction) == pytest.approx(SLOWER_ODD * head(50264, direction=direction), rel=0.02)
+    # The number of rows, and products that tensor cores are not for, have nothing to align.
+    assert head(50264, rows=4095) < 1.05 * head(50264)
+    assert A100.gemm(4096, 1, 2048).seconds <= A100.gemm(4096, 8, 2048).seconds
+    assert unaligned(np.array([8.0, 4.0, 3.0]) * 1001, np.array(64.0), 2.0).tolist() == [1.0, SLOWER_NARROW, SLOWER_ODD]
+    assert unaligned(np.array(1001.0), np.array(64.0), 4.0).item() == SLOWER_NARROW
+
+
+def test_each_framework_cuts_the_vocabulary_its_way() -> None:
+    def words(name: str, tp: int) -> int:
+        changed = [f"framework={name}", f"plan.tp={tp}"]
+        network = Layout.of(read_scenario(SCENARIO, changed), 1).network
+        assert network.head is not None
+        return network.head.size["v"]
+
+    assert [words("megatron-core", tp) for tp in (1, 8)] == [50304, 51200]
+    assert [words("vtrain", tp) for tp in (1, 2, 8)] == [50257, 50256, 50256]
+    assert words("torchtitan", 8) == 50264
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 200000), st.sampled_from([0, 1, 64, 128]), st.sampled_from([1, 2, 3, 8]))
+def test_a_vocabulary_is_cut_into_equal_shares(vocab: int, multiple: int, ranks: int) -> None:
+    found = padded_vocabulary(vocab, multiple, ranks)
+    assert found % ranks == 0
+    if multiple:
+        assert 0 <= found - vocab < multiple * ranks
+        assert (found // ranks) % multiple == 0
+    else:
+        assert 0 <= vocab - found < ranks
+
+
+def test_megatrons_softmax_kernel_takes_heads_in_fours() -> None:
+    def core(tp: int, batch: int) -> LocalOp:
+        changed = [f"plan.tp={tp}", f"training.micro_batch_size={batch}", "training.attention_kernel=unfused"]
+        layer = Layout.of(read_scenario(SCENARIO, changed), 1).stage_blocks[0][1]
+        return next(op for op in layer.forward if isinstance(op.work, AttentionWork))
+
+    fused, chain = core(8, 1), core(16, 1)  # 96 heads: 12 and 6 a rank
+    assert isinstance(fused.work, AttentionWork)
+    assert isinstance(chain.work, AttentionWork)
+    assert (fused.work.kernel, chain.work.kernel) == ("unfused", "eager")
+    assert chain.kernels > fused.kernels == core(16, 2).kernels
+
+
+def test_layers_traced_alone_add_up() -> None:
+    """No block's host makes up for another's, and all-reduces come on top of the host's time."""
+    changed = ["framework=vtrain", "plan.pp=1", "plan.recompute=none"]
+    with uncalibrated():
+        scenario = read_scenario(SCENARIO, changed)
+        layout = Layout.of(scenario, 1)
+        pricer = LayoutPricer(layout, *cost_models(scenario, layout.hardware))
+        spec, blocks = layout.framework, layout.stage_blocks[0]
+        for phase, each in (("F", spec.launch_s), ("B", spec.backward_launch_s)):
+            prices = [pricer.block(block, phase) for block in blocks]
+            alone = [max(p.kernels * each, p.seconds - p.exposed_s) + p.exposed_s for p in prices]
+            assert pricer.price(Compute(phase, 0, 0, len(blocks))).seconds == pytest.approx(sum(alone))
+            assert sum(p.exposed_s for p in prices) > 0
 
 
 def test_sends_of_nanotron_stall_where_the_tensor_group_spans_more_than_two_nodes() -> None:

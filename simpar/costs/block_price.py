@@ -60,6 +60,12 @@ class BlockPrice:
     provenance: Provenance
 
     @property
+    def exposed_s(self) -> float:
+        """Seconds in which compute waits for collectives."""
+        dimensions = {name for name, _ in self.communication_s}
+        return sum(seconds for name, seconds in self.terms if name in dimensions)
+
+    @property
     def has_experts(self) -> bool:
         """Whether tokens go to experts."""
         return any(name == "expert_matmul" for name, _ in self.terms)

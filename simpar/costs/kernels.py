@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.costs import kernel_attention
 from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds
+from simpar.costs.gemm_alignment import unaligned
 from simpar.costs.kernel_choice import DERIVED_SPREAD, ROWWISE_SHARE, Resolved, band_at, dtype_key, pick_gemm, resolve
 from simpar.costs.kernel_points import band_arrays, banded, between, measured, measured_memory
 from simpar.costs.memory_bound import BEST_SHARE, CLASS_SPREAD, KERNEL_LATENCY_S, OPTIMIZER_TIERS, class_share, memory_seconds
@@ -179,7 +180,7 @@ class KernelModel:
         if quantize and not shapes.quantize:
             cast_s = self._plain_cast(float(shapes.m[0] * shapes.k[0]) * batch)
             total += cast_s
-        kernel = (total - cast_s) * factor * self.scale
+        kernel = (total - cast_s) * factor * self.scale * float(unaligned(columns, depth, c.input_bytes)[0])
         spread = math.hypot(self._spread(c), DIRECTION_SPREAD if direction != "forward" else 0.0)
         terms = (("gemm", kernel), ("cast", cast_s)) if cast_s else (("gemm", kernel),)
         bands = c.bands if min(m, n, k) >= SMALL_GEMM else c.bands_small or c.bands
@@ -211,7 +212,7 @@ class KernelModel:
         shapes, factor = self._shapes(m, n, k, direction, accumulate_fp32, batch, quantize and bool(c.cast_bytes_per_s))
         seconds = gemm_seconds(c, self.sm_count, shapes)
         cast_s = cast_seconds(c, shapes.m * np.asarray(batch), shapes.k) if shapes.quantize else np.zeros_like(seconds)
-        seconds = (seconds - cast_s) * factor * self.scale + cast_s
+        seconds = (seconds - cast_s) * factor * self.scale * unaligned(n, k, c.input_bytes) + cast_s
         inside = np.minimum(np.minimum(m, n), k) >= SMALL_GEMM
         low, high = band_arrays(c.bands, c.bands_small, inside, 2.0 * m * n * k * np.asarray(batch), self._spread(c))
         return seconds, seconds * low, seconds * high

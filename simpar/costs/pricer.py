@@ -192,7 +192,11 @@ class LayoutPricer:
         if self.layout.compiled:
             return price.kernels * spec.compiled_launch_s + collectives
         each = spec.launch_s if phase == "F" else spec.backward_launch_s
-        return price.kernels * each + collectives + passes * spec.layer_cpu_s + experts
+        host = price.kernels * each + collectives + passes * spec.layer_cpu_s + experts
+        if spec.layers_traced_alone:
+            # Never ahead of the device at the end of a block: what other blocks' hosts lack is not made up for here.
+            return max(host, price.seconds - price.exposed_s) + price.exposed_s
+        return host
 
     @cached_property
     def _collective_host_s(self) -> float:

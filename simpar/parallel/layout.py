@@ -161,8 +161,7 @@ class Layout:
         """The model as blocks of one micro-batch."""
         model, training = self.scenario.model, self.training
         if isinstance(model, TransformerSpec):
-            multiple = 128 * self.plan.tp if self.framework.name.startswith(("megatron", "nemo", "zero")) else self.plan.tp
-            vocab = padded_vocabulary(model.vocab_size, multiple)
+            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, self.plan.tp)
             network = transformer_network(model, training.micro_batch_size, training.sequence_length, self.style, vocab)
             return widened(network) if training.precision in ("fp32", "tf32") else network
         element = 4.0 if training.precision in ("fp32", "tf32") else 2.0

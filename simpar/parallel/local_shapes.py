@@ -17,6 +17,11 @@ WeightGradients = Literal["none", "each", "shapes"]
 """16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
 OUTSIDE_TE = frozenset({"head/logits", "moe/router"})
 """Matmuls outside of TransformerEngine's linear layers."""
+SOFTMAX_BATCHES = 4
+"""Batch times heads of a rank must divide by this for Megatron's scale-mask-softmax kernel; else the chain of torch's runs
+(Megatron-LM model/fused_softmax.py since v2.0, is_kernel_available)."""
+CHAIN_KERNELS = 5
+"""Kernels that the chain has more: to fp32, scale, mask, softmax and back to 16 bits instead of one (two of the mask's)."""
 _TENSOR_AXES = frozenset("pzwnjfugx")
 """Widths that tensor parallelism splits; a tensor without any of them is whole, or split over the sequence."""
 
@@ -178,11 +183,19 @@ class LocalShapes:
     def attention(self, op: Op, *, backward: bool) -> AttentionWork:
         """The whole sequence's attention with this rank's heads; context parallelism splits it further."""
         size, tp = self.size, self.degrees.tp
+        kernel = self.options.attention_kernel
+        if kernel == "unfused" and size["b"] * max(size["n"] // tp, 1) % SOFTMAX_BATCHES:
+            kernel = "eager"
         return AttentionWork(
             size["b"], size["s"], size["t"], max(size["n"] // tp, 1), max(size["k"] // tp, 1), size["h"], size["j"],
-            op.causal, backward, self.options.attention_kernel, window=self.options.window,
+            op.causal, backward, kernel, window=self.options.window,
             dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",
         )  # fmt: skip
+
+    def attention_launches(self, op: Op, work: AttentionWork) -> int:
+        """Kernels of `op`'s attention in one direction."""
+        kernels = op.kernels + (CHAIN_KERNELS if work.kernel == "eager" else 0)
+        return 2 * kernels if work.backward else kernels
 
     def memory(self, op: Op, *, backward: bool) -> MemoryWork:
         """Traffic of a memory-bound op."""

@@ -70,7 +70,8 @@ class _Splitter(LocalShapes):
             if only is not None and item.name not in only:
                 continue
             if item.type is OpType.ATTENTION:
-                context.attention(item.name, self.attention(item, backward=False), self.degrees, item.kernels, ops)
+                core = self.attention(item, backward=False)
+                context.attention(item.name, core, self.degrees, self.attention_launches(item, core), ops)
             elif item.type is OpType.MEMORY:
                 ops.compute(item.name, self.memory(item, backward=False), item.kernels)
             else:
@@ -125,8 +126,8 @@ class _Splitter(LocalShapes):
                 self._backward_seam(item, ops)
                 continue
             if item.type is OpType.ATTENTION:
-                context.attention(f"{item.name}.backward", self.attention(item, backward=True), self.degrees,
-                                  2 * item.kernels, ops)  # fmt: skip
+                core = self.attention(item, backward=True)
+                context.attention(f"{item.name}.backward", core, self.degrees, self.attention_launches(item, core), ops)
             elif item.type is OpType.MEMORY:
                 ops.compute(f"{item.name}.backward", self.memory(item, backward=True), 2 * item.kernels)
             else:

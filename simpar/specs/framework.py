@@ -56,6 +56,8 @@ class FrameworkSpec:
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
         accumulation_bytes: HBM bytes per parameter and micro-batch of adding gradients to their buffer in kernels of their own
             (16-bit gradient and fp32 sum read, sum written: 10); 0 = no such kernels.
+        vocabulary_multiple: words on a tensor rank are rounded up to a multiple of this (Megatron-LM
+            --make-vocab-size-divisible-by); 0: what does not divide over the ranks is left out.
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
             optimizer's 12).
         ep_dispatcher: how tokens reach their experts where a published run does not say.
@@ -132,6 +134,8 @@ class FrameworkSpec:
         dropless_cpu_s: further host time per pass of a layer whose experts take every token routed to them: the host waits for the
             counts before it can launch the rest.
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
+        layers_traced_alone: step times are put together from traces of single layers, a simulator's own prediction: the host's
+            lead over the device carries neither from block to block nor over a collective.
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
             the threads that serve the sends share the host with the launches.
         far_send_s: further time of a pipeline send where the tensor group spans more than two nodes.
@@ -210,6 +214,7 @@ class FrameworkSpec:
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
     accumulation_bytes: float = 0.0
+    vocabulary_multiple: int = 1
     parameter_bytes: float = 2.0
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     fp8_dispatch: bool = False
@@ -261,6 +266,7 @@ class FrameworkSpec:
     layer_cpu_s: float = 150e-6
     dropless_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
+    layers_traced_alone: bool = False
     collective_rank_cpu_s: float = 0.0
     collective_step_s: float = 0.0
     far_send_s: float = 0.0

@@ -19,7 +19,7 @@ _MEGATRON: Final = (
             "dropout": 0.1, "recompute_default": "full", "gradient_dtype": "fp16", "wgrad_accumulation_fusion": False,
             "zero_stage_default": 0, "overlap_grad_reduce": False, "overlap_param_gather": False,
             "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
-            "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0,
+            "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": 2.6e-3,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
         },
@@ -181,18 +181,23 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "fused_activation": True, "fused_residual": True, "fused_softmax": True,
               "dropout": 0.1, "zero_stage_default": 0, "gradient_dtype": "fp16", "overlap_grad_reduce": False,
               "overlap_param_gather": False, "bucket_bytes": 0.0, "tp_backward_overlap": False, "attention": (("", "unfused"),),
-              "layer_cpu_s": 1.25e-3, "collective_cpu_s": 80e-6, "gradients_persist": True},
+              "launch_s": 140e-6, "backward_launch_s": 32e-6, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
+              "layers_traced_alone": True, "optimizer_cpu_s": 0.0, "optimizer_traffic_bytes": 22.0, "vocabulary_multiple": 0,
+              "gradients_persist": True},
              "VIA-Research/vTrain: step times put together from the kernel trace of one layer of a model of its own "
              "(src/model/gpt_modeling.py: apex norms, jit-fused bias and dropout, Megatron's softmax kernel) and a table of "
              "all-reduce times (src/predictor.py), without recomputation: its single-node table is a straight line in the number "
              "of micro-batches to the nanosecond, its layers take the same time in every pipeline, and each send adds what "
-             "_compute_p2p_latency says. Host time from its small layers: 3.0 ms forward and backward at hidden 1024, 0.33 ms "
-             "more with four all-reduces"),),
+             "_compute_p2p_latency says. A trace holds the gaps in which the device waits for the host, and all-reduces are added "
+             "to them; gpt_modeling.py gives a rank vocabulary // tp words; fused_adam.py updates 16-bit weights with fp32 moments "
+             "(22 bytes). Host time per kernel from its launch-bound layers (3.0 ms forward and backward at hidden 1024) and ends "
+             "(2.0-2.5 ms at tp 8)"),),
     ),
     "aa-scaling": (
         "megatron-core",
         (Row((2023, 1),
-             {"fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
+             {"vocabulary_multiple": 1,
+              "fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
               "dropout": 0.0,
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
@@ -308,7 +313,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "internevo": (
         "megatron-core",
         (Row((2023, 7),
-             {"attention": (("", "fa2"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
+             {"vocabulary_multiple": 1,
+              "attention": (("", "fa2"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
               "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
                "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
@@ -320,7 +326,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "hai-llm": (
         "megatron-core",
-        (Row((2024, 12), {"schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
+        (Row((2024, 12), {"vocabulary_multiple": 1,
+                          "schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
                           "te_scaling": "",
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
                           "layer_rounding": "ends",
@@ -344,7 +351,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     "llama3-internal": (
         "megatron-core",
-        (Row((2024, 4), {"zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
+        (Row((2024, 4), {"vocabulary_multiple": 1,
+                         "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
                          "frees_stage_inputs": True,
                          "expandable_segments": True, "fragmentation": 1.0,

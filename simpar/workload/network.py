@@ -44,9 +44,11 @@ class Network:
         return total
 
 
-def padded_vocabulary(vocab: int, multiple: int) -> int:
-    """`vocab` rounded up to a multiple (Megatron pads to 128 x tp)."""
-    return -(-vocab // multiple) * multiple
+def padded_vocabulary(vocab: int, multiple: int, ranks: int = 1) -> int:
+    """`vocab` with each of `ranks` tensor ranks' share rounded up to a multiple (Megatron: 128); 0: rounded down to whole words."""
+    if not multiple:
+        return vocab // ranks * ranks
+    return -(-vocab // (multiple * ranks)) * multiple * ranks
 
 
 @lru_cache(maxsize=512)

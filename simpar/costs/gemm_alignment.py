@@ -1,0 +1,38 @@
+"""What a GEMM costs more where rows of its operands do not start on 16 bytes.
+
+Rows are n or k elements long in memory (x [m, k], W [n, k], y [m, n] and their gradients), whatever the direction. Kernels for
+tensor cores load 16 bytes at once and asynchronously (PTX cp.async: 16, 8 or 4 bytes); rows of an odd number of 16-bit elements
+leave 2, so that cuBLAS falls back to kernels of the generation before, named ..._75_..._align1 in traces on an A100.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+VECTOR_BYTES: Final = 16.0
+ASYNC_BYTES: Final = 4.0
+"""Least that an asynchronous copy moves."""
+SLOWER_NARROW: Final = 1.5
+"""Rows that start on 4 or 8 bytes. This and the next: least absolute error on the head of vTrain's single-node table (A100, a
+vocabulary of 50,257 over 1, 2, 4 and 8 ranks: rows of 50,257, 25,128, 12,564 and 6,282 words). Other architectures are taken to
+lose as much."""
+SLOWER_ODD: Final = 2.5
+"""Rows that start on 2 bytes. With it GPT-2 124M in torch gains 22 % on an A100 from 50,304 words instead of 50,257; nanoGPT's
+author measured about 25 % (A. Karpathy, 2023-02-03)."""
+LEAST: Final = 64.0
+"""Narrower products are not what tensor cores are used for (routers of few experts, gates)."""
+
+
+def unaligned(n: Array, k: Array, element_bytes: float) -> Array:
+    """Factor on the time of products with rows of n and of k elements [shapes]."""
+    n, k = np.asarray(n, dtype=float), np.asarray(k, dtype=float)
+
+    def off(step: float) -> Array:
+        return np.asarray((np.mod(n * element_bytes, step) != 0.0) | (np.mod(k * element_bytes, step) != 0.0))
+
+    factor = np.where(off(ASYNC_BYTES), SLOWER_ODD, np.where(off(VECTOR_BYTES), SLOWER_NARROW, 1.0))
+    return np.asarray(np.where(np.minimum(n, k) < LEAST, 1.0, factor))
