@@ -50,6 +50,12 @@ def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
     return spec.p2p_blocking
 
 
+def one_queue(layout: Layout) -> bool:
+    """Whether kernels of all streams start in the order of their launch (FrameworkSpec.one_queue; not from Blackwell on)."""
+    asks = layout.plan.tp > 1 or layout.plan.cp > 1
+    return layout.framework.one_queue and asks and layout.hardware.gpu.architecture in ("volta", "ampere", "ada", "hopper")
+
+
 def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
     """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
     if layout.plan.synchronous_optimizer is not None:
@@ -63,6 +69,7 @@ class _Lowering(Pipelines):
     def __init__(self, layout: Layout, schedule: Schedule, detail: Detail, units: Units) -> None:
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
+        self.one_queue = one_queue(layout)
         self.reductions: list[object] = []
 
     def start_gathers(self) -> None:
@@ -209,8 +216,10 @@ class _Lowering(Pipelines):
                 self.issue_gather(leaf, pieces, position, letter)
         elif index + ahead < len(pieces):
             self.issue_gather(leaf, pieces, index + ahead, letter)
-        key = ("gather", stage, pieces[index][0], leaf.microbatch, letter)
-        return [key] if key in self.builder else []
+        waits: list[object] = [("gather", stage, pieces[index][0], leaf.microbatch, letter)]
+        if self.one_queue and letter != "F" and index:
+            waits.append(("reduce", stage, pieces[index - 1][0], leaf.microbatch))
+        return [key for key in waits if key in self.builder]
 
     def issue_gather(self, leaf: Action, pieces: list[Segment], position: int, letter: str) -> None:
         """The gather of the piece at `position`; it may start once the piece `ahead + 1` before it has finished."""
@@ -220,6 +229,8 @@ class _Lowering(Pipelines):
             # Not freed after the forward: the last group always stays (its backward is next).
             return
         ahead = self.layout.framework.fsdp_prefetch_groups
+        if letter == "F" and self.one_queue:
+            ahead = 0
         deps: list[object] = []
         before = position - ahead - 1
         if before >= 0:

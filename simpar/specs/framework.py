@@ -171,6 +171,8 @@ class FrameworkSpec:
     FSDP
 
         fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
+        one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
+            start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
@@ -286,6 +288,7 @@ class FrameworkSpec:
     pending_collectives: int = 0
     receives_block_host: bool = False
     fsdp_prefetch_groups: int = 1
+    one_queue: bool = False
     fsdp_reduce_dtype: GradientDtype = "fp32"
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True

@@ -21,16 +21,14 @@ _MEGATRON: Final = (
             "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": 2.6e-3,
-            "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
+            "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20, "one_queue": True,
         },
-        "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 "
-        "arguments.py: local DDP with "
-        "one contiguous buffer, all-reduce after the last backward; 20 buffers of collectives that cannot be reused "
-        "yet: regression over BLOOM's nvidia-smi readings; host time per layer and collective from the "
-        "launch-bound rows "
-        "of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 ms per layer with recomputation, +0.33 "
-        "ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of Qwen3-30B-A3B with one sequence per "
-        "micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity",
+        "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
+        "one contiguous buffer, all-reduce after the last backward, and CUDA_DEVICE_MAX_CONNECTIONS=1 as tensor and context "
+        "parallelism ask; 20 buffers of collectives that cannot be reused yet: regression over BLOOM's nvidia-smi readings; host "
+        "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
+        "ms per layer with recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of "
+        "Qwen3-30B-A3B with one sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity",
     ),
     Row(
         (2021, 6),
@@ -101,8 +99,9 @@ _MEGATRON: Final = (
     ),
     Row(
         (2025, 10),
-        {"saves_exchanged_output": True},
-        "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange",
+        {"saves_exchanged_output": True, "one_queue": False},
+        "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "
+        "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1",
     ),
     Row(
         (2025, 11),
@@ -254,23 +253,18 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "torchtitan": (
         "",
         (Row((2024, 3),
-             {**_TORCH, "fused_norm": True, "saves_gathered_input": True, "gradient_dtype": "fp32",
-              "zero_stage_default": 3,
+             {**_TORCH, "fused_norm": True, "saves_gathered_input": True, "gradient_dtype": "fp32", "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
-              "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True,
-              "p2p_blocking": True,
-              "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
+              "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
+              "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5, "torch_ring": True,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
-              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
-              "torch_ring": True},
+              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True},
              "torchao float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
              "Float8RowwiseParallel gather after the cast); torch context_parallel; torchtitan models/deepseek_v3 (values split "
-             "off the up-projection) and models/moe (scores applied after the "
-             "experts, in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, "
-             "grad_recv_info); torchtitan and torch FSDP2 sources (_fsdp_param_group.py: "
-             "reduce_scatter_states); tensor/parallel/loss.py: the "
-             "vocabulary-parallel loss is composite, four "
-             "fp32 tensors at its backward (16 bytes per logit)"),
+             "off the up-projection) and models/moe (scores applied after the experts, in fp32); torch.distributed.pipelining "
+             "stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); torchtitan and torch FSDP2 sources "
+             "(_fsdp_param_group.py: reduce_scatter_states); tensor/parallel/loss.py: the vocabulary-parallel loss is composite, "
+             "four fp32 tensors at its backward (16 bytes per logit)"),
          Row((2024, 12), {"expandable_segments_one_node": True},
              "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
@@ -284,22 +278,27 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2023, 5),
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
-              "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none",
-               "logits_fp32_copies": 2.0, "attention": (("", "fa1"),),
-              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6, "te_scaling": "delayed",
-               "bucket_bytes": 0.0},
+              "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
+              "logits_fp32_copies": 2.0, "attention": (("", "fa1"),), "te_scaling": "delayed",
+              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
-             "with elementwise "
-             "kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
+             "with elementwise kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
+    ),
+    "torch-fsdp": (
+        "llm-foundry",
+        (Row((2023, 3),
+             {"fused_norm": False, "optimizer_traffic_bytes": 92.0},
+             "plain torch modules under FSDP1: norm and rotary embedding as chains of elementary kernels (transformers and "
+             "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
+             "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping"),
+         Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
     ),
     "deepspeed": (
         "",
         (Row((2020, 1),
-             {**_TORCH, "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8,
-              "bucket_elements_per_rank": 0.0,
-              "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True,
-               "overlap_grad_reduce": True,
+             {**_TORCH, "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
+              "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
               "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full", "state_link_share": 0.66},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
@@ -345,8 +344,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2023, 6),
              {**_TORCH, "compile": True, "fused_activation": True, "fused_residual": True, "fused_rope": True,
-              "loss": "unfused", "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("",
-               "fa2"), ("hopper", "cudnn"))},
+              "loss": "unfused", "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn"))},
              "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph"),),
     ),
     "llama3-internal": (
@@ -354,9 +352,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2024, 4), {"vocabulary_multiple": 1,
                          "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
-                         "frees_stage_inputs": True,
-                         "expandable_segments": True, "fragmentation": 1.0,
-                         "pending_collectives": 0},
+                         "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0},
              "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "
              "deallocated after a profile of the allocator and streams are not recorded (TORCH_NCCL_AVOID_RECORD_STREAMS); that "
              "segments are expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; FSDP without "
@@ -393,6 +389,7 @@ ALIASES: Final[dict[str, str]] = {
     "megatron-swift": "megatron-core",
     "primus": "megatron-core",
     "fsdp": "torchtitan",
+    "fms-fsdp": "torch-fsdp",
     "composer": "llm-foundry",
     "hagemann": "aa-scaling",
     "bloom": "megatron-deepspeed",

@@ -21,14 +21,16 @@ FRAMEWORK_PATTERNS: Final = (
     (r"hai-?llm", "hai-llm"),
     (r"swift.*deepspeed|transformers.*deepspeed", "deepspeed"),
     (r"megatron-?bridge", "megatron-bridge"),
+    (r"^megatron-core\b.*nemo", "megatron-core"),
     (r"nemo|nvidia release|\bngc\b", "nemo"),
     (r"megatron|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
     (r"meta internal", "llama3-internal"),
     (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
     (r"colossal", "colossal-ai"),
     (r"deepspeed", "deepspeed"),
-    (r"fsdp2|lit-gpt|litgpt|torchtune|fms-fsdp", "torchtitan"),
-    (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "llm-foundry"),
+    (r"fms-fsdp", "torch-fsdp"),
+    (r"fsdp2|lit-gpt|litgpt|torchtune", "torchtitan"),
+    (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "torch-fsdp"),
 )
 """First match in the framework's name wins; then in the source's name; then plain torch."""
 

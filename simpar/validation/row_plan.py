@@ -71,6 +71,10 @@ _SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
     (128, 25600, 64): (1, 1), (96, 12288, 12): (1, 4),
 }  # fmt: skip
 
+_NEMO_MICRO_BATCH: Final[dict[tuple[int, int, str], int]] = {(32, 6144, "squared_relu"): 2, (96, 18432, "squared_relu"): 1}
+"""(Layers, hidden size, feed-forward) -> micro batch of recipes/nemotron4_15b.py and nemotron4_340b.py in NeMo; its layout of the
+340B model is that of the report (arXiv 2406.11704 Table 2)."""
+
 
 def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, str(text or ""), re.IGNORECASE)), None)
@@ -340,6 +344,10 @@ def _micro_batch(row: Row, framework: FrameworkSpec, local: int, month: Month, n
     if recipe and month < (2022, 5):
         notes.append("micro batch from Megatron-LM sc21/run_table_1.sh")
         return recipe[0]
+    shape = (int(row["layers"]), int(row["hidden"]), str(row.get("mlp_type")))
+    if (published := _NEMO_MICRO_BATCH.get(shape)) and local % published == 0:
+        notes.append(f"micro batch from NeMo's recipe of the model: {published}")
+        return published
     if framework.name == "torchtitan" and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
         # torchtitan of 2024 splits the local batch into as many micro-batches as there are pipeline ranks.
         notes.append("micro batch not stated: local batch / pp (torchtitan's default)")

@@ -50,11 +50,12 @@ def _norm(name: str, model: TransformerSpec, style: BlockStyle, axes: str = "bsd
     if not style.fused_norm:
         saves.append(Tensor(f"{name}_fp32", axes, 8, region))
     weights = (axes[-1],) if model.norm == "rmsnorm" else (axes[-1], axes[-1])
-    traffic = 4.0 if style.fused_norm else 14.0
+    # Composite: what torch's dispatcher sees read and written, RMSNorm in fp32 and back (8 kernels, 17 backward).
+    kernel, traffic, gradient = ("norm", 4.0, 8.0) if style.fused_norm else ("composite", 36.0, 95.0)
     return Op(
-        name, OpType.MEMORY, "layernorm", region, kernel="norm", forward_bytes=((axes, traffic),),
-        backward_bytes=((axes, 2 * traffic),), saves=tuple(saves), parameters=weights,
-        kernels=1 if style.fused_norm else 5,
+        name, OpType.MEMORY, "layernorm", region, kernel=kernel, forward_bytes=((axes, traffic),),
+        backward_bytes=((axes, gradient),), saves=tuple(saves), parameters=weights,
+        kernels=1 if style.fused_norm else 8,
     )  # fmt: skip
 
 
@@ -118,10 +119,11 @@ def _mha(model: TransformerSpec, style: BlockStyle) -> Items:
                kernels=2)
         )  # fmt: skip
     if model.position == "rope":
-        traffic = 4.0 if style.fused_rope else 10.0
+        # The same of a rotary embedding in elementary kernels, by complex numbers or by halves.
+        kernel, traffic, gradient = ("rope", 4.0, 4.0) if style.fused_rope else ("composite", 21.0, 27.0)
         items.append(
-            Op("attention/rope", OpType.MEMORY, "attention", "tensor", kernel="rope",
-               forward_bytes=(("bsnh", traffic), ("bskh", traffic)), backward_bytes=(("bsnh", traffic), ("bskh", traffic)),
+            Op("attention/rope", OpType.MEMORY, "attention", "tensor", kernel=kernel,
+               forward_bytes=(("bsnh", traffic), ("bskh", traffic)), backward_bytes=(("bsnh", gradient), ("bskh", gradient)),
                kernels=2 if style.fused_rope else 8)
         )  # fmt: skip
     items += [

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower
+from simpar.program.lower import lower, one_queue
 from simpar.program.pipelines import Detail
 from simpar.program.program import Program
 from simpar.result.result import Result
@@ -38,7 +38,8 @@ def shape_of(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[object
         scenario.name, scenario.framework, scenario.framework_version, detail,
         layout.plan.model_dump_json(exclude=PRICES_ONLY), layout.num_stages, layout.replicas,
         schedule.name, schedule.num_ranks, schedule.num_microbatches, schedule.stage_to_rank,
-        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, tuple(len(b) for b in layout.stage_blocks),
+        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, one_queue(layout),
+        tuple(len(b) for b in layout.stage_blocks),
         tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),
     )  # fmt: skip
 

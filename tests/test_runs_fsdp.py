@@ -1,0 +1,112 @@
+"""Fully sharded runs: launch order on one hardware queue, plain torch modules under FSDP, what chains of torch kernels move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simpar.engine.longest_path import longest_path
+from simpar.parallel.layout import Layout
+from simpar.program.program import OpKind
+from simpar.simulate import prepare
+from simpar.specs.scenario import make_scenario
+from simpar.validation.row_framework import framework_of
+
+
+def scenario(framework: str = "megatron-core", version: str = "2025-04", hardware: str = "dgx-h100", **plan: Any) -> Any:
+    return make_scenario(
+        {
+            "model": "llama3.1-8b",
+            "framework": framework,
+            "framework_version": version,
+            "cluster": {"hardware": hardware, "num_nodes": 4},
+            "plan": {"zero_stage": 3, **plan},
+            "training": {"sequence_length": 4096, "global_batch_size": 32, "micro_batch_size": 1},
+        }
+    )
+
+
+def overlap(**arguments: Any) -> dict[OpKind, float]:
+    """Seconds during which a gather or a reduction runs beside compute, over its own seconds, by kind."""
+    priced = prepare(scenario(**arguments))
+    timeline = longest_path(priced.program, priced.table)
+    kind = np.asarray(priced.program.kind)
+    compute = np.isin(kind, [OpKind.FORWARD, OpKind.BACKWARD])
+    found = {}
+    for each in (OpKind.GATHER_PARAMETERS, OpKind.REDUCE_GRADIENTS):
+        own = kind == each
+        late = np.minimum(timeline.finish[own][:, None], timeline.finish[compute])
+        beside = np.maximum(late - np.maximum(timeline.start[own][:, None], timeline.start[compute]), 0.0).sum()
+        found[each] = float(beside / timeline.seconds[own].sum())
+    return found
+
+
+def test_one_queue_exposes_forward_gathers_and_reductions() -> None:
+    """Half of the gathers, those of the backward, are launched before what they run beside; reductions hold the backward up."""
+    free, queued = overlap(tp=1), overlap(tp=2)
+    assert free[OpKind.GATHER_PARAMETERS] > 0.7
+    assert free[OpKind.REDUCE_GRADIENTS] > 0.7
+    assert queued[OpKind.GATHER_PARAMETERS] < 0.55
+    assert queued[OpKind.REDUCE_GRADIENTS] < 0.2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"framework": "torchtitan"},
+        {"version": "2025-11"},
+        {"hardware": "dgx-b200"},
+    ],
+)
+def test_one_queue_is_megatrons_before_megatron_fsdp_and_blackwell(other: dict[str, str]) -> None:
+    assert overlap(tp=2, **other)[OpKind.REDUCE_GRADIENTS] > 0.4
+
+
+def test_one_queue_only_delays() -> None:
+    queued, free = prepare(scenario(tp=2)), prepare(scenario(tp=2, version="2025-11"))
+    assert longest_path(queued.program, queued.table).makespan > longest_path(free.program, queued.table).makespan
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [("fms-fsdp (IBM)", "torch-fsdp"), ("PyTorch FSDP", "torch-fsdp"), ("transformers + accelerate", "torch-fsdp"),
+     ("PyTorch FSDP2", "torchtitan"), ("llm-foundry v0.4", "llm-foundry")],
+)  # fmt: skip
+def test_fsdp_runs_are_told_apart(stated: str, name: str) -> None:
+    assert framework_of({"framework": stated})[0] == name
+
+
+def test_composite_norm_and_rope_move_what_torch_counts() -> None:
+    """Bytes of every tensor read and written per element, forward and backward, as the dispatcher sees them."""
+    torch = pytest.importorskip("torch")
+    from torch_traffic import traffic
+
+    tokens, width, heads = 512, 256, 4
+    weight = torch.ones(width, dtype=torch.bfloat16, requires_grad=True)
+    real = torch.randn(tokens, 1, width // heads, dtype=torch.bfloat16)
+    turn = torch.randn(tokens, 1, width // heads // 2, dtype=torch.complex64)
+
+    def norm(x: Any) -> Any:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x)
+
+    def rope(x: Any) -> Any:
+        pairs = torch.view_as_complex(x.view(tokens, heads, -1).float().reshape(tokens, heads, -1, 2))
+        return torch.view_as_real(pairs * turn).flatten(2).type_as(x)
+
+    def halves(x: Any) -> Any:
+        x = x.view(tokens, heads, -1)
+        first, second = x.chunk(2, -1)
+        return x * real + torch.cat((-second, first), -1) * real
+
+    layout = Layout.of(scenario("torch-fsdp"), 1)
+    ops = {op.name: op for op in layout.stage_blocks[0][1].block.ops}
+    for name, functions in (("input_norm", (norm,)), ("attention/rope", (rope, halves))):
+        counted = np.array([traffic(function, tokens, width) for function in functions])
+        op = ops[name]
+        assert op.kernel == "composite"
+        stated = np.array([op.forward_bytes[0][1], op.backward_bytes[0][1]])
+        assert np.all(stated >= 0.95 * counted.min(axis=0)), (name, counted)
+        assert np.all(stated <= 1.05 * counted.max(axis=0)), (name, counted)
