@@ -118,3 +118,18 @@ def test_overlap_rule() -> None:
     assert not spec.reduces_beside_backward(0, False)
     assert not any(spec.reduces_beside_backward(1, chosen) for chosen in (None, True, False))
     assert replace(spec, sharded_grad_reduce="scatter").reduces_beside_backward(1, None)
+
+
+def test_host_time_of_a_collective_beside_sends_to_other_nodes() -> None:
+    """Per tensor rank where pipeline neighbours are on other nodes; the steps of the ring where tensor ranks are too."""
+
+    def host_s(tp: int, pp: int) -> float:
+        base = scenario(1, 8, tp)
+        found = base.model_copy(update={"plan": base.plan.model_copy(update={"pp": pp, "dp": 64 // tp // pp})})
+        layout = Layout.of(found, pp)
+        return LayoutPricer(layout, *cost_models(found, layout.hardware))._collective_host_s
+
+    spec = framework("nanotron", "2025-02")
+    assert host_s(8, 1) == host_s(1, 4) == spec.collective_cpu_s
+    assert host_s(8, 4) == pytest.approx(spec.collective_cpu_s + 8 * spec.collective_rank_cpu_s)
+    assert host_s(16, 4) == pytest.approx(spec.collective_cpu_s + 16 * spec.collective_rank_cpu_s + 15 * spec.collective_step_s)

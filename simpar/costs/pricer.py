@@ -202,8 +202,12 @@ class LayoutPricer:
     def _collective_host_s(self) -> float:
         """Host time to issue one collective inside a layer."""
         spec, plan = self.layout.framework, self.layout.plan
-        far = plan.pp > 1 and plan.tp > 1 and spec.collective_rank_cpu_s and self._hop("pp").num_nodes > 1
-        return spec.collective_cpu_s + (spec.collective_rank_cpu_s * plan.tp if far else 0.0)
+        if plan.pp == 1 or plan.tp == 1 or not spec.collective_rank_cpu_s or self._hop("pp").num_nodes == 1:
+            return spec.collective_cpu_s
+        served = spec.collective_rank_cpu_s * plan.tp
+        if self.layout.placement("tp").num_nodes > 1:
+            served += spec.collective_step_s * (plan.tp - 1)
+        return spec.collective_cpu_s + served
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]

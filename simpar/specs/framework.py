@@ -137,7 +137,7 @@ class FrameworkSpec:
         layers_traced_alone: step times are put together from traces of single layers, a simulator's own prediction: the host's
             lead over the device carries neither from block to block nor over a collective.
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
-            the threads that serve the sends share the host with the launches.
+            the threads that serve the sends share the host with the launches; a ring across nodes adds its steps (below).
         far_send_s: further time of a pipeline send where the tensor group spans more than two nodes.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
 

@@ -230,7 +230,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "qkv_copies": 2 / 3, "pending_collectives": 50, "receives_block_host": True,
               "ddp_buckets": True, "ddp_slowdown": 1.65, "fused_residual": False,
               "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,
-              "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 225e-6,
+              "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 200e-6,
               "collective_step_s": 41e-6, "far_send_s": 0.65, "layer_rounding": "cost"},
              "nanotron sources (25 MB buckets, fp32 gradient accumulator, stages cut by compute cost, "
              "all-gather redone in "
@@ -245,8 +245,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "inputs kept, about 4h per token and layer beside torch's saved tensors, 50 partial sums of reduce-scatters (25 "
              "layers, what the launch queue of 1,024 holds) that torch 2.1 cannot reuse yet; "
              "parallel/pipeline_parallel/p2p.py _recv_meta reads shapes on the host before every receive; "
-             "host time from its launch-bound rows (4.5 ms per layer and micro-batch from tp 2 on, 2.2 ms more per "
-             "tensor rank where pipeline neighbours are on other nodes; 15-18 ms at tp 32 across four nodes); runs with tp 32 "
+             "host time from its launch-bound rows (4.5 ms per layer and micro-batch from tp 2 on, 1.8 to 2.1 ms more per "
+             "tensor rank where pipeline neighbours are on other nodes, 2.4 ms where tensor ranks are as well; "
+             "15-18 ms at tp 32 across four nodes); runs with tp 32 "
              "and a pipeline take 0.7 s longer per micro-batch with two stages and 1.3 s with four, whatever the model and the "
              "micro-batch: 0.65 s for each send in turn, why is not known"),),
     ),
