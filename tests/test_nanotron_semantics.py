@@ -12,6 +12,9 @@ from simpar.parallel.keys import Gather, OptimizerStep, Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import state_collectives, tensor_parameters
 from simpar.parallel.work import MemoryWork
+from simpar.result.gathers import update_bytes
+from simpar.result.memory import static_state
+from simpar.result.requests import rank_events
 from simpar.simulate import cost_models, simulate
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario
@@ -133,3 +136,16 @@ def test_host_time_of_a_collective_beside_sends_to_other_nodes() -> None:
     assert host_s(8, 1) == host_s(1, 4) == spec.collective_cpu_s
     assert host_s(8, 4) == pytest.approx(spec.collective_cpu_s + 8 * spec.collective_rank_cpu_s)
     assert host_s(16, 4) == pytest.approx(spec.collective_cpu_s + 16 * spec.collective_rank_cpu_s + 15 * spec.collective_step_s)
+
+
+def test_gathered_weights_pass_through_buffers() -> None:
+    """ZeRO-1: an update holds 4 bytes more per weight of the rank, half of them in one tensor and half in a piece per data rank."""
+    layout, _ = priced(1)
+    held = dict(static_state(layout, [0]))
+    assert update_bytes(layout, held["optimizer"]) == pytest.approx(4.0 * held["parameters"] / layout.state_bytes.parameter)
+    assert update_bytes(priced(0)[0], held["optimizer"]) == 0.0
+    sizes = [event[1] for event in rank_events(layout, [0], []) if event[1]]
+    ranks = layout.shard_ranks
+    *pieces, whole = sizes[-ranks - 1 :]
+    assert len(set(pieces)) == 1
+    assert whole == pytest.approx(ranks * pieces[0], rel=1e-6)

@@ -48,7 +48,13 @@ def update_bytes(layout: Layout, optimizer: float) -> float:
     state = layout.state_bytes.optimizer
     if not state or layout.options.lora_rank:
         return 0.0
-    return layout.framework.update_bytes * optimizer / state
+    gathered = layout.framework.gather_buffer_bytes * layout.shard_ranks if gathers_in_buffers(layout) else 0.0
+    return (layout.framework.update_bytes + gathered) * optimizer / state
+
+
+def gathers_in_buffers(layout: Layout) -> bool:
+    """Whether updated weights pass through buffers of their own on their way back to all data-parallel ranks."""
+    return layout.framework.gather_buffer_bytes > 0.0 and layout.plan.zero_stage in (1, 2) and layout.shard_ranks > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.split import LocalBlock
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
-from simpar.result.gathers import rests_unsharded, update_bytes, whole_embedding_gradient
+from simpar.result.gathers import gathers_in_buffers, rests_unsharded, update_bytes, whole_embedding_gradient
 from simpar.result.stage_ends import STAGE_INPUT, kept_outputs, last_outputs, receive_buffers
 
 Pass = tuple[str, int, int, int]
@@ -242,10 +242,15 @@ def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: 
 
 
 def _update(trace: _Trace, moments: float) -> None:
-    """What an update needs beside the states: of two moments, so many bytes a parameter."""
+    """What an update needs beside the states: of two moments, so many bytes a parameter; of a gather, its buffers."""
     state = trace.layout.state_bytes
     total = update_bytes(trace.layout, moments * state.optimizer / state.moments) if state.moments else 0.0
-    for tensor in [trace.ask(total / _UPDATE_TENSORS) for _ in range(_UPDATE_TENSORS)]:
+    shards = trace.layout.shard_ranks
+    if gathers_in_buffers(trace.layout):
+        tensors = [trace.ask(total / 2 / shards) for _ in range(shards)] + [trace.ask(total / 2)]
+    else:
+        tensors = [trace.ask(total / _UPDATE_TENSORS) for _ in range(_UPDATE_TENSORS)]
+    for tensor in tensors:
         trace.free(tensor)
 
 

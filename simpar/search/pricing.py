@@ -372,7 +372,7 @@ class Pricing:
 
     def update_share(self, group: Group, variant: Variant, state: State) -> float:
         """What an update needs for itself over the resting optimizer state."""
-        if not self.framework.update_bytes:
+        if not self.framework.update_bytes and not self.framework.gather_buffer_bytes:
             return 0.0
         return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
 

@@ -86,6 +86,8 @@ class FrameworkSpec:
             of a gradient buffer that is never sharded.
         optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
+        gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
+            a piece for each data-parallel rank.
         gather_piece_cpu_s: host time per piece of that unpacking, one piece for each weight tensor and data-parallel rank.
         bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
             of everything.
@@ -236,6 +238,7 @@ class FrameworkSpec:
     whole_gradient_bytes: float = 0.0
     optimizer_cpu_s: float = 2e-3
     gather_copy_bytes: float = 0.0
+    gather_buffer_bytes: float = 0.0
     gather_piece_cpu_s: float = 0.0
     bucket_elements_min: float = 40e6
     bucket_elements_per_rank: float = 1e6
