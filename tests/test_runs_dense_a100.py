@@ -19,6 +19,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Compute, Gather, Send
 from simpar.parallel.layout import Layout
+from simpar.parallel.traffic import send_collectives
 from simpar.parallel.work import AttentionWork, LocalOp
 from simpar.simulate import cost_models, prepare
 from simpar.specs.calibration import uncalibrated
@@ -141,6 +142,16 @@ def test_sends_of_nanotron_stall_where_the_tensor_group_spans_more_than_two_node
     assert stall > 0
     assert send_s(16) < stall < send_s(32)
     assert send_s(32, "megatron-core") < stall
+
+
+def test_deepspeeds_pipeline_sends_a_part_from_every_tensor_rank() -> None:
+    def calls(name: str) -> list[tuple[str, float]]:
+        layout = Layout.of(read_scenario(SCENARIO, [f"framework={name}", "framework_version=2022-02"]), 12)
+        return [(c.name, c.bytes) for c in send_collectives(layout, Send(0, 1, backward=True))]
+
+    whole = 2.0 * 2048 * 12288
+    assert calls("megatron-deepspeed") == [("send_recv", whole / 8), ("all_gather", whole)]
+    assert calls("aa-scaling") == [("send_recv", whole)]
 
 
 def test_the_175b_run_of_2021_has_two_layers_per_chunk() -> None:
