@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from simpar.specs.framework import FrameworkRow as Row
+from simpar.specs.framework_torch import NANOTRON
+from simpar.specs.framework_torch import TORCH as _TORCH
 
 GiB: Final = 2.0**30
 
@@ -113,16 +115,6 @@ _MEGATRON: Final = (
 _FP8_BLOCK: Final = 1.0 + 4.0 / 128.0
 """Bytes per element in fp8 with an fp32 scale per 128 elements."""
 
-_TORCH: Final = {
-    "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,
-    "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 2.5, "optimizer_kernel": "fused",
-    "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
-    "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),), "input_gradient_releases": False,
-    "gradients_persist": False, "contiguous_buffers": False,
-}  # fmt: skip
-"""What every framework on plain torch modules shares: torch 2.13 sources, saved tensors measured with hooks; 12 bytes per
-logit at the peak as torch's memory tracker counts them (bf16 logits, fp32 log-softmax, its gradient and a transient)."""
-
 FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "megatron-core": ("", _MEGATRON),
     "nemo": (
@@ -221,38 +213,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2023, 1), {"fused_softmax": False}, "Hagemann et al. 2023, section 3: torch attention without any "
         "kernel"),),
     ),
-    "nanotron": (
-        "",
-        (Row((2024, 1),
-             {**_TORCH, "fused_norm": True, "fused_activation": False, "gradient_dtype": "fp32",
-              "gradient_copy_bytes": 0.0, "gradients_persist": True, "accumulation_bytes": 10.0, "zero_stage_default": 1,
-              "overlap_grad_reduce": True, "overlap_param_gather": False, "sharded_grad_reduce": "all_reduce",
-              "gather_copy_bytes": 12.0, "gather_piece_cpu_s": 7e-6, "fused_rope": True, "p2p_blocking": True,
-              "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "logits_fp32_copies": 2.5,
-              "qkv_copies": 2 / 3, "pending_collectives": 50, "receives_block_host": True,
-              "ddp_buckets": True, "ddp_slowdown": 1.65, "fused_residual": False,
-              "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,
-              "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 200e-6,
-              "collective_step_s": 41e-6, "far_send_s": 0.65, "layer_rounding": "cost"},
-             "nanotron sources (25 MB buckets, fp32 gradient accumulator, stages cut by compute cost, "
-             "all-gather redone in "
-             "the backward; trainer.py make_ddp: DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients, "
-             "optim/gradient_accumulator.py all-reduces their fp32 sums as lists of tensors; with ZeRO-1 no DDP: one all-reduce of "
-             "the fp32 buffer after the last backward (sync_gradients_across_dp, reduce_scatter=False), clip_grads.py norms and "
-             "scales all fp32 gradients, optim/zero.py and distributed.py all_gather_coalesced flatten, gather and copy back one "
-             "slice per tensor and data rank; every micro-batch adds each 16-bit gradient to the fp32 buffer); runs "
-             "without a pipeline and with one or two micro-batches per rank: 7 us per such slice (16 models and layouts, up to "
-             "0.3 s at 256 data ranks), buckets 1.65 times slower beside the backward than alone at 32 to 256 data ranks; "
-             "regression over the memory columns of the ultra-scale playbook sweep: 11-12 bytes per logit, no gathered "
-             "inputs kept, about 4h per token and layer beside torch's saved tensors, 50 partial sums of reduce-scatters (25 "
-             "layers, what the launch queue of 1,024 holds) that torch 2.1 cannot reuse yet; "
-             "parallel/pipeline_parallel/p2p.py _recv_meta reads shapes on the host before every receive; "
-             "host time from its launch-bound rows (4.5 ms per layer and micro-batch from tp 2 on, 1.8 to 2.1 ms more per "
-             "tensor rank where pipeline neighbours are on other nodes, 2.4 ms where tensor ranks are as well; "
-             "15-18 ms at tp 32 across four nodes); runs with tp 32 "
-             "and a pipeline take 0.7 s longer per micro-batch with two stages and 1.3 s with four, whatever the model and the "
-             "micro-batch: 0.65 s for each send in turn, why is not known"),),
-    ),
+    "nanotron": ("", NANOTRON),
     "torchtitan": (
         "",
         (Row((2024, 3),
