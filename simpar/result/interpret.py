@@ -85,7 +85,7 @@ def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
     high = makespan + float(np.sqrt((np.maximum(up, 0) ** 2).sum()))
     low = makespan - float(np.sqrt((np.maximum(down, 0) ** 2).sum()))
     # What the parts' own intervals do not hold: how far the calibration was off on runs that it had not seen.
-    unseen = HALF_WIDTH * priced.layout.calibration.median_cross_validated * makespan
+    unseen = HALF_WIDTH * priced.layout.calibration.expected_error * makespan
     high, low = makespan + float(np.hypot(high - makespan, unseen)), makespan - float(np.hypot(makespan - low, unseen))
     widths = [(n, float(max(u, d))) for n, u, d in zip(names, up, down, strict=True)]
     widths = sorted([*widths, ("calibration", unseen)], key=lambda x: -x[1])

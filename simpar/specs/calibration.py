@@ -50,8 +50,9 @@ class RunCalibration(Spec):
     median_before: float = 0.0
     median_after: float = 0.0
     median_cross_validated: float = 0.0
-    """Median |predicted / measured - 1| of rows that the constants were not fitted on (left-out sources, or fifths); drawn towards
-    that of the group around, all the more the fewer rows there are."""
+    """Median |predicted / measured - 1| of rows that the constants were not fitted on (left-out sources, or fifths)."""
+    expected_error: float = 0.0
+    """The same for the next run: drawn towards that of the group around, all the more the fewer rows there are."""
     without: dict[str, float] = {}
     """Constant -> cross-validated median when it alone is left at its neutral value."""
 

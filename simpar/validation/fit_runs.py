@@ -296,13 +296,13 @@ def entries(samples: Sequence[Sample], plain: Sequence[Sample], before: Sequence
         inside = [samples[i] for i in members[group]]
         shared = group in {groups_of(inside[0])[level] for level in SHARED}
         after = [error(s, on_gpu(theta, s, constants) if shared else theta) for s in inside]
-        found.append(_entry(group, theta, samples, members[group], unseen[group], without, without_any, after))
+        found.append(_entry(group, theta, samples, members[group], unseen[group], crossed, without, without_any, after))
     return found
 
 
 def _entry(
     group: Group, theta: FloatArray, samples: Sequence[Sample], rows: Sequence[int], unseen: float,
-    without: dict[str, dict[int, float]], without_any: Sequence[float], with_these: Sequence[float],
+    crossed: dict[int, float], without: dict[str, dict[int, float]], without_any: Sequence[float], with_these: Sequence[float],
 ) -> str:  # fmt: skip
     def median(found: Sequence[float]) -> float:
         return float(np.median(np.abs(found)))
@@ -314,7 +314,7 @@ def _entry(
     before = median([without_any[i] for i in rows])
     lines += [f"rows = {len(rows)}", f"sources = [{sources}]",
               f"median_before = {before:.4f}", f"median_after = {median(with_these):.4f}",
-              f"median_cross_validated = {unseen:.4f}"]  # fmt: skip
+              f"median_cross_validated = {median([crossed[i] for i in rows]):.4f}", f"expected_error = {unseen:.4f}"]  # fmt: skip
     lines.append("without = {" + ", ".join(f"{n} = {median([w[i] for i in rows]):.4f}" for n, w in without.items()) + "}")
     return "\n".join(lines) + "\n"
 
