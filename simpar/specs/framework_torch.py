@@ -31,9 +31,9 @@ NANOTRON: Final = (
             "gather_piece_cpu_s": 7e-6,
             # pipeline
             "p2p_blocking": True, "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
-            "pending_collectives": 50, "far_send_s": 0.65,
+            "pending_collectives": 50, "far_send_s": 0.55,
             # host
-            "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 200e-6, "collective_step_s": 41e-6,
+            "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 215e-6, "collective_step_s": 41e-6,
         },
         "nanotron sources: 25 MB buckets, stages cut by compute cost, all-gather redone in the backward. trainer.py make_ddp: "
         "DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients; optim/gradient_accumulator.py all-reduces "
@@ -47,11 +47,11 @@ NANOTRON: Final = (
         "gathered inputs kept, about 4h per token and layer beside torch's saved tensors, 50 partial sums of reduce-scatters "
         "(25 layers, what the launch queue of 1,024 holds) that torch 2.1 cannot reuse yet. parallel/pipeline_parallel/p2p.py "
         "_recv_meta reads shapes on the host before every receive. Host time from its launch-bound rows: 4.5 ms per layer and "
-        "micro-batch from tp 2 on, 1.8 to 2.1 ms more per tensor rank where pipeline neighbours are on other nodes, 2.4 ms "
-        "where tensor ranks are as well; 15-18 ms at tp 32 across four nodes. Runs with tp 32 and a pipeline take 0.7 s longer "
-        "per micro-batch with two stages and 1.3 s with four, whatever the model and the micro-batch: 0.65 s for each send in "
-        "turn. The same stall (0.5 s with two stages, 1.1 to 1.2 s with more) hits 18 % of the other pipelines across nodes, "
-        "neighbours and repeats of which are free of it; its cause is not known and it is not predicted there",
+        "micro-batch from tp 2 on, 2.2 ms more per tensor rank where pipeline neighbours are on other nodes, and the steps of "
+        "the ring where tensor ranks are as well; 15-18 ms at tp 32 across four nodes. Runs with tp 32 and a pipeline take 0.7 "
+        "s longer per micro-batch with two stages and 1.3 s with four, whatever the model and the micro-batch: 0.55 s for each "
+        "send in turn. The same stall (0.5 s with two stages, 1.1 to 1.2 s with more) hits 18 % of the other pipelines across "
+        "nodes, neighbours and repeats of which are free of it; its cause is not known and it is not predicted there",
     ),
 )  # fmt: skip
 """nanotron's behaviour; the constants without another source were read off its published sweep."""
