@@ -9,6 +9,8 @@ from simpar.search.incumbents import Limits
 _WIDTH: Final = 9
 """Numbers of a `Limits`: two values and the degrees and micro-batch of a design."""
 _NOBODY: Final = -1
+_POINTS: Final = 512
+"""Layouts of a front that are told at most; the fastest."""
 
 
 class Board:
@@ -16,7 +18,9 @@ class Board:
 
     def __init__(self, context: Any) -> None:
         self._numbers = context.RawArray("d", 2 * _WIDTH)
-        self._read = Limits()
+        # Of a front: its number, how many points, the points, its number again.
+        self._front = context.RawArray("d", 2 * _POINTS + 3)
+        self._read, self._seen, self._points = Limits(), 0.0, Limits().points
         self.write(self._read)
 
     def write(self, limits: Limits) -> None:
@@ -25,14 +29,30 @@ class Board:
         if tuple(self._numbers[:_WIDTH]) != row:
             self._numbers[:_WIDTH] = row
             self._numbers[_WIDTH:] = row
+        points = limits.points[:_POINTS]
+        if points != self._points:
+            self._points, number = points, self._front[0] + 1.0
+            self._front[0] = number
+            self._front[1] = len(points)
+            self._front[2 : 2 + 2 * len(points)] = [x for point in points for x in point]
+            self._front[-1] = number
 
     def read(self) -> Limits:
         """The last that was whole."""
         second = tuple(self._numbers[_WIDTH:])
         if second == tuple(self._numbers[:_WIDTH]):
             value, other, *of = second
-            self._read = Limits(value, other, None if of[0] == _NOBODY else tuple(map(int, of)))
+            self._read = Limits(value, other, None if of[0] == _NOBODY else tuple(map(int, of)), self._told())
         return self._read
+
+    def _told(self) -> tuple[tuple[float, float], ...]:
+        """The last front that was whole."""
+        number = self._front[-1]
+        if number != self._seen:
+            flat = self._front[2 : 2 + 2 * int(self._front[1])]
+            if self._front[0] == number:
+                self._seen, self._points = number, tuple(zip(flat[::2], flat[1::2], strict=True))
+        return self._points
 
 
 __all__ = ["Board"]

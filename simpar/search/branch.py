@@ -178,7 +178,7 @@ class Branch:
         if reason:
             self.account.rejected[reason] += count
         else:
-            key = self.incumbents.rank(bound, device_bytes)
+            key = self.incumbents.place(bound, device_bytes, leaf=kind in ("layout", "undercut"))
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
 
     def _reject(self, bound: float, device_bytes: float, design: Kin) -> str:
@@ -220,7 +220,7 @@ class Branch:
             else:
                 openers[kind](bound, payload, count)
             if self.on_progress is not None:
-                self.on_progress(self.progress(key))
+                self.on_progress(self.progress(self.incumbents.least(key)))
 
     def progress(self, bound: float) -> Progress:
         """Where the search stands."""
@@ -323,7 +323,7 @@ class Branch:
         """Layouts of one shape, each with its bound, wait to be swept."""
         pool = self.pools.setdefault(name, [])
         for time_s, sheet, at in layouts:
-            rank = self.incumbents.rank(time_s, float(sheet.bytes.flat[at]))
+            rank = self.incumbents.place(time_s, float(sheet.bytes.flat[at]))
             heapq.heappush(pool, (rank, next(self._tick), time_s, sheet, at))
         if pool:
             heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", name, 0, pool[0][2], None))
@@ -369,15 +369,19 @@ class Branch:
         if self.incumbents.outdone(bound, need, choice):
             self.account.rejected[BOUND] += count
             return
-        reason = self._simulate(choice)
+        reason = self._simulate(choice, bound)
         if reason:
             self.account.rejected[reason] += 1
             self._wait(sheet, sheet.children(at), bound)
         else:
             self.account.rejected[DOMINATED] += count - 1
 
-    def _simulate(self, choice: Choice) -> str:
-        """The time of a layout on SimPy; why it does not count, or nothing."""
+    def _simulate(self, choice: Choice, bound: float) -> str:
+        """The time of a layout on SimPy; why it does not count, or nothing.
+
+        Args:
+            bound: of its time; with its memory it may say already that it cannot be wanted.
+        """
         scored = next((s for s in self.incumbents.known if s.choice == choice), None)
         if scored is not None:
             # Known from another part of the search.
@@ -386,6 +390,8 @@ class Branch:
         need = self.tiers.device_bytes(choice, self.sheets.allocated(choice))
         if need is not None and need > self.capacity:
             return SIMULATED_MEMORY
+        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.kin):
+            return BOUND
         self.account.evaluated["discrete_event"] += 1
         time_s, need = self.tiers.discrete_event(choice, need)
         if need > self.capacity:

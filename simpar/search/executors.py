@@ -264,8 +264,8 @@ def _cluster_part(
     def tell(bound: float) -> None:
         worker.log_event(topic, {"part": part, "bound": bound})
         with suppress(Exception):  # A lost message only costs pruning.
-            value, other, of = best.get(timeout="2s")
-            limits[0] = Limits(value, other, tuple(of) if of else None)
+            value, other, of, points = best.get(timeout="2s")
+            limits[0] = Limits(value, other, tuple(of) if of else None, tuple((v, b) for v, b in points))
 
     return solve_part(space, wish, part, nodes, known, shared=lambda: limits[0], on_scored=scored, on_progress=_Now(tell))
 

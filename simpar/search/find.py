@@ -52,10 +52,10 @@ class Found:
 
     @property
     def gap(self) -> float | None:
-        """(best - bound) / best: 0 when finished, None when nothing was found."""
+        """(best - bound) / best: 0 when finished, None when nothing was found. Of a front its slowest layout counts."""
         if not self.best:
             return 0.0 if self.finished else None
-        value = min(s.value for s in self.best)
+        value = (max if self.wish.both else min)(s.value for s in self.best)
         return 0.0 if self.finished else max(0.0, 1.0 - min(self.bound, value) / value)
 
 
@@ -69,11 +69,14 @@ class Watch:
     parts: int
     simulated: int
     seconds: float
+    slowest: Scored | None = None
+    """Of a front."""
 
     @property
     def gap(self) -> float | None:
         """As in `Found`."""
-        return max(0.0, 1.0 - min(self.bound / self.best.value, 1.0)) if self.best else None
+        against = self.slowest or self.best
+        return max(0.0, 1.0 - min(self.bound / against.value, 1.0)) if against else None
 
 
 Listener = Callable[[Watch], None]
@@ -131,7 +134,9 @@ def find(
         if listener is not None:
             best = state.incumbents.best[0] if state.incumbents.best else None
             bound = min((state.bounds.get(p, 0.0) for p in parts), default=best.value if best else 0.0)
-            listener(Watch(best, bound, state.done, state.done + len(parts), state.simulated, time.monotonic() - started))
+            slowest = state.incumbents.best[-1] if best and wish.both else None
+            seconds, count = time.monotonic() - started, state.done + len(parts)
+            listener(Watch(best, bound, state.done, count, state.simulated, seconds, slowest))
 
     def bounded(part: int, bound: float) -> None:
         state.bounds[part] = bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, floor, inf, log, log1p
 from typing import NamedTuple
 
 import numpy as np
@@ -53,11 +53,13 @@ class Limits(NamedTuple):
         value: those of the design `of`; of every design where it is none.
         other: those of other designs, no less than `value`.
         of: the design of all the best.
+        points: of a front, value and bytes of every layout on it.
     """
 
     value: float = inf
     other: float = inf
     of: Kin | None = None
+    points: tuple[tuple[float, float], ...] = ()
 
     def against(self, design: Kin | None) -> float:
         """What layouts of a design must beat; none = the least that any layout must."""
@@ -77,6 +79,7 @@ class Incumbents:
         next_design: wanted besides, where all the best are of one design: the best of any other.
         shared: what the best of others must beat, asked anew each time.
         first: the best of each design.
+        stairs: of a front, see `_stairs`.
     """
 
     keep: int = 10
@@ -89,11 +92,31 @@ class Incumbents:
     best: list[Scored] = field(default_factory=list)
     first: dict[Kin, Scored] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    stairs: tuple[object, object, FloatArray, FloatArray] = (None, None, np.zeros(0), np.zeros(0))
 
     def rank(self, time_s: float, device_bytes: float) -> float:
         """What layouts are ranked by when nothing else is known of them."""
         # A second more is worth less than any byte that memory is counted in.
         return device_bytes + min(time_s, 1e6) * 1e-9 if self.by_memory else time_s
+
+    def place(self, time_s: float, device_bytes: float, *, leaf: bool = False) -> float:
+        """Where layouts wait, least first.
+
+        By rank; those of a front by steps of time within which layouts are not told apart. In a step sets are opened first; of
+        its layouts the smallest goes first, which beats all that are not much smaller than it. The very first is the fastest.
+
+        Args:
+            leaf: it is one layout.
+        """
+        if not (self.front and self.within):
+            return self.rank(time_s, device_bytes)
+        step = log(max(time_s, 1e-12)) / log1p(self.within)
+        inside = device_bytes / (device_bytes + 1e12) if self.best else step - floor(step)
+        return floor(step) + (0.5 + 0.25 * (bool(self.best) + inside) if leaf else 0.0)
+
+    def least(self, place: float) -> float:
+        """What nothing at `place` or behind ranks before."""
+        return exp(floor(place) * log1p(self.within)) if self.front and self.within else place
 
     def cutoff(self, design: Kin | None = None) -> float:
         """What the values of a design must beat; none = the least that anything must.
@@ -137,14 +160,21 @@ class Incumbents:
         """Which layouts of a design (bounds of them) cannot be wanted."""
         time_s, device_bytes = np.asarray(time_s) * (1.0 - SLACK), np.asarray(device_bytes) * (1.0 - SLACK)
         if self.front:
-            found = np.zeros(np.broadcast(time_s, device_bytes).shape, dtype=bool)
-            for s in self.best:
-                near = 1.0 + self.within
-                found |= (s.value <= time_s * near) & (s.device_bytes <= device_bytes * near)
-            return found
+            near, (values, least) = 1.0 + self.within, self._stairs()
+            # The smallest of all that are no slower.
+            return np.asarray(least[np.searchsorted(values, time_s * near, side="right")] <= device_bytes * near)
         if self.by_memory:
             return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff(design))
         return np.asarray(time_s > self.cutoff(design))
+
+    def _stairs(self) -> tuple[FloatArray, FloatArray]:
+        """Values of the front ascending, this and others' together, and the least bytes of the first n of them, [n + 1]."""
+        points = self.shared().points
+        if self.stairs[0] is not self.limits or self.stairs[1] is not points:
+            rows = np.array(sorted({*self.limits.points, *points})).reshape(-1, 2)
+            least = np.minimum.accumulate(np.concatenate([[inf], rows[:, 1]]))
+            self.stairs = (self.limits, points, rows[:, 0].copy(), least)
+        return self.stairs[2:]
 
     def add(self, scored: Scored) -> None:
         """Take a layout in, if it is among the best."""
@@ -153,6 +183,7 @@ class Incumbents:
         insort(self.best, scored, key=lambda s: s.key)
         if self.front:
             self.best = [s for s in self.best if not any(_beats(o, s) for o in self.best)]
+            self.limits = Limits(points=tuple((s.value, s.device_bytes) for s in self.best))
             return
         del self.best[self.keep :]
         if self.next_design:
