@@ -174,7 +174,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "fused_activation": True, "fused_residual": True, "fused_softmax": True,
               "dropout": 0.1, "zero_stage_default": 0, "gradient_dtype": "fp16", "overlap_grad_reduce": False,
               "overlap_param_gather": False, "bucket_bytes": 0.0, "tp_backward_overlap": False, "attention": (("", "unfused"),),
-              "launch_s": 150e-6, "backward_launch_s": 36e-6, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
+              "launch_s": 142e-6, "backward_launch_s": 39e-6, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
               "layers_traced_alone": True, "optimizer_cpu_s": 0.0, "optimizer_traffic_bytes": 22.0, "vocabulary_multiple": 0,
               "gradients_persist": True},
              "VIA-Research/vTrain: step times put together from the kernel trace of one layer of a model of its own "
