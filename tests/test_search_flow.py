@@ -16,9 +16,12 @@ from simpar.program.lower import lower
 from simpar.program.program import PriceTable, Program
 from simpar.search.choice import Choice
 from simpar.search.graph import Graph
+from simpar.search.intervals import Intervals
+from simpar.search.parts import widest
 from simpar.search.pricing import Pricing
 from simpar.search.replay import makespans
 from simpar.search.tiers import Tiers
+from simpar.simulate import simulate
 
 TALK = Gather | Reduce | Send
 EACH = 5
@@ -77,3 +80,15 @@ def test_every_way_to_cut_a_pass_was_drawn() -> None:
             for what in ("gathers_always", "reduces_always", "offloads", "gathers_at_start", "overlaps_reduction", "blocking"):
                 seen[what] += bool(getattr(flow, what))
     assert min(seen[w] for w in ("gathers_always", "reduces_always", "offloads", "gathers_at_start", "blocking")) > 0, seen
+
+
+@pytest.mark.parametrize("name", ["dense", "mla", "tiny", "zero-bubble", "deepspeed", "fsdp-fp8"])
+def test_upper_ends_are_those_of_the_result(name: str) -> None:
+    tiers = tiers_of(name)
+    factor = widest(tiers.pricing.space)
+    for seed in range(2):
+        choice = drawn(name, seed)[0]
+        result = simulate(choice.scenario(tiers.pricing.template), detail="stage")
+        found = Intervals(tiers, factor - 1.0).high(choice, result.step_time_s)
+        assert found == pytest.approx(result.step_interval.high, rel=1e-9), str(choice)
+        assert found > result.step_time_s

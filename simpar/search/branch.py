@@ -150,6 +150,8 @@ class Branch:
         self.account = Account()
         self.incumbents = incumbents or Incumbents(keep)
         self.examine = examine
+        self.tighten: Callable[[Choice, float], float] | None = None
+        """A bound of the value of a layout that takes so long, where that is more than its time."""
         self.on_scored, self.on_progress = on_scored, on_progress
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.coarse = Coarse(space, self.pricing)
@@ -178,7 +180,7 @@ class Branch:
         if reason:
             self.account.rejected[reason] += count
         else:
-            key = self.incumbents.place(bound, device_bytes, leaf=kind in ("layout", "undercut"))
+            key = self.incumbents.place(bound, device_bytes, leaf=kind in ("undercut", "timed", "layout"))
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
 
     def _reject(self, bound: float, device_bytes: float, design: Kin) -> str:
@@ -203,7 +205,8 @@ class Branch:
             self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), kin(*node[:2]))
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
-            "spreads": self.open_spreads, "shape": self.open_shape, "undercut": self.open_undercut, "layout": self.open_layout,
+            "spreads": self.open_spreads, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
+            "layout": self.open_layout,
         }  # fmt: skip
         single = not self.incumbents.front
         while self.heap:
@@ -349,7 +352,7 @@ class Branch:
         else:
             swept = self.tiers.longest_paths([choice for choice, *_ in take])
             for (choice, at, time_s, need, sheet), value, less in zip(take, *swept, strict=True):
-                kind, weight = "undercut" if less else "layout", int(sheet.weight[at])
+                kind, weight = "undercut" if less else "timed", int(sheet.weight[at])
                 value = max(float(value), time_s)
                 self.push(value, kind, (choice, need, sheet, at), weight, choice.kin, need, choice.complexity)
         self._pool(payload, [])
@@ -361,18 +364,29 @@ class Branch:
             self.account.rejected[BOUND] += count
         else:
             value = max(bound, self.tiers.longest_path(choice))
-            self.push(value, "layout", payload, count, choice.kin, need, choice.complexity)
+            self.push(value, "timed", payload, count, choice.kin, need, choice.complexity)
 
-    def open_layout(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
+    def open_timed(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
+        """A layout whose time is known: what it is ranked by, where that is more."""
+        choice, need = payload[:2]
+        if self.tighten is None:
+            self.open_layout(bound, (*payload, bound), count)
+        elif self.incumbents.outdone(bound, need, choice):
+            self.account.rejected[BOUND] += count
+        else:
+            value = max(bound, self.tighten(choice, bound))
+            self.push(value, "layout", (*payload, bound), count, choice.kin, need, choice.complexity)
+
+    def open_layout(self, bound: float, payload: tuple[Choice, float, Sheet, int, float], count: int) -> None:
         """Simulate one layout; what moves more to the host waits for its outcome."""
-        choice, need, sheet, at = payload
+        choice, need, sheet, at, time_s = payload
         if self.incumbents.outdone(bound, need, choice):
             self.account.rejected[BOUND] += count
             return
         reason = self._simulate(choice, bound)
         if reason:
             self.account.rejected[reason] += 1
-            self._wait(sheet, sheet.children(at), bound)
+            self._wait(sheet, sheet.children(at), time_s)
         else:
             self.account.rejected[DOMINATED] += count - 1
 

@@ -11,6 +11,7 @@ from simpar.result.interpret import HALF_WIDTH
 from simpar.search.branch import Account, Branch, Glimpse, Node
 from simpar.search.choice import Choice
 from simpar.search.incumbents import Incumbents, Limits, Scored
+from simpar.search.intervals import Intervals
 from simpar.search.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.search.pricing import Pricing
 from simpar.search.space import Space
@@ -133,7 +134,7 @@ def widest(space: Space) -> float:
     """
     template = space.template
     spec, gpu = framework(template.framework, template.framework_version), template.hardware.gpu
-    return 1.0 + HALF_WIDTH * calibration_for(spec.name, spec.since, gpu.architecture, gpu.name).expected_error
+    return 1.0 + HALF_WIDTH * calibration_for(spec.name, spec.since, gpu.architecture, gpu.name).median_cross_validated
 
 
 def examiner(
@@ -187,6 +188,10 @@ def branch_for(
     )  # fmt: skip
     branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, **hooks)
     branch.examine = examiner(space, wish, measure, branch.tiers)
+    if wish.robust:
+        factor = widest(space)
+        intervals = Intervals(branch.tiers, factor - 1.0)
+        branch.tighten = lambda choice, time_s: intervals.high(choice, time_s) / factor
     return branch
 
 

@@ -103,6 +103,7 @@ class Tiers:
         self._swept: dict[int, Swept] = {}
         self.swept = 0
         self._prices: dict[object, tuple[float, float]] = {}
+        self._rises: dict[object, dict[str, float]] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
 
     # -- programs ----------------------------------------------------------------------------------------------------
@@ -219,6 +220,27 @@ class Tiers:
                 pair = self._prices[name] = (price.seconds, price.interference)
             found[row] = pair
         return step, PriceTable(found[columns.index, 0], found[columns.index, 1])
+
+    def raised(self, choice: Choice) -> tuple[Step, FloatArray]:
+        """The graph of a choice with its prices, float array [1 + categories, prices]: as they are, and each category of seconds
+        at the upper end of its interval."""
+        step, table = self.prices(choice)
+        columns, scopes = self._columns_of(step, choice), self._scopes(choice)
+        pricer: LayoutPricer | None = None
+        rises = []
+        for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
+            name = (scopes[scope], part)
+            if name not in self._rises:
+                pricer = pricer or self.pricer(choice, step)
+                price = pricer.price(key)  # type: ignore[arg-type]
+                found = dict.fromkeys((category for category, _ in price.terms), 0.0)
+                for category, up, _ in price.spread:
+                    found[category] = found.get(category, 0.0) + up
+                self._rises[name] = found
+            rises.append(self._rises[name])
+        categories = sorted({category for each in rises for category, up in each.items() if up})
+        moved = np.array([[0.0] * len(rises), *([each.get(c, 0.0) for each in rises] for c in categories)])
+        return step, np.maximum(table.seconds + moved[:, columns.index], 0.0)
 
     def _scopes(self, choice: Choice) -> dict[str, object]:
         """What each kind of price depends on, besides its description."""
