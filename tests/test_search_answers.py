@@ -14,7 +14,7 @@ from simpar.search.objective import parse_constraints
 from simpar.search.parts import Wish
 from simpar.search.runner_up import differences, turning_points, waterfalls
 from simpar.search.space import Space
-from simpar.search.why import inside, narrowed, shortage, why
+from simpar.search.why import inside, left_out, narrowed, shortage, why
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,11 @@ def test_what_is_asked_may_go_beyond_the_space(found: Answer) -> None:
     assert not inside(space, other)
     fewer = Space(space.template, {**space.restrictions, "micro_batch_size": (2,)}, space.framework)
     assert not any(inside(fewer, choice) for choice in islice(space.choices(), 10))
+    free = Space(space.template, {}, space.framework)
+    assert left_out(free, found.best.scored.choice) == ""
+    wide = replace(other, group=replace(other.group, tp=2 * space.template.hardware.domain_size), micro_batch_size=64)
+    assert "a scale-up domain of 8 GPUs and micro_batch_size stays within 32" in left_out(free, wide)
+    assert "--allow tp=16 --allow micro_batch_size=64" in left_out(free, wide)
 
 
 def test_why_not_is_the_best_of_the_corner(found: Answer) -> None:

@@ -19,7 +19,7 @@ from simpar.search.parts import Wish
 from simpar.search.request import make_space, option_table, scenario_table
 from simpar.search.space import Space, divisors
 from simpar.search.store import Store
-from simpar.search.why import Why, why, why_nothing
+from simpar.search.why import Why, left_out, why, why_nothing
 from simpar.specs.scenario import Scenario, apply_override
 
 INTERRUPTED: Final = 130
@@ -301,7 +301,9 @@ def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: An
             options.outputs.say(f"{reason.asked} was not searched to the end")
         if not reason.in_space:
             faster = "" if (reason.slower_by or 0.0) >= 0.0 else ", faster than the best in it"
-            options.outputs.say(f"{reason.asked} goes beyond the space that was searched{faster}: --allow takes such values in")
+            rule = left_out(space, reason.scored.choice) if reason.scored is not None else ""
+            rule = rule or "--allow takes such values in"
+            options.outputs.say(f"{reason.asked} goes beyond the space that was searched{faster}: {rule}")
     if best is None and result.finished and not found and space.size <= 10 * SMALL:
         found.append(why_nothing(space, wish, result.found[-1].account))
     return found

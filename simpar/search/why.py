@@ -151,6 +151,19 @@ def inside(space: Space, choice: Choice) -> bool:
     return rest and space.runs(choice.variant, choice.pipeline, pp)
 
 
+def left_out(space: Space, choice: Choice) -> str:
+    """The usual ranges that a layout leaves, and what takes it in; nothing where it leaves none."""
+    found, largest, flat = [], axes.LARGEST, choice.flat()
+    domain = space.template.hardware.domain_size
+    if "tp" not in space.restrictions and choice.group.tp > domain:
+        found.append(("tp", f"tp stays within a scale-up domain of {domain} GPUs"))
+    others = (a for a in ("micro_batch_size", "virtual_stages") if a not in space.restrictions and flat[a] > largest[a])
+    found += [(axis, f"{axis} stays within {largest[axis]}") for axis in others]
+    rules = " and ".join(rule for _, rule in found)
+    options = " ".join(f"--allow {axis}={flat[axis]}" for axis, _ in found)
+    return f"{rules} unless values are given ({options} looks there)" if found else ""
+
+
 def narrowed(space: Space, given: dict[str, tuple[Any, ...]]) -> Space:
     """The corner of a space with these values."""
     known = space.restrictions
@@ -191,4 +204,4 @@ def _missed(corner: Space, wish: Wish, scored: Scored) -> tuple[str, ...]:
     )
 
 
-__all__ = ["Shortage", "Why", "inside", "narrowed", "shortage", "why", "why_nothing"]
+__all__ = ["Shortage", "Why", "inside", "left_out", "narrowed", "shortage", "why", "why_nothing"]
