@@ -64,7 +64,7 @@ def test_versions_are_dated(name: str, version: str | None, month: tuple[int, in
 def test_later_rows_build_on_earlier_ones() -> None:
     early, late = framework("megatron-core", "2021-07"), framework("megatron-core", "2025-06")
     assert early.attention_kernel("ampere") == "unfused"
-    assert late.attention_kernel("hopper") == "cudnn"  # TransformerEngine prefers it to FlashAttention 3 as well
+    assert late.attention_kernel("hopper") == "fa3"
     assert early.recompute_default == "full"
     assert late.recompute_default == "none"
     assert framework("nemo", "25.04").attention == late.attention
@@ -73,7 +73,7 @@ def test_later_rows_build_on_earlier_ones() -> None:
 def test_wide_heads_run_unfused_on_blackwell_until_the_library_takes_them() -> None:
     early, late = (framework("megatron-core", month) for month in ("2025-04", "2025-07"))
     assert (early.attention_kernel("blackwell", 192), early.attention_kernel("blackwell", 128)) == ("unfused", "cudnn")
-    assert early.attention_kernel("hopper", 192) == "cudnn"
+    assert early.attention_kernel("hopper", 192) == "fa3"
     assert late.attention_kernel("blackwell", 192) == "cudnn"
 
 

@@ -83,9 +83,8 @@ _MEGATRON: Final = (
     ),
     Row(
         (2025, 2),
-        {"cross_entropy_all_reduces": 2},
-        "Megatron core 0.10-0.11: fused cross-entropy (two all-reduces); TransformerEngine 2.x get_attention_backend still prefers "
-        "cuDNN to FlashAttention on Hopper and later, version 3 of it too",
+        {"cross_entropy_all_reduces": 2, "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
+        "Megatron core 0.10-0.11: fused cross-entropy (two all-reduces); TransformerEngine 2.x with cuDNN 9 / FlashAttention 3",
     ),
     Row(
         (2025, 5),
