@@ -1,6 +1,6 @@
 """Speed of the layout search, as JSON: sizes of spaces, layouts per second and core through each tier, two large searches.
 
-python benchmarks/bench_search.py [--quick] [--limit SECONDS] [--workers N] [--framework NAME] [--case 405b]
+python benchmarks/bench_search.py [--quick] [--limit SECONDS] [--workers N] [--framework NAME] [--case 405b] [--wish front]
 
 Rates count CPU seconds of this process; searches are timed by the clock and by the CPU seconds of all their processes (--workers 1
 counts against the limit in CPU seconds). A search that its limit ends states its gap.
@@ -15,11 +15,16 @@ import resource
 import time
 from typing import Any
 
+import numpy as np
+
+from simpar.program.program import PriceTable
 from simpar.search.branch import Branch
 from simpar.search.choice import Choice
 from simpar.search.find import Watch, find
+from simpar.search.graph import Graph
 from simpar.search.incumbents import Incumbents
 from simpar.search.parts import Wish
+from simpar.search.replay import makespans
 from simpar.search.request import make_space, option_table
 from simpar.search.sheets import Design
 from simpar.search.space import Space
@@ -65,14 +70,29 @@ def bound_rate(branch: Branch, sample: list[Design]) -> float:
 def path_rates(branch: Branch, layouts: list[Choice]) -> dict[str, float]:
     """Layouts per CPU second through the longest path at stage detail, graphs built and prices known.
 
-    `swept`: those whose own graph was swept; `decided`: with those that a swept one undercuts in every price, which bounds them.
+    `each`: every layout gets its own longest path; as a search does it, `swept`: those whose own graph was swept, `decided`: with
+    those that a swept one undercuts in every price, which bounds them.
     """
+    for every in (False, True):
+        began = time.process_time()
+        sweep_each(branch, layouts)
+        each = len(layouts) / (time.process_time() - began) if every else 0.0
     branch.tiers.longest_paths(layouts)
     branch.tiers._swept.clear()
     before, began = branch.tiers.swept, time.process_time()
     branch.tiers.longest_paths(layouts)
     seconds = time.process_time() - began
-    return {"swept": (branch.tiers.swept - before) / seconds, "decided": len(layouts) / seconds}
+    return {"each": each, "swept": (branch.tiers.swept - before) / seconds, "decided": len(layouts) / seconds}
+
+
+def sweep_each(branch: Branch, layouts: list[Choice]) -> None:
+    """The longest path of every layout, by graph."""
+    found: dict[int, tuple[Graph, list[PriceTable]]] = {}
+    for choice in layouts:
+        step, table = branch.tiers.prices(choice)
+        found.setdefault(id(step.graph), (step.graph, []))[1].append(table)
+    for graph, tables in found.values():
+        makespans(graph, np.array([t.seconds for t in tables]), np.array([t.interference for t in tables]))
 
 
 def path_layouts(large: bool, schedule: str, chunks: int, count: int) -> tuple[Branch, list[Choice]]:
@@ -92,7 +112,10 @@ def cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def search(space: Space, limit_s: float, workers: int) -> dict[str, Any]:
+WISHES = {"time": Wish(), "front": Wish(front=("step_time_s", "peak_memory_bytes")), "robust": Wish(robust=True)}
+
+
+def search(space: Space, limit_s: float, workers: int, wish: Wish = WISHES["time"]) -> dict[str, Any]:
     """One search from cold, stopped at the limit."""
     began, began_cpu, first, last = time.monotonic(), cpu_seconds(), [0.0], [0.0]
 
@@ -103,11 +126,11 @@ def search(space: Space, limit_s: float, workers: int) -> dict[str, Any]:
         if (cpu_seconds() - began_cpu if workers == 1 else time.monotonic() - began) > limit_s:
             raise KeyboardInterrupt
 
-    found = find(space, Wish(keep=10), workers=workers, listener=listen)
+    found = find(space, wish, workers=workers, listener=listen)
     peaks = [resource.getrusage(who).ru_maxrss / 2**20 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "seconds": time.monotonic() - began, "cpu_s": cpu_seconds() - began_cpu, "layouts": space.size,
-        "first_incumbent_s": first[0], "finished": found.finished, "gap": found.gap,
+        "first_incumbent_s": first[0], "found": len(found.best), "finished": found.finished, "gap": found.gap,
         "best": str(found.best[0].choice) if found.best else None, "step_time_s": found.best[0].step_time_s if found.best else None,
         "evaluated": dict(found.account.evaluated), "rejected": {k: v for k, v in found.account.rejected.items() if v},
         "peak_gib_parent": peaks[0], "peak_gib_largest_child": peaks[1], "workers": workers,
@@ -121,6 +144,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--framework", default=None)
+    parser.add_argument("--wish", default="time", choices=sorted(WISHES))
     parser.add_argument("--case", default="", help="only the cases whose names have this")
     options = parser.parse_args()
     found: dict[str, Any] = {"spaces": {}, "searches": {}}
@@ -139,7 +163,8 @@ def main() -> None:
     found["longest_path_per_core_s"] = {name: path_rates(*path_layouts(*what, count)) for name, what in pipelines.items()}
     if not options.quick:
         for case in (name for name in CASES if options.case in name):
-            found["searches"][case] = search(space_of(case, options.framework), options.limit, options.workers)
+            space = space_of(case, options.framework)
+            found["searches"][case] = search(space, options.limit, options.workers, WISHES[options.wish])
     print(json.dumps(found, indent=2))
 
 

@@ -64,7 +64,12 @@ def _one(graph: Graph, seconds: list[float], factors: list[float], streams: froz
             continue
         end = finish[op] = start + seconds[key]
         if stream[op] in streams:
-            busy.setdefault(beside[op], {}).setdefault(stream[op], []).append((end, factors[key]))
+            queue = busy.setdefault(beside[op], {}).setdefault(stream[op], [])
+            if queue and queue[-1][1] == factors[key]:
+                # One stretch: a stream that is busy when compute starts has no gap from then on.
+                queue[-1] = (end, factors[key])
+            else:
+                queue.append((end, factors[key]))
     if waits:
         return max(finish, default=0.0)
     first: dict[int, float] = {}
@@ -84,6 +89,8 @@ def _follow(start: float, work: float, streams: dict[int, list[tuple[float, floa
             del queue[0]
         if not queue:
             del streams[stream]
+    if not streams:
+        return start + work
     queues = list(streams.values())
     if len(queues) == 1:
         return _follow_one(start, work, queues[0])
@@ -141,7 +148,11 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: froze
             continue
         end = finish[op] = start + durations[key]
         if stream[op] in streams:
-            busy.setdefault(beside[op], {}).setdefault(stream[op], []).append((end, levels[key]))
+            queue = busy.setdefault(beside[op], {}).setdefault(stream[op], [])
+            if queue and (queue[-1][1] is levels[key] or (queue[-1][1] == levels[key]).all()):
+                queue[-1] = (end, queue[-1][1])
+            else:
+                queue.append((end, levels[key]))
     if waits:
         return np.asarray(np.maximum.reduce([finish[op] for op in graph.sinks])) if graph.sinks else quiet
     first: dict[int, FloatArray] = {}
