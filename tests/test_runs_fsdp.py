@@ -11,7 +11,6 @@ from simpar.engine.longest_path import longest_path
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind
 from simpar.simulate import prepare
-from simpar.specs.framework import framework
 from simpar.specs.scenario import make_scenario
 from simpar.validation.row_framework import framework_of
 
@@ -111,21 +110,3 @@ def test_composite_norm_and_rope_move_what_torch_counts() -> None:
         stated = np.array([op.forward_bytes[0][1], op.backward_bytes[0][1]])
         assert np.all(stated >= 0.95 * counted.min(axis=0)), (name, counted)
         assert np.all(stated <= 1.05 * counted.max(axis=0)), (name, counted)
-
-
-def test_experts_in_a_loop_cost_the_host_per_expert_under_full_sharding_only() -> None:
-    def step(experts: int, **plan: Any) -> float:
-        table = {
-            "model": {"name": "experts", "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 4,
-                      "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64, "vocab_size": 32000,
-                      "moe": {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 512}},
-            "framework": "deepspeed", "framework_version": "2024-06", "cluster": {"hardware": "dgx-a100-80gb", "num_nodes": 1},
-            "plan": plan, "training": {"sequence_length": 2048, "global_batch_size": 8, "micro_batch_size": 1},
-        }  # fmt: skip
-        priced = prepare(make_scenario(table))
-        return longest_path(priced.program, priced.table).makespan
-
-    each = framework("deepspeed", "2024-06").expert_cpu_s
-    more = step(64, zero_stage=3) - step(32, zero_stage=3)
-    assert more == pytest.approx(4 * 2 * 32 * each, rel=0.15)  # four layers, forward and backward
-    assert step(64, zero_stage=2) - step(32, zero_stage=2) < 0.1 * more

@@ -186,8 +186,6 @@ class LayoutPricer:
         passes = 2.0 if phase != "F" and price.recomputes else 1.0
         dropless = price.has_experts and training.routing.capacity_factor is None
         experts = passes * spec.dropless_cpu_s if dropless else 0.0
-        if price.has_experts and self.layout.plan.zero_stage == 3 and (moe := self.layout.options.moe):
-            experts += passes * spec.expert_cpu_s * moe.num_experts / self.layout.plan.ep
         if training.cuda_graphs:
             return experts if training.cuda_graph_scope == "attention" else 0.0
         collectives = price.collectives * self._collective_host_s

@@ -133,8 +133,8 @@ class FrameworkSpec:
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
-        dropless_cpu_s, expert_cpu_s: further host time per pass of a layer whose experts take all tokens routed to them (it waits
-            for the counts), and per expert where they run in a loop under full sharding, every weight fetched by itself.
+        dropless_cpu_s: further host time per pass of a layer whose experts take all tokens routed to them (it waits for the
+            counts).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         layers_traced_alone: step times are put together from traces of single layers, a simulator's own prediction: the host's
             lead over the device carries neither from block to block nor over a collective.
@@ -270,7 +270,6 @@ class FrameworkSpec:
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
     dropless_cpu_s: float = 0.0
-    expert_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
     layers_traced_alone: bool = False
     collective_rank_cpu_s: float = 0.0

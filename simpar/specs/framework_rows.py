@@ -270,9 +270,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
          Row((2022, 1), {"state_link_share": 0.0}, "DeepSpeed PR 1188 and 1453: gathers of several parameters at once, "
              "without a synchronisation of the device after each"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
-                         "recompute_default": "none", "expert_cpu_s": 5e-3},
-             "transformers with FlashAttention 2; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them: "
-             "about 5 ms per expert and pass (one run, ms-swift's Qwen3-30B-A3B: three passes over 48 x 128 experts in 91 s)")),
+                         "recompute_default": "none"},
+             "transformers with FlashAttention 2; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, "
+             "which is not priced: the one run known, 5 ms per expert and pass, tells no law")),
     ),
     "internevo": (
         "megatron-core",
