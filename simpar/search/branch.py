@@ -333,10 +333,13 @@ class Branch:
 
     def open_shape(self, bound: float, payload: Shape, count: int) -> None:
         """The longest paths of the best layouts of one shape."""
-        del bound, count
-        pool = self.pools.get(payload, [])
+        del count
+        pool, last = self.pools.get(payload, []), self.incumbents.last(bound)
+        popped: list[Waiting] = []
+        while pool and len(popped) < LARGEST and pool[0][0] <= last:
+            popped.append(heapq.heappop(pool))
         take = []
-        for _, _, time_s, sheet, at in [heapq.heappop(pool) for _ in range(min(LARGEST, len(pool)))]:
+        for _, _, time_s, sheet, at in popped:
             need = float(sheet.bytes.flat[at])
             choice, reason = sheet.choice(at), self._reject(time_s, need, sheet.design.kin)
             if not reason and self.incumbents.outdone(time_s, need, choice):
@@ -350,7 +353,8 @@ class Branch:
             known = [(max(float(v), time_s), sheet, at) for (_, at, time_s, _, sheet), v in zip(take, found, strict=True)]
             self._pool(payload._replace(on_device=False), known)
         else:
-            swept = self.tiers.longest_paths([choice for choice, *_ in take])
+            # Of a front most are wanted for their memory, and dearer prices do not rule them out: together they cost least.
+            swept = self.tiers.longest_paths([choice for choice, *_ in take], exact=self.incumbents.front)
             for (choice, at, time_s, need, sheet), value, less in zip(take, *swept, strict=True):
                 kind, weight = "undercut" if less else "timed", int(sheet.weight[at])
                 value = max(float(value), time_s)

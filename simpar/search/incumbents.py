@@ -114,6 +114,10 @@ class Incumbents:
         inside = device_bytes / (device_bytes + 1e12) if self.best else step - floor(step)
         return floor(step) + (0.5 + 0.25 * (bool(self.best) + inside) if leaf else 0.0)
 
+    def last(self, time_s: float) -> float:
+        """Up to where layouts are worth sweeping together with one that takes so long: of a front, this step and the next."""
+        return floor(self.place(time_s, 0.0)) + 1.0 if self.front and self.within else inf
+
     def least(self, place: float) -> float:
         """What nothing at `place` or behind ranks before."""
         return exp(floor(place) * log1p(self.within)) if self.front and self.within else place

@@ -69,17 +69,22 @@ class Swept:
         self.rows = np.zeros((0, width))
         self.values = np.zeros(0)
 
-    def sort_out(self, prices: FloatArray) -> tuple[IntArray, dict[int, int]]:
-        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it."""
+    def sort_out(self, prices: FloatArray, *, exact: bool = False) -> tuple[IntArray, dict[int, int]]:
+        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it.
+
+        Args:
+            exact: only one that has the same prices stands for another.
+        """
+        below_or_same = np.equal if exact else np.less_equal
         chosen: list[int] = []
         below: dict[int, int] = {}
         count = len(self.rows)
         for row in np.argsort(prices.sum(axis=1), kind="stable").tolist():
-            under = np.flatnonzero((self.rows <= prices[row]).all(axis=1))
+            under = np.flatnonzero(below_or_same(self.rows, prices[row]).all(axis=1))
             if len(under):
                 below[row] = int(under[np.argmax(self.values[under])])
                 continue
-            inside = (prices[chosen] <= prices[row]).all(axis=1)
+            inside = below_or_same(prices[chosen], prices[row]).all(axis=1)
             if inside.any():
                 below[row] = count + int(np.argmax(inside))
             else:
@@ -265,11 +270,11 @@ class Tiers:
 
     # -- tiers -------------------------------------------------------------------------------------------------------
 
-    def longest_paths(self, choices: Sequence[Choice]) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def longest_paths(self, choices: Sequence[Choice], *, exact: bool = False) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Tier 2: step times [choices], in batches by graph, and which of them are lower bounds only.
 
         Dearer prices never make a step of the same graph shorter (see `replay`): of layouts that share a graph only those that
-        no other undercuts in every price are swept; the rest take the time of one that does, as a lower bound.
+        no other undercuts in every price are swept (with `exact`, all); the rest take the time of one that does, as a lower bound.
         """
         found, bound = np.empty(len(choices)), np.zeros(len(choices), dtype=bool)
         groups: dict[int, tuple[Graph, list[int], list[PriceTable]]] = {}
@@ -281,7 +286,7 @@ class Tiers:
         for graph, members, rows in groups.values():
             prices = np.array([np.concatenate([t.seconds, t.interference]) for t in rows])
             known = self._swept.setdefault(id(graph), Swept(prices.shape[1]))
-            chosen, below = known.sort_out(prices)
+            chosen, below = known.sort_out(prices, exact=exact)
             if len(chosen):
                 half = prices.shape[1] // 2
                 waits = self.pricing.waits(style_of(choices[members[0]].pipeline))
