@@ -134,7 +134,7 @@ def widest(space: Space) -> float:
     """
     template = space.template
     spec, gpu = framework(template.framework, template.framework_version), template.hardware.gpu
-    return 1.0 + HALF_WIDTH * calibration_for(spec.name, spec.since, gpu.architecture, gpu.name).median_cross_validated
+    return 1.0 + HALF_WIDTH * calibration_for(spec.name, spec.since, gpu.architecture, gpu.name).expected_error
 
 
 def examiner(
