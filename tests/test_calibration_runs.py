@@ -103,7 +103,7 @@ def test_a_refit_keeps_constants_that_it_cannot_better() -> None:
     as_good, worse = found[group] * np.array([1.0, 1.01, 1.0, 1.0, 1.0]), found[group] * 1.1
     for old, expected in ((as_good, as_good), (worse, found[group])):
         before = as_entries({group: np.clip(old, LOW, HIGH)})
-        assert settled(found, runs, before)[group] == pytest.approx(np.clip(expected, LOW, HIGH))
+        assert settled(found, runs, before, runs)[group] == pytest.approx(np.clip(expected, LOW, HIGH))
 
 
 def test_a_source_counts_as_the_root_of_its_rows() -> None:
@@ -159,6 +159,7 @@ def test_shipped_constants_stay_inside_their_bounds() -> None:
         assert (values >= LOW - 1e-6).all()
         assert (values <= HIGH + 1e-6).all()
         assert entry.rows >= 1
+        assert 0.01 < entry.expected_error < 0.6
         assert entry.sources
         # Few rows follow the group around them.
         assert entry.median_after <= entry.median_before + (0.02 if entry.rows >= 20 else 0.1)

@@ -68,8 +68,9 @@ OUTLIER = 0.4
 """Relative error at which a run's weight has halved."""
 LEAST_ROWS = 2
 """For constants of one GPU."""
-KEPT = 0.05
-"""A framework's constants on a GPU are replaced where its runs are met better by more than this share of their error (assumed)."""
+KEPT = 1.0
+"""A framework's constants on a GPU are replaced where its runs are met better by more than so many standard errors of the gain
+(the rule of one standard error of model selection, Breiman et al. 1984)."""
 ROUNDS = 2
 """Simulations around constants found."""
 EVER = "2000-01"
@@ -246,24 +247,36 @@ def cross_validated(samples: Sequence[Sample], fixed: frozenset[int] = frozenset
     return found
 
 
-def settled(found: dict[Group, FloatArray], samples: Sequence[Sample], before: Sequence[RunCalibration]) -> dict[Group, FloatArray]:
+def settled(
+    found: dict[Group, FloatArray], fresh: Sequence[Sample], before: Sequence[RunCalibration], held: Sequence[Sample]
+) -> dict[Group, FloatArray]:
     """`found` with the constants of frameworks on a GPU as they were `before`, where new ones gain next to nothing.
 
     Near its best a fit is flat: without this every refit would move predictions that it does not better.
+
+    Args:
+        fresh, held: the same runs split around `found` and around `before`: a split is exact only around the constants that it
+            was simulated with.
     """
-    members: dict[Group, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        members[groups_of(sample)[-1]].append(sample)
     kept = dict(found)
+    rows: dict[Group, list[int]] = defaultdict(list)
+    for index, sample in enumerate(held):
+        rows[groups_of(sample)[-1]].append(index)
     for entry in before:
         group = (entry.framework, entry.architecture, entry.since)
-        if group not in found or group not in members:
+        if group not in found or group not in rows:
             continue
-        old = np.array([getattr(entry, name) for name in NAMES])
-        new, same = (np.mean([abs(error(s, theta)) for s in members[group]]) for theta in (found[group], old))
-        if same <= (1.0 + KEPT) * new:
-            kept[group] = old
+        theta = np.array([getattr(entry, name) for name in NAMES])
+        gain = np.array([_counted(held[i], theta) - _counted(fresh[i], found[group]) for i in rows[group]])
+        if gain.mean() <= KEPT * gain.std() / np.sqrt(len(gain)):
+            kept[group] = theta
     return kept
+
+
+def _counted(sample: Sample, theta: FloatArray) -> float:
+    """|error|; a run that is far off for reasons of its own hardly counts, as in `fit`."""
+    found = abs(error(sample, theta))
+    return found / (1.0 + (found / OUTLIER) ** 4)
 
 
 def unseen_errors(samples: Sequence[Sample], crossed: dict[int, float]) -> dict[Group, float]:
@@ -280,10 +293,9 @@ def unseen_errors(samples: Sequence[Sample], crossed: dict[int, float]) -> dict[
     return found
 
 
-def entries(samples: Sequence[Sample], plain: Sequence[Sample], before: Sequence[RunCalibration] = ()) -> list[str]:
-    """TOML tables of the calibration file; `plain`: the same runs simulated without constants; `before`: see `settled`."""
+def entries(samples: Sequence[Sample], plain: Sequence[Sample], constants: dict[Group, FloatArray]) -> list[str]:
+    """TOML tables of the calibration file; `plain`: the same runs simulated without constants."""
     without_any = [error(sample, NEUTRAL) for sample in plain]
-    constants = settled(fit_nested(samples), samples, before)
     crossed = cross_validated(samples)
     unseen = unseen_errors(samples, crossed)
     without = {name: cross_validated(samples, frozenset({i})) for i, name in enumerate(NAMES)}
@@ -350,8 +362,12 @@ def main() -> None:
     for _ in range(ROUNDS):
         around = collect(options.data, options.workers, as_entries(fit_nested(around)))
     head = "# Written by `python -m simpar.validation.fit_runs`; do not edit. See specs/calibration.py.\n"
-    before = read_calibrations(FILE) if FILE.is_file() else ()
-    options.out.write_text("\n".join([head, *entries(around, plain, before)]), encoding="utf-8")
+    constants = fit_nested(around)
+    if FILE.is_file():
+        before = read_calibrations(FILE)
+        fresh, held = (collect(options.data, options.workers, known) for known in (as_entries(constants), before))
+        constants = settled(constants, fresh, before, held)
+    options.out.write_text("\n".join([head, *entries(around, plain, constants)]), encoding="utf-8")
 
 
 if __name__ == "__main__":
