@@ -27,7 +27,8 @@ WISH = Wish(keep=4)
 ASKED = ("--model", "llama3.1-8b", "--hardware", "dgx-h100", "--sequence-length", "8192", "--global-batch", "8")
 SMALL_SEARCH = (*ASKED, "--num-nodes", "1", "--framework", "megatron-core", "--fix", "tp=2,pp=2,cp=1", "--fix",
                 "recompute=none,micro_batch_size=1", "--quiet")  # fmt: skip
-LONG_SEARCH = (*ASKED, "--num-nodes", "4", "--framework", "megatron-core", "--top", "40", "--workers", "1", "--quiet", "--json")
+LONG_SEARCH = (*ASKED, "--num-nodes", "16", "--global-batch", "128", "--framework", "megatron-core", "--top", "40", "--workers", "1",
+               "--quiet", "--json")  # fmt: skip
 """Takes seconds, and works through its parts one after the other."""
 
 
@@ -260,7 +261,8 @@ def rows(path: Path, table: str) -> int:
 
 def test_ctrl_c_shows_what_was_found_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    command = [sys.executable, "-m", "simpar.cli", "search", *LONG_SEARCH, "--store", str(path)]
+    longer = (*LONG_SEARCH, "--num-nodes", "32", "--global-batch", "512")
+    command = [sys.executable, "-m", "simpar.cli", "search", *longer, "--store", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
     until = time.monotonic() + 120

@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from simpar.search.account import Account, Glimpse, Progress
 from simpar.search.choice import Choice, Group, Kin, Offload, Pipeline, Variant, kin
 from simpar.search.coarse import Coarse
 from simpar.search.incumbents import Incumbents, Scored
@@ -60,31 +60,6 @@ def on_device(choice: Choice) -> Choice:
     return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
 
 
-@dataclass
-class Account:
-    """Where every layout of the space went."""
-
-    rejected: Counter[str] = field(default_factory=Counter)
-    evaluated: Counter[str] = field(default_factory=Counter)
-    kept: int = 0
-    """Simulated and neither rejected for memory nor for a constraint: with `rejected` they add up to the space."""
-
-    def merge(self, other: Account) -> None:
-        """Add another part's account."""
-        self.rejected.update(other.rejected)
-        self.evaluated.update(other.evaluated)
-        self.kept += other.kept
-
-
-@dataclass(frozen=True, slots=True)
-class Glimpse:
-    """The fastest layout of a pipeline that fits, by its bounds: the space as a page shows it."""
-
-    choice: Choice
-    bound_s: float
-    device_bytes: float
-
-
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """The pipelines of a variant.
@@ -100,24 +75,6 @@ class Ranked:
     order: list[int]
     seconds: list[float]
     left: list[int]
-
-
-@dataclass
-class Progress:
-    """What a search reports while it runs."""
-
-    incumbent: Scored | None
-    bound: float
-    open_nodes: int
-    simulated: int
-    seconds: float
-
-    @property
-    def gap(self) -> float:
-        """(incumbent - bound) / incumbent; infinite without an incumbent."""
-        if self.incumbent is None:
-            return float("inf")
-        return max(0.0, 1.0 - self.bound / self.incumbent.value)
 
 
 class Branch:
@@ -425,4 +382,4 @@ class Branch:
         return ""
 
 
-__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Account", "Branch", "Glimpse", "Node", "Progress", "Scored"]  # noqa: E501
+__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Branch", "Node", "on_device"]

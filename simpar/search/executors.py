@@ -18,8 +18,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
+from simpar.search.account import Progress
 from simpar.search.board import Board
-from simpar.search.branch import Node, Progress
+from simpar.search.branch import Node
 from simpar.search.choice import Choice
 from simpar.search.incumbents import Incumbents, Limits, Scored
 from simpar.search.parts import PartResult, Wish, solve_part, survey_part

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from simpar.search.branch import Account, Glimpse
+from simpar.search.account import Account, Glimpse
 from simpar.search.executors import Task, dask, in_process, processes
 from simpar.search.incumbents import Incumbents, Scored
 from simpar.search.parts import PartResult, Wish, branch_for, parts_of

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from simpar.result.interpret import HALF_WIDTH
-from simpar.search.branch import Account, Branch, Glimpse, Node
+from simpar.search.account import Account, Glimpse
+from simpar.search.branch import Branch, Node
 from simpar.search.choice import Choice
 from simpar.search.incumbents import Incumbents, Limits, Scored
 from simpar.search.intervals import Intervals

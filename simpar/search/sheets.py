@@ -352,8 +352,7 @@ class Sheets:
             return None
         design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
         again = self.recomputations(choice.pipeline, group.pp, merges=self.space.merges(choice.variant))
-        spread = self.resting(design)
-        mode = (self.pricing.gathered(group, choice.variant, state), state.zero_stage == 3)
+        spread, mode = self.resting(design), (self.pricing.gathered(group, choice.variant, state), state.zero_stage == 3)
         peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
         at = self.space.states(group).index(state)
         optimizer = 0.0 if choice.offload.optimizer else spread.optimizer[at]
@@ -390,9 +389,8 @@ class Sheets:
 def _empty(
     design: Design, again: Recomputations, states: tuple[State, ...], offloads: tuple[Offload, ...], counts: np.ndarray
 ) -> Sheet:
-    nothing = np.zeros((len(offloads), 0))
-    index = nothing.astype(np.int64)
-    return Sheet(design, again.texts, states, offloads, index[0], nothing, nothing, nothing > 0, index, _triple(counts))
+    none, index = np.zeros((len(offloads), 0)), np.zeros((len(offloads), 0), dtype=np.int64)
+    return Sheet(design, again.texts, states, offloads, index[0], none, none, none > 0, index, _triple(counts))
 
 
 def _triple(counts: np.ndarray) -> tuple[int, int, int]:

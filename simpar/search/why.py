@@ -7,7 +7,7 @@ from typing import Any
 
 from simpar.result.result import Result
 from simpar.search import axes
-from simpar.search.branch import Account
+from simpar.search.account import Account
 from simpar.search.choice import Choice
 from simpar.search.find import Listener, find
 from simpar.search.incumbents import Scored

@@ -23,11 +23,11 @@ _MEGATRON: Final = (
             "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": 2.6e-3,
-            "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20, "one_queue": True,
+            "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
-        "one contiguous buffer, all-reduce after the last backward, and CUDA_DEVICE_MAX_CONNECTIONS=1 as tensor and context "
-        "parallelism ask; 20 buffers of collectives that cannot be reused yet: regression over BLOOM's nvidia-smi readings; host "
+        "one contiguous buffer, all-reduce after the last backward; 20 buffers of collectives that cannot be reused yet: "
+        "regression over BLOOM's nvidia-smi readings; host "
         "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
         "ms per layer with recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of "
         "Qwen3-30B-A3B with one sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity",
@@ -41,9 +41,9 @@ _MEGATRON: Final = (
     Row(
         (2022, 5),
         {"wgrad_accumulation_fusion": True, "recompute_default": "selective", "weight_gradients": "none",
-         "grouped_weight_gradients": "none"},
+         "grouped_weight_gradients": "none", "one_queue": True},
         "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient "
-        "accumulation fusion",
+        "accumulation fusion; its arguments.py wants CUDA_DEVICE_MAX_CONNECTIONS=1 for tensor parallelism",
     ),
     Row(
         (2022, 11),

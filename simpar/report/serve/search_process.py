@@ -11,8 +11,10 @@ import time
 from typing import Any
 
 from simpar.errors import SimparError
-from simpar.search.branch import Branch, Progress, Scored
+from simpar.search.account import Progress
+from simpar.search.branch import Branch
 from simpar.search.choice import recompute_text, split_text
+from simpar.search.incumbents import Scored
 from simpar.search.space import Space
 from simpar.simulate import simulate
 from simpar.specs.scenario import Scenario, make_scenario
