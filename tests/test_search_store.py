@@ -261,7 +261,7 @@ def rows(path: Path, table: str) -> int:
 
 def test_ctrl_c_shows_what_was_found_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    longer = (*LONG_SEARCH, "--num-nodes", "32", "--global-batch", "512")
+    longer = (*LONG_SEARCH, "--num-nodes", "32", "--global-batch", "512", "--pareto", "step_time,memory")
     command = [sys.executable, "-m", "simpar.cli", "search", *longer, "--store", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
