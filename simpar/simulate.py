@@ -105,7 +105,7 @@ def prepare(
     load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
     probe = Layout.of(scenario, 1, load_factor=load_factor)
     schedule = schedule_of(scenario, probe.num_microbatches)
-    layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor)
+    layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor, ends_meet=schedule.ends_meet)
     model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
     kernels, collectives = cost_models(scenario, layout.hardware)
     pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)

@@ -21,6 +21,8 @@ CASES: dict[str, dict[str, Any]] = {
     "moe": {"model": "mixtral-8x7b", "nodes": 4, "batch": 64},
     "mla": {"model": "deepseek-v2", "nodes": 8, "batch": 64},
     "tiny": {"model": TINY, "nodes": 1, "batch": 16, "sequence": 1024},
+    "tied": {"model": {**TINY, "tie_word_embeddings": True}, "nodes": 1, "batch": 16, "sequence": 1024,
+             "semantics": "zero-bubble"},
     "torchtitan": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "torchtitan"},
     "zero-bubble": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "zero-bubble"},
     "deepspeed": {"model": "llama3.1-8b", "nodes": 2, "batch": 32, "semantics": "deepspeed"},

@@ -85,6 +85,7 @@ class Layout:
         mesh: ranks and groups.
         num_stages: virtual stages of one copy of the model.
         replicas: copies of the model in the pipeline (2: DualPipe).
+        ends_meet: the schedule puts the first stage and the last on one rank.
     """
 
     scenario: Scenario
@@ -94,13 +95,16 @@ class Layout:
     num_stages: int
     replicas: int = 1
     load_factor: float = 1.0
+    ends_meet: bool = False
 
     @classmethod
-    def of(cls, scenario: Scenario, num_stages: int, replicas: int = 1, load_factor: float = 1.0) -> Layout:
+    def of(
+        cls, scenario: Scenario, num_stages: int, replicas: int = 1, load_factor: float = 1.0, *, ends_meet: bool = False
+    ) -> Layout:
         """The layout of a checked scenario cut into `num_stages` virtual stages."""
         mesh = Mesh.of(scenario.plan, scenario.world_size)
         spec = framework(scenario.framework, scenario.framework_version)
-        return cls(scenario, scenario.hardware, spec, mesh, num_stages, replicas, load_factor)
+        return cls(scenario, scenario.hardware, spec, mesh, num_stages, replicas, load_factor, ends_meet)
 
     @property
     def plan(self) -> PlanSpec:
@@ -209,7 +213,8 @@ class Layout:
     @cached_property
     def stages(self) -> tuple[StageLayers, ...]:
         """Layers of each virtual stage."""
-        return split_layers(len(self.network.layers), self.num_stages, self.plan)
+        ends_meet = self.ends_meet or self.plan.pp == 1
+        return split_layers(len(self.network.layers), self.num_stages, self.plan, ends_meet=ends_meet)
 
     @cached_property
     def stage_blocks(self) -> tuple[tuple[LocalBlock, ...], ...]:
@@ -232,7 +237,9 @@ class Layout:
                 if network.mtp_head is not None:
                     blocks.append(replace(self.split(network.mtp_head, plain), dense_parameters=0.0))
             if network.head is not None:
-                blocks.append(self.split(network.head, plain))
+                head = self.split(network.head, plain)
+                # A tied matrix beside its embedding is one parameter: reduced, gathered and updated with that.
+                blocks.append(replace(head, dense_parameters=head.dense_parameters - self.tied_extra) if stage.shares else head)
         return blocks
 
     @cached_property
@@ -312,7 +319,7 @@ class Layout:
 
     @cached_property
     def tied_extra(self) -> float:
-        """Weights on the last stage that are a copy of the embedding (pp > 1), or counted twice on one stage."""
+        """Weights of the head that are the embedding's: a copy on another rank, or the very same where the ends meet."""
         head = self.network.head
         if not self.network.tied or head is None:
             return 0.0

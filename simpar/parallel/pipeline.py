@@ -10,19 +10,29 @@ from simpar.specs.plan import PlanSpec
 
 @dataclass(frozen=True, slots=True)
 class StageLayers:
-    """One virtual stage: a run of layers, and whether the embedding or the head is on it."""
+    """One virtual stage: a run of layers.
+
+    Attributes:
+        first, count: its layers.
+        embedding, head: whether they are on it.
+        shares: it has the head, on the rank of the embedding: a tied matrix is there once.
+    """
 
     first: int
     count: int
     embedding: bool
     head: bool
+    shares: bool = False
 
 
-def split_layers(num_layers: int, num_stages: int, plan: PlanSpec) -> tuple[StageLayers, ...]:
+def split_layers(num_layers: int, num_stages: int, plan: PlanSpec, *, ends_meet: bool = False) -> tuple[StageLayers, ...]:
     """Layers of each of `num_stages` virtual stages.
 
     User-given `layers_per_stage` wins; otherwise stages are even after `first_stage_less_layers` and
     `last_stage_less_layers` have been taken off the ends, and what does not divide goes to the middle stages first.
+
+    Args:
+        ends_meet: one rank holds the first stage and the last (one rank alone, V-shaped placements).
 
     Raises:
         InputError: a given split of the wrong length or sum.
@@ -36,7 +46,8 @@ def split_layers(num_layers: int, num_stages: int, plan: PlanSpec) -> tuple[Stag
         counts = _even(num_layers, num_stages, plan)
     stages, first = [], 0
     for index, count in enumerate(counts):
-        stages.append(StageLayers(first, count, index == 0, index == num_stages - 1))
+        head = index == num_stages - 1
+        stages.append(StageLayers(first, count, index == 0, head, head and ends_meet))
         first += count
     return tuple(stages)
 

@@ -102,9 +102,6 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     for stage in stages:
         more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]))
         dense, experts = dense + more_dense, experts + more_experts
-    first_and_last = 0 in stages and layout.num_stages - 1 in stages
-    if first_and_last:
-        dense -= layout.tied_extra
     state, zero = layout.state_bytes, layout.plan.zero_stage
     if rests_unsharded(layout):
         state = replace(state, gradient=0.0)

@@ -73,6 +73,11 @@ class Schedule:
         return len(self.chains)
 
     @property
+    def ends_meet(self) -> bool:
+        """Whether one rank holds the first part of the model and the last."""
+        return self.replicas > 1 or self.stage_to_rank[0] == self.stage_to_rank[-1]
+
+    @property
     def splits_backward(self) -> bool:
         """Whether some backward runs as I and W."""
         return any(leaf.phase is Phase.W for row in self.rows for action in row for leaf in action.leaves)

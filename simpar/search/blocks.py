@@ -39,6 +39,7 @@ class Kinds:
         layer: kind of each layer (with recomputation).
         layers: distinct layer blocks n.
         embedding, mtp, mtp_head, head: kinds, -1 where there is none.
+        shared_head: the head where a tied matrix is the embedding's on the same rank, -1 where it is not tied.
         mtp_count: multi-token-prediction modules.
     """
 
@@ -48,12 +49,13 @@ class Kinds:
     mtp: int
     mtp_head: int
     head: int
+    shared_head: int
     mtp_count: int
 
     @property
     def count(self) -> int:
         """Number of kinds."""
-        return max(2 * self.layers - 1, self.embedding, self.mtp, self.mtp_head, self.head) + 1
+        return max(2 * self.layers - 1, self.embedding, self.mtp, self.mtp_head, self.head, self.shared_head) + 1
 
     @classmethod
     def of(cls, network: Network) -> Kinds:
@@ -61,7 +63,8 @@ class Kinds:
         index: dict[int, int] = {}
         layer = tuple(index.setdefault(id(block), len(index)) for block in network.layers)
         numbers, following = [], 2 * len(index)
-        for present in (network.embedding, network.mtp, network.mtp_head, network.head):
+        shared = network.head if network.tied else None
+        for present in (network.embedding, network.mtp, network.mtp_head, network.head, shared):
             numbers.append(following if present else -1)
             following += bool(present)
         return cls(layer, len(index), *numbers, mtp_count=len(network.mtp))  # type: ignore[misc]
@@ -76,7 +79,7 @@ class Kinds:
             for _ in range(self.mtp_count):
                 found += [self.mtp, *([self.mtp_head] if self.mtp_head >= 0 else [])]
             if self.head >= 0:
-                found.append(self.head)
+                found.append(self.shared_head if stage.shares and self.shared_head >= 0 else self.head)
         return found
 
 
@@ -192,8 +195,15 @@ def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Block, bool]]
     layers = dict(zip(kinds.layer, network.layers, strict=True))
     found = [(kind + more, block, not more) for kind, block in layers.items() for more in (0, kinds.layers)]
     found += [(kinds.mtp, block, True) for block in network.mtp[:1]]
-    others = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head))
-    return [*found, *((kind, block, False) for kind, block in others if block is not None)]
+    return [*found, *((kind, block, False) for kind, block in _ends(network, kinds).items())]
+
+
+def _ends(network: Network, kinds: Kinds) -> dict[int, Block]:
+    """Blocks that are no layers, by kind."""
+    shared = network.head if network.tied else None
+    named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
+             (kinds.shared_head, shared))  # fmt: skip
+    return {kind: block for kind, block in named if block is not None}
 
 
 def has_experts(block: Block) -> bool:
@@ -257,8 +267,7 @@ def plain_blocks(layout: Layout, kinds: Kinds, *, experts_only: bool) -> dict[in
     found: dict[int, Block] = {}
     for index, kind in enumerate(kinds.layer):
         found.setdefault(kind + kinds.layers, network.layers[index])
-    named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head))
-    found.update({k: block for k, block in named if block is not None})
+    found.update(_ends(network, kinds))
     if network.mtp:
         found[kinds.mtp] = network.mtp[0]
     return {

@@ -26,7 +26,8 @@ class Coarse:
         kinds = pricing.kinds
         self._chains: dict[tuple[int, int], Stack] = {}
         self._blocks = [k + kinds.layers for k in kinds.layer]
-        self._blocks += [k for k in (kinds.embedding, kinds.head) if k >= 0]
+        # Over the average rank a tied matrix counts once, which keeps bounds ones.
+        self._blocks += [k for k in (kinds.embedding, kinds.shared_head if kinds.shared_head >= 0 else kinds.head) if k >= 0]
         self._blocks += [k for k in (kinds.mtp, kinds.mtp_head) if k >= 0] * kinds.mtp_count
 
     # -- meshes --------------------------------------------------------------------------------------------------------
@@ -42,7 +43,6 @@ class Coarse:
             variant = self.space.variants(group)[0]
             table = self.pricing.weights(group, variant)
             dense, expert = float(table.dense[self._blocks].sum()), float(table.expert[self._blocks].sum())
-            dense -= self.pricing.tied_extra(group, variant)
             if self.pricing.template.training.trainable == "lora":
                 dense = expert = 0.0
             offloaded = any(o.optimizer for o in self.space.offloads)

@@ -62,7 +62,6 @@ class Pricing:
         self._schedules: dict[object, Schedule] = {}
         self._turns: dict[object, tuple[int, int]] = {}
         self._far: dict[Group, int] = {}
-        self._tied: dict[int, float] = {}
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
         self.floors = Floors(self)
@@ -72,10 +71,10 @@ class Pricing:
     def layout(self, choice: Choice) -> Layout:
         """The layout of a choice, as `simulate` would make it."""
         shape = shape_of(choice.group.pp, choice.pipeline.virtual_stages, choice.pipeline.schedule)
-        return self._layout(choice.scenario(self.template), shape.stages, shape.replicas)
+        return self._layout(choice.scenario(self.template), shape.stages, shape.replicas, ends_meet=shape.ends_meet)
 
-    def _layout(self, scenario: Scenario, stages: int, replicas: int) -> Layout:
-        return Layout.of(scenario, stages, replicas, expected_load_factor(scenario))
+    def _layout(self, scenario: Scenario, stages: int, replicas: int, *, ends_meet: bool = False) -> Layout:
+        return Layout.of(scenario, stages, replicas, expected_load_factor(scenario), ends_meet=ends_meet)
 
     def probe(self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None) -> Layout:
         """A layout for what does not depend on the pipeline: one stage, whatever pp is."""
@@ -140,7 +139,11 @@ class Pricing:
                         local = each.split(block, each.options if recomputes else self._lasting(each))
                         found.append(Column.of(each, pricer, local, split=self.splits))
                     column = found[0].no_longer_than(found[1:])
-                    self._columns[name] = replace(column, dense=0.0) if kind == self.kinds.mtp_head else column
+                    if kind == self.kinds.mtp_head:
+                        column = replace(column, dense=0.0)
+                    elif kind == self.kinds.shared_head:
+                        column = replace(column, dense=column.dense - layout.tied_extra)
+                    self._columns[name] = column
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
@@ -195,8 +198,8 @@ class Pricing:
 
     def composition(self, pipeline: Pipeline, pp: int, limit: int | None) -> Composition:
         """Blocks of every stage."""
-        stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages
-        key = (stages, pipeline.split, limit)
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = (shape.stages, shape.ends_meet, pipeline.split, limit)
         if key not in self._compositions:
             layers = self.stage_layers(pipeline, pp)
             self._compositions[key] = Composition.of(self.kinds, layers, limit)
@@ -235,12 +238,13 @@ class Pricing:
             update={"first_stage_less_layers": first, "last_stage_less_layers": last, "embedding_alone": alone,
                     "layers_per_stage": None}
         )  # fmt: skip
-        stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages
-        return split_layers(len(self.kinds.layer), stages, plan)
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        return split_layers(len(self.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet)
 
     def plain_stages(self, pipeline: Pipeline, pp: int) -> Stages:
         """The stages of a pipeline without recomputation."""
-        key = ("plain", shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages, pipeline.split)
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = ("plain", shape.stages, shape.ends_meet, pipeline.split)
         if key not in self._stages:
             self._stages[key] = Stages.of(self.kinds, self.stage_layers(pipeline, pp), (0,))
         return self._stages[key]
@@ -283,12 +287,6 @@ class Pricing:
         groups = sum(s > 1 for s in (group.tp, group.cp, group.pp, group.dp * group.cp, group.ep))
         groups += spec.communicators if groups else 0
         return float(spec.context_bytes + groups * spec.nccl_bytes_per_group)
-
-    def tied_extra(self, group: Group, variant: Variant) -> float:
-        """Weights counted twice on a rank that holds both ends of a model with tied embeddings."""
-        if group.tp not in self._tied:
-            self._tied[group.tp] = self.probe(group, 1, variant).tied_extra
-        return self._tied[group.tp]
 
     def stays_gathered(self, group: Group, state: State) -> bool:
         """Whether fully sharded weights rest gathered, with unsharded gradients, on the ranks of a pipeline."""

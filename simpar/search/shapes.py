@@ -46,6 +46,11 @@ class Shape:
         return m if self.name == "interleaved_bfs" else round_size(self.ranks, m)
 
     @property
+    def ends_meet(self) -> bool:
+        """Whether one rank holds the first stage and the last."""
+        return self.replicas > 1 or self.stage_to_rank[0] == self.stage_to_rank[self.stages - 1]
+
+    @property
     def order(self) -> IntArray:
         """Ranks by their first stages, int array [1, ranks]; of pipelines that start at both ends [2, ranks / 2]."""
         ranks = np.arange(self.ranks)

@@ -150,7 +150,8 @@ class Sheets:
     def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
         """What the stages of a pipeline may recompute (see `Space.merges`)."""
         deepest = self.space.deepest(pipeline, pp)
-        key = (shape_of(pp, pipeline.virtual_stages, pipeline.schedule).stages, pipeline.split, deepest, merges)
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = (shape.stages, shape.ends_meet, pipeline.split, deepest, merges)
         if key not in self._recomputations:
             texts = tuple(self.space.recomputes(deepest, merges=merges))
             limits = [int(t[5:]) if t.startswith("full:") else None for t in texts]

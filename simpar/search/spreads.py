@@ -79,7 +79,6 @@ class Cut:
         dense, expert: distinct weights of whole stages; which: int array [stages] into them.
         weights: [ranks, 2], weights of a rank, dense and expert.
         placeholders: [ranks], bytes that stand for weight gradients: one tensor of every shape.
-        tied_extra: weights counted twice on a rank with both ends.
     """
 
     shape: Shape
@@ -91,7 +90,6 @@ class Cut:
     which: IntArray
     weights: FloatArray
     placeholders: FloatArray
-    tied_extra: float
 
     @cached_property
     def first_kind(self) -> IntArray:
@@ -116,7 +114,6 @@ class Cut:
             stand_ins.append(sum(shapes.values()))
         return cls(
             shape, composition, table, held, distinct[:, 0], distinct[:, 1], which.ravel(), held @ pairs, np.array(stand_ins),
-            pricing.tied_extra(group, variant),
         )  # fmt: skip
 
 
@@ -263,10 +260,9 @@ class Spreads:
     def bytes(self, cut: Cut, m: int) -> StateBytes:
         """Resting bytes of every rank; the formulas of `result.memory.static_state`."""
         per = self._per_weight(m == 1 and self.group.pp == 1)
-        both = (cut.held[:, 0] > 0) & (cut.held[:, -1] > 0)
         if self.pricing.template.training.trainable == "lora":
-            return self._lora_bytes(cut, per, both)
-        dense, expert = cut.weights[:, 0] - both * cut.tied_extra, cut.weights[:, 1]
+            return self._lora_bytes(cut, per)
+        dense, expert = cut.weights[:, 0], cut.weights[:, 1]
         resting = per[:, 0, 0, None] * dense + per[:, 1, 0, None] * expert
         optimizer = per[:, 0, 1, None] * dense + per[:, 1, 1, None] * expert
         if not self.trains:
@@ -293,14 +289,14 @@ class Spreads:
                 whole[index] = whole_embedding_gradient(self.pricing.state_layout(self.group, self.variant, state).layout)
         return gathered, whole, np.array([float(state.zero_stage < 3) for state in self.states])
 
-    def _lora_bytes(self, cut: Cut, per: FloatArray, both: BoolArray) -> StateBytes:
+    def _lora_bytes(self, cut: Cut, per: FloatArray) -> StateBytes:
         """Frozen weights at 2 bytes, and the states of the trained pairs (never offloaded)."""
         trained = cut.held @ (cut.composition.counts @ cut.table.lora)
-        resting = np.zeros((len(self.states), len(both)))
+        resting = np.zeros((len(self.states), len(cut.weights)))
         for index, state in enumerate(self.states):
             layout = self.pricing.state_layout(self.group, self.variant, state).layout
             split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
-            frozen = 2.0 * (cut.weights[:, 0] - both * cut.tied_extra) / split[0] + 2.0 * cut.weights[:, 1] / split[1]
+            frozen = 2.0 * cut.weights[:, 0] / split[0] + 2.0 * cut.weights[:, 1] / split[1]
             resting[index] = frozen + trained * per[index, 0].sum()
         return StateBytes(resting, np.zeros_like(resting))
 

@@ -143,7 +143,7 @@ def rank_plan(scenario: Scenario, rank: int, layers: int | None = None, microbat
     chosen, notes = runnable(scenario, layers, microbatches)
     probe = Layout.of(chosen, 1)
     schedule = schedule_of(chosen, probe.num_microbatches)
-    layout = Layout.of(chosen, schedule.stages_per_model, schedule.replicas)
+    layout = Layout.of(chosen, schedule.stages_per_model, schedule.replicas, ends_meet=schedule.ends_meet)
     mesh, plan, training, model = layout.mesh, layout.plan, layout.training, chosen.model
     if not 0 <= rank < mesh.world_size:
         right = f"choose 0 to {mesh.world_size - 1}"
