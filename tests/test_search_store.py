@@ -259,12 +259,19 @@ def rows(path: Path, table: str) -> int:
         return 0
 
 
+def heeds_interrupts() -> None:
+    """For a child process: a shell lets what it starts in the background ignore SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_shows_what_was_found_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     longer = (*LONG_SEARCH, "--num-nodes", "32", "--global-batch", "512", "--pareto", "step_time,memory")
     command = [sys.executable, "-m", "simpar.cli", "search", *longer, "--store", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, preexec_fn=heeds_interrupts
+    )
     until = time.monotonic() + 120
     while rows(path, "layouts") < 5:
         assert process.poll() is None
