@@ -185,6 +185,19 @@ def test_a_long_step_extended_from_two_short_ones_is_the_whole_step(changes: dic
     assert sum(short.waterfall.values()) == pytest.approx(sum(whole.waterfall.values()), rel=1e-3)
 
 
+def test_memory_of_an_automatic_schedule_does_not_grow_with_its_length() -> None:
+    # Its order differs between lengths; a straight line through two of their peaks means nothing.
+    table = row(
+        framework="Megatron-LM + zero-bubble", model_name="GPT-6.2B", n_gpus=16, gpu="A100", gpu_mem_gb=80, hidden=4096, ffn=16384,
+        heads=32, kv_heads=32, layers=30, mlp_type="gelu", vocab=None, seq_len=1024, tp=1, pp=16, vpp=1, dp=1, sp=False,
+        zero_stage=0, pp_schedule="ZB-2p (automatic zero-bubble, 2x memory)", pp_layout="first/last stage one layer fewer",
+        micro_batch=3, global_batch=768, recompute="none", precision="fp16/bf16 mixed (not stated)",
+    )  # fmt: skip
+    scenario = run_of(table).scenario
+    assert scenario is not None
+    assert predict(scenario).allocated_bytes == pytest.approx(predict_whole(scenario).allocated_bytes, rel=0.02)
+
+
 def test_a_short_step_is_simulated_whole() -> None:
     scenario = run_of(row()).scenario
     assert scenario is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from simpar.program.program import OpKind
+from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def predict(scenario: Scenario) -> Prediction:
         return predict_whole(scenario)
     few, more, all_of_them = counts
     first, second = (predict_whole(with_microbatches(scenario, count)) for count in (few, more))
-    return extended(first, second, (all_of_them - few) / (more - few))
+    # An automatic schedule is made anew for every length, within a bound on memory that does not depend on it.
+    made = scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times
+    return extended(first, second, (all_of_them - few) / (more - few), memory_grows=not made)
 
 
 def predict_whole(scenario: Scenario) -> Prediction:
@@ -118,10 +121,13 @@ def with_microbatches(scenario: Scenario, count: int) -> Scenario:
     return scenario.model_copy(update={"training": training.model_copy(update={"global_batch_size": batch})})
 
 
-def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
+def extended(first: Prediction, second: Prediction, times: float, *, memory_grows: bool = True) -> Prediction:
     """The prediction `times` as far along as `second` is from `first`: every time grows along a straight line.
 
     So does memory, where something is held for every micro-batch (receive buffers, outputs); else both are the same.
+
+    Args:
+        memory_grows: not where both differ for other reasons; then it is that of `second`.
     """
 
     def along(a: float, b: float) -> float:
@@ -140,8 +146,9 @@ def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
         return tuple(max(along(x, y), y) for x, y in zip(a, b, strict=True))
 
     names = dict.fromkeys([*first.waterfall, *second.waterfall])
-    allocated = along_ranks(first.allocated_per_rank, second.allocated_per_rank)
-    reserved = along_ranks(first.reserved_per_rank, second.reserved_per_rank)
+    shorter = first if memory_grows else second
+    allocated = along_ranks(shorter.allocated_per_rank, second.allocated_per_rank)
+    reserved = along_ranks(shorter.reserved_per_rank, second.reserved_per_rank)
     return replace(
         second,
         step_time_s=step,
@@ -151,7 +158,7 @@ def extended(first: Prediction, second: Prediction, times: float) -> Prediction:
         reserved_bytes=max(reserved),
         allocated_per_rank=allocated,
         reserved_per_rank=reserved,
-        device_bytes=max(along(first.device_bytes, second.device_bytes), second.device_bytes),
+        device_bytes=max(along(shorter.device_bytes, second.device_bytes), second.device_bytes),
         bubble_fraction=1.0 - busy / window if window else 0.0,
         busiest_bubble_fraction=1.0 - busiest / span if span else 0.0,
         pipeline_s=window,
