@@ -84,15 +84,15 @@ def test_unpacking_takes_a_piece_for_every_tensor_and_rank(tp: int) -> None:
         layout, pricer = priced(1, nodes, tp)
         blocks = len(layout.stage_blocks[0])
         found[nodes] = unpacking_s(Gather(0, 0, blocks), layout, pricer._work)
-    tensors = 4 * 6 + 3  # four layers of four matrices and two norms; embedding, last norm and head
+    tensors = 4 * 6 + 2  # four layers of four matrices and two norms; last norm, and embedding and head, which are one
     more = tensors * (32 - 8) * 8 / tp * spec.gather_piece_cpu_s
     assert found[32] - found[8] == pytest.approx(more)
 
 
 def test_tensor_parameters_is_the_mean() -> None:
     """Weights over tensors: closed form of the small model."""
-    weights = 4 * (4 * 2048 * 2048 + 3 * 2048 * 8192 + 2 * 2048) + 2 * 32768 * 2048 + 2048
-    assert tensor_parameters(priced(1)[0]) == pytest.approx(weights / 27)
+    weights = 4 * (4 * 2048 * 2048 + 3 * 2048 * 8192 + 2 * 2048) + 32768 * 2048 + 2048
+    assert tensor_parameters(priced(1)[0]) == pytest.approx(weights / 26)
 
 
 def test_unsharded_part_of_the_update_stays() -> None:
@@ -105,9 +105,13 @@ def test_unsharded_part_of_the_update_stays() -> None:
 
 
 def test_accumulation_is_paid_once_per_microbatch() -> None:
-    """Ten bytes per weight and backward: the blocks' backward holds a kernel for each of its tensors, the forward none."""
+    """Ten bytes per weight and backward: the blocks' backward holds a kernel for each of its tensors, the forward none.
+
+    A tied matrix gets a gradient from either end.
+    """
     layout, _ = priced(0)
-    for block in layout.stage_blocks[0]:
+    *others, head = layout.stage_blocks[0]
+    for block in (*others, replace(head, dense_parameters=head.dense_parameters + layout.tied_extra)):
         adds = [op.work for op in block.backward if op.name == "accumulation.wgrad"]
         assert sum(w.bytes_moved for w in adds if isinstance(w, MemoryWork)) == pytest.approx(10.0 * block.dense_parameters)
         assert not any(op.name.startswith("accumulation") for op in block.forward)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.costs.gemm_alignment import SLOWER_NARROW, SLOWER_ODD, unaligned
+from simpar.costs.gemm_alignment import NARROW_ROWS, ODD_ROWS, unaligned
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Compute, Gather, Send
@@ -25,6 +25,7 @@ from simpar.simulate import cost_models, prepare
 from simpar.specs.calibration import uncalibrated
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware
+from simpar.specs.inferred import inferred
 from simpar.specs.scenario import read_scenario
 from simpar.validation.row_framework import framework_of
 from simpar.validation.run_rows import run_of
@@ -71,12 +72,14 @@ def test_rows_of_odd_length_cost_the_tensor_cores() -> None:
 
     for direction in ("forward", "dgrad", "wgrad"):
         assert head(50264, direction=direction) < head(50260, direction=direction) < head(50257, direction=direction)
-        assert head(50257, direction=direction) == pytest.approx(SLOWER_ODD * head(50264, direction=direction), rel=0.02)
+        assert head(50257, direction=direction) == pytest.approx(inferred(ODD_ROWS) * head(50264, direction=direction), rel=0.02)
     # The number of rows, and products that tensor cores are not for, have nothing to align.
     assert head(50264, rows=4095) < 1.05 * head(50264)
     assert A100.gemm(4096, 1, 2048).seconds <= A100.gemm(4096, 8, 2048).seconds
-    assert unaligned(np.array([8.0, 4.0, 3.0]) * 1001, np.array(64.0), 2.0).tolist() == [1.0, SLOWER_NARROW, SLOWER_ODD]
-    assert unaligned(np.array(1001.0), np.array(64.0), 4.0).item() == SLOWER_NARROW
+    assert unaligned(np.array([8.0, 4.0, 3.0]) * 1001, np.array(64.0), 2.0).tolist() == [
+        1.0, inferred(NARROW_ROWS), inferred(ODD_ROWS),
+    ]  # fmt: skip
+    assert unaligned(np.array(1001.0), np.array(64.0), 4.0).item() == inferred(NARROW_ROWS)
 
 
 def test_each_framework_cuts_the_vocabulary_its_way() -> None:

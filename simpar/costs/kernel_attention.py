@@ -12,6 +12,7 @@ from simpar.costs.attention import AttentionShapes, attention_seconds
 from simpar.costs.kernel_choice import band_at, pick_attention
 from simpar.costs.price import Price, Provenance
 from simpar.registry import unknown
+from simpar.specs.inferred import inferred
 from simpar.specs.kernel_constants import AttentionConstants
 
 if TYPE_CHECKING:
@@ -158,14 +159,14 @@ the gradient to fp32 (2, 4), the softmax's (8, 2), the mask's (2, 2)."""
 
 ALIGNED_HEAD: Final = 8
 """Elements of 16 bits in the 16 bytes that loads of tensor-core kernels are aligned to."""
-UNALIGNED_SHARE: Final = 0.6
-"""Of the fp32 peak outside tensor cores: what batched products over heads that are not aligned reach. Assumed: set by hand so that
-the runs of BLOOM's chronicles with heads 150 or 108 wide (23 of 117), a fifth longer than those with 144 or 224, come out."""
+UNALIGNED_HEADS: Final = "kernels.unaligned_heads"
+"""Of the fp32 peak outside tensor cores: what batched products over heads that are not aligned reach; inferred
+(specs/inferred.toml) from the runs of BLOOM's chronicles with heads 150 or 108 wide, a fifth longer than those with 144 or 224."""
 
 
 def _on_cuda_cores(model: KernelModel, price: Price, flops: float) -> Price:
     """The price of a batched product that tensor cores do not take."""
-    seconds = flops / (UNALIGNED_SHARE * model.hardware.peak_flops_per_s("fp32"))
+    seconds = flops / (inferred(UNALIGNED_HEADS) * model.hardware.peak_flops_per_s("fp32"))
     if seconds <= price.seconds:
         return price
     return Price(seconds, 0.8 * seconds, 1.25 * seconds, Provenance.SCALED, price.terms)

@@ -44,12 +44,15 @@ def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: b
 
 
 def tensor_parameters(layout: Layout) -> float:
-    """Mean weights of one parameter tensor of the model on one rank; a tied head counts like one of its own."""
+    """Mean weights of one parameter tensor of the model on one rank; a tied matrix beside its embedding counts once."""
     network = layout.network
     blocks = [b for b in (network.embedding, *network.layers, network.head) if b is not None]
     local = [layout.split(block, layout.options) for block in blocks]
     tensors = sum(bool(op.weight_axes or op.parameters) for block in blocks for op in block.ops)
-    return sum(b.dense_parameters + b.expert_parameters for b in local) / max(tensors, 1)
+    weights = sum(b.dense_parameters + b.expert_parameters for b in local)
+    if network.tied and layout.stages[-1].shares:
+        weights, tensors = weights - layout.tied_extra, tensors - 1
+    return weights / max(tensors, 1)
 
 
 def _buckets(layout: Layout, parameters: float) -> float:

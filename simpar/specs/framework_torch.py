@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simpar.specs.framework import FrameworkRow as Row
+from simpar.specs.inferred import inferred
 
 TORCH: Final[dict[str, Any]] = {
     "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,
@@ -27,13 +28,16 @@ NANOTRON: Final = (
             "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,
             # data parallelism
             "zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": False, "ddp_buckets": True,
-            "ddp_slowdown": 1.65, "sharded_grad_reduce": "all_reduce", "gather_copy_bytes": 12.0, "gather_buffer_bytes": 4.0,
-            "gather_piece_cpu_s": 7e-6,
+            "ddp_slowdown": inferred("nanotron.ddp_slowdown"),
+            "sharded_grad_reduce": "all_reduce", "gather_copy_bytes": 12.0, "gather_buffer_bytes": 4.0,
+            "gather_piece_cpu_s": inferred("nanotron.gather_piece_cpu_s"),
             # pipeline
             "p2p_blocking": True, "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
-            "pending_collectives": 50, "far_send_s": 0.55,
+            "pending_collectives": 50, "far_send_s": inferred("nanotron.far_send_s"),
             # host
-            "layer_cpu_s": 1.0e-3, "collective_cpu_s": 200e-6, "collective_rank_cpu_s": 215e-6, "collective_step_s": 41e-6,
+            "layer_cpu_s": inferred("nanotron.layer_cpu_s"), "collective_cpu_s": inferred("nanotron.collective_cpu_s"),
+            "collective_rank_cpu_s": inferred("nanotron.collective_rank_cpu_s"),
+            "collective_step_s": inferred("nanotron.collective_step_s"),
         },
         "nanotron sources: 25 MB buckets, stages cut by compute cost, all-gather redone in the backward. trainer.py make_ddp: "
         "DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients; optim/gradient_accumulator.py all-reduces "
