@@ -38,6 +38,7 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
     training, plan = scenario.training, scenario.plan
     compiled = spec.compile if training.compile is None else training.compile
     loss = spec.loss if training.cross_entropy == "auto" else training.cross_entropy
+    loss_kernel, loss_bytes = spec.loss_kernels(loss, compiled=compiled)
     fp8 = training.precision in _FP8
     return BlockStyle(
         fused_activation=spec.fused_activation or compiled,
@@ -52,6 +53,8 @@ def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> 
         loss=loss,
         loss_all_reduces=2 if training.cross_entropy == "fused" else spec.cross_entropy_all_reduces,
         loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
+        loss_kernel=loss_kernel,
+        loss_bytes=loss_bytes,
         logits_fp32_copies=spec.logits_copies(compiled, plan.tp, fused=training.cross_entropy == "fused"),
         logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
         gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,

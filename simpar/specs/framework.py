@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from simpar.registry import unknown
 from simpar.specs.framework_releases import NEWEST as NEWEST
@@ -19,6 +19,15 @@ from simpar.specs.framework_releases import month_of as month_of
 AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
+
+LOSS_WORK: Final = (
+    ("fused", "cross_entropy", 6.0, 6.0), ("unfused", "cross_entropy", 18.0, 18.0), ("compiled", "cross_entropy", 4.0, 4.0),
+    ("chunked", "cross_entropy", 10.0, 10.0),
+)  # fmt: skip
+"""Fused: TransformerEngine's and flash-attn's kernels (logits read twice and turned into their gradient in place, then scaled).
+Unfused: torch's cross_entropy over a cast to fp32. Compiled: the 16-bit logits read twice, and read and turned into their
+gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSpec:
@@ -118,6 +127,7 @@ class FrameworkSpec:
 
         loss: fused (in-place vocabulary-parallel), unfused (fp32 copies) or chunked.
         loss_chunks: chunks of the chunked loss.
+        loss_work: (loss, class of its kernels, bytes per logit forward, backward) of each kind; "compiled" by torch.compile.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak beside the 2-byte ones.
         logits_fp32_copies_compiled: the same where the loss is compiled; none = compiling changes nothing.
         logits_fp32_copies_parallel: the same where the vocabulary is split over tensor ranks; none = no difference.
@@ -258,6 +268,7 @@ class FrameworkSpec:
     tp_scatter_gather_p2p: bool = False
     loss: Literal["fused", "unfused", "chunked"] = "fused"
     loss_chunks: int = 1
+    loss_work: tuple[tuple[str, str, float, float], ...] = LOSS_WORK
     logits_fp32_copies: float = 1.0
     logits_fp32_copies_compiled: float | None = None
     logits_fp32_copies_parallel: float | None = None
@@ -313,6 +324,11 @@ class FrameworkSpec:
     def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
         """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
         return not self.all_reduces_whole(zero_stage) and (self.overlap_grad_reduce if chosen is None else chosen)
+
+    def loss_kernels(self, loss: str, *, compiled: bool) -> tuple[str, tuple[float, float]]:
+        """(Class of kernels, bytes per logit forward and backward) of a loss; `compiled`: the run compiles its model."""
+        work = {name: (kernel, (forward, backward)) for name, kernel, forward, backward in self.loss_work}
+        return work["compiled" if compiled and loss == "unfused" and self.logits_fp32_copies_compiled is not None else loss]
 
     def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
         """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""

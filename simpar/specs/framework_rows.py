@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.specs.framework import LOSS_WORK
 from simpar.specs.framework import FrameworkRow as Row
 from simpar.specs.framework_torch import NANOTRON
 from simpar.specs.framework_torch import TORCH as _TORCH
+from simpar.specs.inferred import inferred
 
 GiB: Final = 2.0**30
+
+_LOSS_CHAINS: Final = (("unfused", "copy", 38.0, 14.0), ("fused", "copy", 24.0, 14.0))
+"""Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum
+(4), subtraction (8), exponential (8), sum (4), division (8); backward the product with the incoming gradient (8) and the cast (6).
+fusions/fused_cross_entropy.py compiles it in pieces: cast and maximum (6), exponential and sum (10), division (8); the same
+backward. arguments.py: --cross-entropy-loss-fusion is off unless asked for."""
 
 _MEGATRON: Final = (
     Row(
@@ -22,8 +30,9 @@ _MEGATRON: Final = (
             "zero_stage_default": 0, "overlap_grad_reduce": False, "overlap_param_gather": False,
             "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
-            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": 2.6e-3,
+            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": inferred("megatron-core.dropless_cpu_s"),
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
+            "loss": "unfused", "loss_work": _LOSS_CHAINS,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer, all-reduce after the last backward; 20 buffers of collectives that cannot be reused yet: "
@@ -83,12 +92,13 @@ _MEGATRON: Final = (
     ),
     Row(
         (2025, 2),
-        {"cross_entropy_all_reduces": 2, "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
-        "Megatron core 0.10-0.11: fused cross-entropy (two all-reduces); TransformerEngine 2.x with cuDNN 9 / FlashAttention 3",
+        {"attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
+        "TransformerEngine 2.x with cuDNN 9 / FlashAttention 3",
     ),
     Row(
         (2025, 5),
-        {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0, "pending_collectives": 0},
+        {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0, "pending_collectives": 0,
+         "loss_work": (_LOSS_CHAINS[0], LOSS_WORK[0])},
         "NGC 25.05 has torch 2.8, which holds collectives' tensors until they are waited for instead of recording streams; "
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
         "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)",
@@ -122,9 +132,10 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
              "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather"),
-            Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True},
-                "NeMo 24.07 performance recipes: grad_reduce_in_fp32 = False, so that main gradients are bf16 as well "
-                "(Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
+            Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True, "loss": "fused",
+                            "cross_entropy_all_reduces": 2},
+                "NeMo 24.07 performance recipes: cross_entropy_loss_fusion = True (two all-reduces); grad_reduce_in_fp32 = False, "
+                "so that main gradients are bf16 as well (Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
             Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill", "adapter_cp_style": "ulysses",
                             "te_scaling": "current"},
                 "NeMo 25.04 recipes: cross_entropy_fusion_impl = te; pipeline layouts of the DeepSeek-V3, Kimi-K2 and Moonlight "
@@ -173,7 +184,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "fused_activation": True, "fused_residual": True, "fused_softmax": True,
               "dropout": 0.1, "zero_stage_default": 0, "gradient_dtype": "fp16", "overlap_grad_reduce": False,
               "overlap_param_gather": False, "bucket_bytes": 0.0, "tp_backward_overlap": False, "attention": (("", "unfused"),),
-              "launch_s": 142e-6, "backward_launch_s": 39e-6, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
+              "launch_s": inferred("vtrain.launch_s"), "backward_launch_s": inferred("vtrain.backward_launch_s"),
+              "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
               "layers_traced_alone": True, "optimizer_cpu_s": 0.0, "optimizer_traffic_bytes": 22.0, "vocabulary_multiple": 0,
               "gradients_persist": True},
              "VIA-Research/vTrain: step times put together from the kernel trace of one layer of a model of its own "
@@ -190,7 +202,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2023, 1),
              {"vocabulary_multiple": 1,
               "fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
-              "dropout": 0.0,
+              "dropout": 0.0, "loss_work": LOSS_WORK,
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
               "recompute_default": "none", "wgrad_accumulation_fusion": False, "tp_scatter_gather_p2p": False,
@@ -263,7 +275,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              {**_TORCH, "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full", "state_link_share": 0.66},
+              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full",
+              "state_link_share": inferred("deepspeed.state_link_share")},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed; Narayanan et al. 2021 Table 2: ZeRO-3 takes 66.7 s for 174.6 and 180 s for 529.6 billion parameters "
              "however many GPUs there are, 16 and 17.5 GB/s for two gathers and a reduction in fp16 (one HDR adapter: 25)"),
@@ -282,8 +295,10 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
                "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
-              "wgrad_accumulation_fusion": False, "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "layer_rounding": "last"},
-             "InternEvo doc/en/train_performance.md; reduce_bucket_size 512 MiB; solver/pipeline_utils.py partition_uniform; "
+              "wgrad_accumulation_fusion": False, "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "layer_rounding": "last",
+              "loss": "fused", "loss_work": LOSS_WORK},
+             "InternEvo doc/en/train_performance.md; flash-attn's cross-entropy (model/losses/ce_loss.py); reduce_bucket_size "
+             "512 MiB; solver/pipeline_utils.py partition_uniform; "
              "bf16 gradients, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, hybrid_zero_optim.py) by "
              "torch's AdamW, whose lists of operations (torch 2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second "
              "moment and the denominator of all parameters"),),
@@ -292,7 +307,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2024, 12), {"vocabulary_multiple": 1,
                           "schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
-                          "te_scaling": "",
+                          "te_scaling": "", "loss": "fused", "loss_work": LOSS_WORK,
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
                           "layer_rounding": "ends",
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
@@ -317,7 +332,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2024, 4), {"vocabulary_multiple": 1,
                          "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
-                         "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0},
+                         "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0,
+                         "loss": "fused", "loss_work": LOSS_WORK},
              "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "
              "deallocated after a profile of the allocator and streams are not recorded (TORCH_NCCL_AVOID_RECORD_STREAMS); that "
              "segments are expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; FSDP without "

@@ -21,6 +21,7 @@ class BlockStyle:
         loss: how logits and cross-entropy are kept: fused (in place), unfused (fp32 copies), chunked over the sequence.
         loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
         loss_chunks: chunks of the chunked loss.
+        loss_kernel, loss_bytes: class of the loss's kernels, and what they move per logit forward and backward.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
         fused_expert_bias: the experts' biases and the clamp of their activation are part of other kernels; else each is a chain of
@@ -48,6 +49,8 @@ class BlockStyle:
     loss: Literal["fused", "unfused", "chunked"] = "fused"
     loss_all_reduces: int = 3
     loss_chunks: int = 1
+    loss_kernel: str = "cross_entropy"
+    loss_bytes: tuple[float, float] = (6.0, 6.0)
     logits_fp32_copies: float = 1.0
     logits_gathered: int = 1
     gather_share: float = 1.0

@@ -355,13 +355,13 @@ def head_block(model: TransformerSpec, sizes: Axes, style: BlockStyle, *, norm: 
     items: Items = []
     if model.final_norm and norm:
         items.append(_norm("final_norm", model, style))
-    traffic = {"fused": (6.0, 6.0), "unfused": (18.0, 18.0), "chunked": (10.0, 10.0)}[style.loss]
+    traffic = style.loss_bytes
     # Logits in bf16 plus the fp32 copies that live until the backward (semantics of each framework's loss).
     kept = (2.0 + 4.0 * style.logits_fp32_copies) * style.logits_gathered + (2.0 if style.logits_gathered > 1 else 0.0)
     items += [
         Seam("head_in", ("bsd",), "head"),
         _linear("head/logits", "bsd,dv->bsv", "head", "tensor", Tensor("head/in", "bsd", 2, ln_region), bias=model.head_bias),
-        Op("head/loss", OpType.MEMORY, "loss", "tensor", kernel="cross_entropy", forward_bytes=(("bsv", traffic[0]),),
+        Op("head/loss", OpType.MEMORY, "loss", "tensor", kernel=style.loss_kernel, forward_bytes=(("bsv", traffic[0]),),
            backward_bytes=(("bsv", traffic[1]),), saves=(Tensor("head/logits", "bsv", kept / style.loss_chunks, "tensor"),),
            kernels={"fused": 3, "unfused": 8, "chunked": 3 * style.loss_chunks}[style.loss]),
         Seam("loss", ("bs",), "loss"),
