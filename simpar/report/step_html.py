@@ -6,9 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from simpar.output import write_file
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
-from simpar.report.output import write_file
 from simpar.report.page import Table, card, page, plot
 from simpar.report.step_table import advice
 from simpar.result.result import MFU_DEFINITION, Result

@@ -130,10 +130,14 @@ def _arxiv(source: str) -> str:
     return f"20{number[1]}-{number[2]}" if number else ""
 
 
+def stated_precision(row: Row) -> str | None:
+    """The precision in the words of `row`, None where there is none."""
+    return _first(PRECISIONS, str(row.get("precision") or ""))
+
+
 def precision_of(row: Row, month: Month) -> tuple[str, list[str]]:
     """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022)."""
-    stated = str(row.get("precision") or "")
-    if found := _first(PRECISIONS, stated):
+    if found := stated_precision(row):
         return found, []
     default = "fp16" if month < (2022, 6) else "bf16"
     return default, [f"precision not stated: {default}"]
