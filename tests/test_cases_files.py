@@ -118,6 +118,20 @@ def test_the_first_rank_can_be_meant(tmp_path: Path) -> None:
     assert row.error == pytest.approx(0)
 
 
+def test_memory_of_a_kind_that_is_not_stated_is_right_between_allocated_and_reserved(tmp_path: Path) -> None:
+    for measured, error in ((10, 0.1), (11, 0.0), (11.5, 0.0), (12, 0.0), (16, -0.25)):
+        text = f'measured = {{ peak_memory = "{measured} GiB", memory_kind = "unstated" }}'
+        (row,) = run_cases(load_file(write(tmp_path, text)), predictor=ten_percent_slow).rows
+        assert row.error == pytest.approx(error)
+
+
+def test_workers_and_their_number_do_not_matter(tmp_path: Path) -> None:
+    cases = load_file(write(tmp_path, 'measured = { step_time = "5 s" }')) * 20
+    alone, together = (run_cases(cases, workers, ten_percent_slow) for workers in (1, 2))
+    assert alone.rows == together.rows
+    assert len(alone.rows) == 20
+
+
 def test_bounds_catch_what_got_worse_and_only_that(report: CaseReport, tmp_path: Path) -> None:
     path = tmp_path / "bounds.toml"
     path.write_text(bounds_text(report))

@@ -24,11 +24,16 @@ Done = TypeVar("Done")
 def in_workers(function: Callable[[Task], Done], tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, Done]]:
     """(index of the task, what `function` made of it) as they are done; an interruption ends the workers at once.
 
+    One worker is this process itself.
+
     Raises:
         SimparError: a worker was killed from outside.
     """
+    if workers == 1 or len(tasks) <= 1:
+        yield from ((index, function(task)) for index, task in enumerate(tasks))
+        return
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, initializer=_follow_parent)
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), initializer=_follow_parent)
     try:
         waiting = {pool.submit(function, task): index for index, task in enumerate(tasks)}
         for future in as_completed(waiting):
@@ -57,10 +62,10 @@ def _follow_parent() -> None:
 
 
 class Bar:
-    """How many of `total` runs are done: a bar on a terminal, a line now and then elsewhere, or nothing."""
+    """How many of `total` are done: a bar on a terminal, a line now and then elsewhere, or nothing."""
 
-    def __init__(self, total: int, show: bool) -> None:
-        self.total, self.show, self.done = total, show, 0
+    def __init__(self, total: int, show: bool, what: str = "runs") -> None:
+        self.total, self.show, self.what, self.done = total, show, what, 0
         self._said = time.monotonic()
         self._bar: Any = None
 
@@ -69,10 +74,10 @@ class Bar:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (TextColumn(self.what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
-            self._bar.add_task("runs", total=self.total)
+            self._bar.add_task(self.what, total=self.total)
         return self
 
     def advance(self, count: int) -> None:
@@ -82,7 +87,7 @@ class Bar:
             self._bar.advance(self._bar.task_ids[0], count)
         elif self.show and time.monotonic() - self._said > EVERY_S:
             self._said = time.monotonic()
-            sys.stderr.write(f"simpar: {self.done} of {self.total} runs\n")
+            sys.stderr.write(f"simpar: {self.done} of {self.total} {self.what}\n")
             sys.stderr.flush()
 
     def __exit__(self, *_: object) -> None:

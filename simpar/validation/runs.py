@@ -260,14 +260,9 @@ def _run_all(
     chunks = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
     results: dict[int, list[tuple[Run, list[Comparison]]]] = {}
     with Bar(len(rows), progress) as bar:
-        if workers == 1 or len(chunks) <= 1:
-            for index, chunk in enumerate(chunks):
-                results[index] = _validate_chunk(chunk, predictor)
-                bar.advance(len(chunk))
-        else:
-            for index, done in in_workers(partial(_validate_chunk, predictor=predictor), chunks, min(workers, len(chunks))):
-                results[index] = done
-                bar.advance(len(done))
+        for index, done in in_workers(partial(_validate_chunk, predictor=predictor), chunks, workers):
+            results[index] = done
+            bar.advance(len(done))
     return [pair for index in range(len(chunks)) for pair in results[index]]
 
 
