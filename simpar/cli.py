@@ -59,7 +59,7 @@ def simulate(
 
         write_trace(result, trace)
     if as_json:
-        print_json(result.to_json())
+        print_json({**result.to_json(), "tensors_at_peak": result.tensors_at_peak()})
     else:
         from simpar.report.step_table import show, step_report
 

@@ -243,7 +243,8 @@ def explain(result: Result, measured: dict[str, float]) -> dict[str, Any]:
         "waterfall_s": dict(result.waterfall()),
         "interval": {"low": interval.low, "high": interval.high, "dominated_by": dict(interval.dominated_by)},
         "memory": {"fits": result.fits, "device_memory_bytes": result.device_memory_bytes,
-                   **{kind: getattr(worst, f"{kind}_bytes") for kind in KINDS}, "parts": memory_parts(result, "device")},
+                   **{kind: getattr(worst, f"{kind}_bytes") for kind in KINDS}, "parts": memory_parts(result, "device"),
+                   "tensors_at_peak": result.tensors_at_peak()},
         "neighbours": [
             {"change": n.change, "step_time_s": n.step_time_s, "device_bytes": n.device_bytes, "fits": n.fits,
              "close": n.step_time_s is not None and abs(n.step_time_s / result.step_time_s - 1.0) <= CLOSE,

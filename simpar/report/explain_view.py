@@ -26,6 +26,8 @@ TITLES: Final = {
 """Categories of a step and of its memory in words, where their names are not."""
 _LEAST_SHARE: Final = 0.005
 """Parts that hold less of a gap have no row in the table."""
+_TENSORS: Final = 8
+"""Names of tensors that are shown."""
 FAR: Final = 2.0
 """Beyond so many half-widths of the interval, what the scenario does not say is likelier than a price."""
 
@@ -41,7 +43,7 @@ def explain_report(result: Result, found: dict[str, Any]) -> RenderableType:
     )  # fmt: skip
     parts: list[RenderableType] = [Text(result.layout.scenario.name, style="bold underline"), head]
     if not memory["fits"]:
-        parts.append(Text(advice(result)))
+        parts += [Text(advice(result)), *_tensor_lines(memory["tensors_at_peak"])]
     parts += [Text(""), waterfall_table(result), Text("")]
     widest = Table("the 80 % interval hangs on (added in quadrature)", "seconds either way", box=None)
     for name, seconds in interval["dominated_by"].items():
@@ -51,11 +53,21 @@ def explain_report(result: Result, found: dict[str, Any]) -> RenderableType:
         parts += _gap_lines(found["measured"])
     for m in found.get("measured_memory_kinds", [found["measured_memory"]] if "measured_memory" in found else []):
         parts += _memory_lines(m)
+    if "measured_memory" in found and memory["fits"]:
+        parts += _tensor_lines(memory["tensors_at_peak"])
     return Group(*parts)
 
 
 def _title(name: str) -> str:
     return TITLES.get(name, name.replace("_", " "))
+
+
+def _tensor_lines(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """The largest of what comes and goes."""
+    table = Table("largest tensors at the peak", "alive", "GiB", "held for", box=None)
+    for row in rows[:_TENSORS]:
+        table.add_row(row["tensor"], str(row["count"]), f"{row['bytes'] / 2**30:.2f}", format_seconds(row["mean_life_s"]))
+    return [Text(""), table] if rows else []
 
 
 def _near_table(result: Result, rows: Sequence[Mapping[str, Any]]) -> Table:
