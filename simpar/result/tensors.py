@@ -99,13 +99,18 @@ class _Named(Trace):
 
 
 def tensors_of(layout: Layout, timed: Sequence[TimedPass], end_s: float) -> list[Tensor]:
-    """Tensors that come and go on a rank that runs these passes, up to and beyond its peak; weights and optimizer states, which
-    stay, are not among them."""
+    """Tensors that come and go on a rank that runs these passes, from the first to those that are alive at its peak and what is
+    asked for meanwhile; weights and optimizer states, which stay, are not among them."""
     split = frozenset(stage for (phase, stage, _, _), _, _ in timed if phase == "W")
     trace = _Named(layout, split)
     sharded = Sharded(trace)
     shortened = until_steady([one for one, _, _ in timed])
-    for one, start, end in timed[: len(shortened)]:
+    waited: set[int] | None = None
+    for position, (one, start, end) in enumerate(timed):
+        if position >= len(shortened):
+            waited = set(trace.open) if waited is None else waited & trace.open.keys()
+            if not waited:
+                break
         trace.now = (start, end)
         run_passes(trace, sharded, [one])
     return trace.close(end_s)
