@@ -161,6 +161,13 @@ def test_results_have_every_case(report: CaseReport, tmp_path: Path) -> None:
     assert (tmp_path / "RESULTS.md").read_text() == text
 
 
+def test_every_group_has_a_bound_for_each_of_its_metrics_and_no_bound_is_left_without_cases(cases: list[Case]) -> None:
+    metrics = {"step_time": "step_time_s", "peak_memory": "peak_memory_bytes", "state_memory": "state_memory_bytes",
+               "bubble_fraction": "bubble_fraction", "fits": "oom"}  # fmt: skip
+    measured = {(c.group, metrics[name]) for c in cases for name in metrics if getattr(c.measured, name) is not None}
+    assert set(load_bounds()) == measured
+
+
 def test_no_group_is_worse_than_its_recorded_bound(cases: list[Case]) -> None:
     bounds = load_bounds()
     if not bounds:
