@@ -353,3 +353,11 @@ def test_a_bubble_of_one_stage_is_compared_with_the_busiest_rank(tmp_path: Path)
     report = validate_runs(path, workers=1, predictor=ten_percent_slow)
     assert found(report, "profiled", "bubble_fraction").predicted == 0.1
     assert found(report, "traced", "bubble_fraction").predicted == 0.2
+
+
+def test_sequence_parallelism_makes_another_layout_and_repeats_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    layouts: list[dict[str, Any]] = [{"sp": True}, {"sp": True, "step_time_s": 5.2}, {"sp": False}, {"tp": 8, "dp": 2}]
+    path.write_text("\n".join(json.dumps(row(id=f"r{i}", **changes)) for i, changes in enumerate(layouts)))
+    (sweep,) = validate_runs(path, workers=1, predictor=ten_percent_slow).sweeps
+    assert sweep.layouts == 3

@@ -28,8 +28,8 @@ MemoryKind = Literal["allocated", "reserved", "device", "band"]
 """What a memory figure counts: live bytes, reserved bytes, all that the process holds, or one of the first two."""
 
 GROUP_KEYS: Final = (
-    "source", "gpu", "arch", "confidence", "framework", "model_name", "n_params_b", "n_gpus", "tp", "pp", "vpp", "cp", "ep", "dp",
-    "zero_stage", "micro_batch", "global_batch", "seq_len", "precision", "recompute", "pp_schedule", "task",
+    "source", "gpu", "arch", "confidence", "framework", "model_name", "n_params_b", "n_gpus", "tp", "sp", "pp", "vpp", "cp", "ep",
+    "etp", "dp", "zero_stage", "micro_batch", "global_batch", "seq_len", "precision", "recompute", "pp_schedule", "task",
 )  # fmt: skip
 """The row's own keys that identify a measurement in reports."""
 
