@@ -59,7 +59,7 @@ def simulate(
 
         write_trace(result, trace)
     if as_json:
-        print_json(result.to_json())
+        print_json({**result.to_json(), "tensors_at_peak": result.tensors_at_peak()})
     else:
         from simpar.report.step_table import show, step_report
 
@@ -85,13 +85,17 @@ def compare(first: ScenarioFile, second: ScenarioFile, overrides: SetOption = No
 @app.command()
 def explain(
     scenario: ScenarioFile,
-    measured: Annotated[list[str] | None, typer.Option("--measured", help="step_time=12.3s or mem=71GiB. Repeatable.")] = None,
+    measured: Annotated[
+        list[str] | None,
+        typer.Option("--measured", help="step_time=12.3s, mem=71GiB (or allocated=, reserved=, device=). Repeatable."),
+    ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Why a step takes what it takes; with a measurement, where the gap most probably lies."""
     from simpar.report.explain import explain as explanation
-    from simpar.report.explain import explain_report, parse_measured
+    from simpar.report.explain import parse_measured
+    from simpar.report.explain_view import explain_report
     from simpar.simulate import simulate as run
     from simpar.specs.scenario import read_scenario
 

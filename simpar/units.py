@@ -6,6 +6,7 @@ A bare number where a quantity is wanted is an error, because a missing unit is 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Final
 
@@ -77,6 +78,8 @@ def parse(text: object, dimension: str, *, allow_negative: bool = False) -> floa
         raise ValueError(f"unknown unit {unit!r} for {dimension}; write it as {example}")
     if number < 0 and not allow_negative:
         raise ValueError("must not be negative")
+    if not math.isfinite(number * scale):
+        raise ValueError("is too large")
     return number * scale
 
 

@@ -10,7 +10,9 @@ from test_runs_validate import ten_percent_slow
 
 from simpar.errors import InputError
 from simpar.specs.base import data_dir
+from simpar.specs.calibration import BOUNDS, MEANINGS, RunCalibration, calibrations
 from simpar.validation.cases import Case, CaseReport, load_cases, load_file, merged, run_cases
+from simpar.validation.constants_md import constants_text
 from simpar.validation.predicted import Prediction
 from simpar.validation.results_md import bounds_text, check_bounds, load_bounds, results_text, write_results
 
@@ -118,6 +120,20 @@ def test_the_first_rank_can_be_meant(tmp_path: Path) -> None:
     assert row.error == pytest.approx(0)
 
 
+def test_memory_of_a_kind_that_is_not_stated_is_right_between_allocated_and_reserved(tmp_path: Path) -> None:
+    for measured, error in ((10, 0.1), (11, 0.0), (11.5, 0.0), (12, 0.0), (16, -0.25)):
+        text = f'measured = {{ peak_memory = "{measured} GiB", memory_kind = "unstated" }}'
+        (row,) = run_cases(load_file(write(tmp_path, text)), predictor=ten_percent_slow).rows
+        assert row.error == pytest.approx(error)
+
+
+def test_workers_and_their_number_do_not_matter(tmp_path: Path) -> None:
+    cases = load_file(write(tmp_path, 'measured = { step_time = "5 s" }')) * 20
+    alone, together = (run_cases(cases, workers, ten_percent_slow) for workers in (1, 2))
+    assert alone.rows == together.rows
+    assert len(alone.rows) == 20
+
+
 def test_bounds_catch_what_got_worse_and_only_that(report: CaseReport, tmp_path: Path) -> None:
     path = tmp_path / "bounds.toml"
     path.write_text(bounds_text(report))
@@ -145,8 +161,36 @@ def test_results_have_every_case(report: CaseReport, tmp_path: Path) -> None:
     assert (tmp_path / "RESULTS.md").read_text() == text
 
 
+def test_every_group_has_a_bound_for_each_of_its_metrics_and_no_bound_is_left_without_cases(cases: list[Case]) -> None:
+    metrics = {"step_time": "step_time_s", "peak_memory": "peak_memory_bytes", "state_memory": "state_memory_bytes",
+               "bubble_fraction": "bubble_fraction", "fits": "oom"}  # fmt: skip
+    measured = {(c.group, metrics[name]) for c in cases for name in metrics if getattr(c.measured, name) is not None}
+    assert set(load_bounds()) == measured
+
+
 def test_no_group_is_worse_than_its_recorded_bound(cases: list[Case]) -> None:
     bounds = load_bounds()
     if not bounds:
         pytest.skip("no bounds are recorded")
     assert check_bounds(run_cases(cases), bounds) == []
+
+
+def test_the_page_of_constants_is_that_of_the_shipped_file_and_shows_errors_without_each() -> None:
+    text = (data_dir("validation") / "CONSTANTS.md").read_text()
+    assert text == constants_text(calibrations())
+    entry = RunCalibration(
+        framework="a", architecture="b", compute=1.25, rows=7, sources=("s", "t"), median_before=0.2, median_after=0.05,
+        median_cross_validated=0.1, without={"compute": 0.3, "memory": 0.05, "communication": 0.1, "pass_s": 0.099, "step_s": 0.1},
+    )  # fmt: skip
+    cells = [cell.strip() for cell in constants_text([entry]).splitlines()[-1].strip("|").split("|")]
+    assert cells[:8] == ["a", "b", "2000-01", "1.25", "1", "1", "0", "0"]
+    assert cells[8:] == ["7", "2", "20.0%", "5.0%", "10.0%", "30.0%", "5.0%*", "10.0%", "9.9%", "10.0%"]
+
+
+@pytest.mark.parametrize("entry", calibrations(), ids=lambda e: f"{e.framework} {e.architecture} {e.since}")
+def test_constants_are_within_their_bounds_and_say_where_they_are_from(entry: RunCalibration) -> None:
+    assert entry.rows
+    assert entry.sources
+    assert set(entry.without) == set(BOUNDS) == set(MEANINGS)
+    for name, (low, high) in BOUNDS.items():
+        assert low - 1e-6 <= getattr(entry, name) <= high + 1e-6

@@ -15,6 +15,7 @@ from simpar.cli import main
 ROOT = Path(__file__).parent.parent
 FLAGSHIP = ROOT / "scenarios" / "llama3.1-405b_h100x16384_tp8pp16.toml"
 SMALL = ROOT / "scenarios" / "llama3.1-70b_h100x64_tp4cp2pp4.toml"
+RECOMPUTED = ROOT / "scenarios" / "korthikanti-22b_a100x8_tp8pp1.toml"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -132,9 +133,69 @@ def test_explain_finds_neighbours_and_shares_a_gap(capsys: pytest.CaptureFixture
     assert parts[0] == "matmul"
     assert any(n["step_time_s"] for n in found["neighbours"])
     assert all(n["reason"] for n in found["neighbours"] if not n["fits"])
-    code, _, err = run(capsys, "explain", SMALL, "--measured", "speed=3")
+    assert sum(found["waterfall_s"].values()) == pytest.approx(found["step_time_s"], rel=1e-6)
+    assert sum(found["memory"]["parts"].values()) == pytest.approx(found["memory"]["device"], rel=1e-6)
+
+
+def test_explain_says_why_a_neighbour_is_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "explain", RECOMPUTED, "--json")[1])
+    by_change = {n["change"]: n for n in found["neighbours"]}
+    full = by_change["recompute full"]
+    assert full["step_time_s"] > found["step_time_s"]
+    assert full["causes"][0]["part"] == "recomputation"
+    assert full["causes"][0]["seconds"] > 0
+    assert not full["close"]
+    assert by_change["zero_stage 0 -> 1"]["close"]
+    assert "needs" in by_change["recompute none"]["reason"]
+    assert "ranks than the 8 GPUs" in by_change["pp 1 -> 2"]["reason"]
+
+
+def test_explain_measured_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    """What no part of the step can hold is said, and what one change away would meet the measurement."""
+    code, out, _ = run(capsys, "explain", RECOMPUTED, "--measured", "step_time=1.42 s allocated = 60 GiB")
+    assert code == 0
+    assert "One change away comes closer: recompute full" in out
+    assert "outside the interval" in out
+    assert "most probably lies in" in out
+    assert "(allocated)" in out
+    found = json.loads(run(capsys, "explain", RECOMPUTED, "--json", "--measured", "step_time=0.1s")[1])["measured"]
+    assert found["below_ideal"]
+    assert all(part["predicted_s"] + part["seconds"] > -1e-9 for part in found["explanation"] if part["part"] != "unexplained")
+    assert sum(part["seconds"] for part in found["explanation"]) == pytest.approx(0.1 - found["predicted_s"])
+
+
+def test_explain_a_gap_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "explain", RECOMPUTED, "--json", "--measured", "reserved=50GiB")[1])["measured_memory"]
+    assert found["closest"] == "reserved"
+    assert found["gap"] == pytest.approx(50 * 2**30 - found["reserved"])
+    assert sum(part["bytes"] for part in found["explanation"]) == pytest.approx(found["gap"])
+    assert {"activations", "fragmentation"} <= {part["part"] for part in found["explanation"]}
+
+
+def test_explain_says_that_a_plan_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "explain", RECOMPUTED, "--set", "plan.recompute=none")
+    assert code == 0
+    assert "DOES NOT FIT" in out
+    assert "largest are" in out
+    assert "outrun" not in out
+    assert "outrun the 16-bit peak" in run(capsys, "explain", ROOT / "scenarios" / "llama3.1-70b_h100x1_fp8.toml")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speed=3", "known: step_time, mem"), ("step_time=1.4", "unit is missing"), ("step_time", "not a quantity"),
+        ("step_time=-1s", "must not be negative"), ("step_time=0s", "must be more than 0"), ("step_time=1e400s", "too large"),
+        ("mem=5 parsec", "unknown unit"), ("step_time=1s step_time=2s", "given twice"), ("", "is not known"),
+        ("mem=nan", "not a quantity"),
+    ],
+)  # fmt: skip
+def test_a_bad_measurement_is_one_message(capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    code, out, err = run(capsys, "explain", SMALL, "--measured", text)
     assert code == 2
-    assert "step_time" in err
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ from simpar.result.interpret import interpret
 from simpar.result.result import Result
 from simpar.simulate import prepare
 from simpar.specs.scenario import Scenario, read_scenario
+from simpar.validation.cases import load_cases
+from simpar.validation.predicted import predict
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 DEEPSEEK = SCENARIOS / "deepseek-v3_h800x2048_pp16ep64.toml"
@@ -48,3 +50,12 @@ def test_llama_3_gives_stage_inputs_back() -> None:
     peaks = [r.memory[rank].at_peak["activations"] for r in (kept, freed)]
     in_flight = 2 * (16 - rank - 1) + 7 * 16 + 1
     assert peaks[0] - peaks[1] == pytest.approx(in_flight * each, rel=0.01)
+
+
+def test_stages_differ_as_measured() -> None:
+    """Peaks of both pipeline ranks of a measured run, allocated and reserved: SimuMax v1.2, b200_release_v1.2_summary.json, case
+    llama3_70b_l12_tp1_pp2_dp4_mbc4_cef, largest of each stage's ranks."""
+    (case,) = [c for c in load_cases() if c.id == "SimuMax B200/Llama3-70B-12L, 8 B200, pp2"]
+    found = predict(case.scenario)
+    assert [b / 2**30 for b in found.allocated_per_rank] == pytest.approx([66.552, 62.968], rel=0.005)
+    assert [b / 2**30 for b in found.reserved_per_rank] == pytest.approx([70.885, 64.221], rel=0.04)

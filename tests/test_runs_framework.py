@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import simpar
 from simpar.errors import UnknownNameError
 from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of
 from simpar.specs.framework_releases import RELEASES
@@ -109,3 +113,40 @@ def test_split_by_cost_keeps_every_layer_and_no_early_stage_is_far_off(layers: i
     for index, count in enumerate(counts[:-1]):
         done += count * layer
         assert done <= share * (index + 1) + layer * 1.0001
+
+
+def _compared(node: ast.Compare) -> Iterator[object]:
+    """Constants that a comparison mentions, those of tuples, lists and sets included."""
+    for side in (node.left, *node.comparators):
+        if isinstance(side, ast.Tuple) and len(side.elts) == 2 and all(isinstance(e, ast.Constant) for e in side.elts):
+            yield tuple(e.value for e in side.elts if isinstance(e, ast.Constant))
+        for part in side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else (side,):
+            if isinstance(part, ast.Constant):
+                yield part.value
+
+
+def _branches(text: str) -> Iterator[int]:
+    """Lines that compare something with the name of a framework or with a month."""
+    names = set(framework_names())
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare):
+            for value in _compared(node):
+                month = isinstance(value, tuple) and all(isinstance(v, int) for v in value) and 2015 < value[0] < 2040
+                if month or (isinstance(value, str) and value in names):
+                    yield node.lineno
+
+
+def test_no_code_branches_on_a_framework_or_its_version() -> None:
+    """Words of options and of layout names are not frameworks: "simpar search --export megatron", "pp2-zbv"."""
+    package = Path(simpar.__file__).parent
+    paths = [p for p in sorted(package.rglob("*.py")) if p.name not in ("cli_search.py", "cluster_layouts.py")]
+    found = [f"{path.relative_to(package)}:{line}" for path in paths for line in _branches(path.read_text())]
+    assert not found, "a field of FrameworkSpec and a dated row belong there instead"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['if spec.name == "torchtitan": pass', 'x = name in ("nemo", "a")', "if spec.since < (2022, 5): pass", 'y = "deepspeed" != f'],
+)  # fmt: skip
+def test_a_branch_on_a_framework_would_be_found(text: str) -> None:
+    assert list(_branches(text)) == [1]

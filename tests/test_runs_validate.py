@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,10 @@ from test_runs_rows import row
 from simpar.errors import InputError
 from simpar.specs.scenario import Scenario
 from simpar.validation.predicted import Prediction, predict, predict_whole, shorter_counts
-from simpar.validation.report_runs import print_report, write_html
+from simpar.validation.report_runs import print_report
 from simpar.validation.run_rows import read_runs, run_of
-from simpar.validation.runs import Report, matches, validate_runs
+from simpar.validation.runs import Report, matches, run, validate_runs
+from simpar.validation.runs_html import worst_rows, write_html
 
 GIB = 2.0**30
 
@@ -64,10 +69,11 @@ def test_every_measured_value_is_a_row_and_nothing_is_dropped(report: Report) ->
         ("c", "step_time_s"), ("c", "oom"), ("c", "peak_memory_bytes"), ("d", "step_time_s"), ("f", "step_time_s"),
         ("g", "step_time_s"), ("g", "peak_memory_bytes"),
     }  # fmt: skip
-    assert report.excluded == {"broken run": 1}
-    assert list(report.skipped) == [
-        "TPU runs under XLA are outside the scope of this validation", "InputError: cannot run nine layers",
-    ]  # fmt: skip
+    assert report.excluded == {"broken run": ["e"]}
+    assert report.not_expressed == {
+        "TPU runs under XLA are outside the scope of this validation": ["d"], "InputError: cannot run nine layers": ["f"],
+    }  # fmt: skip
+    assert report.runs == 6
 
 
 def test_each_metric_is_compared_with_its_own_prediction(report: Report) -> None:
@@ -107,23 +113,158 @@ def test_json_is_strict_and_has_the_contract(report: Report, capsys: pytest.Capt
     skipped = next(r for r in table["rows"] if r["id"] == "d")
     assert skipped["predicted"] is None
     assert "TPU" in skipped["skipped"]
+    assert table["skipped"] == {reason: len(ids) for reason, ids in table["not_expressed"].items()}
+    assert sorted(name for ids in table["not_expressed"].values() for name in ids) == ["d", "f"]
 
 
 def test_tables_name_every_reason(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     print_report(report, as_json=False)
     text = capsys.readouterr().out
     assert "TPU runs under XLA" in text
-    assert "excluded by the data: 1 x broken run" in text
+    assert "excluded by the data: 1 x broken run: e" in text
+    assert "not expressed: 1 x InputError: cannot run nine layers: f" in text
 
 
 def test_html_is_one_page_with_plots_and_waterfalls(report: Report, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.html"
-    write_html(report, path, data, ten_percent_slow)
+    write_html(report, path, data)
     text = path.read_text()
     assert text.startswith("<!doctype html>")
-    assert "waterfall" in text
     assert "Worst rows" in text
     assert 'src="http' not in text
+    body = text[text.index("<body>") :]
+    assert body.count('"type":"waterfall"') == len(worst_rows(report)) == 3
+    assert "cannot run nine layers" in body
+    assert "by memory kind (3)" in body
+
+
+def test_the_worst_rows_are_in_order_and_of_several_sources(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    rows = [row(id=f"s{i}", step_time_s=1.0 + i, source="one") for i in range(4)] + [row(id="t", step_time_s=5.0, source="two")]
+    path.write_text("\n".join(json.dumps(r) for r in rows))
+    report = validate_runs(path, workers=1, predictor=ten_percent_slow)
+    assert [r.id for r in worst_rows(report)] == ["s0", "s1", "s2", "t"]
+    assert worst_rows(report)[0].details["waterfall_s"] == {"ideal": 3.0, "rest": 2.5}
+
+
+def groups_by(report: Report, metric: str, key: str) -> dict[str, int]:
+    return {g.by[key]: g.summary.rows for g in report.groups if g.metric == metric and key in g.by}
+
+
+def test_groups_say_what_words_mean(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    rows = [
+        row(id="a", framework="NVIDIA NeMo Framework Release 25.04", precision="BF16 mixed", n_params_b=7.0),
+        row(id="b", framework="NeMo / Megatron-Core", precision="bf16", n_params_b=8.0, source="another"),
+        row(id="c", mem_gib=11.0, mem_kind="max allocated"),
+        row(id="d", mem_gib=11.0, mem_kind="max reserved"),
+    ]
+    path.write_text("\n".join(json.dumps(r) for r in rows))
+    report = validate_runs(path, workers=1, predictor=ten_percent_slow)
+    assert groups_by(report, "step_time_s", "framework")["nemo"] == 2
+    assert groups_by(report, "step_time_s", "precision") == {"bf16": 4}
+    assert groups_by(report, "step_time_s", "model_size")["up to 8 billion parameters"] == 2
+    assert groups_by(report, "peak_memory_bytes", "memory_kind") == {"allocated": 1, "reserved": 1}
+    assert not groups_by(report, "step_time_s", "memory_kind")
+
+
+BAD_FIGURES: list[tuple[dict[str, Any], str]] = [
+    ({"step_time_s": "fast"}, "step_time_s = 'fast' is not a measured value"),
+    ({"step_time_s": float("nan")}, "step_time_s = nan is not a measured value"),
+    ({"mem_gib": -3}, "mem_gib = -3 is not a measured value"),
+    ({"mem_gib": [70]}, "mem_gib = [70] is not a measured value"),
+    ({"bubble_fraction": "some"}, "bubble_fraction = 'some' is not a measured value"),
+    ({"oom": "maybe"}, "oom = 'maybe' is neither true nor false"),
+    ({"n_gpus": "eight"}, "a column has an unexpected value: invalid literal for int() with base 10: 'eight'"),
+    ({"n_gpus": None}, "the number of GPUs is not stated"),
+    ({"seq_len": None}, "model dimensions not stated: seq_len"),
+    ({"extra": 3}, "a column has an unexpected value: 'int' object has no attribute 'get'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), BAD_FIGURES, ids=str)
+def test_a_bad_figure_is_named_and_the_others_go_on(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(json.dumps(r) for r in (row(id="bad", **changes), row(id="good"))))
+    report = validate_runs(path, workers=1, predictor=ten_percent_slow)
+    assert report.not_expressed == {reason: ["bad"]}
+    assert found(report, "good", "step_time_s").predicted == 5.5
+
+
+def test_rows_without_an_id_go_by_their_line_and_repeated_ids_all_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.jsonl"
+    unnamed = {key: value for key, value in row().items() if key != "id"}
+    path.write_text("\ufeff" + "\n".join(json.dumps(r) for r in (row(id="twice"), unnamed, row(id="twice"))), encoding="utf-8")
+    report = validate_runs(path, workers=1, predictor=ten_percent_slow)
+    assert [r.id for r in report.rows if r.metric == "step_time_s"] == ["twice", "runs.jsonl:2", "twice"]
+    assert report.repeated == ("twice",)
+    print_report(report, as_json=False)
+    assert "several runs each: 1 x have one id: twice" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "message"),
+    [
+        (b"", [], "holds no runs"),
+        (b"\n \n", [], "holds no runs"),
+        (b'{"id": "a"}\n{"id": \n', [], "runs.jsonl:2: not JSON"),
+        (b'{"id": "a"}\n[1]\n', [], "runs.jsonl:2: a JSON object is needed"),
+        (b"\x1f\x8b\x08", [], "not a text file"),
+        (b'{"gpu": "H100"}', ["gpus=H100"], "no row has a key 'gpus'; there are gpu"),
+        (b'{"gpu": "H100"}', ["gpu=H100", "gpu=A100"], "none of its 1 rows meets --where gpu=H100 --where gpu=A100"),
+        (b'{"gpu": "H100"}', ["gpu"], "write it as key=value"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_message(tmp_path: Path, content: bytes, where: list[str], message: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        validate_runs(path, where, workers=1, predictor=ten_percent_slow)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_page_that_cannot_be_written_is_told_before_the_work(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simpar.validation.runs.validate_runs", lambda *_, **__: pytest.fail("simulated first"))
+    (tmp_path / "file").write_text("")
+    for place, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "out.html", "is a file, not a folder")):
+        with pytest.raises(InputError, match=message):
+            run(data, html=place)
+
+
+def test_progress_goes_to_standard_error_also_beside_json(data: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.setattr("simpar.validation.run_workers.EVERY_S", -1.0)
+    run(data, as_json=True, where=["gpu=TPU"])
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["runs"] == 1
+    assert "1 of 1 runs" in shown.err
+
+
+def slow(_: Scenario) -> Prediction:
+    """A prediction that takes far longer than anybody waits."""
+    time.sleep(600)
+    raise AssertionError
+
+
+def interrupted(data: Path) -> None:
+    """What Ctrl-C does once the workers are there."""
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        validate_runs(data, workers=2, predictor=slow)
+    except KeyboardInterrupt:
+        os._exit(0 if not multiprocessing.active_children() else 3)
+    os._exit(4)
+
+
+def test_ctrl_c_ends_the_workers_at_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simpar.validation.runs.CHUNK", 1)
+    process = multiprocessing.get_context("fork").Process(target=interrupted, args=(data,))
+    start = time.monotonic()
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(
@@ -212,3 +353,11 @@ def test_a_bubble_of_one_stage_is_compared_with_the_busiest_rank(tmp_path: Path)
     report = validate_runs(path, workers=1, predictor=ten_percent_slow)
     assert found(report, "profiled", "bubble_fraction").predicted == 0.1
     assert found(report, "traced", "bubble_fraction").predicted == 0.2
+
+
+def test_sequence_parallelism_makes_another_layout_and_repeats_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    layouts: list[dict[str, Any]] = [{"sp": True}, {"sp": True, "step_time_s": 5.2}, {"sp": False}, {"tp": 8, "dp": 2}]
+    path.write_text("\n".join(json.dumps(row(id=f"r{i}", **changes)) for i, changes in enumerate(layouts)))
+    (sweep,) = validate_runs(path, workers=1, predictor=ten_percent_slow).sweeps
+    assert sweep.layouts == 3

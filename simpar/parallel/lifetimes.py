@@ -250,7 +250,8 @@ class _Order:
             self.alive.setdefault(name, size)
         late: list[Step] = []
         gradient = "gradient.out"
-        self._ask(gradient, self._bytes("bsd", "residual"))
+        last = ops[-1]
+        self._ask(gradient, self._bytes("bsd", "residual") if last.name == "head/loss" else self._width(last))
         for op in reversed(ops):
             if op.name == "head/loss":
                 self._free(gradient)

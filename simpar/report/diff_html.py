@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.output import write_file
 from simpar.report.diff_view import (
     CAUSE_HEADS,
     CAUSES,
@@ -22,7 +23,6 @@ from simpar.report.diff_view import (
     signed,
 )  # fmt: skip
 from simpar.report.encode import time_unit
-from simpar.report.output import write_file
 from simpar.report.page import Cards, Table
 from simpar.report.step_figures import GREEN, GREY, ORANGE, figure
 from simpar.units import format_seconds

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from simpar.output import write_file
 from simpar.program.program import IntArray, OpKind, Program
 from simpar.report.ledger import price_terms
-from simpar.report.output import write_file
 from simpar.report.shown import MAX_ROLES, ShownRole, shown_roles, subset_note
 from simpar.report.streams import ordered_streams
 from simpar.result.memory import CATEGORIES, RankMemory

@@ -5,12 +5,12 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from simpar.output import write_file
 from simpar.planning.answer import Answer
 from simpar.planning.questions import PlanReport
 from simpar.planning.study import Study
 from simpar.report import plan_figures as figures
 from simpar.report import plan_rows as plan
-from simpar.report.output import write_file
 from simpar.report.page import Cards, Table
 
 _TILES = (

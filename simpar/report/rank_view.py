@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from simpar.report.output import write_file
+from simpar.output import write_file
 from simpar.report.page import Cards, Table
 from simpar.report.step_figures import BLUE, ORANGE, figure
 from simpar.units import format_bytes, format_seconds

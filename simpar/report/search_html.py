@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from simpar.output import write_file
 from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.report.gantt import KINDS
-from simpar.report.output import write_file
 from simpar.report.page import Table, card, page, plot
 from simpar.report.search_view import CATEGORIES, proof, turn
 from simpar.report.step_figures import figure

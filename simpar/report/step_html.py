@@ -6,15 +6,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from simpar.output import write_file
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
-from simpar.report.output import write_file
 from simpar.report.page import Table, card, page, plot
 from simpar.report.step_table import advice
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.model import TransformerSpec
 from simpar.units import format_bytes, format_seconds
 
+_TENSORS = 20
+"""Names of tensors in the page."""
 _ROW, _FEW_ROWS, _LARGEST = (42, 96), 560, 1150
 """Pixels of the Gantt: a row at least and at most, all rows where they are few, everything."""
 
@@ -55,7 +57,7 @@ def step_page(result: Result) -> str:
         low, high = result.step_interval.low, result.step_interval.high
         text = f"80 %: {format_seconds(low)} to {format_seconds(high)}. The categories whose constants widen it most:"
         parts.append(card("How sure the step time is", draw(interval), "half", text))
-    parts += [_peak(result), _provenance(result), _published(result), _notes(result), "</div>"]
+    parts += [_peak(result), _tensors(result), _provenance(result), _published(result), _notes(result), "</div>"]
     return page(result.layout.scenario.name, "".join(parts), figures, chart)
 
 
@@ -107,6 +109,19 @@ def _peak(result: Result) -> str:
     rows.append(("device", format_bytes(total), f"{total / result.device_memory_bytes:.1%} of the device"))
     title = f"Peak of pipeline rank {worst.rank}, the fullest, at {format_seconds(worst.peak_time_s)}"
     return card(title, Table(("", "bytes", "share"), rows, (1, 2)).html(), "half")
+
+
+def _tensors(result: Result) -> str:
+    """Tensors that come and go and are alive at the peak of the fullest rank, by name."""
+    rows = [
+        (row["tensor"], str(row["count"]), format_bytes(row["bytes"]), format_seconds(row["mean_life_s"]))
+        for row in result.tensors_at_peak()[:_TENSORS]
+    ]
+    if not rows:
+        return ""
+    title = f"Tensors alive at the peak of pipeline rank {result.worst_rank.rank}"
+    note = "Beside weights and states. Held for: from the pass that makes one to the end of the pass that uses it last, on average."
+    return card(title, Table(("tensor", "alive", "bytes", "held for"), rows, (1, 2, 3)).html(), "half", note)
 
 
 def _provenance(result: Result) -> str:

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.output import write_file
+from simpar.output import write_file
 from simpar.report.page import Cards, Table
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
 from simpar.result.gathers import Gathers, fsdp_buffers, rests_unsharded, update_bytes
 from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
+from simpar.result.tensors import TimedPass
 
 BoolArray = NDArray[np.bool_]
 CATEGORIES = (
@@ -41,6 +42,7 @@ class RankMemory:
         fragmentation: reserved over what the replayed requests reserve.
         capacity_bytes: of the device.
         replays: the allocator's view of the ranks; none = reserved follows from `fragmentation` alone.
+        timed_passes: what the rank runs and when.
     """
 
     rank: int
@@ -51,6 +53,7 @@ class RankMemory:
     fragmentation: float
     replays: Replays | None = None
     capacity_bytes: float = math.inf
+    timed_passes: Callable[[], list[TimedPass]] | None = None
 
     @cached_property
     def total(self) -> FloatArray:
@@ -307,16 +310,30 @@ def memory_over_time(
         times = np.concatenate([[0.0], time[order]])
         static = static_state(layout, held[rank])
         dynamic = np.cumsum(delta, axis=0)
-        ranks.append(RankMemory(rank, static, times, dynamic, outside, spec.fragmentation, replays, capacity))
+        timed = partial(_timed_passes, layout, program, timeline, roles[rank])
+        ranks.append(RankMemory(rank, static, times, dynamic, outside, spec.fragmentation, replays, capacity, timed))
     replays.choose({r.rank: r.allocated_bytes for r in ranks})
     return tuple(ranks)
 
 
+def _in_order(program: Program, timeline: Timeline, role: int) -> IntArray:
+    mine = np.flatnonzero(program.role == role)
+    found: IntArray = mine[np.argsort(timeline.start[mine], kind="stable")]
+    return found
+
+
 def _passes(layout: Layout, program: Program, timeline: Timeline, role: int) -> list[Pass]:
     """What a role runs, in order."""
-    mine = np.flatnonzero(program.role == role)
-    mine = mine[np.argsort(timeline.start[mine], kind="stable")]
-    return passes_of([program.price_keys[i] for i in program.price[mine]], layout.stage_blocks)
+    return passes_of([program.price_keys[i] for i in program.price[_in_order(program, timeline, role)]], layout.stage_blocks)
+
+
+def _timed_passes(layout: Layout, program: Program, timeline: Timeline, role: int) -> list[TimedPass]:
+    """The same with start and end."""
+    return [
+        (one, float(timeline.start[op]), float(timeline.finish[op]))
+        for op in _in_order(program, timeline, role)
+        for one in passes_of([program.price_keys[program.price[op]]], layout.stage_blocks)
+    ]
 
 
 __all__ = ["CATEGORIES", "RankMemory", "block_bytes", "memory_over_time", "receive_buffers", "static_state"]

@@ -45,7 +45,7 @@ def until_steady(passes: list[Pass]) -> list[Pass]:
 
 
 @dataclass
-class _Trace:
+class Trace:
     """Requests so far."""
 
     layout: Layout
@@ -101,19 +101,19 @@ class _Trace:
             self.outputs.append(self.ask(last_outputs(self.layout, self.layout.stage_blocks[stage][index])))
         self.flying.setdefault((stage, index), deque()).append(ids)
 
-    def backward(self, stage: int, index: int) -> None:
-        """Backward (or input gradient) of a block's oldest micro-batch."""
+    def backward(self, stage: int, index: int, *, late: bool) -> None:
+        """Backward of a block's oldest micro-batch; `late`: the input gradient alone, the weight gradient comes later."""
         waiting = self.flying.get((stage, index))
         if not waiting:
             return
         ids = waiting.popleft()
-        lives = self.lives(stage, self.layout.stage_blocks[stage][index])
-        if self.thin and stage not in self.split:
+        lives = lifetimes(self.layout.stage_blocks[stage][index], split_backward=late)
+        if self.thin and not late:
             for tensor in ids.values():
                 self.free(tensor)
             return
         self.run(lives.backward, ids, lives.collective)
-        if stage in self.split:
+        if late:
             self.late.setdefault((stage, index), deque()).append(ids)
         else:
             self.free(ids.pop(_OUTPUT, -1))
@@ -143,10 +143,10 @@ def _saved_only(steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ..
     return tuple(step for step in steps if step[0] not in freed)
 
 
-class _Sharded:
+class Sharded:
     """Gathering and reduction around the blocks of a fully sharded rank (torch FSDP2: one group per block)."""
 
-    def __init__(self, trace: _Trace) -> None:
+    def __init__(self, trace: Trace) -> None:
         layout = trace.layout
         self.trace, self.layout = trace, layout
         spec, plan = layout.framework, layout.plan
@@ -227,21 +227,21 @@ class _Sharded:
 def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: bool = False) -> list[Event]:
     """Requests of a rank that holds these model stages and runs these passes, over two steps."""
     split = frozenset(stage for phase, stage, _, _ in passes if phase == "W")
-    trace = _Trace(layout, split, thin)
-    sharded = _Sharded(trace)
+    trace = Trace(layout, split, thin)
+    sharded = Sharded(trace)
     shortened = until_steady(passes)
     moments = _states(trace, stages)
-    _step(trace, sharded, shortened)
+    run_passes(trace, sharded, shortened)
     trace.drain()
     for size in moments:
         trace.ask(size)
     _update(trace, sum(moments))
     sharded.zero_gradients()
-    _step(trace, sharded, shortened)
+    run_passes(trace, sharded, shortened)
     return trace.events
 
 
-def _update(trace: _Trace, moments: float) -> None:
+def _update(trace: Trace, moments: float) -> None:
     """What an update needs beside the states: of two moments, so many bytes a parameter; of a gather, its buffers."""
     state = trace.layout.state_bytes
     total = update_bytes(trace.layout, moments * state.optimizer / state.moments) if state.moments else 0.0
@@ -254,7 +254,7 @@ def _update(trace: _Trace, moments: float) -> None:
         trace.free(tensor)
 
 
-def _states(trace: _Trace, stages: list[int]) -> list[float]:
+def _states(trace: Trace, stages: list[int]) -> list[float]:
     """Ask for what is there before the first step; returns the sizes of the optimizer's moments."""
     layout = trace.layout
     state, zero, plan = layout.state_bytes, layout.plan.zero_stage, layout.plan
@@ -313,7 +313,7 @@ class _Host:
 
     FREE_FORWARDS: Final = 2
 
-    def __init__(self, trace: _Trace) -> None:
+    def __init__(self, trace: Trace) -> None:
         layout = trace.layout
         self.trace, self.last = trace, layout.num_stages - 1
         self.active = layout.plan.pp > 1 and layout.framework.receives_block_host
@@ -334,7 +334,8 @@ class _Host:
             self.trace.events.append(HOST_AHEAD)
 
 
-def _step(trace: _Trace, sharded: _Sharded, passes: list[Pass]) -> None:
+def run_passes(trace: Trace, sharded: Sharded, passes: list[Pass]) -> None:
+    """Requests of these passes, one after the other."""
     host = _Host(trace)
     for phase, stage, first, last in passes:
         host.before(phase, stage, first, last)
@@ -350,7 +351,7 @@ def _step(trace: _Trace, sharded: _Sharded, passes: list[Pass]) -> None:
         else:
             for index in range(last - 1, first - 1, -1):
                 sharded.before(stage, index, -1)
-                trace.backward(stage, index)
+                trace.backward(stage, index, late=phase == "I")
                 sharded.after_backward(stage, index)
 
 

@@ -14,6 +14,7 @@ from simpar.parallel.layout import Layout
 from simpar.program.program import Program
 from simpar.result.accounting import Accounting
 from simpar.result.memory import CATEGORIES, RankMemory
+from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 
 MFU_DEFINITION = (
     "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward, over the bf16 peak"
@@ -135,6 +136,17 @@ class Result:
     def fits(self) -> bool:
         """Whether every rank's reserved memory, context and NCCL fit the device."""
         return self.worst_rank.device_bytes <= self.device_memory_bytes
+
+    def tensors(self, memory: RankMemory) -> list[Tensor]:
+        """Every tensor that comes and goes on a rank, by name and lifetime."""
+        return [] if memory.timed_passes is None else tensors_of(self.layout, memory.timed_passes(), self.step_time_s)
+
+    def tensors_at_peak(self) -> list[dict[str, Any]]:
+        """Of the fullest rank by name: how many are alive, their bytes, how long one lives on average; the largest first."""
+        return [
+            {"tensor": a.name, "count": a.count, "bytes": a.size, "mean_life_s": a.mean_life_s}
+            for a in alive_at_peak(self.tensors(self.worst_rank))
+        ]
 
     def waterfall(self) -> list[tuple[str, float]]:
         """Step time from the ideal (model FLOPs at peak) to the predicted, in seconds; the entries add up to the step."""

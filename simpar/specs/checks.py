@@ -8,8 +8,7 @@ from math import gcd
 from typing import Final
 
 from simpar.errors import InputError, Violation
-from simpar.specs.framework import framework_names
-from simpar.specs.framework_rows import ALIASES
+from simpar.specs.framework import framework, framework_names
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
@@ -31,9 +30,6 @@ _PRECISION_NEEDS: Final = {
     "fp8-block": ("fp8",), "mxfp8": ("fp8",), "nvfp4": ("fp4",),
 }  # fmt: skip
 """Peaks of the data sheet that a precision needs; fp32 runs everywhere."""
-
-_LARGEST_ZERO_WITH_PP: Final = {"deepspeed": 1, "megatron-deepspeed": 1, "nanotron": 1}
-"""Frameworks whose pipeline engine does not compose with ZeRO above this stage (semantics of their sources)."""
 
 
 def resolved_dp(scenario: Scenario) -> int:
@@ -122,8 +118,9 @@ def _framework(scenario: Scenario) -> Iterator[Violation]:
         close = difflib.get_close_matches(scenario.framework, names, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
         yield Violation("framework", scenario.framework, "unknown framework", f"{hint}known: {', '.join(names)}")
-    name = ALIASES.get(scenario.framework, scenario.framework)
-    largest = _LARGEST_ZERO_WITH_PP.get(name, 3)
+        return
+    spec = framework(scenario.framework, scenario.framework_version)
+    name, largest = spec.name, spec.zero_stage_with_pp
     if scenario.plan.pp > 1 and scenario.plan.zero_stage > largest:
         rule = f"{name} combines pipeline parallelism with zero_stage up to {largest} only"
         yield Violation("plan.zero_stage", scenario.plan.zero_stage, rule, f"at most {largest}, or plan.pp = 1")

@@ -55,6 +55,7 @@ class FrameworkSpec:
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
+        selective_recompute: modules that are recomputed where a run says "selective" and no more.
         recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
 
     Gradients and optimizer
@@ -196,6 +197,9 @@ class FrameworkSpec:
     Pipeline
 
         schedule: default without virtual stages.
+        zero_stage_with_pp: the highest stage that its pipeline engine composes with.
+        microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
+        only_cp_style: the one style of context parallelism there is, whatever a run calls it; "" = as the run says.
         adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
         expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
             stage's layers.
@@ -223,6 +227,7 @@ class FrameworkSpec:
     saves_exchanged_output: bool = False
     torch_ring: bool = False
     recompute_default: Recompute = "none"
+    selective_recompute: tuple[str, ...] = ("core_attn",)
     gradient_dtype: GradientDtype = "fp32"
     gradient_dtype_fp16: GradientDtype | None = None
     gradient_reduce_dtype: GradientDtype | None = None
@@ -309,6 +314,9 @@ class FrameworkSpec:
     whole_embedding_gradient: bool = False
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
+    zero_stage_with_pp: int = 3
+    microbatch_per_stage: bool = False
+    only_cp_style: Literal["", "ring", "all_gather", "ulysses"] = ""
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"
     expert_virtual_stages: Literal["one", "middle"] = "one"
     layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"

@@ -157,7 +157,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "gradient_copy_bytes": 2.0, "context_bytes": 1.5 * GiB, "communicators": 5, "keeps_stage_outputs": True},
+                 "gradient_copy_bytes": 2.0, "context_bytes": 1.5 * GiB, "communicators": 5, "keeps_stage_outputs": True,
+                 "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
@@ -233,13 +234,15 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5, "torch_ring": True,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
-              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True},
+              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
+              "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True},
              "torchao float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
-             "Float8RowwiseParallel gather after the cast); torch context_parallel; torchtitan models/deepseek_v3 (values split "
-             "off the up-projection) and models/moe (scores applied after the experts, in fp32); torch.distributed.pipelining "
-             "stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); torchtitan and torch FSDP2 sources "
-             "(_fsdp_param_group.py: reduce_scatter_states); tensor/parallel/loss.py: the vocabulary-parallel loss is composite, "
-             "four fp32 tensors at its backward (16 bytes per logit)"),
+             "Float8RowwiseParallel gather after the cast); torch context_parallel, which gathers keys and values unless told "
+             "otherwise; the per-op policy of selective checkpointing; of 2024: as many micro-batches as pipeline ranks; "
+             "torchtitan models/deepseek_v3 (values split off the up-projection) and models/moe (scores applied after the experts, "
+             "in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); "
+             "torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states); tensor/parallel/loss.py: the "
+             "vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit)"),
          Row((2024, 12), {"expandable_segments_one_node": True},
              "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
@@ -272,7 +275,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "deepspeed": (
         "",
         (Row((2020, 1),
-             {**_TORCH, "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
+             {**_TORCH, "zero_stage_with_pp": 1,
+              "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
               "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full",

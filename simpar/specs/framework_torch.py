@@ -23,6 +23,7 @@ NANOTRON: Final = (
         {
             **TORCH, "fused_norm": True, "fused_activation": False, "fused_rope": True, "fused_residual": False,
             "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "layer_rounding": "cost",
+            "zero_stage_with_pp": 1,
             # gradients and optimizer
             "gradient_dtype": "fp32", "gradient_copy_bytes": 0.0, "gradients_persist": True, "accumulation_bytes": 10.0,
             "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,

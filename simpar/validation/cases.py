@@ -11,8 +11,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,9 +23,12 @@ from simpar.specs.base import Spec, data_dir, read_toml, validate
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.units import Bytes, Seconds
 from simpar.validation.predicted import Prediction, Predictor, predict
+from simpar.validation.run_workers import Bar, in_workers
 from simpar.validation.statistics import Comparison, ErrorSummary, group_by, summarize
 
 Use = Literal["fit", "test"]
+CHUNK = 8
+"""Cases that one worker takes at a time."""
 
 
 class MeasuredSpec(Spec):
@@ -35,7 +38,8 @@ class MeasuredSpec(Spec):
     derivation: str = ""
     """How the step time follows from what is printed, where it is not printed itself."""
     peak_memory: Bytes | None = None
-    memory_kind: Literal["allocated", "reserved", "device"] = "allocated"
+    memory_kind: Literal["allocated", "reserved", "device", "unstated"] = "allocated"
+    """unstated: allocated or reserved, which the source does not say; right is anything between the two."""
     memory_rank: Literal["worst", "first"] = "worst"
     """Which pipeline rank the figure is of: the fullest, or the first (logs of global rank 0)."""
     state_memory: Bytes | None = None
@@ -195,39 +199,43 @@ def compare_case(case: Case, p: Prediction) -> list[Comparison]:
     peaks = {"allocated": p.allocated_bytes, "reserved": p.reserved_bytes, "device": p.device_bytes}
     if m.memory_rank == "first":
         peaks |= {"allocated": p.allocated_per_rank[0], "reserved": p.reserved_per_rank[0]}
-    peak = peaks[m.memory_kind]
+    band = (peaks["allocated"], peaks["reserved"])
+    peak = peaks.get(m.memory_kind, sum(band) / 2)
+    ends = (peak, peak) if m.memory_kind in peaks else band
     bubble = p.bubble_fraction if m.bubble_of == "all" else p.busiest_bubble_fraction
     found: list[tuple[str, float | bool | None, float | bool, float | None, float | None]] = [
         ("step_time_s", m.step_time, p.step_time_s, p.step_low_s, p.step_high_s),
-        ("peak_memory_bytes", m.peak_memory, peak, peak * p.memory_low, peak * p.memory_high),
+        ("peak_memory_bytes", m.peak_memory, peak, ends[0] * p.memory_low, ends[1] * p.memory_high),
         ("state_memory_bytes", m.state_memory, p.state_bytes, None, None),
         ("bubble_fraction", m.bubble_fraction, bubble, None, None),
         ("oom", None if m.fits is None else not m.fits, not p.fits, None, None),
     ]
     return [
-        Comparison(case.id, metric, measured, predicted, low, high, group=group, details=details)
+        Comparison(case.id, metric, measured, predicted, low, high, group=group, details=details,
+                   band=band if metric == "peak_memory_bytes" and m.memory_kind not in peaks else None)
         for metric, measured, predicted, low, high in found
         if measured is not None
-    ]
+    ]  # fmt: skip
 
 
-def _run_case(case: Case, predictor: Predictor) -> list[Comparison]:
-    return compare_case(case, predictor(case.scenario))
+def _run_chunk(cases: Sequence[Case], predictor: Predictor) -> list[Comparison]:
+    return [row for case in cases for row in compare_case(case, predictor(case.scenario))]
 
 
-def run_cases(cases: Sequence[Case], workers: int = 1, predictor: Predictor = predict) -> CaseReport:
-    """Every case predicted and compared.
+def run_cases(cases: Sequence[Case], workers: int = 1, predictor: Predictor = predict, progress: bool = False) -> CaseReport:
+    """Every case predicted and compared; `progress`: show it on standard error.
 
     Raises:
         InputError: a scenario that cannot be run at all.
     """
     start = time.perf_counter()
-    if workers == 1:
-        parts = [_run_case(case, predictor) for case in cases]
-    else:
-        with ProcessPoolExecutor(workers) as pool:
-            parts = list(pool.map(_run_case, cases, [predictor] * len(cases), chunksize=8))
-    rows = tuple(row for part in parts for row in part)
+    chunks = [cases[i : i + CHUNK] for i in range(0, len(cases), CHUNK)]
+    parts: dict[int, list[Comparison]] = {}
+    with Bar(len(cases), progress, "cases") as bar:
+        for index, found in in_workers(partial(_run_chunk, predictor=predictor), chunks, workers):
+            parts[index] = found
+            bar.advance(len(chunks[index]))
+    rows = tuple(row for index in range(len(chunks)) for row in parts[index])
     outside = tuple(row for row in rows if abs(row.error or 0.0) > row.details["tolerance"])
     return CaseReport(rows, outside, time.perf_counter() - start)
 
@@ -241,7 +249,7 @@ def run(as_json: bool = False, folder: Path | None = None, workers: int | None =
 
     from simpar.validation.results_md import check_bounds, print_cases, write_results
 
-    report = run_cases(load_cases(folder), workers or os.cpu_count() or 1)
+    report = run_cases(load_cases(folder), workers or os.cpu_count() or 1, progress=True)
     worse = check_bounds(report)
     if as_json:
         sys.stdout.write(json.dumps({**report.as_json(), "worse_than_bound": worse}) + "\n")

@@ -43,6 +43,7 @@ from simpar.specs.calibration import (
 )
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario
+from simpar.validation.constants_md import write_constants
 from simpar.validation.predicted import predict
 from simpar.validation.run_rows import read_runs
 
@@ -368,6 +369,8 @@ def main() -> None:
         fresh, held = (collect(options.data, options.workers, known) for known in (as_entries(constants), before))
         constants = settled(constants, fresh, before, held)
     options.out.write_text("\n".join([head, *entries(around, plain, constants)]), encoding="utf-8")
+    if options.out == FILE:
+        write_constants(entries=read_calibrations(FILE))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from simpar.validation.statistics import Comparison
 
 SWEEP_KEYS: Final = ("source", "model_name", "n_gpus", "global_batch", "seq_len", "gpu", "precision")
 """Runs that agree in these are one sweep."""
-LAYOUT_KEYS: Final = ("tp", "pp", "vpp", "cp", "ep", "dp", "zero_stage", "micro_batch", "recompute", "pp_schedule")
+LAYOUT_KEYS: Final = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "micro_batch", "recompute", "pp_schedule")
 """What a layout is; runs of a sweep that agree in these too are repeats, of which the median counts."""
 MIN_LAYOUTS: Final = 3
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from simpar.specs.base import data_dir, read_toml
 from simpar.validation.cases import CaseReport
+from simpar.validation.constants_md import write_constants
 from simpar.validation.statistics import Comparison
 
 MARGIN: Final = 1.1
@@ -70,7 +71,8 @@ def results_text(report: CaseReport) -> str:
         "# Published measurements against predictions",
         "",
         "Written by `simpar validate`; do not edit. Errors are predicted / measured - 1 (bubbles: difference in points). "
-        "Cases marked *fit* took part in fitting the global constants; *test* ones did not. No constant is set per case.",
+        "Cases marked *fit* took part in fitting the global constants; *test* ones did not. No constant is set per case; "
+        "[CONSTANTS.md](CONSTANTS.md) has the errors with and without each.",
         "",
         "## By group",
         "",
@@ -117,8 +119,10 @@ def _case_line(row: Comparison) -> str:
 
 
 def write_results(report: CaseReport, path: Path | None = None) -> None:
-    """RESULTS.md of the checkout; nothing where the shipped data cannot be written to."""
-    path = path or data_dir("validation") / "RESULTS.md"
+    """RESULTS.md of the checkout, and CONSTANTS.md beside it; nothing where the shipped data cannot be written to."""
+    if path is None:
+        path = data_dir("validation") / "RESULTS.md"
+        write_constants()
     try:
         path.write_text(results_text(report), encoding="utf-8")
     except PermissionError:

@@ -62,6 +62,12 @@ PRECISIONS: Final = (
     (r"fp32|float32", "fp32"),
 )
 
+_DEFAULT_PRECISION: Final[tuple[tuple[Month, str], ...]] = (((0, 0), "fp16"), ((2022, 6), "bf16"))
+"""Precision of runs that do not say, from a month on."""
+
+_UNFUSED: Final[dict[str, Month]] = {"megatron-core": (2022, 4), "nemo": (2022, 4)}
+"""The month that a run without flash attention shows where nothing else dates it: the last before FlashAttention."""
+
 ATTENTION_KERNELS: Final = (
     (r"flash[ _-]?attention[ _-]?(3|v3)|\bfa3\b", "fa3"),
     (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
@@ -108,8 +114,8 @@ def month_of_row(row: Row, name: str) -> Month:
     for text in (row.get("framework_version"), row.get("framework"), assumed):
         if (month := _read(name, text)) != NEWEST:
             return month
-    if row.get("flash_attention") is False and name in ("megatron-core", "nemo"):
-        return (2022, 4)
+    if row.get("flash_attention") is False and name in _UNFUSED:
+        return _UNFUSED[name]
     for text in (row.get("source_version"), _arxiv(source), source):
         if (month := _read(name, text)) != NEWEST:
             return month
@@ -130,12 +136,16 @@ def _arxiv(source: str) -> str:
     return f"20{number[1]}-{number[2]}" if number else ""
 
 
+def stated_precision(row: Row) -> str | None:
+    """The precision in the words of `row`, None where there is none."""
+    return _first(PRECISIONS, str(row.get("precision") or ""))
+
+
 def precision_of(row: Row, month: Month) -> tuple[str, list[str]]:
     """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022)."""
-    stated = str(row.get("precision") or "")
-    if found := _first(PRECISIONS, stated):
+    if found := stated_precision(row):
         return found, []
-    default = "fp16" if month < (2022, 6) else "bf16"
+    default = next(precision for since, precision in reversed(_DEFAULT_PRECISION) if month >= since)
     return default, [f"precision not stated: {default}"]
 
 

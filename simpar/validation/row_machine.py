@@ -118,13 +118,15 @@ def machine_of(row: Row) -> Machine:
     """The cluster that `row` ran on.
 
     Raises:
-        CannotExpress: no GPU stated, no profile for it, or a node size the profile does not have.
+        CannotExpress: no GPU or no number of them stated, no profile for it, or a node size the profile does not have.
     """
     gpu = str(row.get("gpu") or "").strip()
     if not gpu:
         raise CannotExpress("the GPU is not stated")
     if gpu.upper().startswith("TPU"):
         raise CannotExpress("TPU runs under XLA are outside the scope of this validation")
+    if not row.get("n_gpus"):
+        raise CannotExpress("the number of GPUs is not stated")
     text = " ".join(str(row.get(k) or "") for k in ("interconnect", "notes", "framework_version", "source"))
     memory = row.get("gpu_mem_gb")
     profile = next((rule.profile for rule in MACHINES if _matches(rule, gpu, text, memory, row)), None)

@@ -61,6 +61,8 @@ CP_STYLES: Final = (
 )
 DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))
 
+_SC21_BEFORE: Final[Month] = (2022, 5)
+"""Narayanan et al. 2021 and what was run like it, before sequence parallelism (Korthikanti et al. 2022)."""
 # run_table_1.sh and run_figure_12.sh (175B) of Megatron-LM's sc21: micro batch and virtual stages by (layers, hidden, pp), which
 # Narayanan
 # et al. 2021 Table 1 does not print.
@@ -142,9 +144,8 @@ def _last_longer(layers: int, stages: int) -> dict[str, Any]:
 
 
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
-    # torch's context parallelism gathers keys and values by default, whatever a table calls it.
-    if framework.name == "torchtitan":
-        return "all_gather"
+    if framework.only_cp_style:
+        return framework.only_cp_style
     stated = str(row.get("cp_type") or "")
     if str(row.get("task") or "").startswith("lora") and (not stated or " or " in stated):
         return framework.adapter_cp_style
@@ -158,7 +159,7 @@ def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int
     if pp == 1:
         return 1
     recipe = _SC21.get((layers, int(row["hidden"]), pp))
-    if recipe and framework.since < (2022, 5):
+    if recipe and framework.since < _SC21_BEFORE:
         notes.append("virtual stages from Megatron-LM sc21/run_table_1.sh")
         return recipe[1]
     if "interleaved" in str(row.get("pp_schedule") or "") or "interleaved" in " ".join(row.get("assumed") or ()):
@@ -217,7 +218,7 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
         return {"granularity": "full", "method": "block", "num_layers": int(row["layers"]) // stages // 2}
     modules = tuple(m for pattern, m in RECOMPUTE_MODULES if re.search(pattern, f"{word} {detail}", re.IGNORECASE))
     if not modules:
-        modules = ("op",) if framework.name == "torchtitan" else ("core_attn",)
+        modules = framework.selective_recompute
     return {"granularity": "selective", "modules": modules}
 
 
@@ -341,16 +342,15 @@ def _micro_batch(row: Row, framework: FrameworkSpec, local: int, month: Month, n
     if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
         return max(1, local // int(row["grad_accum"]))
     recipe = _SC21.get((int(row["layers"]), int(row["hidden"]), int(row["pp"])))
-    if recipe and month < (2022, 5):
+    if recipe and month < _SC21_BEFORE:
         notes.append("micro batch from Megatron-LM sc21/run_table_1.sh")
         return recipe[0]
     shape = (int(row["layers"]), int(row["hidden"]), str(row.get("mlp_type")))
     if (published := _NEMO_MICRO_BATCH.get(shape)) and local % published == 0:
         notes.append(f"micro batch from NeMo's recipe of the model: {published}")
         return published
-    if framework.name == "torchtitan" and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
-        # torchtitan of 2024 splits the local batch into as many micro-batches as there are pipeline ranks.
-        notes.append("micro batch not stated: local batch / pp (torchtitan's default)")
+    if framework.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
+        notes.append("micro batch not stated: local batch / pp (framework's default)")
         return local // int(row["pp"])
     notes.append("micro batch not stated: 1")
     return 1

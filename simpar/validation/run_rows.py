@@ -8,6 +8,7 @@ tables
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ MemoryKind = Literal["allocated", "reserved", "device", "band"]
 """What a memory figure counts: live bytes, reserved bytes, all that the process holds, or one of the first two."""
 
 GROUP_KEYS: Final = (
-    "source", "gpu", "arch", "confidence", "framework", "model_name", "n_gpus", "tp", "pp", "vpp", "cp", "ep", "dp",
-    "zero_stage", "micro_batch", "global_batch", "seq_len", "precision", "recompute", "pp_schedule", "task",
+    "source", "gpu", "arch", "confidence", "framework", "model_name", "n_params_b", "n_gpus", "tp", "sp", "pp", "vpp", "cp", "ep",
+    "etp", "dp", "zero_stage", "micro_batch", "global_batch", "seq_len", "precision", "recompute", "pp_schedule", "task",
 )  # fmt: skip
 """The row's own keys that identify a measurement in reports."""
 
@@ -105,7 +106,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         InputError: unreadable, or a line that is not a JSON object; with its number.
     """
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
@@ -118,8 +119,10 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, row
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give the runs file with --data") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file in UTF-8; a JSON-lines file is needed, not compressed") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def read_runs(path: Path) -> Iterator[Run]:
@@ -131,7 +134,8 @@ def read_runs(path: Path) -> Iterator[Run]:
 def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
     """`row` as a run; never raises for what a row may hold."""
     name = str(row.get("id") or fallback_id)
-    group = {key: row[key] for key in GROUP_KEYS if row.get(key) is not None}
+    given = ((key, row[key]) for key in GROUP_KEYS if row.get(key) is not None)
+    group = {key: value if isinstance(value, str | int | float) else str(value) for key, value in given}
     scenario: Scenario | None = None
     skipped, notes = "", ()  # type: str, tuple[str, ...]
     try:
@@ -140,9 +144,15 @@ def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
         skipped = str(reason)
     except InputError as error:
         skipped = f"not a valid scenario: {str(error).splitlines()[0]}"
-    except (KeyError, TypeError, ValueError) as error:
-        skipped = f"a column is missing or has an unexpected value: {error}"
-    measured = measured_of(row)
+    except KeyError as error:
+        skipped = f"not stated: {error.args[0]}"
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        skipped = f"a column has an unexpected value: {error}"
+    measured = Measured()
+    try:
+        measured = measured_of(row)
+    except CannotExpress as reason:
+        skipped = skipped or str(reason)
     if not skipped and not measured.anything:
         skipped = "nothing measured"
     return Run(name, group, measured, scenario, skipped, str(row.get("exclude") or ""), tuple(notes), row)
@@ -192,45 +202,68 @@ def checked(table: dict[str, Any]) -> Scenario:
     return make_scenario(table)
 
 
+def _number(row: Row, key: str) -> float | None:
+    """What `row` says under `key`, None where it says nothing.
+
+    Raises:
+        CannotExpress: not a finite number of at least 0.
+    """
+    value = row.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        raise CannotExpress(f"{key} = {value!r} is not a measured value")
+    return float(value)
+
+
 def measured_of(row: Row) -> Measured:
-    """What `row` measured, in SI units."""
+    """What `row` measured, in SI units.
+
+    Raises:
+        CannotExpress: a figure that is no measured value.
+    """
     seconds, derivation = _step_time(row)
-    memory = row.get("mem_gib")
+    memory = _number(row, "mem_gib")
     kind = str(row.get("mem_kind") or "not stated")
-    bubble = row.get("bubble_fraction")
+    bubble = _number(row, "bubble_fraction")
     oom = row.get("oom")
+    if oom not in (None, 0, 1):
+        raise CannotExpress(f"oom = {oom!r} is neither true nor false")
     return Measured(
         seconds,
         derivation,
         memory * 2.0**30 if memory else None,
         next((k for pattern, k in _MEMORY_KINDS if re.search(pattern, kind, re.IGNORECASE)), "band"),
         memory is not None and re.search(_FIRST_RANK, kind, re.IGNORECASE) is not None,
-        float(bubble) if bubble is not None else None,
+        bubble,
         bubble is not None and "profiled" in str(row.get("bubble_kind") or ""),
-        bool(oom) if oom is not None else None,
+        None if oom is None else bool(oom),
     )
 
 
 def _step_time(row: Row) -> tuple[float | None, str]:
-    """Seconds per step, from the best that is stated."""
+    """Seconds per step, from the best that is stated.
+
+    Raises:
+        CannotExpress: a figure that is no measured value.
+    """
     for key in ("step_time_s_best", "step_time_s", "step_time_s_derived"):
-        if row.get(key):
-            return float(row[key]), key
-    try:
-        tokens = float(row["global_batch"]) * float(row["seq_len"])
-        gpus = float(row["n_gpus"])
-    except (KeyError, TypeError, ValueError):
+        if seconds := _number(row, key):
+            return seconds, key
+    batch, length, gpus = (_number(row, key) for key in ("global_batch", "seq_len", "n_gpus"))
+    if not batch or not gpus:
         return None, ""
-    for key in ("tokens_per_s_per_gpu_best", "tokens_per_s_per_gpu", "tokens_per_s_per_gpu_from_flops"):
-        if row.get(key):
-            return tokens / (gpus * float(row[key])), key
-    if row.get("tokens_per_s"):
-        return tokens / float(row["tokens_per_s"]), "tokens_per_s"
-    if row.get("samples_per_s"):
-        return float(row["global_batch"]) / float(row["samples_per_s"]), "samples_per_s"
-    flops = str(row.get("tflops_def") or "")
-    if row.get("tflops_per_gpu") and row.get("gflops_per_token_causal") and "model" in flops.lower():
+    tokens = batch * (length or 0.0)
+    rates = (
+        ("tokens_per_s_per_gpu_best", tokens / gpus), ("tokens_per_s_per_gpu", tokens / gpus),
+        ("tokens_per_s_per_gpu_from_flops", tokens / gpus), ("tokens_per_s", tokens), ("samples_per_s", batch),
+        ("samples_per_s_per_gpu", batch / gpus),
+    )  # fmt: skip
+    for key, amount in rates:
+        if amount and (rate := _number(row, key)):
+            return amount / rate, key
+    tflops, per_token = _number(row, "tflops_per_gpu"), _number(row, "gflops_per_token_causal")
+    if tokens and tflops and per_token and "model" in str(row.get("tflops_def") or "").lower():
         # Which attention count a source used is rarely stated; causal is what recent papers use.
-        rate = float(row["tflops_per_gpu"]) * 1e3 / float(row["gflops_per_token_causal"])
-        return tokens / (gpus * rate), "tflops_per_gpu / gflops_per_token_causal"
+        return tokens * per_token / (gpus * tflops * 1e3), "tflops_per_gpu / gflops_per_token_causal"
     return None, ""

@@ -8,28 +8,35 @@ import operator
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
+from simpar.output import check_writable
 from simpar.validation.predicted import Prediction, Predictor, predict
 from simpar.validation.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
-from simpar.validation.run_rows import Run, read_rows, run_of
+from simpar.validation.row_framework import framework_of, stated_precision
+from simpar.validation.run_rows import GROUP_KEYS, Run, read_rows, run_of
+from simpar.validation.run_workers import Bar, in_workers
 from simpar.validation.statistics import (
     Comparison,
     ErrorSummary,
     FitConfusion,
+    Key,
     fit_confusion,
     group_by,
     summarize,
 )
 
 CHUNK: Final = 16
-GROUPINGS: Final = ("source", "framework", "gpu", "arch", "confidence", "precision", "size", "parallelism")
-"""Groupings of the report, beside one over everything."""
+
+KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device": "whole device", "band": "kind not stated"}
+"""Kind of a memory figure -> its name in the report."""
 
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -58,8 +65,10 @@ class Report:
         groups: errors by metric and grouping.
         fits: confusion of the labelled runs.
         sweeps, ranking: ranking quality.
-        skipped: reason -> number of runs that cannot be expressed.
-        excluded: the data's own reason -> number of rows.
+        runs: runs read, excluded ones left out.
+        repeated: ids that several of them have; each counts.
+        not_expressed: reason -> ids of the runs that cannot be expressed.
+        excluded: the data's own reason -> ids.
         seconds: wall time.
     """
 
@@ -68,8 +77,10 @@ class Report:
     fits: FitConfusion
     sweeps: tuple[SweepRanking, ...]
     ranking: RankingSummary
-    skipped: dict[str, int]
-    excluded: dict[str, int]
+    runs: int
+    repeated: tuple[str, ...]
+    not_expressed: dict[str, list[str]]
+    excluded: dict[str, list[str]]
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -79,8 +90,11 @@ class Report:
             "groups": [group.as_json() for group in self.groups],
             "oom": self.fits.as_json(),
             "ranking": {**self.ranking.as_json(), "per_sweep": [sweep.as_json() for sweep in self.sweeps]},
-            "skipped": self.skipped,
-            "excluded": self.excluded,
+            "runs": self.runs,
+            "repeated_ids": list(self.repeated),
+            "skipped": {reason: len(ids) for reason, ids in self.not_expressed.items()},
+            "not_expressed": self.not_expressed,
+            "excluded": {reason: len(ids) for reason, ids in self.excluded.items()},
             "seconds": self.seconds,
         }
 
@@ -92,10 +106,7 @@ def matches(row: dict[str, Any], conditions: Sequence[str]) -> bool:
         InputError: a condition that is not key, operator, value.
     """
     for condition in conditions:
-        parsed = re.fullmatch(r"\s*(\w+)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", condition)
-        if parsed is None:
-            raise InputError(f"--where {condition}: write it as key=value, such as source=nanotron or n_gpus>=64")
-        key, sign, text = parsed[1], parsed[2], parsed[3]
+        key, sign, text = _parsed(condition)
         value = row.get(key)
         if isinstance(value, str) or value is None:
             found = text.lower() in str(value or "").lower()
@@ -113,23 +124,34 @@ def matches(row: dict[str, Any], conditions: Sequence[str]) -> bool:
     return True
 
 
+def _parsed(condition: str) -> tuple[str, str, str]:
+    parsed = re.fullmatch(r"\s*(\w+)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", condition)
+    if parsed is None:
+        raise InputError(f"--where {condition}: write it as key=value, such as source=nanotron or n_gpus>=64")
+    return parsed[1], parsed[2], parsed[3]
+
+
 def compare(run: Run, prediction: Prediction | None, failure: str = "") -> list[Comparison]:
     """One comparison per value that `run` measured."""
     skipped = run.skipped or failure
     measured = run.measured
-    details: dict[str, Any] = {"assumptions": list(run.assumptions)} if run.assumptions else {}
+    shared: dict[str, Any] = {"assumptions": list(run.assumptions)} if run.assumptions else {}
     rows = []
 
     def add(metric: str, value: float | bool, **fields: Any) -> None:
-        rows.append(Comparison(run.id, metric, value, fields.pop("predicted", None), group=run.group, skipped=skipped,
-                               details=details, **fields))  # fmt: skip
+        group = run.group | fields.pop("more", {})
+        rows.append(Comparison(run.id, metric, value, fields.pop("predicted", None), group=group, skipped=skipped,
+                               details=shared | fields.pop("details", {}), **fields))  # fmt: skip
 
     p = prediction
     if measured.step_time_s is not None:
-        fields = {} if p is None else {"predicted": p.step_time_s, "low": p.step_low_s, "high": p.step_high_s}
+        fields: dict[str, Any] = {"predicted": p.step_time_s, "low": p.step_low_s, "high": p.step_high_s} if p else {}
+        if p and p.waterfall:
+            fields["details"] = {"waterfall_s": dict(p.waterfall)}
         add("step_time_s", measured.step_time_s, **fields)
     if measured.peak_memory_bytes is not None:
-        add("peak_memory_bytes", measured.peak_memory_bytes, **({} if p is None else _memory(run, p)))
+        kind = {"memory_kind": KIND_TITLES[measured.memory_kind]}
+        add("peak_memory_bytes", measured.peak_memory_bytes, more=kind, **({} if p is None else _memory(run, p)))
     if measured.bubble_fraction is not None:
         fields = {} if p is None else {"predicted": p.bubble_fraction}
         if p is not None and measured.bubble_of_one_stage:
@@ -189,25 +211,46 @@ def validate_runs(
     """
     start = time.perf_counter()
     path = Path(path)
-    rows = [(f"{path.name}:{number}", row) for number, row in read_rows(path) if matches(row, where)]
-    excluded = _count(str(row["exclude"]) for _, row in rows if row.get("exclude"))
+    everything = [(f"{path.name}:{number}", row) for number, row in read_rows(path)]
+    if not everything:
+        raise InputError(f"{path}: holds no runs; one JSON object per line is needed")
+    check_conditions([row for _, row in everything], where)
+    rows = [(name, row) for name, row in everything if matches(row, where)]
+    if not rows:
+        raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
+    excluded = _named((str(row["exclude"]), str(row.get("id") or name)) for name, row in rows if row.get("exclude"))
     rows = [(name, row) for name, row in rows if not row.get("exclude")]
     done = _run_all(rows, workers or os.cpu_count() or 1, predictor, progress)
     comparisons = [row for _, part in done for row in part]
-    reasons = _count(_reason(run, part) for run, part in done)
-    return report_of(comparisons, reasons, excluded, time.perf_counter() - start)
+    reasons = _named((_reason(run, part), run.id) for run, part in done)
+    return report_of(comparisons, [run.id for run, _ in done], reasons, excluded, time.perf_counter() - start)
+
+
+def check_conditions(rows: Sequence[dict[str, Any]], conditions: Sequence[str]) -> None:
+    """That every condition can be read and names a key that the rows have.
+
+    Raises:
+        InputError: one that does not; with the keys that come close.
+    """
+    known = dict.fromkeys(key for row in rows for key in row)
+    for condition in conditions:
+        key = _parsed(condition)[0]
+        if key not in known:
+            close = get_close_matches(key, known, n=3) or sorted(set(known) & set(GROUP_KEYS)) or sorted(known)
+            raise InputError(f"--where {condition}: no row has a key {key!r}; there are {', '.join(close)}, ...")
 
 
 def _reason(run: Run, part: list[Comparison]) -> str:
     return run.skipped or next((row.skipped for row in part if row.skipped), "")
 
 
-def _count(texts: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for text in texts:
-        if text:
-            counts[text] = counts.get(text, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Reason -> ids, the commonest reason first; nothing for an empty reason."""
+    found: dict[str, list[str]] = {}
+    for reason, name in pairs:
+        if reason:
+            found.setdefault(reason, []).append(name)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 def _run_all(
@@ -216,78 +259,80 @@ def _run_all(
     """All rows through the workers, in the order of the file; neighbours share a worker so that its caches help."""
     chunks = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
     results: dict[int, list[tuple[Run, list[Comparison]]]] = {}
-    with _bar(len(rows), progress) as advance:
-        if workers == 1 or len(chunks) <= 1:
-            for index, chunk in enumerate(chunks):
-                results[index] = _validate_chunk(chunk, predictor)
-                advance(len(chunk))
-        else:
-            with ProcessPoolExecutor(min(workers, len(chunks))) as pool:
-                waiting = {pool.submit(_validate_chunk, chunk, predictor): i for i, chunk in enumerate(chunks)}
-                for future in as_completed(waiting):
-                    results[waiting[future]] = future.result()
-                    advance(len(chunks[waiting[future]]))
+    with Bar(len(rows), progress) as bar:
+        for index, done in in_workers(partial(_validate_chunk, predictor=predictor), chunks, workers):
+            results[index] = done
+            bar.advance(len(done))
     return [pair for index in range(len(chunks)) for pair in results[index]]
-
-
-class _bar:  # noqa: N801 - used like a function
-    """A progress bar on standard error, or nothing."""
-
-    def __init__(self, total: int, show: bool) -> None:
-        self.total, self.show = total, show
-        self.bar: Any = None
-
-    def __enter__(self) -> Callable[[int], None]:
-        if not self.show:
-            return lambda _: None
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.bar = bar
-        bar.start()
-        task = bar.add_task("runs", total=self.total)
-        return lambda count: bar.advance(task, count)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def size_class(row: Comparison) -> str:
     """GPUs in powers of eight, as text."""
-    gpus = int(row.group.get("n_gpus") or 0)
-    for limit in (8, 64, 512, 4096):
-        if gpus <= limit:
-            return f"up to {limit} GPUs"
-    return "more than 4096 GPUs"
+    return _class(_degree(row.group.get("n_gpus")), (8, 64, 512, 4096), "GPUs")
+
+
+def model_class(row: Comparison) -> str | None:
+    """Parameters in steps of about four, as text; None where they are not stated."""
+    billions = row.group.get("n_params_b")
+    return _class(float(billions), (2, 8, 32, 128, 512), "billion parameters") if isinstance(billions, int | float) else None
+
+
+def _class(value: float, limits: tuple[int, ...], unit: str) -> str:
+    above = next((limit for limit in limits if value <= limit), None)
+    return f"more than {limits[-1]} {unit}" if above is None else f"up to {above} {unit}"
 
 
 def parallelism_class(row: Comparison) -> str:
     """The dimensions in use: "tp+pp", "fsdp", "dp"."""
-    degrees = [name for name in ("tp", "pp", "cp", "ep") if int(row.group.get(name) or 1) > 1]
+    degrees = [name for name in ("tp", "pp", "cp", "ep") if _degree(row.group.get(name)) > 1]
     if row.group.get("zero_stage") == 3:
         degrees.append("fsdp")
-    elif int(row.group.get("dp") or 1) > 1 and not degrees:
+    elif _degree(row.group.get("dp")) > 1 and not degrees:
         degrees.append("dp")
     return "+".join(degrees) or "one GPU"
 
 
-def report_of(comparisons: Sequence[Comparison], skipped: dict[str, int], excluded: dict[str, int], seconds: float) -> Report:
-    """Groups, confusion and rankings over `comparisons`."""
+def _degree(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
+GROUPINGS: Final[dict[str, Key]] = {
+    "source": "source",
+    "framework": lambda row: framework_of(row.group)[0],
+    "gpu": "gpu",
+    "arch": "arch",
+    "confidence": "confidence",
+    "precision": lambda row: stated_precision(row.group) or row.group.get("precision"),
+    "size": size_class,
+    "model_size": model_class,
+    "parallelism": parallelism_class,
+    "memory_kind": "memory_kind",
+}
+"""Groupings of the report, beside one over everything: a key of the rows or what follows from them, such as the framework that
+a row's words mean; those that no row of a metric has are left out."""
+
+
+Named = dict[str, list[str]]
+"""Reason -> ids."""
+
+
+def report_of(
+    comparisons: Sequence[Comparison], runs: Sequence[str], not_expressed: Named, excluded: Named, seconds: float
+) -> Report:
+    """Groups, confusion and rankings over `comparisons`, of `runs` (ids)."""
     groups: list[Group] = []
     for metric in dict.fromkeys(row.metric for row in comparisons):
         rows = [row for row in comparisons if row.metric == metric]
         groups.append(Group(metric, {}, summarize(rows)))
-        for key in GROUPINGS:
-            named = {"size": size_class, "parallelism": parallelism_class}.get(key, key)
-            for (value,), members in group_by(rows, key=named).items():
-                groups.append(Group(metric, {key: value}, summarize(members)))
+        for key, value_of in GROUPINGS.items():
+            found = group_by(rows, key=value_of)
+            if any(value is not None for (value,) in found):
+                parts = [Group(metric, {key: "-" if v is None else v}, summarize(members)) for (v,), members in found.items()]
+                groups += sorted(parts, key=lambda group: -group.summary.rows - group.summary.skipped)
     sweeps = rank_sweeps(comparisons)
     return Report(
         tuple(comparisons), tuple(groups), fit_confusion(comparisons), tuple(sweeps), summarize_rankings(sweeps),
-        skipped, excluded, seconds,
+        len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), not_expressed, excluded, seconds,
     )  # fmt: skip
 
 
@@ -297,9 +342,12 @@ def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequ
     Raises:
         InputError: the file or a condition is wrong.
     """
-    from simpar.validation.report_runs import print_report, write_html
+    from simpar.validation.report_runs import print_report
+    from simpar.validation.runs_html import write_html
 
-    report = validate_runs(data, where, workers, progress=not as_json)
+    if html is not None:
+        check_writable(Path(html), "--html")  # now, not after minutes of simulation
+    report = validate_runs(data, where, workers, progress=True)
     if html is not None:
         write_html(report, Path(html), data)
     print_report(report, as_json)

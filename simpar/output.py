@@ -24,6 +24,22 @@ def write_file(path: Path, content: bytes, field: str) -> None:
         raise InputError([_violation(path, error, field)]) from None
 
 
+def check_writable(path: Path, field: str) -> None:
+    """That `write_file` will be able to write `path`: before long work whose report would be lost.
+
+    Raises:
+        InputError: as `write_file` does.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        path.open("ab").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise InputError([_violation(path, error, field)]) from None
+
+
 def _violation(path: Path, error: OSError, field: str) -> Violation:
     if path.is_dir():
         return Violation(field, str(path), "is a folder", "name a file in it")
