@@ -165,7 +165,11 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused; keys and values "
              "are copied by repeat_interleave, as in Megatron-LM of autumn 2023; the script sets "
              "--enable-optimizer-post-validation (section 4) with the zero-bubble schedules; weight gradients wait in a store "
-             "of matmul inputs and output gradients (core/weight_grad_store.py)"),),
+             "of matmul inputs and output gradients (core/weight_grad_store.py)"),
+         Row((2024, 11), {"gradient_dtype_fp16": "fp16", "dropout": 0.0, "attention": (("", "fa2"),), "one_queue": False},
+             "sail-sg/VocabularyParallelism pretrain_gpt.sh: --use-flash-attn, no dropout, --fp16 without "
+             "--accumulate-allreduce-grads-in-fp32, CUDA_DEVICE_MAX_CONNECTIONS=8; the memory of arXiv 2411.05288 Table 5 grows "
+             "by 16 bytes per parameter of the vocabulary")),
     ),
     "vtrain": (
         "",
