@@ -61,6 +61,8 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
         ({"gpu": "A100", "interconnect": "800 Gbps InfiniBand per node"}, "dgx-a100-80gb", {"nics_per_node": 4}),
         ({"gpu": "A100", "interconnect": "4 x 100Gb RoCE per node"}, "dgx-a100-80gb", {"nics_per_node": 2}),
         ({"interconnect": "AWS p5 EFA 3200 Gbps/node"}, "aws-p5-h100", {}),
+        ({"gpu": "A100", "gpu_mem_gb": 40, "interconnect": "AWS p4d, EFA 400 Gbps per node"}, "aws-p4d-a100", {}),
+        ({"gpu": "A100", "gpu_mem_gb": 80, "interconnect": "4 x 100 Gbps EFA per node"}, "aws-p4de-a100", {}),
         ({"gpu_mem_gb": 96}, "dgx-h100-96gb-500w", {}),
         ({"interconnect": "RoCE 400 Gbps per GPU, Grand Teton, H100 700W"}, "grand-teton-h100-roce", {}),
         ({"gpu": "GB200", "gpus_per_node": 4, "gpu_mem_gb": 186}, "gb200-nvl72", {"num_nodes": 16}),
