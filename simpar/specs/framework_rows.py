@@ -261,6 +261,14 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
     ),
+    "tinyllama": (
+        "torch-fsdp",
+        (Row((2023, 9),
+             {"fused_norm": True, "fused_activation": True, "fused_rope": True, "loss": "fused", "logits_fp32_copies": 0.0,
+              "attention": (("", "fa2"),), "optimizer_kernel": "loop"},
+             "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and xformers' "
+             "SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
+    ),
     "deepspeed": (
         "",
         (Row((2020, 1),

@@ -12,6 +12,7 @@ Row = Mapping[str, Any]
 
 FRAMEWORK_PATTERNS: Final = (
     (r"nanotron", "nanotron"),
+    (r"tinyllama", "tinyllama"),
     (r"torchtitan", "torchtitan"),
     (r"llm-?foundry|composer|mosaic", "llm-foundry"),
     (r"zero[- ]?bubble", "zero-bubble"),
