@@ -119,6 +119,13 @@ def test_every_framework_rule_names_a_framework(name: str) -> None:
     assert framework(name).name == name
 
 
+def test_schedules_of_two_chunks_in_a_v_have_two_chunks() -> None:
+    for text, name in (("V-Half", "v-half"), ("V-Min (controllable memory)", "v-min"), ("ZB-V", "zb-v")):
+        scenario = run_of(row(pp_schedule=text, vpp=1)).scenario
+        assert scenario is not None
+        assert (scenario.plan.schedule, scenario.plan.virtual_stages) == (name, 2)
+
+
 @pytest.mark.parametrize("name", [name for _, name in SCHEDULE_PATTERNS])
 def test_every_schedule_rule_names_a_schedule(name: str) -> None:
     assert name in SCHEDULES
@@ -129,6 +136,8 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
     [
         ({"framework": "torchtitan (PyTorch FSDP2)"}, "torchtitan"),
         ({"framework": "Megatron-LM + zero-bubble"}, "zero-bubble"),
+        ({"framework": "VocabularyParallelism, a fork of Megatron-LM"}, "zero-bubble"),
+        ({"framework": "lit-gpt (TinyLlama)"}, "tinyllama"),
         ({"framework": "NVIDIA NeMo Framework Release 25.09"}, "nemo"),
         ({"framework": "ms-swift + DeepSpeed"}, "deepspeed"),
         ({"framework": "CUDA 12.3", "source": "MLPerf Training v4.0 results"}, "nemo"),

@@ -266,8 +266,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2023, 9),
              {"fused_norm": True, "fused_activation": True, "fused_rope": True, "loss": "fused", "logits_fp32_copies": 0.0,
               "attention": (("", "fa2"),), "optimizer_kernel": "loop"},
-             "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and xformers' "
-             "SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
+             "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and "
+             "xformers' SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
     ),
     "deepspeed": (
         "",
