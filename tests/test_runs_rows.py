@@ -61,6 +61,8 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
         ({"gpu": "A100", "interconnect": "800 Gbps InfiniBand per node"}, "dgx-a100-80gb", {"nics_per_node": 4}),
         ({"gpu": "A100", "interconnect": "4 x 100Gb RoCE per node"}, "dgx-a100-80gb", {"nics_per_node": 2}),
         ({"interconnect": "AWS p5 EFA 3200 Gbps/node"}, "aws-p5-h100", {}),
+        ({"gpu": "A100", "gpu_mem_gb": 40, "interconnect": "AWS p4d, EFA 400 Gbps per node"}, "aws-p4d-a100", {}),
+        ({"gpu": "A100", "gpu_mem_gb": 80, "interconnect": "4 x 100 Gbps EFA per node"}, "aws-p4de-a100", {}),
         ({"gpu_mem_gb": 96}, "dgx-h100-96gb-500w", {}),
         ({"interconnect": "RoCE 400 Gbps per GPU, Grand Teton, H100 700W"}, "grand-teton-h100-roce", {}),
         ({"gpu": "GB200", "gpus_per_node": 4, "gpu_mem_gb": 186}, "gb200-nvl72", {"num_nodes": 16}),
@@ -117,6 +119,13 @@ def test_every_framework_rule_names_a_framework(name: str) -> None:
     assert framework(name).name == name
 
 
+def test_schedules_of_two_chunks_in_a_v_have_two_chunks() -> None:
+    for text, name in (("V-Half", "v-half"), ("V-Min (controllable memory)", "v-min"), ("ZB-V", "zb-v")):
+        scenario = run_of(row(pp_schedule=text, vpp=1)).scenario
+        assert scenario is not None
+        assert (scenario.plan.schedule, scenario.plan.virtual_stages) == (name, 2)
+
+
 @pytest.mark.parametrize("name", [name for _, name in SCHEDULE_PATTERNS])
 def test_every_schedule_rule_names_a_schedule(name: str) -> None:
     assert name in SCHEDULES
@@ -127,6 +136,8 @@ def test_every_schedule_rule_names_a_schedule(name: str) -> None:
     [
         ({"framework": "torchtitan (PyTorch FSDP2)"}, "torchtitan"),
         ({"framework": "Megatron-LM + zero-bubble"}, "zero-bubble"),
+        ({"framework": "VocabularyParallelism, a fork of Megatron-LM"}, "zero-bubble"),
+        ({"framework": "lit-gpt (TinyLlama)"}, "tinyllama"),
         ({"framework": "NVIDIA NeMo Framework Release 25.09"}, "nemo"),
         ({"framework": "ms-swift + DeepSpeed"}, "deepspeed"),
         ({"framework": "CUDA 12.3", "source": "MLPerf Training v4.0 results"}, "nemo"),

@@ -302,6 +302,7 @@ WHOLE = [
     {"vpp": 1},
     {"pp": 1, "vpp": 1, "dp": 32, "global_batch": 512},
     {"vpp": 1, "pp_schedule": "ZB-1p"},
+    {"vpp": 1, "pp_schedule": "V-Half"},
     {"tp": 1, "sp": False, "pp": 2, "vpp": 1, "dp": 32, "zero_stage": 3, "fsdp": "fsdp2", "framework": "torchtitan"},
     {"recompute": "full", "pp": 8, "vpp": 2, "dp": 4, "micro_batch": 1},
 ]

@@ -66,8 +66,8 @@ def test_every_number_has_a_source_and_makes_sense(name: str) -> None:
     [
         ("dgx-h100", 450, 400), ("dgx-h200", 450, 400), ("hgx-h800", 200, 400), ("dgx-a100-80gb", 300, 200),
         ("dgx-b200", 900, 400), ("dgx-b300", 900, 800), ("gb200-nvl72", 900, 200), ("gb300-nvl72", 900, 400),
-        ("aws-p5-h100", 450, 400), ("gcp-a3-mega-h100", 450, 200), ("mi300x", 448, 400), ("tpu-v4", 270, 25),
-        ("tpu-v5p", 540, 25),
+        ("aws-p5-h100", 450, 400), ("aws-p4d-a100", 300, 50), ("gcp-a3-mega-h100", 450, 200), ("mi300x", 448, 400),
+        ("tpu-v4", 270, 25), ("tpu-v5p", 540, 25),
     ],
 )  # fmt: skip
 def test_links_in_gigabytes_a_second(name: str, scale_up: float, node_network: float) -> None:

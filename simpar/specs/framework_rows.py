@@ -177,7 +177,11 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused; keys and values "
              "are copied by repeat_interleave, as in Megatron-LM of autumn 2023; the script sets "
              "--enable-optimizer-post-validation (section 4) with the zero-bubble schedules; weight gradients wait in a store "
-             "of matmul inputs and output gradients (core/weight_grad_store.py)"),),
+             "of matmul inputs and output gradients (core/weight_grad_store.py)"),
+         Row((2024, 11), {"gradient_dtype_fp16": "fp16", "dropout": 0.0, "attention": (("", "fa2"),), "one_queue": False},
+             "sail-sg/VocabularyParallelism pretrain_gpt.sh: --use-flash-attn, no dropout, --fp16 without "
+             "--accumulate-allreduce-grads-in-fp32, CUDA_DEVICE_MAX_CONNECTIONS=8; the memory of arXiv 2411.05288 Table 5 grows "
+             "by 16 bytes per parameter of the vocabulary")),
     ),
     "vtrain": (
         "",
@@ -271,6 +275,14 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
              "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
+    ),
+    "tinyllama": (
+        "torch-fsdp",
+        (Row((2023, 9),
+             {"fused_norm": True, "fused_activation": True, "fused_rope": True, "loss": "fused", "logits_fp32_copies": 0.0,
+              "attention": (("", "fa2"),), "optimizer_kernel": "loop"},
+             "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and "
+             "xformers' SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
     ),
     "deepspeed": (
         "",

@@ -12,9 +12,10 @@ Row = Mapping[str, Any]
 
 FRAMEWORK_PATTERNS: Final = (
     (r"nanotron", "nanotron"),
+    (r"tinyllama", "tinyllama"),
     (r"torchtitan", "torchtitan"),
     (r"llm-?foundry|composer|mosaic", "llm-foundry"),
-    (r"zero[- ]?bubble", "zero-bubble"),
+    (r"zero[- ]?bubble|vocabulary ?parallelism", "zero-bubble"),
     (r"bigscience|megatron-?deepspeed|gpt-neox", "megatron-deepspeed"),
     (r"aa-scaling|aleph", "aa-scaling"),
     (r"internevo|internlm-train", "internevo"),

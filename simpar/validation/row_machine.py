@@ -57,6 +57,8 @@ MACHINES: Final = (
     MachineRule("A800.*", "hgx-a800"),
     MachineRule("A100.*", "a100-pcie", r"A100[ -]PCIe|\bPCIe A100"),
     MachineRule("A100.*PCIe.*", "a100-pcie"),
+    MachineRule("A100.*", "aws-p4d-a100", r"\bEFA\b|\bp4de?\b|\bAWS\b", memory=(30, 50)),
+    MachineRule("A100.*", "aws-p4de-a100", r"\bEFA\b|\bp4de?\b|\bAWS\b"),
     MachineRule("A100.*", "dgx-a100-40gb", memory=(30, 50)),
     MachineRule("A100.*", "dgx-a100-80gb"),
     MachineRule("L40S", "l40s"),

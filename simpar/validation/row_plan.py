@@ -14,6 +14,8 @@ from simpar.validation.row_machine import CannotExpress
 Row = Mapping[str, Any]
 
 SCHEDULE_PATTERNS: Final = (
+    (r"\bv[- ]?half", "v-half"),
+    (r"\bv[- ]?min", "v-min"),
     (r"zb[- ]?v|zbv", "zb-v"),
     (r"zb[- ]?2p", "zb-2p"),
     (r"zb[- ]?h2", "zb-h2"),
@@ -41,7 +43,7 @@ RECOMPUTE_MODULES: Final = (
 )
 """Pattern in recompute_detail -> a module that is recomputed; several may match."""
 
-_CHUNKS: Final = {"zb-v": 2, "dualpipe-v": 2, "dualpipe": 1}
+_CHUNKS: Final = {"zb-v": 2, "v-half": 2, "v-min": 2, "dualpipe-v": 2, "dualpipe": 1}
 """Schedules whose number of model chunks per rank is fixed."""
 
 OPTIMIZERS: Final = (
