@@ -92,8 +92,11 @@ _MEGATRON: Final = (
     ),
     Row(
         (2025, 2),
-        {"attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
-        "TransformerEngine 2.x with cuDNN 9 / FlashAttention 3",
+        {"loss": "fused", "cross_entropy_all_reduces": 2,
+         "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
+        "TransformerEngine 2.x with cuDNN 9 / FlashAttention 3; scripts that come with benchmarks of core 0.10 and later pass "
+        "--cross-entropy-loss-fusion, two all-reduces (Megatron-LM examples/llama/train_llama3_8b_h100_fp8.sh, Pai-Megatron-Patch "
+        "examples/qwen3/run_mcore_qwen3.sh)",
     ),
     Row(
         (2025, 5),
