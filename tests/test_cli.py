@@ -234,3 +234,8 @@ def test_help_starts_quickly() -> None:
     for heavy in ("numpy", "pydantic", "simpy", "plotly", "torch", "networkx"):
         assert f" {heavy}\n" not in imported
     print(f"--help: {min(times):.3f} s")
+
+
+def test_python_dash_m_is_the_command_line() -> None:
+    found = subprocess.run([sys.executable, "-m", "simpar", "profiles"], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "dgx-h100" in found.stdout.split()
