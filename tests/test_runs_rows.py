@@ -12,8 +12,9 @@ import pytest
 from simpar.errors import InputError
 from simpar.schedules import SCHEDULES
 from simpar.specs.framework import framework
-from simpar.specs.hardware import profile_names
+from simpar.specs.hardware import load_hardware, profile_names
 from simpar.specs.model import TransformerSpec
+from simpar.specs.node_size import with_gpus_per_node
 from simpar.validation.row_framework import FRAMEWORK_PATTERNS, attention_of, framework_of, month_of_row, precision_of
 from simpar.validation.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
 from simpar.validation.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, layout_of, parse_layout, recompute_of
@@ -65,6 +66,11 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
         ({"interconnect": "RoCE 400 Gbps per GPU, Grand Teton, H100 700W"}, "grand-teton-h100-roce", {}),
         ({"gpu": "GB200", "gpus_per_node": 4, "gpu_mem_gb": 186}, "gb200-nvl72", {"num_nodes": 16}),
         ({"n_gpus": 4, "dp": 1, "pp": 2, "global_batch": 16}, "dgx-h100", {"num_nodes": 1, "num_gpus": 4}),
+        ({"gpu": "L40S", "gpus_per_node": 4, "gpu_mem_gb": 48}, "l40s", {"num_nodes": 16, "gpus_per_node": 4}),
+        ({"gpus_per_node": 8}, "dgx-h100", {"num_nodes": 8, "gpus_per_node": None, "memory_scale": None}),
+        ({"interconnect": "100 Gb/s Ethernet per node"}, "dgx-h100", {"nics_per_node": 1, "nic_bandwidth_scale": 0.25}),
+        ({"gpu": "NVIDIA A100-SXM4-40GB", "gpu_mem_gb": None}, "dgx-a100-40gb", {}),
+        ({"gpu": "8 x NVIDIA H100 80GB HBM3", "gpu_mem_gb": None}, "dgx-h100", {}),
     ],
 )
 def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]) -> None:
@@ -80,6 +86,15 @@ def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]
         ("NVL72 NVLink5, 800G per GPU", 3200),
         ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s", 3200),
         ("Management: 1x Ethernet 10GB/Sec", None),
+        ("2 x dual HDR100 InfiniBand", 400),
+        ("HPE Slingshot 11, 4 NICs per node (200 Gb/s each)", 800),
+        ("4 x HPE Slingshot 11", 800),
+        ("BF3 200Gbps for NS and 2xBF3 400Gbps for EW", 800),
+        ("8 x 400 Gbps", 3200), ("8x400 IB", 3200), ("400 Gb/s x8", 3200), ("IB HDR 200Gb/s x 4", 800),
+        ("3.2 Tb/s per node", 3200),
+        ("50 GB/s per GPU", 3200),
+        ("8x H100 nodes with 400 Gb/s per node", 400),
+        ("NDR 400 Gb/s InfiniBand", None),
         ("NVLink single node", None),
         ("", None),
     ],
@@ -102,7 +117,7 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"global_batch": None}, "global batch not stated"),
         ({"global_batch": 100}, "not a multiple"),
         ({"pp_layout": "every other Tuesday"}, "not understood"),
-        ({"gpu": "L40S", "gpus_per_node": 4, "gpu_mem_gb": 48}, "no profile of L40S nodes with 4 GPUs"),
+        ({"n_gpus": None}, "number of GPUs is not stated"),
         ({"step_time_s": None}, "nothing measured"),
         ({"layers": "many"}, "unexpected value"),
         ({"tp": 64, "pp": 1, "dp": 1}, "not a valid scenario"),
@@ -293,6 +308,34 @@ def test_measured_step_time(changes: dict[str, Any], seconds: float | None) -> N
 def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
     found = measured_of(row(mem_gib=10.0, mem_kind=kind))
     assert (found.peak_memory_bytes, found.memory_kind, found.memory_first_rank) == (10 * 2**30, expected, first)
+
+
+def test_a_part_with_other_memory_is_scaled() -> None:
+    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=4)).cluster
+    memory = load_hardware(cluster["hardware"]).gpu.memory.value * cluster["memory_scale"]
+    assert memory == pytest.approx(64 * 2**30)
+
+
+@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
+def test_nodes_of_any_size(name: str, gpus: int) -> None:
+    old, new = load_hardware(name), with_gpus_per_node(load_hardware(name), gpus)
+    assert new.gpus_per_node == gpus
+    size = new.domain_size
+    assert size % gpus == 0 or gpus % size == 0 or old.scale_up.torus
+    assert new.nic.count >= (old.nic.count > 0)
+    if old.nic.count * gpus >= old.gpus_per_node:
+        assert new.nic.count / gpus == pytest.approx(old.nic.count / old.gpus_per_node, rel=0.51)
+    if old.scale_up.kind in ("nvlink-mesh", "xgmi"):
+        assert size <= old.domain_size, "a mesh has no links for more GPUs"
+    assert with_gpus_per_node(old, old.gpus_per_node) is old
+
+
+def test_a_smaller_mesh_keeps_what_a_pair_has() -> None:
+    old, new = load_hardware("mi300x"), with_gpus_per_node(load_hardware("mi300x"), 4)
+    pair = [hw.scale_up.bandwidth.value / (hw.domain_size - 1) for hw in (old, new)]
+    assert pair[0] == pytest.approx(pair[1])
+    assert new.scale_up.bandwidth.kind == "assumed"
 
 
 def test_a_file_with_a_bad_line_is_a_clear_error(tmp_path: Path) -> None:

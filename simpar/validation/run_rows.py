@@ -21,6 +21,7 @@ from simpar.validation.row_framework import framework_of, month_of_row, precisio
 from simpar.validation.row_machine import CannotExpress, machine_of
 from simpar.validation.row_model import model_of
 from simpar.validation.row_plan import plan_of, training_of
+from simpar.validation.row_values import read_values
 
 Row = Mapping[str, Any]
 MemoryKind = Literal["allocated", "reserved", "device", "band"]
@@ -85,7 +86,7 @@ class Run:
         skipped: the reason, "" when there is a scenario.
         excluded: the data's own reason to leave the row out, "" when there is none.
         assumptions: everything filled in by rules.
-        row: the row as read.
+        row: the row as read, its values in their types.
     """
 
     id: str
@@ -128,14 +129,19 @@ def read_runs(path: Path) -> Iterator[Run]:
         yield run_of(row, f"{path.name}:{number}")
 
 
-def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
-    """`row` as a run; never raises for what a row may hold."""
+def run_of(raw: Row, fallback_id: str = "row") -> Run:
+    """`raw` as a run; never raises for what a row may hold."""
+    values = read_values(raw)
+    row = values.row
     name = str(row.get("id") or fallback_id)
     group = {key: row[key] for key in GROUP_KEYS if row.get(key) is not None}
     scenario: Scenario | None = None
     skipped, notes = "", ()  # type: str, tuple[str, ...]
     try:
+        if values.wrong:
+            raise CannotExpress(f"a column has an unexpected value: {'; '.join(values.wrong.values())}")
         scenario, notes = scenario_of(row, name)
+        notes = (*notes, *values.notes)
     except CannotExpress as reason:
         skipped = str(reason)
     except InputError as error:
@@ -144,7 +150,7 @@ def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
         skipped = f"a column is missing or has an unexpected value: {error}"
     measured = measured_of(row)
     if not skipped and not measured.anything:
-        skipped = "nothing measured"
+        skipped = "; ".join(("nothing measured", *values.notes))
     return Run(name, group, measured, scenario, skipped, str(row.get("exclude") or ""), tuple(notes), row)
 
 
@@ -220,6 +226,8 @@ def _step_time(row: Row) -> tuple[float | None, str]:
         tokens = float(row["global_batch"]) * float(row["seq_len"])
         gpus = float(row["n_gpus"])
     except (KeyError, TypeError, ValueError):
+        return None, ""
+    if not tokens or not gpus:
         return None, ""
     for key in ("tokens_per_s_per_gpu_best", "tokens_per_s_per_gpu", "tokens_per_s_per_gpu_from_flops"):
         if row.get(key):

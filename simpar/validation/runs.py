@@ -17,6 +17,7 @@ from typing import Any, Final
 from simpar.errors import InputError, SimparError
 from simpar.validation.predicted import Prediction, Predictor, predict
 from simpar.validation.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
+from simpar.validation.row_values import read_values
 from simpar.validation.run_rows import Run, read_rows, run_of
 from simpar.validation.statistics import (
     Comparison,
@@ -28,6 +29,8 @@ from simpar.validation.statistics import (
 )
 
 CHUNK: Final = 16
+FAULT: Final = "a fault in simpar, please report it"
+"""Begins the reason of a row whose prediction broke off in a way that simpar does not know."""
 GROUPINGS: Final = ("source", "framework", "gpu", "arch", "confidence", "precision", "size", "parallelism")
 """Groupings of the report, beside one over everything."""
 
@@ -108,7 +111,11 @@ def matches(row: dict[str, Any], conditions: Sequence[str]) -> bool:
             wanted: Any = json.loads(text.lower())
         except json.JSONDecodeError:
             return False
-        if not _OPERATORS[sign](value, wanted):
+        try:
+            met = _OPERATORS[sign](value, wanted)
+        except TypeError:  # a list or a table: no order
+            return False
+        if not met:
             return False
     return True
 
@@ -164,6 +171,8 @@ def _validate_chunk(rows: list[tuple[str, dict[str, Any]]], predictor: Predictor
                 prediction = predictor(run.scenario)
             except SimparError as error:
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            except Exception as error:  # one row must not cost the others their results
+                failure = f"{FAULT}: {type(error).__name__}: {str(error)[:200]}"
         done.append((run, compare(run, prediction, failure)))
     return done
 
@@ -189,9 +198,10 @@ def validate_runs(
     """
     start = time.perf_counter()
     path = Path(path)
-    rows = [(f"{path.name}:{number}", row) for number, row in read_rows(path) if matches(row, where)]
-    excluded = _count(str(row["exclude"]) for _, row in rows if row.get("exclude"))
-    rows = [(name, row) for name, row in rows if not row.get("exclude")]
+    rows = [(f"{path.name}:{number}", row) for number, row in read_rows(path) if matches(read_values(row).row, where)]
+    reasons_to_exclude = [read_values(row).row.get("exclude") for _, row in rows]
+    excluded = _count(str(reason) for reason in reasons_to_exclude if reason)
+    rows = [row for row, reason in zip(rows, reasons_to_exclude, strict=True) if not reason]
     done = _run_all(rows, workers or os.cpu_count() or 1, predictor, progress)
     comparisons = [row for _, part in done for row in part]
     reasons = _count(_reason(run, part) for run, part in done)
