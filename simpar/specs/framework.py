@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from simpar.registry import unknown
 from simpar.specs.framework_releases import NEWEST as NEWEST
@@ -19,6 +19,10 @@ from simpar.specs.framework_releases import month_of as month_of
 AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
+
+_NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}
+"""FlashAttention-2 and cuDNN's fused attention start with Ampere, FlashAttention with Turing (Dao-AILab/flash-attention README)."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSpec:
@@ -330,7 +334,8 @@ class FrameworkSpec:
         if head_dim > dict(self.attention_head_dim).get(architecture, head_dim):
             return "unfused"
         table = dict(self.attention)
-        return table.get(architecture, table[""])
+        kernel = table.get(architecture, table[""])
+        return kernel if kernel == "unfused" else _NEWEST_KERNEL.get(architecture, kernel)
 
     def bucket_elements(self, data_ranks: int) -> float:
         """Elements of one gradient bucket for `data_ranks`; infinite when everything is one bucket."""

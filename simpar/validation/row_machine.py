@@ -80,7 +80,7 @@ MACHINES: Final = (
     MachineRule("MI250X?.*", "mi250x", memory=(50, 70)),
     MachineRule("MI250X?.*", "mi250x", gpus_per_node=8),
 )
-"""First match wins; a GPU without a rule is not taken for another. Profiles: hardware_profiles/README and each file's own sources."""
+"""First match wins; a GPU without a rule is not taken for another. Sources: in each profile."""
 
 _RATE: Final = re.compile(
     r"(\d+(?:\.\d+)?)\s*-?(Tb/s|Tbps|Tb|T|GB/s|Gb/s|Gbps|Gbit/s|Gbit|GbE|Gb|G)(?![a-zA-Z])|[x×]\s*(\d{2,4})(?=\s*(?:IB\b|InfiniBand|RoCE|$))",
