@@ -14,11 +14,15 @@ from simpar.schedules import SCHEDULES
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware, profile_names
 from simpar.specs.model import TransformerSpec
+from simpar.specs.models_io import load_model
 from simpar.specs.node_size import with_gpus_per_node
-from simpar.validation.row_framework import FRAMEWORK_PATTERNS, attention_of, framework_of, month_of_row, precision_of
+from simpar.validation.row_complete import completed
+from simpar.validation.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
 from simpar.validation.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
+from simpar.validation.row_model import model_of
 from simpar.validation.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, layout_of, parse_layout, recompute_of
 from simpar.validation.run_rows import measured_of, read_runs, run_of
+from simpar.workload.parameters import total_parameters
 
 DENSE: dict[str, Any] = {
     "id": "x-1", "source": "somewhere", "task": "pretrain", "model_name": "Llama3-8B", "arch": "dense", "layers": 32,
@@ -113,11 +117,18 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"task": "layer microbenchmark"}, "microbenchmark"),
         ({"tp": None, "pp": None}, "layout not stated: tp, pp"),
         ({"dp": 7}, "is not n_gpus"),
-        ({"layers": None}, "dimensions not stated: layers"),
+        ({"layers": None, "model_name": "ours"}, "dimensions not stated: layers"),
+        ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
+        ({"seq_len": None}, "sequence length not stated"),
+        ({"arch": "diffusion transformer"}, "not a decoder of text"),
         ({"global_batch": None}, "global batch not stated"),
         ({"global_batch": 100}, "not a multiple"),
+        ({"global_batch": 4_194_304}, "524288 micro batches a step: is the global batch of 4194304 in tokens?"),
         ({"pp_layout": "every other Tuesday"}, "not understood"),
-        ({"n_gpus": None}, "number of GPUs is not stated"),
+        ({"n_gpus": None, "dp": None}, "number of GPUs is not stated"),
+        ({"tp": True}, "unexpected value: tp: True is not a number"),
+        ({"layers": -1}, "is negative"),
+        ({"pp": 2.5}, "is not a whole number"),
         ({"step_time_s": None}, "nothing measured"),
         ({"layers": "many"}, "unexpected value"),
         ({"tp": 64, "pp": 1, "dp": 1}, "not a valid scenario"),
@@ -308,6 +319,77 @@ def test_measured_step_time(changes: dict[str, Any], seconds: float | None) -> N
 def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
     found = measured_of(row(mem_gib=10.0, mem_kind=kind))
     assert (found.peak_memory_bytes, found.memory_kind, found.memory_first_rank) == (10 * 2**30, expected, first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"dp": None}, "dp not stated: 8, from the number of GPUs"),
+        ({"n_gpus": None}, "number of GPUs not stated: 64, the product of the degrees"),
+        ({"tp": None, "pp": None, "vpp": None, "dp": 64, "zero_stage": 3}, "layout not stated: tp, pp 1"),
+        ({"global_batch": None, "grad_accum": 16}, "global batch not stated: 128"),
+        ({"heads": None}, "heads not stated: 32"),
+        ({"layers": None, "hidden": None, "heads": None}, "those of llama3.1-8b"),
+        ({"framework": "Alpa", "framework_version": None}, "framework 'Alpa': as maxtext"),
+        ({"precision": "int3"}, "precision 'int3' unknown"),
+        ({"mem_gib": "lots"}, "mem_gib left out: 'lots' is not a number"),
+    ],
+)
+def test_what_follows_is_filled_and_named(changes: dict[str, Any], note: str) -> None:
+    run = run_of(row(**changes))
+    assert run.skipped == ""
+    assert any(note in text for text in run.assumptions), run.assumptions
+
+
+def test_values_of_other_types_mean_the_same() -> None:
+    odd = row(tp="2", pp=4.0, n_gpus="64", sp="yes", step_time_s="5", global_batch="128", vocab="128,256", zero_stage="1")
+    assert run_of(odd).scenario == run_of(row()).scenario
+    assert run_of(odd).measured == run_of(row()).measured
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Meta-Llama-3-8B-Instruct", "llama3.1-8b"), ("Llama 2 70B", "llama2-70b"), ("Llama-3.3-70B", "llama3.1-70b"),
+        ("Mixtral 8x7B v0.1", "mixtral-8x7b"), ("GPT-3 175B", "gpt3-175b"), ("DeepSeek-V3", "deepseek-v3"),
+        ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Llama-3.2-1B", None), ("ours", None),
+    ],
+)  # fmt: skip
+def test_a_named_model_has_its_published_dimensions(name: str, preset: str | None) -> None:
+    found, notes = completed({"model_name": name})
+    assert notes == ([f"model dimensions not stated: those of {preset}"] if preset else [])
+    if preset is None:
+        assert "layers" not in found
+        return
+    model = load_model(preset)
+    table, _ = model_of({**found, "seq_len": 4096})
+    assert isinstance(model, TransformerSpec)
+    again = TransformerSpec.model_validate({**table, "name": model.name})
+    assert total_parameters(again) == pytest.approx(total_parameters(model), rel=2e-3)
+
+
+@pytest.mark.parametrize(("pattern", "name", "why"), NEAREST)
+def test_every_stand_in_names_a_framework_and_says_why(pattern: str, name: str, why: str) -> None:
+    assert framework(name).name == name
+    assert why
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ("accelerate", "torch-fsdp"), ("HF Trainer", "torch-fsdp"), ("PyTorch Lightning", "torch-fsdp"), ("litgpt", "torchtitan"),
+        ("MaxText", "maxtext"), ("GPT-NeoX", "megatron-deepspeed"), ("Colossal-AI", "colossal-ai"), ("Alpa", "maxtext"),
+        ("MegaScale", "megatron-core"), ("OLMo-core", "torchtitan"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
+        ("Primus", "megatron-core"), ("Primus (TorchTitan)", "torchtitan"), ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("axolotl", "torch-fsdp"), ("torchtune", "torchtitan"), ("unsloth", "torch-fsdp"), ("LLaMA-Factory", "torch-fsdp"),
+        ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
+    ],
+)  # fmt: skip
+def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) -> None:
+    found, notes = framework_of({"framework": stated})
+    assert found == name
+    known = stated.lower() in ("maxtext", "colossal-ai", "megatron-deepspeed")
+    assert known == (notes == [])
 
 
 def test_a_part_with_other_memory_is_scaled() -> None:

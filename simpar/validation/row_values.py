@@ -39,7 +39,10 @@ TEXTS: Final = frozenset((
     "cuda_graphs", "framework", "framework_version", "tflops_def", "mfu_def", "mem_kind", "mem_unit_as_stated", "bubble_kind",
 ))  # fmt: skip
 
-_MOST: Final = {"layers": 10_000, "n_gpus": 10_000_000}
+_MOST: Final = {
+    "layers": 10_000, "pp": 10_000, "vpp": 10_000, "mtp_layers": 100, "moe_experts": 65_536, "gpus_per_node": 65_536,
+    "n_gpus": 10_000_000,
+}  # fmt: skip
 """Beyond these a whole number is a slip of units; 10^9 elsewhere."""
 _ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "not stated", "tbd")
 _NONE_IS_A_VALUE: Final = ("recompute", "offload", "cuda_graphs", "position")

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from simpar.errors import InputError
 from simpar.specs.framework import framework as framework_named
 from simpar.specs.scenario import Scenario
+from simpar.validation.row_complete import completed
 from simpar.validation.row_framework import framework_of, month_of_row, precision_of
 from simpar.validation.row_machine import CannotExpress, machine_of
 from simpar.validation.row_model import model_of
@@ -86,7 +87,7 @@ class Run:
         skipped: the reason, "" when there is a scenario.
         excluded: the data's own reason to leave the row out, "" when there is none.
         assumptions: everything filled in by rules.
-        row: the row as read, its values in their types.
+        row: the row as read, its values in their types, completed.
     """
 
     id: str
@@ -132,7 +133,7 @@ def read_runs(path: Path) -> Iterator[Run]:
 def run_of(raw: Row, fallback_id: str = "row") -> Run:
     """`raw` as a run; never raises for what a row may hold."""
     values = read_values(raw)
-    row = values.row
+    row, completions = completed(values.row)
     name = str(row.get("id") or fallback_id)
     group = {key: row[key] for key in GROUP_KEYS if row.get(key) is not None}
     scenario: Scenario | None = None
@@ -141,7 +142,7 @@ def run_of(raw: Row, fallback_id: str = "row") -> Run:
         if values.wrong:
             raise CannotExpress(f"a column has an unexpected value: {'; '.join(values.wrong.values())}")
         scenario, notes = scenario_of(row, name)
-        notes = (*notes, *values.notes)
+        notes = (*completions, *notes, *values.notes)
     except CannotExpress as reason:
         skipped = str(reason)
     except InputError as error:
