@@ -188,6 +188,38 @@ def test_precision_before_bf16_became_usual() -> None:
     assert precision_of({}, (2024, 6))[0] == "bf16"
 
 
+def test_precision_of_a_gpu_without_bf16() -> None:
+    run = run_of(row(gpu="V100-SXM2-32GB", gpu_mem_gb=None, precision=None))
+    assert run.scenario is not None, run.skipped
+    assert run.scenario.training.precision == "fp16"
+    assert "precision not stated: fp16" in run.assumptions
+    assert "has no bf16 arithmetic" in run_of(row(gpu="V100", gpu_mem_gb=32)).skipped
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile"),
+    [
+        ({"gpu": "Tesla V100-SXM2-16GB"}, "dgx1-v100-16gb"), ({"gpu": "V100", "gpus_per_node": 16}, "dgx2-v100-32gb"),
+        ({"gpu": "T4"}, "t4"), ({"gpu": "NVIDIA L4"}, "l4"), ({"gpu": "L40S"}, "l40s"), ({"gpu": "A10G"}, "a10g"),
+        ({"gpu": "GeForce RTX 3090"}, "rtx-3090"), ({"gpu": "RTX 6000 Ada Generation"}, "rtx-6000-ada"),
+        ({"gpu": "H100 NVL"}, "h100-nvl"), ({"gpu": "NVIDIA H100 PCIe"}, "h100-pcie"), ({"gpu": "H200 NVL"}, "h200-nvl"),
+        ({"gpu": "A100", "gpus_per_node": 4, "gpu_mem_gb": 40}, "hgx-a100-4gpu-40gb"),
+        ({"gpu": "GH200 480GB", "gpus_per_node": 4, "gpu_mem_gb": 96}, "gh200-quad"),
+        ({"gpu": "GH200", "gpus_per_node": 1}, "gh200"), ({"gpu": "MI350X"}, "mi350x"),
+        ({"gpu": "AMD Instinct MI250X", "gpu_mem_gb": 64}, "mi250x"), ({"gpu": "MI325X"}, "mi325x"),
+        ({"gpu": "MI355X OAM"}, "mi355x"),
+        ({"gpu": "B300 SXM"}, "dgx-b300"),
+    ],
+)  # fmt: skip
+def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
+    assert machine_of(row(**{"gpu_mem_gb": None, **changes})).cluster["hardware"] == profile
+
+
+@pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5090", "MI210", "Ascend 910B"])
+def test_a_gpu_without_a_profile_is_not_taken_for_another(gpu: str) -> None:
+    assert run_of(row(gpu=gpu, gpu_mem_gb=None)).skipped == f"no hardware profile for GPU {gpu!r}"
+
+
 def test_attention_kernels() -> None:
     assert attention_of({"notes": "attention/norm kernel: flash_attentionv1.0.8"}) == "fa1"
     assert attention_of({"notes": "attention/norm kernel: flash_attention2 + RMS kernel"}) == "fa2"

@@ -7,9 +7,12 @@ mesh of links, an adapter more or less) is a profile's to say.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 from typing import Any, TypeVar
 
+from simpar.specs.base import data_dir, read_toml, validate
+from simpar.specs.collective_constants import CollectiveConstants
 from simpar.specs.hardware import HardwareProfile, ScaleUpSpec, Sourced
 
 Q = TypeVar("Q")
@@ -33,13 +36,19 @@ def with_gpus_per_node(profile: HardwareProfile, gpus: int) -> HardwareProfile:
     nic = profile.nic
     if nic.count:
         nic = nic.model_copy(update={"count": max(1, round(nic.count * share))})
-    return profile.model_copy(
-        update={
-            "node": profile.node.model_copy(update=node),
-            "nic": nic,
-            "scale_up": _scale_up(profile, gpus),
-        }
-    )
+    changes: dict[str, Any] = {"node": profile.node.model_copy(update=node), "nic": nic, "scale_up": _scale_up(profile, gpus)}
+    if profile.scale_up.kind == "pcie":
+        # Collectives over PCIe are the host's (peer access, sockets), and a box of another size is another host: a sound one.
+        own = profile.collectives
+        changes["collectives"] = own.model_copy(update={"scale_up": _sound_host().scale_up, "bands": (), "points": ()})
+    return profile.model_copy(update=changes)
+
+
+@lru_cache(maxsize=1)
+def _sound_host() -> CollectiveConstants:
+    """Constants measured on a PCIe host that keeps its bandwidth with more GPUs."""
+    path = data_dir("hardware_profiles") / "fitted" / "blackwell_pcie_roce.collectives.toml"
+    return validate(CollectiveConstants, read_toml(path), file=str(path))
 
 
 def _scale_up(profile: HardwareProfile, gpus: int) -> ScaleUpSpec:

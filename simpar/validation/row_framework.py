@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.specs.framework_releases import NEWEST, Month, month_of
+from simpar.specs.hardware import load_hardware
 
 Row = Mapping[str, Any]
 
@@ -158,12 +159,13 @@ def _arxiv(source: str) -> str:
     return f"20{number[1]}-{number[2]}" if number else ""
 
 
-def precision_of(row: Row, month: Month) -> tuple[str, list[str]]:
-    """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022)."""
+def precision_of(row: Row, month: Month, hardware: str = "") -> tuple[str, list[str]]:
+    """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022) and on a GPU without it."""
     stated = str(row.get("precision") or "")
     if found := _first(PRECISIONS, stated):
         return found, []
-    default = "fp16" if month < (2022, 6) else "bf16"
+    lacks = bool(hardware) and "bf16" not in load_hardware(hardware).gpu.peak_flops
+    default = "fp16" if month < (2022, 6) or lacks else "bf16"
     return default, [f"precision {stated!r} unknown: {default}" if stated else f"precision not stated: {default}"]
 
 

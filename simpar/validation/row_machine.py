@@ -76,7 +76,8 @@ MACHINES: Final = (
     MachineRule("(RTX[- ]?)?6000[- ]?Ada.*", "rtx-6000-ada"),
     MachineRule("MI300X.*", "mi300x"),
     MachineRule("MI325X.*", "mi325x"),
-    MachineRule("MI35[05]X.*", "mi355x"),
+    MachineRule("MI350X.*", "mi350x"),
+    MachineRule("MI355X.*", "mi355x"),
     MachineRule("MI250X?.*", "mi250x", memory=(50, 70)),
     MachineRule("MI250X?.*", "mi250x", gpus_per_node=8),
 )

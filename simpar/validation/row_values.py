@@ -44,7 +44,7 @@ _MOST: Final = {
     "n_gpus": 10_000_000,
 }  # fmt: skip
 """Beyond these a whole number is a slip of units; 10^9 elsewhere."""
-_ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "not stated", "tbd")
+_ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "not stated", "tbd", "auto", "default")
 _NONE_IS_A_VALUE: Final = ("recompute", "offload", "cuda_graphs", "position")
 _TRUE: Final = ("true", "yes", "on", "1", "enabled", "y", "t")
 _FALSE: Final = ("false", "no", "off", "0", "disabled", "n", "f", "none")
