@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simpar.specs.calibration import NEUTRAL, calibrated_by, calibration_for, calibrations, uncalibrated
+from simpar.specs.calibration import NEUTRAL, UNSEEN_ERROR, calibrated_by, calibration_for, calibrations, uncalibrated
 from simpar.specs.scenario import read_scenario
 from simpar.validation import fit_runs
 from simpar.validation.fit_runs import (
@@ -123,7 +123,8 @@ def test_cross_validation_leaves_sources_out() -> None:
 
 
 def test_lookup() -> None:
-    """The narrowest constants win; later generations of a framework take its last; none when switched off."""
+    """The narrowest constants win; later generations of a framework take its last; a chip without any has a wide interval;
+    none when switched off."""
     entries = calibrations()
     general = {c.architecture: c for c in entries if c.framework == "*"}
     mine = max((c for c in entries if c.framework == "zero-bubble" and c.architecture == "ampere"), key=lambda c: c.since)
@@ -132,7 +133,8 @@ def test_lookup() -> None:
     assert calibration_for("zero-bubble", (year + 3, month), "ampere", "no such GPU") == mine
     assert calibration_for("zero-bubble", (2010, 1), "ampere").since == "2000-01"
     assert calibration_for("no such framework", (2025, 1), "hopper") == general["hopper"]
-    assert calibration_for("megatron-core", (2025, 1), "no such chip") == NEUTRAL
+    unseen = calibration_for("megatron-core", (2025, 1), "no such chip")
+    assert unseen == NEUTRAL.model_copy(update={"expected_error": UNSEEN_ERROR})
     with uncalibrated():
         assert calibration_for("zero-bubble", (year, month), "ampere") == NEUTRAL
     for entry in entries:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import simpar
 from simpar.errors import UnknownNameError
+from simpar.specs.calibration import UNSEEN_ERROR, calibration_for, uncalibrated
 from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of
 from simpar.specs.framework_releases import RELEASES
 from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
@@ -150,3 +151,18 @@ def test_no_code_branches_on_a_framework_or_its_version() -> None:
 )  # fmt: skip
 def test_a_branch_on_a_framework_would_be_found(text: str) -> None:
     assert list(_branches(text)) == [1]
+
+
+@pytest.mark.parametrize(("architecture", "kernel"), [("volta", "unfused"), ("turing", "fa1"), ("ampere", "fa2"), ("cdna4", "fa2")])
+def test_gpus_before_ampere_have_no_flash_attention_2(architecture: str, kernel: str) -> None:
+    assert framework("torch-fsdp").attention_kernel(architecture) == kernel
+    assert framework("megatron-core", "2021-04").attention_kernel(architecture) == "unfused"
+
+
+def test_a_generation_without_constants_is_expected_to_be_as_far_off_as_runs_without_any() -> None:
+    unknown = calibration_for("megatron-core", (2025, 11), "cdna3", "MI300X")
+    assert unknown.expected_error == UNSEEN_ERROR
+    assert (unknown.compute, unknown.memory, unknown.communication, unknown.pass_s, unknown.step_s) == (1.0, 1.0, 1.0, 0.0, 0.0)
+    assert calibration_for("megatron-core", (2025, 11), "hopper", "H100 SXM").rows > 0
+    with uncalibrated():
+        assert calibration_for("megatron-core", (2025, 11), "cdna3", "MI300X").expected_error == 0.0

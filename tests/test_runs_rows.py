@@ -12,12 +12,17 @@ import pytest
 from simpar.errors import InputError
 from simpar.schedules import SCHEDULES
 from simpar.specs.framework import framework
-from simpar.specs.hardware import profile_names
+from simpar.specs.hardware import load_hardware, profile_names
 from simpar.specs.model import TransformerSpec
-from simpar.validation.row_framework import FRAMEWORK_PATTERNS, attention_of, framework_of, month_of_row, precision_of
+from simpar.specs.models_io import load_model
+from simpar.specs.node_size import with_gpus_per_node
+from simpar.validation.row_complete import completed
+from simpar.validation.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
 from simpar.validation.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
+from simpar.validation.row_model import model_of
 from simpar.validation.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, layout_of, parse_layout, recompute_of
 from simpar.validation.run_rows import measured_of, read_runs, run_of
+from simpar.workload.parameters import total_parameters
 
 DENSE: dict[str, Any] = {
     "id": "x-1", "source": "somewhere", "task": "pretrain", "model_name": "Llama3-8B", "arch": "dense", "layers": 32,
@@ -67,6 +72,11 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
         ({"interconnect": "RoCE 400 Gbps per GPU, Grand Teton, H100 700W"}, "grand-teton-h100-roce", {}),
         ({"gpu": "GB200", "gpus_per_node": 4, "gpu_mem_gb": 186}, "gb200-nvl72", {"num_nodes": 16}),
         ({"n_gpus": 4, "dp": 1, "pp": 2, "global_batch": 16}, "dgx-h100", {"num_nodes": 1, "num_gpus": 4}),
+        ({"gpu": "L40S", "gpus_per_node": 4, "gpu_mem_gb": 48}, "l40s", {"num_nodes": 16, "gpus_per_node": 4}),
+        ({"gpus_per_node": 8}, "dgx-h100", {"num_nodes": 8, "gpus_per_node": None, "memory_scale": None}),
+        ({"interconnect": "100 Gb/s Ethernet per node"}, "dgx-h100", {"nics_per_node": 1, "nic_bandwidth_scale": 0.25}),
+        ({"gpu": "NVIDIA A100-SXM4-40GB", "gpu_mem_gb": None}, "dgx-a100-40gb", {}),
+        ({"gpu": "8 x NVIDIA H100 80GB HBM3", "gpu_mem_gb": None}, "dgx-h100", {}),
     ],
 )
 def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]) -> None:
@@ -82,6 +92,15 @@ def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]
         ("NVL72 NVLink5, 800G per GPU", 3200),
         ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s", 3200),
         ("Management: 1x Ethernet 10GB/Sec", None),
+        ("2 x dual HDR100 InfiniBand", 400),
+        ("HPE Slingshot 11, 4 NICs per node (200 Gb/s each)", 800),
+        ("4 x HPE Slingshot 11", 800),
+        ("BF3 200Gbps for NS and 2xBF3 400Gbps for EW", 800),
+        ("8 x 400 Gbps", 3200), ("8x400 IB", 3200), ("400 Gb/s x8", 3200), ("IB HDR 200Gb/s x 4", 800),
+        ("3.2 Tb/s per node", 3200),
+        ("50 GB/s per GPU", 3200),
+        ("8x H100 nodes with 400 Gb/s per node", 400),
+        ("NDR 400 Gb/s InfiniBand", None),
         ("NVLink single node", None),
         ("", None),
     ],
@@ -100,11 +119,18 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"task": "layer microbenchmark"}, "microbenchmark"),
         ({"tp": None, "pp": None}, "layout not stated: tp, pp"),
         ({"dp": 7}, "is not n_gpus"),
-        ({"layers": None}, "dimensions not stated: layers"),
+        ({"layers": None, "model_name": "ours"}, "dimensions not stated: layers"),
+        ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
+        ({"seq_len": None}, "model dimensions not stated: seq_len"),
+        ({"arch": "diffusion transformer"}, "not a decoder of text"),
         ({"global_batch": None}, "global batch not stated"),
         ({"global_batch": 100}, "not a multiple"),
+        ({"global_batch": 4_194_304}, "524288 micro batches a step: is the global batch of 4194304 in tokens?"),
         ({"pp_layout": "every other Tuesday"}, "not understood"),
-        ({"gpu": "L40S", "gpus_per_node": 4, "gpu_mem_gb": 48}, "no profile of L40S nodes with 4 GPUs"),
+        ({"n_gpus": None, "dp": None}, "number of GPUs is not stated"),
+        ({"tp": True}, "unexpected value: tp: True is not a number"),
+        ({"layers": -1}, "is negative"),
+        ({"pp": 2.5}, "is not a whole number"),
         ({"step_time_s": None}, "nothing measured"),
         ({"layers": "many"}, "unexpected value"),
         ({"tp": 64, "pp": 1, "dp": 1}, "not a valid scenario"),
@@ -171,6 +197,38 @@ def test_precisions(text: str, precision: str) -> None:
 def test_precision_before_bf16_became_usual() -> None:
     assert precision_of({}, (2021, 6))[0] == "fp16"
     assert precision_of({}, (2024, 6))[0] == "bf16"
+
+
+def test_precision_of_a_gpu_without_bf16() -> None:
+    run = run_of(row(gpu="V100-SXM2-32GB", gpu_mem_gb=None, precision=None))
+    assert run.scenario is not None, run.skipped
+    assert run.scenario.training.precision == "fp16"
+    assert "precision not stated: fp16" in run.assumptions
+    assert "has no bf16 arithmetic" in run_of(row(gpu="V100", gpu_mem_gb=32)).skipped
+
+
+@pytest.mark.parametrize(
+    ("changes", "profile"),
+    [
+        ({"gpu": "Tesla V100-SXM2-16GB"}, "dgx1-v100-16gb"), ({"gpu": "V100", "gpus_per_node": 16}, "dgx2-v100-32gb"),
+        ({"gpu": "T4"}, "t4"), ({"gpu": "NVIDIA L4"}, "l4"), ({"gpu": "L40S"}, "l40s"), ({"gpu": "A10G"}, "a10g"),
+        ({"gpu": "GeForce RTX 3090"}, "rtx-3090"), ({"gpu": "RTX 6000 Ada Generation"}, "rtx-6000-ada"),
+        ({"gpu": "H100 NVL"}, "h100-nvl"), ({"gpu": "NVIDIA H100 PCIe"}, "h100-pcie"), ({"gpu": "H200 NVL"}, "h200-nvl"),
+        ({"gpu": "A100", "gpus_per_node": 4, "gpu_mem_gb": 40}, "hgx-a100-4gpu-40gb"),
+        ({"gpu": "GH200 480GB", "gpus_per_node": 4, "gpu_mem_gb": 96}, "gh200-quad"),
+        ({"gpu": "GH200", "gpus_per_node": 1}, "gh200"), ({"gpu": "MI350X"}, "mi350x"),
+        ({"gpu": "AMD Instinct MI250X", "gpu_mem_gb": 64}, "mi250x"), ({"gpu": "MI325X"}, "mi325x"),
+        ({"gpu": "MI355X OAM"}, "mi355x"),
+        ({"gpu": "B300 SXM"}, "dgx-b300"),
+    ],
+)  # fmt: skip
+def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
+    assert machine_of(row(**{"gpu_mem_gb": None, **changes})).cluster["hardware"] == profile
+
+
+@pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5090", "MI210", "Ascend 910B"])
+def test_a_gpu_without_a_profile_is_not_taken_for_another(gpu: str) -> None:
+    assert run_of(row(gpu=gpu, gpu_mem_gb=None)).skipped == f"no hardware profile for GPU {gpu!r}"
 
 
 def test_attention_kernels() -> None:
@@ -304,6 +362,105 @@ def test_measured_step_time(changes: dict[str, Any], seconds: float | None) -> N
 def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
     found = measured_of(row(mem_gib=10.0, mem_kind=kind))
     assert (found.peak_memory_bytes, found.memory_kind, found.memory_first_rank) == (10 * 2**30, expected, first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"dp": None}, "dp not stated: 8, from the number of GPUs"),
+        ({"n_gpus": None}, "number of GPUs not stated: 64, the product of the degrees"),
+        ({"tp": None, "pp": None, "vpp": None, "dp": 64, "zero_stage": 3}, "layout not stated: tp, pp 1"),
+        ({"global_batch": None, "grad_accum": 16}, "global batch not stated: 128"),
+        ({"heads": None}, "heads not stated: 32"),
+        ({"layers": None, "hidden": None, "heads": None}, "those of llama3.1-8b"),
+        ({"framework": "Alpa", "framework_version": None}, "framework 'Alpa': as maxtext"),
+        ({"precision": "int3"}, "precision 'int3' unknown"),
+        ({"n_params_b": "lots"}, "n_params_b left out: 'lots' is not a number"),
+    ],
+)
+def test_what_follows_is_filled_and_named(changes: dict[str, Any], note: str) -> None:
+    run = run_of(row(**changes))
+    assert run.skipped == ""
+    assert any(note in text for text in run.assumptions), run.assumptions
+
+
+def test_values_of_other_types_mean_the_same() -> None:
+    odd = row(tp="2", pp=4.0, n_gpus="64", sp="yes", step_time_s="5", global_batch="128", vocab="128,256", zero_stage="1")
+    assert run_of(odd).scenario == run_of(row()).scenario
+    assert run_of(odd).measured == run_of(row()).measured
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Meta-Llama-3-8B-Instruct", "llama3.1-8b"), ("Llama 2 70B", "llama2-70b"), ("Llama-3.3-70B", "llama3.1-70b"),
+        ("Mixtral 8x7B v0.1", "mixtral-8x7b"), ("GPT-3 175B", "gpt3-175b"), ("DeepSeek-V3", "deepseek-v3"),
+        ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("Llama-3.2-1B", None), ("ours", None),
+    ],
+)  # fmt: skip
+def test_a_named_model_has_its_published_dimensions(name: str, preset: str | None) -> None:
+    found, notes = completed({"model_name": name})
+    assert notes == ([f"model dimensions not stated: those of {preset}"] if preset else [])
+    if preset is None:
+        assert "layers" not in found
+        return
+    model = load_model(preset)
+    table, _ = model_of({**found, "seq_len": 4096})
+    assert isinstance(model, TransformerSpec)
+    again = TransformerSpec.model_validate({**table, "name": model.name})
+    assert total_parameters(again) == pytest.approx(total_parameters(model), rel=2e-3)
+
+
+@pytest.mark.parametrize(("pattern", "name", "why"), NEAREST)
+def test_every_stand_in_names_a_framework_and_says_why(pattern: str, name: str, why: str) -> None:
+    assert framework(name).name == name
+    assert why
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ("accelerate", "torch-fsdp"), ("HF Trainer", "torch-fsdp"), ("PyTorch Lightning", "torch-fsdp"), ("litgpt", "torchtitan"),
+        ("MaxText", "maxtext"), ("GPT-NeoX", "megatron-deepspeed"), ("Colossal-AI", "colossal-ai"), ("Alpa", "maxtext"),
+        ("MegaScale", "megatron-core"), ("OLMo-core", "torchtitan"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
+        ("Primus", "megatron-core"), ("Primus (TorchTitan)", "torchtitan"), ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("axolotl", "torch-fsdp"), ("torchtune", "torchtitan"), ("unsloth", "torch-fsdp"), ("LLaMA-Factory", "torch-fsdp"),
+        ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
+    ],
+)  # fmt: skip
+def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) -> None:
+    found, notes = framework_of({"framework": stated})
+    assert found == name
+    known = stated.lower() in ("maxtext", "colossal-ai", "megatron-deepspeed")
+    assert known == (notes == [])
+
+
+def test_a_part_with_other_memory_is_scaled() -> None:
+    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=4)).cluster
+    memory = load_hardware(cluster["hardware"]).gpu.memory.value * cluster["memory_scale"]
+    assert memory == pytest.approx(64 * 2**30)
+
+
+@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8, 16])
+def test_nodes_of_any_size(name: str, gpus: int) -> None:
+    old, new = load_hardware(name), with_gpus_per_node(load_hardware(name), gpus)
+    assert new.gpus_per_node == gpus
+    size = new.domain_size
+    assert size % gpus == 0 or gpus % size == 0 or old.scale_up.torus
+    assert new.nic.count >= (old.nic.count > 0)
+    if old.nic.count * gpus >= old.gpus_per_node:
+        assert new.nic.count / gpus == pytest.approx(old.nic.count / old.gpus_per_node, rel=0.51)
+    if old.scale_up.kind in ("nvlink-mesh", "xgmi"):
+        assert size <= old.domain_size, "a mesh has no links for more GPUs"
+    assert with_gpus_per_node(old, old.gpus_per_node) is old
+
+
+def test_a_smaller_mesh_keeps_what_a_pair_has() -> None:
+    old, new = load_hardware("mi300x"), with_gpus_per_node(load_hardware("mi300x"), 4)
+    pair = [hw.scale_up.bandwidth.value / (hw.domain_size - 1) for hw in (old, new)]
+    assert pair[0] == pytest.approx(pair[1])
+    assert new.scale_up.bandwidth.kind == "assumed"
 
 
 def test_a_file_with_a_bad_line_is_a_clear_error(tmp_path: Path) -> None:

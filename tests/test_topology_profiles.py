@@ -18,7 +18,9 @@ from simpar.specs.hardware import HardwareProfile, Sourced, load_hardware, profi
 EXPECTED = {
     "dgx-h100", "dgx-h100-96gb-500w", "grand-teton-h100-roce", "dgx-h200", "hgx-h800", "dgx-b200", "dgx-b300",
     "gb200-nvl72", "gb300-nvl72", "dgx-a100-80gb", "dgx-a100-40gb", "hgx-a800", "a100-pcie", "l40s", "rtx-4090",
-    "gh200",    "mi300x", "gtx-580-pair", "tpu-v4", "tpu-v5p", "cpu-gloo",
+    "gh200", "mi300x", "gtx-580-pair", "tpu-v4", "tpu-v5p", "cpu-gloo", "gh200-quad", "hgx-a100-4gpu-40gb",
+    "hgx-a100-4gpu-80gb", "dgx1-v100-16gb", "dgx1-v100-32gb", "dgx2-v100-32gb", "t4", "l4", "a10g", "rtx-3090",
+    "rtx-6000-ada", "h100-nvl", "mi250x", "mi325x", "mi350x", "mi355x", "tpu-v5e", "tpu-v6e",
 }  # fmt: skip
 GB = 1e9
 
@@ -68,6 +70,8 @@ def test_every_number_has_a_source_and_makes_sense(name: str) -> None:
         ("dgx-b200", 900, 400), ("dgx-b300", 900, 800), ("gb200-nvl72", 900, 200), ("gb300-nvl72", 900, 400),
         ("aws-p5-h100", 450, 400), ("aws-p4d-a100", 300, 50), ("gcp-a3-mega-h100", 450, 200), ("mi300x", 448, 400),
         ("tpu-v4", 270, 25), ("tpu-v5p", 540, 25),
+        ("tpu-v5e", 180, 25), ("tpu-v6e", 360, 25), ("mi325x", 448, 400), ("mi355x", 535.5, 400),
+        ("dgx2-v100-32gb", 150, 100), ("gh200-quad", 450, 100), ("hgx-a100-4gpu-40gb", 300, 100), ("h100-nvl", 300, 100),
     ],
 )  # fmt: skip
 def test_links_in_gigabytes_a_second(name: str, scale_up: float, node_network: float) -> None:
@@ -96,6 +100,7 @@ def test_scale_up_equals_the_table_of_links() -> None:
         ("NVLink3", "A100 SXM"): "dgx-a100-80gb", ("NVLink4", "H100/H200 SXM"): "dgx-h100",
         ("NVLink4 cut", "H800"): "hgx-h800", ("NVLink5", "B200/GB200/B300"): "gb200-nvl72",
         ("xGMI MI300X", "MI300X/MI325X"): "mi300x", ("ICI v4", "TPU v4p"): "tpu-v4", ("ICI v5p", "TPU v5p"): "tpu-v5p",
+        ("xGMI MI355X", "MI350X/MI355X"): "mi355x", ("ICI v5e", "TPU v5e"): "tpu-v5e", ("ICI v6e", "TPU v6e"): "tpu-v6e",
     }  # fmt: skip
     for key, name in pairs.items():
         spec = load_hardware(name).scale_up

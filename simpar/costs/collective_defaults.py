@@ -28,6 +28,7 @@ ALIKE = {"nvrack": "nvswitch", "nvlink-mesh": "nvswitch", "none": "pcie", "share
 PCIE = ("pcie", "none")
 GENERATIONS = {
     "fermi": "ada", "volta": "ampere", "ada": "ampere", "ampere": "hopper", "hopper": "blackwell", "blackwell": "hopper",
+    "turing": "ampere", "cdna2": "cdna3", "cdna4": "cdna3",
 }
 """The generation whose constants stand in for a missing one."""
 NETWORKS = {"roce": "infiniband", "ethernet": "tcpx", "none": "infiniband", "efa": "roce", "tcpx": "ethernet",

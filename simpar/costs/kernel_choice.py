@@ -21,11 +21,14 @@ from simpar.specs.kernel_constants import AttentionConstants, Band, GemmConstant
 NEAREST: Final = {
     "fermi": "a100",
     "volta": "a100",
+    "turing": "a100",
     "ampere": "a100",
     "ada": "a100",
     "hopper": "h100",
     "blackwell": "b200",
+    "cdna2": "a100",
     "cdna3": "h100",
+    "cdna4": "b200",
     "tpu": "h100",
     "cpu": "a100",
 }

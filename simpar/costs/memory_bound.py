@@ -20,11 +20,14 @@ KERNEL_LATENCY_S: Final = 2e-6
 BEST_SHARE: Final = {
     "fermi": 0.8,
     "volta": 0.87,
+    "turing": 0.87,
     "ampere": 0.86,
     "ada": 0.88,
     "hopper": 0.89,
     "blackwell": 0.76,
+    "cdna2": 0.8,
     "cdna3": 0.8,
+    "cdna4": 0.8,
     "tpu": 0.85,
     "cpu": 0.8,
 }

@@ -155,7 +155,8 @@ def _table(reading: Reading, free: Mapping[str, Any]) -> dict[str, Any]:
         _put(table, path, value)
     if reading.finish is not None:
         cluster = table["cluster"]
-        world = cluster.get("num_gpus") or cluster["num_nodes"] * load_hardware(cluster["hardware"]).gpus_per_node
+        per_node = cluster.get("gpus_per_node") or load_hardware(cluster["hardware"]).gpus_per_node
+        world = cluster.get("num_gpus") or cluster["num_nodes"] * per_node
         reading.finish(table, world)
     return table
 

@@ -74,6 +74,9 @@ class CalibrationFile(Spec):
 
 
 NEUTRAL = RunCalibration(framework="", architecture="")
+UNSEEN_ERROR = 0.162
+"""Error expected of a run on an architecture that no constants were fitted for: that of sources left out wholly, without constants
+(validation/fit_runs.py)."""
 _OTHERS: ContextVar[tuple[RunCalibration, ...] | None] = ContextVar("calibrations", default=None)
 """Constants in place of the shipped ones."""
 
@@ -124,7 +127,7 @@ def calibration_for(framework: str, since: tuple[int, int], architecture: str, g
         return own
     family = family_name(framework)
     around = (_generation(name, architecture, month) for name in (framework, family, "*"))
-    found = next((entry for entry in around if entry is not None), NEUTRAL)
+    found = next((entry for entry in around if entry is not None), _unseen())
     here, everywhere = _generation(family, gpu, month), _generation(family, architecture, month)
     if here is None or everywhere is None:
         return found
@@ -132,11 +135,19 @@ def calibration_for(framework: str, since: tuple[int, int], architecture: str, g
     return found.model_copy(update={name: min(max(moved[name], low), high) for name, (low, high) in BOUNDS.items()})
 
 
+def _unseen() -> RunCalibration:
+    """Neutral constants; with the error of a run that nothing is known about, where constants are in use at all."""
+    return NEUTRAL.model_copy(update={"expected_error": UNSEEN_ERROR}) if _entries() else NEUTRAL
+
+
+def _entries() -> tuple[RunCalibration, ...]:
+    others = _OTHERS.get()
+    return calibrations() if others is None else others
+
+
 def _generation(name: str, chip: str, month: int) -> RunCalibration | None:
     """The latest entry not after `month` (counted from year 0), or one that begins within a year of it."""
-    others = _OTHERS.get()
-    entries = calibrations() if others is None else others
-    found = [c for c in entries if c.framework == name and c.architecture == chip]
+    found = [c for c in _entries() if c.framework == name and c.architecture == chip]
     past = [c for c in found if _month(c) <= month]
     if past:
         return max(past, key=_month)

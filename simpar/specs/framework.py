@@ -28,6 +28,9 @@ LOSS_WORK: Final = (
 Unfused: torch's cross_entropy over a cast to fp32. Compiled: the 16-bit logits read twice, and read and turned into their
 gradient."""
 
+_NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}
+"""FlashAttention-2 and cuDNN's fused attention start with Ampere, FlashAttention with Turing (Dao-AILab/flash-attention README)."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSpec:
@@ -354,7 +357,8 @@ class FrameworkSpec:
         if head_dim > dict(self.attention_head_dim).get(architecture, head_dim):
             return "unfused"
         table = dict(self.attention)
-        return table.get(architecture, table[""])
+        kernel = table.get(architecture, table[""])
+        return kernel if kernel == "unfused" else _NEWEST_KERNEL.get(architecture, kernel)
 
     def bucket_elements(self, data_ranks: int) -> float:
         """Elements of one gradient bucket for `data_ranks`; infinite when everything is one bucket."""

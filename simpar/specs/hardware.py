@@ -35,7 +35,9 @@ class GpuSpec(Spec):
 
     name: str
     vendor: Literal["nvidia", "amd", "google", "cpu"] = "nvidia"
-    architecture: Literal["fermi", "volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "tpu", "cpu"]
+    architecture: Literal[
+        "fermi", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "tpu", "cpu"
+    ]  # fmt: skip
     sm_count: Sourced[Annotated[int, Field(gt=0)]]
     """Streaming multiprocessors (compute units, cores)."""
     memory: Sourced[Bytes]

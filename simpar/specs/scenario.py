@@ -12,6 +12,7 @@ from simpar.specs.base import Spec, read_toml, validate
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.model import ModelSpec
+from simpar.specs.node_size import with_gpus_per_node
 from simpar.specs.plan import PlanSpec
 from simpar.specs.training import TrainingSpec
 
@@ -24,6 +25,8 @@ class ClusterSpec(Spec):
     num_nodes: Annotated[int, Field(gt=0)]
     num_gpus: Annotated[int, Field(gt=0)] | None = None
     """Fewer than all the nodes' GPUs, for part of a node; none = all."""
+    gpus_per_node: Annotated[int, Field(gt=0)] | None = None
+    """Overrides the profile's; adapters follow with their number per GPU, and so does a scale-up domain of one node."""
     oversubscription: Annotated[float, Field(ge=1)] | None = None
     """Overrides the fabric's leaf-to-spine ratio."""
     pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
@@ -68,6 +71,8 @@ class Scenario(Spec):
     def hardware(self) -> HardwareProfile:
         """The cluster's profile, with the cluster's overrides applied."""
         profile = load_hardware(self.cluster.hardware)
+        if self.cluster.gpus_per_node:
+            profile = with_gpus_per_node(profile, self.cluster.gpus_per_node)
         fabric = {
             key: value
             for key in ("oversubscription", "pod_oversubscription")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.specs.framework_releases import NEWEST, Month, month_of
+from simpar.specs.hardware import load_hardware
 
 Row = Mapping[str, Any]
 
@@ -24,6 +25,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"megatron-?bridge", "megatron-bridge"),
     (r"^megatron-core\b.*nemo", "megatron-core"),
     (r"nemo|nvidia release|\bngc\b", "nemo"),
+    (r"primus.*maxtext|maxtext.*primus", "maxtext"),
     (r"megatron|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
     (r"meta internal", "llama3-internal"),
     (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
@@ -33,7 +35,27 @@ FRAMEWORK_PATTERNS: Final = (
     (r"fsdp2|lit-gpt|litgpt|torchtune", "torchtitan"),
     (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "torch-fsdp"),
 )
-"""First match in the framework's name wins; then in the source's name; then plain torch."""
+"""First match in the framework's name wins; then NEAREST's; then the same in the source's name; then plain torch."""
+
+NEAREST: Final = (
+    (r"primus.*torchtitan|olmo-?core|modalities|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
+    (r"picotron", "nanotron", "it is a small sibling of nanotron"),
+    (r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bpax\b|\bkeras\b", "maxtext",
+     "XLA partitions the program"),
+    (r"openrlhf|deepspeed-?chat|bmtrain|fastmoe|\btutel\b", "deepspeed", "it builds on DeepSpeed or its ZeRO"),
+    (r"galvatron|\bhetu\b|libai|oneflow|paddle|mindspore|mindformers|merak|varuna|pipedream|\bslime\b", "megatron-core",
+     "its layouts are Megatron's"),
+    (r"unsloth|llama-?factory|\btrl\b|\bverl\b|\bolmo\b|hugging ?face|\bhf\b|trainer|ms-?swift|xtuner|peft|fastchat", "torch-fsdp",
+     "it drives torch's own data parallelism"),
+)
+"""Frameworks without rows of their own, the nearest that has some, and why."""
+
+_STAND_INS: Final = re.compile(
+    r"gpt-neox|megascale|primus|vescale|flagscale|nnscaler|praxis|paxml|lit-?gpt|torchtune|fairscale|metaseq|lightning|accelerate|"
+    r"transformers|axolotl",
+    re.IGNORECASE,
+)
+"""Names of FRAMEWORK_PATTERNS that share another framework's rows."""
 
 _VARIANTS: Final = (
     ("aa-scaling", r"rms kernel", "aa-scaling-fused-norm"),
@@ -84,20 +106,27 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
 
 def framework_of(row: Row) -> tuple[str, list[str]]:
     """The framework's name and what was assumed."""
-    stated = str(row.get("framework") or "")
-    name = _first(FRAMEWORK_PATTERNS, stated)
-    notes = []
-    if name is None and "mlperf" in str(row.get("source", "")).lower():
-        name = "nemo"
-        notes.append("MLPerf language models: NeMo")
-    name = name or _first(FRAMEWORK_PATTERNS, str(row.get("source") or ""))
+    stated, source = str(row.get("framework") or ""), str(row.get("source") or "")
+    name, notes = _named(stated)
+    if name is None and "mlperf" in source.lower():
+        name, notes = "nemo", ["MLPerf language models: NeMo"]
     if name is None:
-        return "plain", [f"framework {stated!r} unknown: plain torch"]
+        name, notes = _named(source)
+    if name is None:
+        return "plain", [f"framework {stated!r} unknown: plain torch" if stated else "framework not stated: plain torch"]
     remark = " ".join((str(row.get("notes") or ""), *map(str, row.get("assumed") or ())))
     for base, pattern, variant in _VARIANTS:
         if name == base and re.search(pattern, remark, re.IGNORECASE):
             return variant, notes
     return name, notes
+
+
+def _named(text: str) -> tuple[str | None, list[str]]:
+    """The framework that `text` names or is nearest to, and a note where it is not the framework itself."""
+    if name := _first(FRAMEWORK_PATTERNS, text):
+        return name, [f"framework {text!r}: as {name}"] if _STAND_INS.search(text) else []
+    found = next(((name, why) for pattern, name, why in NEAREST if re.search(pattern, text, re.IGNORECASE)), None)
+    return (found[0], [f"framework {text!r}: as {found[0]}, {found[1]}"]) if found else (None, [])
 
 
 def month_of_row(row: Row, name: str) -> Month:
@@ -142,16 +171,19 @@ def stated_precision(row: Row) -> str | None:
     return _first(PRECISIONS, str(row.get("precision") or ""))
 
 
-def precision_of(row: Row, month: Month) -> tuple[str, list[str]]:
-    """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022)."""
+def precision_of(row: Row, month: Month, hardware: str = "") -> tuple[str, list[str]]:
+    """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022) and on a GPU without it."""
     if found := stated_precision(row):
         return found, []
-    default = next(precision for since, precision in reversed(_DEFAULT_PRECISION) if month >= since)
-    return default, [f"precision not stated: {default}"]
+    stated = str(row.get("precision") or "")
+    usual = next(precision for since, precision in reversed(_DEFAULT_PRECISION) if month >= since)
+    default = "fp16" if hardware and "bf16" not in load_hardware(hardware).gpu.peak_flops else usual
+    return default, [f"precision {stated!r} unknown: {default}" if stated else f"precision not stated: {default}"]
 
 
 def attention_of(row: Row) -> str:
     """The attention kernel: stated in the notes, unfused where flash attention was off, else the framework's."""
-    if stated := _first(ATTENTION_KERNELS, str(row.get("notes") or "")):
+    kernel = row.get("flash_attention")
+    if stated := _first(ATTENTION_KERNELS, f"{row.get('notes') or ''} {kernel if isinstance(kernel, str) else ''}"):
         return stated
     return "unfused" if row.get("flash_attention") is False else "auto"

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simpar.specs.hardware import load_hardware
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.node_size import with_gpus_per_node
 
 Row = Mapping[str, Any]
 
@@ -41,13 +42,15 @@ MACHINES: Final = (
     MachineRule("B300.*", "dgx-b300"),
     MachineRule("B200.*", "dgx-b200-750w", r"power[- ]limited"),
     MachineRule("B200.*", "dgx-b200"),
+    MachineRule("GH200.*", "gh200-quad", gpus_per_node=4),
     MachineRule("GH200.*", "gh200"),
-    MachineRule("H200[- ]?NVL", "h200-nvl"),
+    MachineRule("H200[- ]?NVL.*", "h200-nvl"),
     MachineRule("H200.*", "aws-p5en-h200", r"\bEFA\b|\bp5en\b"),
     MachineRule("H200.*", "dgx-h200"),
     MachineRule("H800.*", "hgx-h800"),
     MachineRule("H20.*", "hgx-h20"),
-    MachineRule("H100[- ]?(PCIe|NVL)", "h100-pcie"),
+    MachineRule("H100[- ]?NVL.*", "h100-nvl"),
+    MachineRule("H100.*PCIe.*", "h100-pcie"),
     MachineRule("H100.*", "h100-pcie", r"\bH100[ -]PCIe\b"),
     MachineRule("H100.*", "dgx-h100-96gb-500w", memory=(90, 100)),
     MachineRule("H100.*", "aws-p5-h100", r"\bEFA\b|\bp5\b|\bAWS\b"),
@@ -59,21 +62,50 @@ MACHINES: Final = (
     MachineRule("A100.*PCIe.*", "a100-pcie"),
     MachineRule("A100.*", "aws-p4d-a100", r"\bEFA\b|\bp4de?\b|\bAWS\b", memory=(30, 50)),
     MachineRule("A100.*", "aws-p4de-a100", r"\bEFA\b|\bp4de?\b|\bAWS\b"),
+    MachineRule("A100.*", "hgx-a100-4gpu-40gb", memory=(30, 50), gpus_per_node=4),
+    MachineRule("A100.*", "hgx-a100-4gpu-80gb", gpus_per_node=4),
     MachineRule("A100.*", "dgx-a100-40gb", memory=(30, 50)),
     MachineRule("A100.*", "dgx-a100-80gb"),
-    MachineRule("L40S", "l40s"),
-    MachineRule("MI300X", "mi300x"),
-    MachineRule("(RTX[- ]?)?4090", "rtx-4090"),
+    MachineRule("L40S.*", "l40s"),
+    MachineRule("L4", "l4"),
+    MachineRule("A10G?", "a10g"),
+    MachineRule("T4", "t4"),
+    MachineRule("V100.*", "dgx2-v100-32gb", gpus_per_node=16),
+    MachineRule("V100.*", "dgx1-v100-16gb", memory=(10, 20)),
+    MachineRule("V100.*", "dgx1-v100-32gb"),
+    MachineRule("(RTX[- ]?)?4090.*", "rtx-4090"),
+    MachineRule("(RTX[- ]?)?3090.*", "rtx-3090"),
+    MachineRule("(RTX[- ]?)?6000[- ]?Ada.*", "rtx-6000-ada"),
+    MachineRule("MI300X.*", "mi300x"),
+    MachineRule("MI325X.*", "mi325x"),
+    MachineRule("MI350X.*", "mi350x"),
+    MachineRule("MI355X.*", "mi355x"),
+    MachineRule("MI250X?.*", "mi250x", memory=(50, 70)),
+    MachineRule("MI250X?.*", "mi250x", gpus_per_node=8),
 )
-"""First match wins. Profiles: hardware_profiles/README and each file's own sources."""
+"""First match wins; a GPU without a rule is not taken for another. Sources: in each profile."""
 
-_LINKS: Final = re.compile(
-    r"(?:(\d+)\s*x\s*)?(?:[A-Za-z][\w/-]*[ -]\(?){0,5}?(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gb|G)\b(?:/s)?"
-    r"\s*(per GPU|per node|/node)?",
+_RATE: Final = re.compile(
+    r"(\d+(?:\.\d+)?)\s*-?(Tb/s|Tbps|Tb|T|GB/s|Gb/s|Gbps|Gbit/s|Gbit|GbE|Gb|G)(?![a-zA-Z])|[x×]\s*(\d{2,4})(?=\s*(?:IB\b|InfiniBand|RoCE|$))",
     re.IGNORECASE,
 )
-_NAMED_RATES: Final = {"HDR200": 200.0, "NDR400": 400.0, "HDR": 200.0, "NDR": 400.0, "EDR": 100.0, "XDR": 800.0}
-_NAMED_LINKS: Final = re.compile(r"(\d+)\s*x\s*(HDR200|NDR400|HDR|NDR|EDR|XDR)|(HDR200|NDR400)\s*x\s*(\d+)", re.IGNORECASE)
+_NAMED: Final = (
+    (r"HDR100|EDR|Omni-?Path|OPA|Slingshot[- ]?10", 100.0),
+    (r"HDR-?200|NDR-?200|HDR|Slingshot", 200.0),
+    (r"NDR-?400|NDR", 400.0),
+    (r"XDR", 800.0),
+    (r"FDR", 56.0),
+)
+"""Link names -> Gb/s of one port; the first that matches."""
+_COUNT: Final = re.compile(
+    r"(?<![\w.])(\d+)\s*[x×*](?!\s*(?:NVIDIA\s+)?(?:GPUs?\b|[ABHLV]\d{2,3}\b|GH\d00|GB\d00|MI\d))(?=\s*[\w(])"
+    r"|(?<![\w.])(\d+)\s*-?(?:NICs?|HCAs?|adapters?|ports?|cards?|rails?)\b"
+    rf"|(?:{'|'.join(names for names, _ in _NAMED)}|G|Gbps|Gb/s)\s*[x×*]\s*(\d+)\b",
+    re.IGNORECASE,
+)
+_PAIRS: Final = (("dual", 2), ("quad", 4))
+_OF_A_GPU: Final = re.compile(r"(per|/|each)\s*GPU", re.IGNORECASE)
+_OF_A_NODE: Final = re.compile(r"(per|/|each)\s*(node|server|host|machine|instance)", re.IGNORECASE)
 
 
 def node_gigabits(text: str, gpus_per_node: int) -> float | None:
@@ -85,27 +117,40 @@ def node_gigabits(text: str, gpus_per_node: int) -> float | None:
     400.0
     >>> node_gigabits("NVL72 NVLink5, 800G per GPU", 4)
     3200.0
+    >>> node_gigabits("2 x dual HDR100 InfiniBand", 4)
+    400.0
     """
-    parts = re.split(r"[,;+]", text)
+    parts = re.split(r"[,;+]|\band\b", text)
     other = r"storage|management|nvlink|pcie"
     if re.search(r"infiniband|connectx|\bIB\b", text, re.IGNORECASE):
         other += "|ethernet"
-    compute = [part for part in parts if not re.search(other, part, re.IGNORECASE)]
-    totals: list[float] = []
-    for part in compute:
-        if named := _NAMED_LINKS.search(part):
-            count = float(named[1] or named[4])
-            totals.append(count * _NAMED_RATES[(named[2] or named[3]).upper()])
-            continue
-        found = _LINKS.search(part)
-        if not found:
-            continue
-        rate, scope = float(found[2]), (found[3] or "").lower()
-        if scope == "per gpu":
-            totals.append(rate * gpus_per_node)
-        elif found[1] or scope or "per node" in part.lower():
-            totals.append(rate * float(found[1] or 1))
+    totals = [total for part in parts if not re.search(other, part, re.IGNORECASE) if (total := _part(part, gpus_per_node))]
     return max(totals) if totals else None
+
+
+def _part(text: str, gpus_per_node: int) -> float | None:
+    """Gb/s of a node that one clause states: a rate or a link's name, and of how many adapters, GPUs or nodes it is."""
+    rate = _rate(text)
+    if rate is None:
+        return None
+    if _OF_A_GPU.search(text):
+        return rate * gpus_per_node
+    counts = [float(next(filter(None, found.groups()))) for found in _COUNT.finditer(text)]
+    counts += [float(number) for word, number in _PAIRS if re.search(rf"\b{word}\b", text, re.IGNORECASE)]
+    if not counts and not _OF_A_NODE.search(text):
+        return None
+    for count in counts:
+        rate *= count
+    return rate
+
+
+def _rate(text: str) -> float | None:
+    if found := _RATE.search(text):
+        unit = found[2]
+        if unit is None:
+            return float(found[3])
+        return float(found[1]) * (1000.0 if unit[0] in "Tt" else 8.0 if unit == "GB/s" else 1.0)
+    return next((rate for names, rate in _NAMED if re.search(rf"\b(?:{names})", text, re.IGNORECASE)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +161,31 @@ class Machine:
     notes: list[str] = field(default_factory=list)
 
 
+def chip_name(text: str) -> str:
+    """The GPU's name without a leading number and makers' and product lines' names.
+
+    >>> chip_name("8 x NVIDIA A100-SXM4-40GB")
+    'A100-SXM4-40GB'
+    """
+    words = r"(?:\d+\s*[x×]\s*|(?:NVIDIA|AMD|Google|Cloud|Tesla|Instinct|GeForce|Quadro|Radeon|HGX|DGX)\b[\s-]*)+"
+    return re.sub(f"^{words}", "", text.strip(), flags=re.IGNORECASE).strip()
+
+
 def machine_of(row: Row) -> Machine:
     """The cluster that `row` ran on.
 
     Raises:
-        CannotExpress: no GPU or no number of them stated, no profile for it, or a node size the profile does not have.
+        CannotExpress: no GPU or no number of them stated, or no profile for it.
     """
-    gpu = str(row.get("gpu") or "").strip()
+    gpu = chip_name(str(row.get("gpu") or ""))
     if not gpu:
         raise CannotExpress("the GPU is not stated")
-    if gpu.upper().startswith("TPU"):
-        raise CannotExpress("TPU runs under XLA are outside the scope of this validation")
     if not row.get("n_gpus"):
         raise CannotExpress("the number of GPUs is not stated")
+    if not row.get("gpu_mem_gb") and (named := re.search(r"(\d+)\s*G(?:i?B)?\b", gpu, re.IGNORECASE)):
+        row = {**row, "gpu_mem_gb": int(named[1])}
+    if gpu.upper().startswith("TPU"):
+        raise CannotExpress("TPU runs under XLA are outside the scope of this validation")
     text = " ".join(str(row.get(k) or "") for k in ("interconnect", "notes", "framework_version", "source"))
     memory = row.get("gpu_mem_gb")
     profile = next((rule.profile for rule in MACHINES if _matches(rule, gpu, text, memory, row)), None)
@@ -149,20 +206,48 @@ def _cluster(row: Row, profile: str) -> Machine:
     hardware = load_hardware(profile)
     per_node = hardware.gpus_per_node
     gpus = int(row["n_gpus"])
-    stated = row.get("gpus_per_node")
-    if stated and stated != per_node and gpus > min(stated, per_node):
-        raise CannotExpress(f"no profile of {row['gpu']} nodes with {stated} GPUs (profile {profile} has {per_node})")
+    stated = int(row.get("gpus_per_node") or 0)
+    notes: list[str] = []
     cluster: dict[str, Any] = {"hardware": profile, "num_nodes": -(-gpus // per_node)}
+    if stated and stated != per_node and gpus > min(stated, per_node):
+        notes.append(f"nodes of {stated} GPUs with the links and the adapters per GPU of {profile}, which has {per_node}")
+        hardware, per_node = with_gpus_per_node(hardware, stated), stated
+        cluster |= {"num_nodes": -(-gpus // stated), "gpus_per_node": stated}
     if gpus % per_node:
         cluster["num_gpus"] = gpus
-    notes = []
-    total = node_gigabits(str(row.get("interconnect") or ""), per_node)
-    if total and hardware.nic.count and gpus > per_node:
-        one = hardware.nic.bandwidth.value * 8e-9
-        # A different total is expressed as a different number of the profile's adapters.
-        if abs(total / (one * hardware.nic.count) - 1) > 0.2:
-            cluster["nics_per_node"] = max(1, round(total / one))
-            notes.append(f"{total:g} Gb/s per node as {cluster['nics_per_node']} adapters of {one:g} Gb/s")
-    if not row.get("interconnect") and gpus > per_node:
-        notes.append(f"network not stated: that of {profile}")
+    if gpus > per_node:
+        cluster |= _network(row, hardware, notes)
+    cluster |= _memory(row, hardware, notes)
     return Machine(cluster, notes)
+
+
+def _network(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, Any]:
+    """What differs from the profile's network: another bandwidth is another number of its adapters, else slower ones."""
+    text = str(row.get("interconnect") or "")
+    total = node_gigabits(text, hardware.gpus_per_node)
+    if not text:
+        notes.append(f"network not stated: that of {hardware.name}")
+    if not total or not hardware.nic.count:
+        return {}
+    one = hardware.nic.bandwidth.value * 8e-9
+    if abs(total / (one * hardware.nic.count) - 1) <= 0.2:
+        return {}
+    count = max(1, round(total / one))
+    notes.append(f"{total:g} Gb/s per node as {count} adapters of {one:g} Gb/s")
+    rest = total / (one * count)
+    if abs(rest - 1) <= 0.2:
+        return {"nics_per_node": count}
+    notes[-1] += f" at {rest:.3g} of their rate"
+    return {"nics_per_node": count, "nic_bandwidth_scale": rest}
+
+
+def _memory(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, Any]:
+    """A part with clearly more or less memory than the profile's: the same chip otherwise."""
+    stated = row.get("gpu_mem_gb")
+    if not stated:
+        return {}
+    share = float(stated) * 2.0**30 / hardware.gpu.memory.value
+    if abs(share - 1) <= 0.15:
+        return {}
+    notes.append(f"a part with {stated:g} GB of memory; else as {hardware.gpu.name}")
+    return {"memory_scale": share}

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 GPT2_VOCAB: Final = 50257
 LLAMA_VOCAB: Final = 32000
 
-_MLP: Final[dict[str, dict[str, Any]]] = {
+MLP: Final[dict[str, dict[str, Any]]] = {
     "swiglu": {"gated_mlp": True, "activation": "silu", "norm": "rmsnorm"},
     "geglu": {"gated_mlp": True, "activation": "gelu", "norm": "rmsnorm"},
     "squared_relu": {"gated_mlp": False, "activation": "squared_relu", "norm": "layernorm"},
@@ -51,8 +51,11 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         CannotExpress: not a pure transformer, or a dimension is missing.
     """
     arch = str(row.get("arch") or "dense")
-    if "hybrid" in arch or "mamba" in arch:
+    if re.search(r"hybrid|mamba|rwkv|state.space|\bssm\b", arch, re.IGNORECASE):
         raise CannotExpress("hybrid Mamba model")
+    if re.search(r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder-decoder|\bt5\b|\bvlm\b", arch, re.IGNORECASE):
+        raise CannotExpress(f"not a decoder of text: {arch}")
+    notes: list[str] = []
     needed = [k for k in ("layers", "hidden", "heads") if not row.get(k)]
     if not row.get("ffn") and not row.get("moe_ffn"):
         needed.append("ffn")
@@ -60,12 +63,15 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         needed.append("seq_len")
     if needed:
         raise CannotExpress(f"model dimensions not stated: {', '.join(needed)}")
-    notes: list[str] = []
+    if not row.get("seq_len"):
+        raise CannotExpress("sequence length not stated")
     for pattern, columns in _SOURCE_DEFAULTS:
         if re.search(pattern, str(row.get("source") or ""), re.IGNORECASE):
             row = {**columns, **{key: value for key, value in row.items() if value is not None}}
             notes.append("of the source's other documents: " + ", ".join(f"{k} {v}" for k, v in columns.items()))
     heads = int(row["heads"])
+    if not re.search(r"swiglu|silu|geglu|relu|gelu", _mlp_text(row)):
+        notes.append(f"feed-forward {row['mlp_type']!r} unknown: swiglu")
     table: dict[str, Any] = {
         "kind": "transformer",
         "name": str(row.get("model_name") or ""),
@@ -78,7 +84,7 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         "vocab_size": _vocab(row, notes),
         "max_position_embeddings": int(row["seq_len"]),
         "tie_word_embeddings": bool(row.get("tied_embeddings", _style(row) == "gelu")),
-        **_MLP[_style(row)],
+        **MLP[_style(row)],
         **_position(row),
     }
     for patterns, text in ((_FAMILIES, row.get("model_name")), (_SOURCES, row.get("source"))):
@@ -100,8 +106,12 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
 
 
 def _style(row: Row) -> str:
-    words = re.findall(r"swiglu|geglu|squared_relu|gelu|relu", str(row.get("mlp_type") or "swiglu").lower())
+    words = re.findall(r"swiglu|geglu|squared_relu|gelu|relu", re.sub(r"relu\^?2|squared relu", "squared_relu", _mlp_text(row)))
     return words[0] if words else "swiglu"
+
+
+def _mlp_text(row: Row) -> str:
+    return str(row.get("mlp_type") or "swiglu").lower()
 
 
 def _position(row: Row) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def _moe(row: Row) -> dict[str, Any]:
     return table
 
 
-_MLA_FIELDS: Final = {
+MLA_FIELDS: Final = {
     "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "qk_nope": "qk_nope_head_dim", "qk_rope": "qk_rope_head_dim",
     "v": "v_head_dim",
 }  # fmt: skip
@@ -161,4 +171,4 @@ def _mla(row: Row) -> dict[str, int]:
     found = dict(re.findall(r"(q_lora|kv_lora|qk_nope|qk_rope|v)\D{0,3}(\d+)", str(row.get("mla") or "")))
     if "kv_lora" not in found or "v" not in found:
         raise CannotExpress("ranks of the multi-head latent attention not stated")
-    return {_MLA_FIELDS[key]: int(value) for key, value in found.items()}
+    return {MLA_FIELDS[key]: int(value) for key, value in found.items()}

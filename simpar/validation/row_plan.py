@@ -55,6 +55,9 @@ OPTIMIZERS: Final = (
     (r"adam", "adam"),
 )
 
+MOST_MICRO_BATCHES: Final = 8192
+"""A step of more is a slip of units: a batch counted in tokens."""
+
 CP_STYLES: Final = (
     (r"^a2a|ulysses", "ulysses"),
     (r"^all.?gather|^ag\b", "all_gather"),
@@ -313,6 +316,8 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     micro = _micro_batch(row, framework, batch // dp if dp else batch, month, notes)
     if batch % (micro * dp):
         raise CannotExpress(f"global batch {batch} is not a multiple of micro batch {micro} x dp {dp}")
+    if batch // (micro * dp) > MOST_MICRO_BATCHES:
+        raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
     task = str(row.get("task") or "pretrain")
     table: dict[str, Any] = {
         "sequence_length": int(row["seq_len"]),

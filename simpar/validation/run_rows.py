@@ -8,7 +8,6 @@ tables
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +17,12 @@ from typing import Any, Final, Literal
 from simpar.errors import InputError
 from simpar.specs.framework import framework as framework_named
 from simpar.specs.scenario import Scenario
+from simpar.validation.row_complete import completed
 from simpar.validation.row_framework import framework_of, month_of_row, precision_of
 from simpar.validation.row_machine import CannotExpress, machine_of
 from simpar.validation.row_model import model_of
 from simpar.validation.row_plan import plan_of, training_of
+from simpar.validation.row_values import read_values
 
 Row = Mapping[str, Any]
 MemoryKind = Literal["allocated", "reserved", "device", "band"]
@@ -86,7 +87,7 @@ class Run:
         skipped: the reason, "" when there is a scenario.
         excluded: the data's own reason to leave the row out, "" when there is none.
         assumptions: everything filled in by rules.
-        row: the row as read.
+        row: the row as read, its values in their types, completed.
     """
 
     id: str
@@ -131,15 +132,20 @@ def read_runs(path: Path) -> Iterator[Run]:
         yield run_of(row, f"{path.name}:{number}")
 
 
-def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
-    """`row` as a run; never raises for what a row may hold."""
+def run_of(raw: Row, fallback_id: str = "row") -> Run:
+    """`raw` as a run; never raises for what a row may hold."""
+    values = read_values(raw)
+    row, completions = completed(values.row)
     name = str(row.get("id") or fallback_id)
     given = ((key, row[key]) for key in GROUP_KEYS if row.get(key) is not None)
     group = {key: value if isinstance(value, str | int | float) else str(value) for key, value in given}
     scenario: Scenario | None = None
     skipped, notes = "", ()  # type: str, tuple[str, ...]
     try:
+        if values.wrong:
+            raise CannotExpress(f"a column has an unexpected value: {'; '.join(values.wrong.values())}")
         scenario, notes = scenario_of(row, name)
+        notes = (*completions, *notes, *values.notes)
     except CannotExpress as reason:
         skipped = str(reason)
     except InputError as error:
@@ -148,13 +154,9 @@ def run_of(row: dict[str, Any], fallback_id: str = "row") -> Run:
         skipped = f"not stated: {error.args[0]}"
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         skipped = f"a column has an unexpected value: {error}"
-    measured = Measured()
-    try:
-        measured = measured_of(row)
-    except CannotExpress as reason:
-        skipped = skipped or str(reason)
+    measured = measured_of(row)
     if not skipped and not measured.anything:
-        skipped = "nothing measured"
+        skipped = "; ".join(("nothing measured", *values.notes))
     return Run(name, group, measured, scenario, skipped, str(row.get("exclude") or ""), tuple(notes), row)
 
 
@@ -172,9 +174,9 @@ def scenario_of(row: Row, name: str = "run") -> tuple[Scenario, tuple[str, ...]]
     month = month_of_row(row, key)
     version = f"{month[0]}-{month[1]:02d}" if month[0] < 9000 else None
     semantics = framework_named(key, version)
-    precision, more = precision_of(row, month)
-    notes += more
     machine = machine_of(row)
+    precision, more = precision_of(row, month, machine.cluster["hardware"])
+    notes += more
     model, model_notes = model_of(row)
     plan, plan_notes = plan_of(row, semantics)
     training, training_notes = training_of(row, semantics, precision, month)
@@ -202,33 +204,12 @@ def checked(table: dict[str, Any]) -> Scenario:
     return make_scenario(table)
 
 
-def _number(row: Row, key: str) -> float | None:
-    """What `row` says under `key`, None where it says nothing.
-
-    Raises:
-        CannotExpress: not a finite number of at least 0.
-    """
-    value = row.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-        raise CannotExpress(f"{key} = {value!r} is not a measured value")
-    return float(value)
-
-
 def measured_of(row: Row) -> Measured:
-    """What `row` measured, in SI units.
-
-    Raises:
-        CannotExpress: a figure that is no measured value.
-    """
+    """What `row`, read by `read_values`, measured; in SI units."""
     seconds, derivation = _step_time(row)
-    memory = _number(row, "mem_gib")
+    memory = row.get("mem_gib")
     kind = str(row.get("mem_kind") or "not stated")
-    bubble = _number(row, "bubble_fraction")
-    oom = row.get("oom")
-    if oom not in (None, 0, 1):
-        raise CannotExpress(f"oom = {oom!r} is neither true nor false")
+    bubble, oom = row.get("bubble_fraction"), row.get("oom")
     return Measured(
         seconds,
         derivation,
@@ -242,15 +223,11 @@ def measured_of(row: Row) -> Measured:
 
 
 def _step_time(row: Row) -> tuple[float | None, str]:
-    """Seconds per step, from the best that is stated.
-
-    Raises:
-        CannotExpress: a figure that is no measured value.
-    """
+    """Seconds per step, from the best that is stated, and from which."""
     for key in ("step_time_s_best", "step_time_s", "step_time_s_derived"):
-        if seconds := _number(row, key):
+        if seconds := row.get(key):
             return seconds, key
-    batch, length, gpus = (_number(row, key) for key in ("global_batch", "seq_len", "n_gpus"))
+    batch, length, gpus = (row.get(key) for key in ("global_batch", "seq_len", "n_gpus"))
     if not batch or not gpus:
         return None, ""
     tokens = batch * (length or 0.0)
@@ -260,9 +237,9 @@ def _step_time(row: Row) -> tuple[float | None, str]:
         ("samples_per_s_per_gpu", batch / gpus),
     )  # fmt: skip
     for key, amount in rates:
-        if amount and (rate := _number(row, key)):
+        if amount and (rate := row.get(key)):
             return amount / rate, key
-    tflops, per_token = _number(row, "tflops_per_gpu"), _number(row, "gflops_per_token_causal")
+    tflops, per_token = row.get("tflops_per_gpu"), row.get("gflops_per_token_causal")
     if tokens and tflops and per_token and "model" in str(row.get("tflops_def") or "").lower():
         # Which attention count a source used is rarely stated; causal is what recent papers use.
         return tokens * per_token / (gpus * tflops * 1e3), "tflops_per_gpu / gflops_per_token_causal"

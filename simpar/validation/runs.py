@@ -21,6 +21,7 @@ from simpar.output import check_writable
 from simpar.validation.predicted import Prediction, Predictor, predict
 from simpar.validation.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.validation.row_framework import framework_of, stated_precision
+from simpar.validation.row_values import read_values
 from simpar.validation.run_rows import GROUP_KEYS, Run, read_rows, run_of
 from simpar.validation.run_workers import Bar, in_workers
 from simpar.validation.statistics import (
@@ -34,7 +35,8 @@ from simpar.validation.statistics import (
 )
 
 CHUNK: Final = 16
-
+FAULT: Final = "a fault in simpar, please report it"
+"""Begins the reason of a row whose prediction broke off in a way that simpar does not know."""
 KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device": "whole device", "band": "kind not stated"}
 """Kind of a memory figure -> its name in the report."""
 
@@ -119,7 +121,11 @@ def matches(row: dict[str, Any], conditions: Sequence[str]) -> bool:
             wanted: Any = json.loads(text.lower())
         except json.JSONDecodeError:
             return False
-        if not _OPERATORS[sign](value, wanted):
+        try:
+            met = _OPERATORS[sign](value, wanted)
+        except TypeError:  # a list or a table: no order
+            return False
+        if not met:
             return False
     return True
 
@@ -186,6 +192,8 @@ def _validate_chunk(rows: list[tuple[str, dict[str, Any]]], predictor: Predictor
                 prediction = predictor(run.scenario)
             except SimparError as error:
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            except Exception as error:  # one row must not cost the others their results
+                failure = f"{FAULT}: {type(error).__name__}: {str(error)[:200]}"
         done.append((run, compare(run, prediction, failure)))
     return done
 
@@ -215,11 +223,12 @@ def validate_runs(
     if not everything:
         raise InputError(f"{path}: holds no runs; one JSON object per line is needed")
     check_conditions([row for _, row in everything], where)
-    rows = [(name, row) for name, row in everything if matches(row, where)]
+    rows = [(name, row) for name, row in everything if matches(read_values(row).row, where)]
     if not rows:
         raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
-    excluded = _named((str(row["exclude"]), str(row.get("id") or name)) for name, row in rows if row.get("exclude"))
-    rows = [(name, row) for name, row in rows if not row.get("exclude")]
+    marked = [str(read_values(row).row.get("exclude") or "") for _, row in rows]
+    excluded = _named((why, str(row.get("id") or name)) for why, (name, row) in zip(marked, rows, strict=True) if why)
+    rows = [item for why, item in zip(marked, rows, strict=True) if not why]
     done = _run_all(rows, workers or os.cpu_count() or 1, predictor, progress)
     comparisons = [row for _, part in done for row in part]
     reasons = _named((_reason(run, part), run.id) for run, part in done)

@@ -265,7 +265,8 @@ def _forget(table: dict[str, Any], changed: set[str]) -> None:
     if changed & {"nodes", "hardware"}:
         dropped += [(cluster, "num_gpus")]
     if "hardware" in changed:
-        dropped += [(cluster, "nics_per_node"), (cluster, "oversubscription"), (cluster, "pod_oversubscription")]
+        dropped += [(cluster, "gpus_per_node"), (cluster, "nics_per_node")]
+        dropped += [(cluster, "oversubscription"), (cluster, "pod_oversubscription")]
     if changed & {"model", "pp", "v", "schedule"}:
         dropped += [(plan, "layers_per_stage"), (plan, "microbatch_group_size")]
     if "model" in changed:

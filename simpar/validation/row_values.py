@@ -1,0 +1,169 @@
+"""A row's values as the rules expect them: numbers, whole numbers, flags and texts, whatever a file wrote them as.
+
+Files of other origin write 8 as "8" or 8.0, true as "yes" or 1, and an unknown value as "n/a". What can be read is read; what
+cannot is named. A setting or a compared figure that cannot be read makes the row inexpressible, since a guess would be another run;
+what only describes is left out and named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+
+COUNTS: Final = frozenset((
+    "layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "seq_len", "moe_experts", "moe_topk", "moe_ffn",
+    "moe_shared_ffn", "moe_dense_layers", "dense_ffn", "mtp_layers", "n_gpus", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep",
+    "etp", "dp", "zero_stage", "micro_batch", "global_batch", "grad_accum", "hsdp_replicas",
+))  # fmt: skip
+"""Whole numbers of at least 0."""
+MEASURED: Final = frozenset((
+    "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "samples_per_s_per_gpu", "step_time_s", "tflops_per_gpu", "mfu",
+    "hfu", "peak_tflops_used", "mem_gib", "bubble_fraction", "step_time_s_derived", "step_time_s_best",
+    "tokens_per_s_per_gpu_best", "tokens_per_s_per_gpu_from_flops", "gflops_per_token_causal", "gflops_per_token_noncausal",
+    "gpu_mem_gb", "n_params_b", "n_active_b",
+))  # fmt: skip
+"""Numbers."""
+COMPARED: Final = frozenset((
+    "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "samples_per_s_per_gpu", "step_time_s", "tflops_per_gpu", "mem_gib",
+    "bubble_fraction", "step_time_s_derived", "step_time_s_best", "tokens_per_s_per_gpu_best", "tokens_per_s_per_gpu_from_flops",
+    "oom",
+))  # fmt: skip
+"""Figures that predictions are compared with; of others, one that cannot be read is left out."""
+FLAGS: Final = frozenset((
+    "sp", "dist_opt", "flash_attention", "overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p",
+    "overlap_ep", "compile", "tied_embeddings", "oom",
+))  # fmt: skip
+"""True or false; one that cannot be read is left out."""
+TEXTS: Final = frozenset((
+    "id", "source", "source_ref", "source_url", "source_version", "confidence", "notes", "exclude", "task", "model_name",
+    "arch", "mlp_type", "position", "moe_routing", "mla", "attn_window", "gpu", "interconnect", "cp_type", "fsdp",
+    "pp_schedule", "pp_layout", "recompute", "recompute_detail", "precision", "grad_dtype", "optimizer", "offload",
+    "cuda_graphs", "framework", "framework_version", "tflops_def", "mfu_def", "mem_kind", "mem_unit_as_stated", "bubble_kind",
+))  # fmt: skip
+
+_MOST: Final = {
+    "layers": 10_000, "pp": 10_000, "vpp": 10_000, "mtp_layers": 100, "moe_experts": 65_536, "gpus_per_node": 65_536,
+    "n_gpus": 10_000_000,
+}  # fmt: skip
+"""Beyond these a whole number is a slip of units; 10^9 elsewhere."""
+_ABSENT: Final = ("", "?", "-", "n/a", "na", "nan", "none", "null", "unknown", "not stated", "tbd", "auto", "default")
+_NONE_IS_A_VALUE: Final = ("recompute", "offload", "cuda_graphs", "position")
+_TRUE: Final = ("true", "yes", "on", "1", "enabled", "y", "t")
+_FALSE: Final = ("false", "no", "off", "0", "disabled", "n", "f", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A row read.
+
+    Attributes:
+        row: readable values in their types; absent ones and those that cannot be read are left out.
+        wrong: column -> why it cannot be read, for settings and compared figures.
+        notes: the same for what was left out.
+    """
+
+    row: dict[str, Any]
+    wrong: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def read_values(row: Row) -> Values:
+    """`row` with every known column in its type; unknown columns stay as they are."""
+    found: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    notes: list[str] = []
+    for name, value in row.items():
+        if value is None:
+            continue
+        try:
+            read = _read(name, value)
+        except ValueError as error:
+            if name in COUNTS or name in COMPARED:
+                wrong[name] = f"{name}: {error}"
+            else:
+                notes.append(f"{name} left out: {error}")
+            continue
+        if read is not None:
+            found[name] = read
+    return Values(found, wrong, tuple(notes))
+
+
+def _read(name: str, value: Any) -> Any:
+    """`value` in the type of its column; None for one that says it is unknown.
+
+    Raises:
+        ValueError: of another kind; the message says what was found.
+    """
+    if name in COUNTS:
+        return _count(name, value)
+    if name in MEASURED:
+        return _number(value)
+    if name in FLAGS:
+        return _flag(name, value)
+    if name in TEXTS:
+        return _text(name, value)
+    if name == "assumed":
+        return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+    if name == "extra":
+        return dict(value) if isinstance(value, Mapping) else {}
+    return value
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        if value.strip().lower() in _ABSENT:
+            return None
+        try:
+            value = float(value.replace(",", "").replace("_", ""))
+        except ValueError:
+            raise ValueError(f"{_shown(value)} is not a number") from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{_shown(value)} is not a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    if value < 0:
+        raise ValueError(f"{value:g} is negative")
+    return value
+
+
+def _count(name: str, value: Any) -> int | None:
+    number = _number(value)
+    if number is None:
+        return None
+    if number != int(number):
+        raise ValueError(f"{number:g} is not a whole number")
+    if number > _MOST.get(name, 1_000_000_000):
+        raise ValueError(f"{number:g} is out of range")
+    return int(number)
+
+
+def _flag(name: str, value: Any) -> bool | str | None:
+    if isinstance(value, bool):
+        return value
+    word = f"{value:g}" if isinstance(value, int | float) else str(value).strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    if word in _ABSENT:
+        return None
+    if name == "flash_attention" and isinstance(value, str):
+        return value  # the kernel's name says that there is one
+    raise ValueError(f"{_shown(value)} is neither true nor false")
+
+
+def _text(name: str, value: Any) -> str | None:
+    if isinstance(value, bool):
+        value = {True: "full" if name == "recompute" else "on", False: "none"}[value]
+    text = f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
+    word = text.strip().lower()
+    return text if word not in _ABSENT or (word == "none" and name in _NONE_IS_A_VALUE) else None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
