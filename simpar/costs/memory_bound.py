@@ -58,6 +58,8 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
 """Shares of the peak measured or published on H100 (membound rows); the fit overrides classes it has rows for. Composite: chains of
 elementary torch kernels, over all that they read and write; Hugging Face's RMSNorm on an H100 NVL takes 18.2 ps per element forward
 (36 bytes: 0.51) and 45.1 backward (98 bytes: 0.56) in Liger-Kernel's h100_all_benchmark_data.csv of January 2025."""
+STREAM: Final = "stream"
+"""Elementary kernels over one large tensor each: at the rate of a copy, inside a training step as alone."""
 CLASS_SPREAD: Final = {"copy": 0.06, "zero": 0.08, "residual": 0.12, "cast": 0.15, "quantize": 0.15, "adam": 0.15, "permute": 0.4}
 """Half width of the 80 % interval over the value; other classes 0.25."""
 OPTIMIZER_TIERS: Final = {"fused": "tuned", "foreach": "framework", "loop": "eager"}
@@ -69,6 +71,7 @@ def class_share(kernel: str, implementation: str, fitted: Mapping[str, MemoryCla
     Raises:
         UnknownNameError: no such kernel class.
     """
+    kernel = "copy" if kernel == STREAM else kernel
     if kernel in fitted:
         return float(getattr(fitted[kernel], implementation))
     if kernel not in DEFAULT_CLASSES:

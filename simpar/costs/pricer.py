@@ -10,6 +10,7 @@ from simpar.costs.block_price import BlockPrice, category, price_list, price_pai
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
+from simpar.costs.memory_bound import STREAM
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.errors import InternalError
 from simpar.parallel.keys import (
@@ -115,8 +116,8 @@ class LayoutPricer:
         calibration = self.layout.calibration
         if isinstance(work, Gemm | GroupedGemm | AttentionWork):
             return calibration.compute
-        if isinstance(work, MemoryWork) and work.kernel.startswith("cast"):
-            return 1.0  # casts are listed one by one, at rates measured inside compiled graphs
+        if isinstance(work, MemoryWork) and (work.kernel.startswith("cast") or work.kernel == STREAM):
+            return 1.0  # listed one by one; casts at rates measured inside compiled graphs
         if isinstance(work, MemoryWork | OptimizerWork):
             return calibration.memory
         if isinstance(work, ExpertExchange):

@@ -16,7 +16,7 @@ from simpar.specs.inferred import inferred
 
 GiB: Final = 2.0**30
 
-_LOSS_CHAINS: Final = (("unfused", "copy", 38.0, 14.0), ("fused", "copy", 24.0, 14.0))
+_LOSS_CHAINS: Final = (("unfused", "stream", 38.0, 14.0), ("fused", "stream", 24.0, 14.0))
 """Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum
 (4), subtraction (8), exponential (8), sum (4), division (8); backward the product with the incoming gradient (8) and the cast (6).
 fusions/fused_cross_entropy.py compiles it in pieces: cast and maximum (6), exponential and sum (10), division (8); the same
