@@ -55,7 +55,7 @@ class Measured:
         peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
         memory_first_rank: the figure is the first pipeline rank's, not the worst's.
         bubble_fraction: idle share of the pipeline.
-        bubble_of_one_stage: it was computed from one stage's times (cost - m(F+B+W)) / cost, not from every rank's idling.
+        bubble_of_one_stage: it was computed from one set of stage times, (cost - m(F+B+W)) / cost, not from idling.
         out_of_memory: whether the run is labelled as out of memory (None: not labelled).
     """
 

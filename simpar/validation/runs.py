@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
 from simpar.output import check_writable
-from simpar.validation.predicted import Prediction, Predictor, predict
+from simpar.validation.predicted import Prediction, Predictor, bubble_of_equal_stages, predict
 from simpar.validation.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.validation.row_framework import framework_of, stated_precision
 from simpar.validation.row_values import read_values
@@ -160,8 +160,8 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "") -> list[
         add("peak_memory_bytes", measured.peak_memory_bytes, more=kind, **({} if p is None else _memory(run, p)))
     if measured.bubble_fraction is not None:
         fields = {} if p is None else {"predicted": p.bubble_fraction}
-        if p is not None and measured.bubble_of_one_stage:
-            fields = {"predicted": p.busiest_bubble_fraction}
+        if p is not None and measured.bubble_of_one_stage and run.scenario is not None:
+            fields = {"predicted": bubble_of_equal_stages(run.scenario)}
         add("bubble_fraction", measured.bubble_fraction, **fields)
     if measured.out_of_memory is not None:
         add("oom", measured.out_of_memory, **({} if p is None else {"predicted": not p.fits}))
