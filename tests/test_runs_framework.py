@@ -13,12 +13,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import simpar
+from simpar.costs.pricer import LayoutPricer
 from simpar.errors import UnknownNameError
+from simpar.parallel.layout import Layout
+from simpar.simulate import cost_models
 from simpar.specs.calibration import UNSEEN_ERROR, calibration_for, uncalibrated
 from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of
 from simpar.specs.framework_releases import RELEASES
 from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
 from simpar.specs.layer_split import split_by_cost
+from simpar.specs.scenario import make_scenario
 
 FIELDS = {field.name for field in dataclasses.fields(FrameworkSpec)}
 
@@ -166,3 +170,35 @@ def test_a_generation_without_constants_is_expected_to_be_as_far_off_as_runs_wit
     assert calibration_for("megatron-core", (2025, 11), "hopper", "H100 SXM").rows > 0
     with uncalibrated():
         assert calibration_for("megatron-core", (2025, 11), "cdna3", "MI300X").expected_error == 0.0
+
+
+LOSSES = [
+    ("megatron-core", "2021-06", "auto", (38.0, 14.0)), ("megatron-core", "2024-06", "auto", (38.0, 14.0)),
+    ("megatron-core", "2024-06", "fused", (24.0, 14.0)), ("megatron-core", "2025-03", "auto", (24.0, 14.0)),
+    ("megatron-core", "2025-06", "auto", (6.0, 6.0)), ("megatron-core", "2025-06", "unfused", (38.0, 14.0)),
+    ("nemo", "2023-06", "auto", (38.0, 14.0)), ("nemo", "2024-07", "auto", (24.0, 14.0)),
+    ("nemo", "2025-06", "auto", (6.0, 6.0)), ("internevo", "2023-09", "auto", (6.0, 6.0)),
+    ("torchtitan", "2024-12", "auto", (18.0, 18.0)), ("torchtitan", "2025-06", "auto", (4.0, 4.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "version", "asked", "bytes_per_logit"), LOSSES)
+def test_what_a_loss_moves(name: str, version: str, asked: str, bytes_per_logit: tuple[float, float]) -> None:
+    table = {"name": "loss", "model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+             "framework": name, "framework_version": version,
+             "training": {"sequence_length": 4096, "global_batch_size": 8, "compile": True, "cross_entropy": asked}}  # fmt: skip
+    head = Layout.of(make_scenario(table), 1).network.head
+    assert head is not None
+    (loss,) = [op for op in head.ops if op.name == "head/loss"]
+    assert (loss.forward_bytes, loss.backward_bytes) == tuple((("bsv", amount),) for amount in bytes_per_logit)
+
+
+def test_a_chain_over_the_logits_runs_at_the_rate_of_copies_in_a_step_too() -> None:
+    table = {"name": "loss", "model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+             "framework": "megatron-core", "framework_version": "2024-06",
+             "training": {"sequence_length": 4096, "global_batch_size": 8}}  # fmt: skip
+    layout = Layout.of(make_scenario(table), 1)
+    assert layout.calibration.memory > 1.05
+    (loss,) = [op for op in layout.stage_blocks[0][-1].forward if op.name == "head/loss"]
+    seconds = LayoutPricer(layout, *cost_models(layout.scenario, layout.hardware)).op_price(loss).seconds
+    assert 38.0 * 4096 * 128256 / 3.35e12 < seconds < 1.3 * 38.0 * 4096 * 128256 / 3.35e12
