@@ -45,7 +45,7 @@ class MeasuredSpec(Spec):
     state_memory: Bytes | None = None
     """Parameters, gradients and optimizer state at rest, per GPU."""
     bubble_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
-    bubble_of: Literal["all", "one stage"] = "all"
+    bubble_of: Literal["all", "busiest", "one stage"] = "all"
     """Whose idling: the mean over ranks, or the busiest rank's where a source takes one stage's times for all."""
     fits: bool | None = None
     """False where the source reports running out of memory."""
@@ -202,8 +202,9 @@ def compare_case(case: Case, p: Prediction) -> list[Comparison]:
     band = (peaks["allocated"], peaks["reserved"])
     peak = peaks.get(m.memory_kind, sum(band) / 2)
     ends = (peak, peak) if m.memory_kind in peaks else band
-    alone = m.bubble_of == "one stage" and m.bubble_fraction is not None
-    bubble = bubble_of_equal_stages(case.scenario) if alone else p.bubble_fraction
+    bubble = p.bubble_fraction if m.bubble_of == "all" else p.busiest_bubble_fraction
+    if m.bubble_of == "one stage" and m.bubble_fraction is not None:
+        bubble = bubble_of_equal_stages(case.scenario)
     found: list[tuple[str, float | bool | None, float | bool, float | None, float | None]] = [
         ("step_time_s", m.step_time, p.step_time_s, p.step_low_s, p.step_high_s),
         ("peak_memory_bytes", m.peak_memory, peak, ends[0] * p.memory_low, ends[1] * p.memory_high),

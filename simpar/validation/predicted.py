@@ -15,6 +15,8 @@ from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario
 
 if TYPE_CHECKING:
+    from simpar.engine.timeline import Timeline
+    from simpar.program.program import Program
     from simpar.result.result import Result
 
 
@@ -30,7 +32,11 @@ class Prediction:
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
         memory_low, memory_high: 80 % interval of the peak as factors of it.
         bubble_fraction: idle share of the pipeline phase.
+        busiest_bubble_fraction: idle share of the longest span of a rank, from its own first op of that phase to its own last,
+            beside the busiest rank's busy time: a schedule whose ranks start and end in steps (ZB-H2) has spans shorter than the
+            phase.
         pipeline_s: length of the pipeline phase, first forward to last backward.
+        longest_span_s: that longest span.
         fits: whether the peak stays under the capacity.
         waterfall: name -> seconds, from ideal to predicted.
     """
@@ -47,7 +53,9 @@ class Prediction:
     memory_low: float
     memory_high: float
     bubble_fraction: float
+    busiest_bubble_fraction: float
     pipeline_s: float
+    longest_span_s: float
     fits: bool
     waterfall: Mapping[str, float] = field(default_factory=dict)
 
@@ -132,6 +140,11 @@ def extended(first: Prediction, second: Prediction, times: float, *, memory_grow
 
     step = along(first.step_time_s, second.step_time_s)
     window = along(first.pipeline_s, second.pipeline_s)
+    span = along(first.longest_span_s, second.longest_span_s)
+    busiest = along(
+        (1.0 - first.busiest_bubble_fraction) * first.longest_span_s,
+        (1.0 - second.busiest_bubble_fraction) * second.longest_span_s,
+    )
     busy = along((1.0 - first.bubble_fraction) * first.pipeline_s, (1.0 - second.bubble_fraction) * second.pipeline_s)
 
     def along_ranks(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
@@ -152,7 +165,9 @@ def extended(first: Prediction, second: Prediction, times: float, *, memory_grow
         reserved_per_rank=reserved,
         device_bytes=max(along(shorter.device_bytes, second.device_bytes), second.device_bytes),
         bubble_fraction=1.0 - busy / window if window else 0.0,
+        busiest_bubble_fraction=1.0 - busiest / span if span else 0.0,
         pipeline_s=window,
+        longest_span_s=span,
         waterfall={name: along(first.waterfall.get(name, 0.0), second.waterfall.get(name, 0.0)) for name in names},
     )
 
@@ -160,6 +175,7 @@ def extended(first: Prediction, second: Prediction, times: float, *, memory_grow
 def prediction_of(result: Result) -> Prediction:
     """What validation compares of a simulated step."""
     low, high = MEMORY_INTERVAL
+    span, busiest = _spans(result.program, result.timeline)
     return Prediction(
         step_time_s=result.step_time_s,
         step_low_s=result.step_interval.low,
@@ -173,6 +189,8 @@ def prediction_of(result: Result) -> Prediction:
         memory_low=low,
         memory_high=high,
         bubble_fraction=result.bubble_fraction,
+        busiest_bubble_fraction=1.0 - busiest / span if span else 0.0,
+        longest_span_s=span,
         pipeline_s=result.accounting.pipeline_s,
         fits=result.fits,
         waterfall=dict(result.waterfall()),
@@ -183,8 +201,7 @@ def bubble_of_equal_stages(scenario: Scenario) -> float:
     """Idle share of a rank's span if every stage took the median stage's times.
 
     This is what papers compute that profile one set of times T and count (cost - m (T_F + T_B + T_W)) / cost (Qi et al. 2023,
-    arXiv 2401.10241, section 5). The span of a rank runs from its own first op to its own last: a schedule whose ranks start and
-    end in steps (ZB-H2) has spans shorter than the pipeline phase.
+    arXiv 2401.10241, section 5).
 
     Raises:
         InputError: the plan cannot be run at all.
@@ -199,11 +216,19 @@ def bubble_of_equal_stages(scenario: Scenario) -> float:
     for indices in alike.values():
         seconds[indices] = np.median(seconds[indices])
     timeline = run(replace(priced, table=replace(priced.table, seconds=seconds)), "longest_path")
+    span, busy = _spans(priced.program, timeline)
+    return 1.0 - busy / span if span else 0.0
+
+
+def _spans(program: Program, timeline: Timeline) -> tuple[float, float]:
+    """The longest span of one rank in the pipeline phase, and the busy seconds of the busiest rank."""
     kinds = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED)
-    phase = np.isin(priced.program.kind, [int(kind) for kind in kinds])
-    start, finish, role = timeline.start[phase], timeline.finish[phase], priced.program.role[phase]
+    phase = np.isin(program.kind, [int(kind) for kind in kinds])
+    if not phase.any():
+        return 0.0, 0.0
+    start, finish, role = timeline.start[phase], timeline.finish[phase], program.role[phase]
     busy = np.bincount(role, weights=finish - start)
     first, last = np.full(busy.size, np.inf), np.zeros(busy.size)
     np.minimum.at(first, role, start)
     np.maximum.at(last, role, finish)
-    return 1.0 - float(busy.max()) / float((last - first).max())
+    return float((last - first).max()), float(busy.max())
