@@ -30,8 +30,8 @@ def ten_percent_slow(scenario: Scenario) -> Prediction:
     if getattr(scenario.model, "num_hidden_layers", 0) == 9:
         raise InputError("cannot run nine layers")
     return Prediction(
-        5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.95, 1.05, 0.2,
-        5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
+        5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.95, 1.05, 0.2, 0.1,
+        5.0, 5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
     )  # fmt: skip
 
 
@@ -346,7 +346,8 @@ def test_a_short_step_is_simulated_whole() -> None:
 
 def test_a_bubble_of_one_stage_is_that_of_equal_stages(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    kinds = {"profiled": "computed by the paper from profiled T_F,T_B,T_W", "traced": "measured bubble seconds / step seconds"}
+    kinds = {"profiled": "computed by the paper from profiled T_F,T_B,T_W", "traced": "measured bubble seconds / step seconds",
+             "computed": "computed from profiled times"}  # fmt: skip
     rows = [row(id=name, bubble_fraction=0.2, bubble_kind=kind) for name, kind in kinds.items()]
     path.write_text("\n".join(json.dumps(r) for r in rows))
     report = validate_runs(path, workers=1, predictor=ten_percent_slow)
@@ -358,6 +359,7 @@ def test_a_bubble_of_one_stage_is_that_of_equal_stages(tmp_path: Path) -> None:
     ideal = (plan.pp - 1) / plan.virtual_stages / (every + (plan.pp - 1) / plan.virtual_stages)
     assert found(report, "profiled", "bubble_fraction").predicted == pytest.approx(ideal, abs=0.02)
     assert found(report, "traced", "bubble_fraction").predicted == 0.2
+    assert found(report, "computed", "bubble_fraction").predicted == 0.1
 
 
 def test_sequence_parallelism_makes_another_layout_and_repeats_do_not(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class MeasuredSpec(Spec):
     """Parameters, gradients and optimizer state at rest, per GPU."""
     bubble_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     bubble_of: Literal["all", "busiest", "one stage"] = "all"
-    """Whose idling: the mean over ranks, or the busiest rank's where a source takes one stage's times for all."""
+    """Whose idling: the mean over ranks, the busiest rank's (a source that computes it from profiled times), or that of equal
+    stages (a source whose formula takes one set of times for all)."""
     fits: bool | None = None
     """False where the source reports running out of memory."""
 

@@ -41,6 +41,10 @@ _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
     (r"allocated", "allocated"),
 )
 """First match in mem_kind."""
+_BUBBLE_KINDS: Final[tuple[tuple[str, Literal["busiest", "one stage"]], ...]] = (
+    (r"profiled T_F", "one stage"), (r"profiled", "busiest"),
+)  # fmt: skip
+"""First match in bubble_kind."""
 _FIRST_RANK: Final = r"rank 0|logging rank|nanotron logs"
 """mem_kind of figures that the first pipeline rank alone reports (nanotron logs the memory of global rank 0)."""
 
@@ -55,7 +59,8 @@ class Measured:
         peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
         memory_first_rank: the figure is the first pipeline rank's, not the worst's.
         bubble_fraction: idle share of the pipeline.
-        bubble_of_one_stage: it was computed from one set of stage times, (cost - m(F+B+W)) / cost, not from idling.
+        bubble_of: whose idling: of "all" ranks; of the "busiest", where it was computed from profiled times; of "one stage" for
+            all, where from one set of them, (cost - m(F+B+W)) / cost.
         out_of_memory: whether the run is labelled as out of memory (None: not labelled).
     """
 
@@ -65,7 +70,7 @@ class Measured:
     memory_kind: MemoryKind = "band"
     memory_first_rank: bool = False
     bubble_fraction: float | None = None
-    bubble_of_one_stage: bool = False
+    bubble_of: Literal["all", "busiest", "one stage"] = "all"
     out_of_memory: bool | None = None
 
     @property
@@ -217,7 +222,7 @@ def measured_of(row: Row) -> Measured:
         next((k for pattern, k in _MEMORY_KINDS if re.search(pattern, kind, re.IGNORECASE)), "band"),
         memory is not None and re.search(_FIRST_RANK, kind, re.IGNORECASE) is not None,
         bubble,
-        bubble is not None and "profiled" in str(row.get("bubble_kind") or ""),
+        next((of for pattern, of in _BUBBLE_KINDS if re.search(pattern, str(row.get("bubble_kind") or ""))), "all"),
         None if oom is None else bool(oom),
     )
 

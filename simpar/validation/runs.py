@@ -159,8 +159,8 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "") -> list[
         kind = {"memory_kind": KIND_TITLES[measured.memory_kind]}
         add("peak_memory_bytes", measured.peak_memory_bytes, more=kind, **({} if p is None else _memory(run, p)))
     if measured.bubble_fraction is not None:
-        fields = {} if p is None else {"predicted": p.bubble_fraction}
-        if p is not None and measured.bubble_of_one_stage and run.scenario is not None:
+        fields = {} if p is None else {"predicted": p.bubble_fraction if measured.bubble_of == "all" else p.busiest_bubble_fraction}
+        if p is not None and measured.bubble_of == "one stage" and run.scenario is not None:
             fields = {"predicted": bubble_of_equal_stages(run.scenario)}
         add("bubble_fraction", measured.bubble_fraction, **fields)
     if measured.out_of_memory is not None:
