@@ -106,6 +106,15 @@ def test_a_refit_keeps_constants_that_it_cannot_better() -> None:
         assert settled(found, runs, before, runs)[group] == pytest.approx(np.clip(expected, LOW, HIGH))
 
 
+def test_of_a_few_runs_any_gain_counts() -> None:
+    runs = samples(TRUE, noise=0.03)[:4]
+    group = ("f", "gpu", "2024-01")
+    found = fit_nested(runs)
+    worse = as_entries({group: np.clip(found[group] * np.array([1.01, 1.0, 1.0, 1.0, 1.0]), LOW, HIGH)})
+    gain = np.mean([abs(error(r, found[group] * np.array([1.01, 1.0, 1.0, 1.0, 1.0]))) - abs(error(r, found[group])) for r in runs])
+    assert (settled(found, runs, worse, runs)[group] == found[group]).all() == (gain > 0.0)
+
+
 def test_a_source_counts_as_the_root_of_its_rows() -> None:
     """Sixteen times as many runs of one source weigh four times as much, not sixteen."""
     few, many = samples(TRUE, count=40), samples(1.3 * TRUE, count=40, seed=2)

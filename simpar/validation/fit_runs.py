@@ -69,9 +69,9 @@ OUTLIER = 0.4
 """Relative error at which a run's weight has halved."""
 LEAST_ROWS = 2
 """For constants of one GPU."""
-KEPT = 1.0
-"""A framework's constants on a GPU are replaced where its runs are met better by more than so many standard errors of the gain
-(the rule of one standard error of model selection, Breiman et al. 1984)."""
+KEPT = 2.0
+"""A framework's constants on a GPU are replaced where its runs are met better by more than so many standard errors of the gain: one
+that chance alone gives once in forty times."""
 ROUNDS = 2
 """Simulations around constants found."""
 EVER = "2000-01"
@@ -253,7 +253,8 @@ def settled(
 ) -> dict[Group, FloatArray]:
     """`found` with the constants of frameworks on a GPU as they were `before`, where new ones gain next to nothing.
 
-    Near its best a fit is flat: without this every refit would move predictions that it does not better.
+    Near its best a fit is flat: without this every refit would move predictions that it does not better. Of groups with fewer
+    rows than the pull towards the group around weighs, any gain counts.
 
     Args:
         fresh, held: the same runs split around `found` and around `before`: a split is exact only around the constants that it
@@ -269,7 +270,9 @@ def settled(
             continue
         theta = np.array([getattr(entry, name) for name in NAMES])
         gain = np.array([_counted(held[i], theta) - _counted(fresh[i], found[group]) for i in rows[group]])
-        if gain.mean() <= KEPT * gain.std() / np.sqrt(len(gain)):
+        # What a few runs gain has no error to speak of; they are mostly what the group around says, which has moved.
+        doubt = KEPT * gain.std() / np.sqrt(len(gain)) if len(gain) >= PRIOR_ROWS[-1] else 0.0
+        if gain.mean() <= doubt:
             kept[group] = theta
     return kept
 
