@@ -1,8 +1,27 @@
-"""The host's cores as processes that measure see them; standard library only, for machines that have torch and nothing else."""
+"""Processes on this host: the cores that those which measure see, and workers that end with their parent.
+
+Standard library only, for machines that have torch and nothing else.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
+
+
+def follow_parent() -> None:
+    """For a worker process: Ctrl-C is for the parent, which ends its workers; a parent that was killed takes them with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def usable_cores() -> list[int]:

@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
+from simpar.host import follow_parent
 from simpar.search.account import Progress
 from simpar.search.board import Board
 from simpar.search.branch import Node
@@ -82,19 +83,7 @@ def in_process(task: Task) -> Iterator[PartResult]:
 
 def _worker(pipe: Connection, board: Board, space: Space, wish: Wish) -> None:
     """A process: takes parts from the pipe until it closes, to survey or to solve; sends layouts, bounds and results."""
-    import signal
-    import threading
-
-    # Ctrl-C is for the parent, which stops its workers; a parent that was killed takes them with it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
+    follow_parent()
     with suppress(EOFError, OSError):
         while True:
             part, nodes, known = pipe.recv()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final, Self, TypeVar
 
 from simpar.errors import SimparError
+from simpar.host import follow_parent
 
 EVERY_S: Final = 10.0
 """Between lines of progress where standard error is not a terminal."""
@@ -33,7 +31,7 @@ def in_workers(function: Callable[[Task], Done], tasks: Sequence[Task], workers:
         yield from ((index, function(task)) for index, task in enumerate(tasks))
         return
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), initializer=_follow_parent)
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), initializer=follow_parent)
     try:
         waiting = {pool.submit(function, task): index for index, task in enumerate(tasks)}
         for future in as_completed(waiting):
@@ -46,19 +44,6 @@ def in_workers(function: Callable[[Task], Done], tasks: Sequence[Task], workers:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _follow_parent() -> None:
-    """Ctrl-C is for the parent, which ends its workers; a parent that was killed takes them with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 class Bar:
