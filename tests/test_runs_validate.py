@@ -247,7 +247,8 @@ def slow(_: Scenario) -> Prediction:
 
 
 def interrupted(data: Path) -> None:
-    """What Ctrl-C does once the workers are there."""
+    """What Ctrl-C does once the workers are there (a shell lets what it starts in the background ignore it)."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
         validate_runs(data, workers=2, predictor=slow)
