@@ -121,7 +121,7 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
         ({"dp": 7}, "is not n_gpus"),
         ({"layers": None, "model_name": "ours"}, "dimensions not stated: layers"),
         ({"layers": None, "hidden": 2048}, "dimensions not stated: layers"),
-        ({"seq_len": None}, "model dimensions not stated: seq_len"),
+        ({"seq_len": None}, "sequence length not stated"),
         ({"arch": "diffusion transformer"}, "not a decoder of text"),
         ({"global_batch": None}, "global batch not stated"),
         ({"global_batch": 100}, "not a multiple"),

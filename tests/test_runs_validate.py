@@ -177,7 +177,7 @@ BAD_FIGURES: list[tuple[dict[str, Any], str]] = [
     ({"oom": "maybe"}, "a column has an unexpected value: oom: 'maybe' is neither true nor false"),
     ({"n_gpus": "eight"}, "a column has an unexpected value: n_gpus: 'eight' is not a number"),
     ({"n_gpus": None, "tp": None}, "the number of GPUs is not stated"),
-    ({"seq_len": None}, "model dimensions not stated: seq_len"),
+    ({"seq_len": None}, "sequence length not stated"),
 ]
 
 

@@ -132,10 +132,9 @@ def _doubled_and_halved(value: int) -> tuple[int, ...]:
     return (value * 2, value // 2) if value > 1 else (value * 2,)
 
 
-def neighbours(scenario: Scenario) -> list[Neighbour]:
-    """Every layout one change away, fastest first, those that do not fit behind, those that cannot run last."""
-    now = simulate(scenario, detail="stage")
-    here = dict(now.waterfall())
+def neighbours(now: Result) -> list[Neighbour]:
+    """Every layout one change away from `now`, fastest first, those that do not fit behind, those that cannot run last."""
+    scenario, here = now.layout.scenario, dict(now.waterfall())
     found = []
     for change, plan, training in _moves(scenario):
         table = scenario.model_dump(exclude={"file"}, exclude_none=True)
@@ -237,7 +236,7 @@ def _like(result: Result, near: Sequence[Neighbour], measured_s: float) -> list[
 def explain(result: Result, measured: dict[str, float]) -> dict[str, Any]:
     """Everything `simpar explain` says, as one JSON object."""
     interval, worst = result.step_interval, result.worst_rank
-    near = neighbours(result.layout.scenario)
+    near = neighbours(result)
     found: dict[str, Any] = {
         "step_time_s": result.step_time_s,
         "waterfall_s": dict(result.waterfall()),

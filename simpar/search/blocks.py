@@ -63,8 +63,7 @@ class Kinds:
         index: dict[int, int] = {}
         layer = tuple(index.setdefault(id(block), len(index)) for block in network.layers)
         numbers, following = [], 2 * len(index)
-        shared = network.head if network.tied else None
-        for present in (network.embedding, network.mtp, network.mtp_head, network.head, shared):
+        for present in (network.embedding, network.mtp, network.mtp_head, network.head, network.tied_head):
             numbers.append(following if present else -1)
             following += bool(present)
         return cls(layer, len(index), *numbers, mtp_count=len(network.mtp))  # type: ignore[misc]
@@ -200,9 +199,8 @@ def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Block, bool]]
 
 def _ends(network: Network, kinds: Kinds) -> dict[int, Block]:
     """Blocks that are no layers, by kind."""
-    shared = network.head if network.tied else None
     named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
-             (kinds.shared_head, shared))  # fmt: skip
+             (kinds.shared_head, network.tied_head))  # fmt: skip
     return {kind: block for kind, block in named if block is not None}
 
 

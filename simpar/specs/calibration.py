@@ -24,16 +24,6 @@ Factor = Annotated[float, Field(gt=0)]
 BOUNDS = {"compute": (0.95, 1.6), "memory": (0.9, 3.0), "communication": (0.9, 4.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 2.0)}
 """Least and most of each constant. A part cannot run much faster inside a step than alone; a little, because shared tables
 differ from a run's own libraries."""
-MEANINGS = {
-    "compute": "factor on seconds of matmul and attention: clocks and power under sustained mixed load, waiting for the slowest "
-    "rank",
-    "memory": "factor on seconds of memory-bound kernels and the optimizer: the small kernels that an op list leaves out",
-    "communication": "factor on seconds of collectives and sends (DeepEP's and HybridEP's exchanges apart): link efficiency under "
-    "load, arrival skew",
-    "pass_s": "host seconds that the device waits for per stage pass, a forward or a backward of one micro-batch",
-    "step_s": "host seconds per step: logging, data, gradient norm, synchronisation",
-}
-"""What each constant stands for."""
 
 
 class RunCalibration(Spec):
@@ -46,15 +36,16 @@ class RunCalibration(Spec):
     since: str = "2000-01"
     """First month of the framework's behaviour that it holds for."""
     compute: Factor = 1.0
-    """On matmul and attention seconds: clocks and power under sustained mixed load, waiting for the slowest rank."""
+    """factor on seconds of matmul and attention: clocks and power under sustained mixed load, waiting for the slowest rank"""
     memory: Factor = 1.0
-    """On memory-bound seconds: the small kernels that an op list leaves out."""
+    """factor on seconds of memory-bound kernels and the optimizer: the small kernels that an op list leaves out"""
     communication: Factor = 1.0
-    """On collectives and sends, not on DeepEP's exchanges: link efficiency under load, arrival skew."""
+    """factor on seconds of collectives and sends (DeepEP's and HybridEP's exchanges apart): link efficiency under load, arrival
+    skew"""
     pass_s: Annotated[float, Field(ge=0)] = 0.0
-    """Host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)."""
+    """host seconds that the device waits for per stage pass, a forward or a backward of one micro-batch"""
     step_s: Annotated[float, Field(ge=0)] = 0.0
-    """The same per step: logging, data, gradient norm, synchronisation."""
+    """host seconds per step: logging, data, gradient norm, synchronisation"""
     rows: int = 0
     sources: tuple[str, ...] = ()
     median_before: float = 0.0

@@ -22,7 +22,7 @@ from simpar.errors import InputError
 from simpar.specs.base import Spec, data_dir, read_toml, validate
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.units import Bytes, Seconds
-from simpar.validation.predicted import Prediction, Predictor, bubble_of_equal_stages, predict
+from simpar.validation.predicted import BubbleOf, Prediction, Predictor, bubble_of, memory_of, predict
 from simpar.validation.run_workers import Bar, in_workers
 from simpar.validation.statistics import Comparison, ErrorSummary, group_by, summarize
 
@@ -45,9 +45,7 @@ class MeasuredSpec(Spec):
     state_memory: Bytes | None = None
     """Parameters, gradients and optimizer state at rest, per GPU."""
     bubble_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
-    bubble_of: Literal["all", "busiest", "one stage"] = "all"
-    """Whose idling: the mean over ranks, the busiest rank's (a source that computes it from profiled times), or that of equal
-    stages (a source whose formula takes one set of times for all)."""
+    bubble_of: BubbleOf = "all"
     fits: bool | None = None
     """False where the source reports running out of memory."""
 
@@ -197,25 +195,18 @@ def compare_case(case: Case, p: Prediction) -> list[Comparison]:
         "gpu": case.scenario.hardware.gpu.name, "n_gpus": case.scenario.world_size, "framework": case.scenario.framework,
     }  # fmt: skip
     details = {"tolerance": case.tolerance} | ({"note": case.note} if case.note else {})
-    peaks = {"allocated": p.allocated_bytes, "reserved": p.reserved_bytes, "device": p.device_bytes}
-    if m.memory_rank == "first":
-        peaks |= {"allocated": p.allocated_per_rank[0], "reserved": p.reserved_per_rank[0]}
-    band = (peaks["allocated"], peaks["reserved"])
-    peak = peaks.get(m.memory_kind, sum(band) / 2)
-    ends = (peak, peak) if m.memory_kind in peaks else band
-    bubble = p.bubble_fraction if m.bubble_of == "all" else p.busiest_bubble_fraction
-    if m.bubble_of == "one stage" and m.bubble_fraction is not None:
-        bubble = bubble_of_equal_stages(case.scenario)
+    peak, low_end, high_end, band = memory_of(p, m.memory_kind, first_rank=m.memory_rank == "first")
+    bubble = 0.0 if m.bubble_fraction is None else bubble_of(p, case.scenario, m.bubble_of)
     found: list[tuple[str, float | bool | None, float | bool, float | None, float | None]] = [
         ("step_time_s", m.step_time, p.step_time_s, p.step_low_s, p.step_high_s),
-        ("peak_memory_bytes", m.peak_memory, peak, ends[0] * p.memory_low, ends[1] * p.memory_high),
+        ("peak_memory_bytes", m.peak_memory, peak, low_end, high_end),
         ("state_memory_bytes", m.state_memory, p.state_bytes, None, None),
         ("bubble_fraction", m.bubble_fraction, bubble, None, None),
         ("oom", None if m.fits is None else not m.fits, not p.fits, None, None),
     ]
     return [
         Comparison(case.id, metric, measured, predicted, low, high, group=group, details=details,
-                   band=band if metric == "peak_memory_bytes" and m.memory_kind not in peaks else None)
+                   band=band if metric == "peak_memory_bytes" else None)
         for metric, measured, predicted, low, high in found
         if measured is not None
     ]  # fmt: skip

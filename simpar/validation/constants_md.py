@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simpar.specs.base import data_dir
-from simpar.specs.calibration import BOUNDS, MEANINGS, RunCalibration, calibrations
-
-NEUTRAL = RunCalibration(framework="", architecture="")
+from simpar.specs.calibration import BOUNDS, NEUTRAL, RunCalibration, calibrations
 
 
 def constants_text(entries: Sequence[RunCalibration]) -> str:
@@ -22,7 +20,7 @@ def constants_text(entries: Sequence[RunCalibration]) -> str:
         "| constant | what it is | without it | least | most |",
         "|---|---|---:|---:|---:|",
     ]
-    lines += [f"| {n} | {MEANINGS[n]} | {getattr(NEUTRAL, n):g} | {BOUNDS[n][0]:g} | {BOUNDS[n][1]:g} |" for n in names]
+    lines += [f"| {n} | {_meaning(n)} | {getattr(NEUTRAL, n):g} | {BOUNDS[n][0]:g} | {BOUNDS[n][1]:g} |" for n in names]
     lines += [
         "",
         "Errors are medians of |predicted / measured - 1| over the runs of a group: without any constant, with all of them, and "
@@ -35,6 +33,10 @@ def constants_text(entries: Sequence[RunCalibration]) -> str:
         "|---|---|---|" + "---:|" * (5 + 2 * len(names)),
     ]  # fmt: skip
     return "\n".join([*lines, *map(_line, entries)]) + "\n"
+
+
+def _meaning(name: str) -> str:
+    return " ".join(str(RunCalibration.model_fields[name].description).split())
 
 
 def _line(entry: RunCalibration) -> str:

@@ -56,7 +56,6 @@ class Figure:
         low, high: ends of the ladder.
         without: the value that leaves it out.
         of: whether a run may tell it.
-        digits: significant ones that are kept.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Figure:
     high: float
     without: float
     of: Callable[[Row], bool]
-    digits: int = 2
 
     @property
     def ladder(self) -> FloatArray:
@@ -166,7 +164,7 @@ def settle(figure: Figure, rows: Sequence[Row], measured: FloatArray, present: f
     gain = now - errors[:, least]
     value = present
     if gain.mean() > gain.std() / np.sqrt(len(gain)):
-        value = float(f"{values[least]:.{figure.digits}g}")
+        value = float(f"{values[least]:.2g}")
     more = errors - errors[:, [least]]
     close = values[more.mean(axis=0) <= more.std(axis=0) / np.sqrt(len(more))]
     models = sorted({str(row.get("model_name")) for row in chosen})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import numpy as np
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from simpar.engine.timeline import Timeline
     from simpar.program.program import Program
     from simpar.result.result import Result
+
+
+BubbleOf = Literal["all", "busiest", "one stage"]
+"""Whose idling a bubble counts: the mean over ranks; the busiest rank's, of sources that compute it from profiled times; that of
+equal stages, of sources whose formula takes one set of times for all, (cost - m(F+B+W)) / cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,28 @@ def bubble_of_equal_stages(scenario: Scenario) -> float:
     timeline = run(replace(priced, table=replace(priced.table, seconds=seconds)), "longest_path")
     span, busy = _spans(priced.program, timeline)
     return 1.0 - busy / span if span else 0.0
+
+
+def bubble_of(found: Prediction, scenario: Scenario, of: BubbleOf) -> float:
+    """The predicted idle share that a measured one of this kind is compared with."""
+    if of == "one stage":
+        return bubble_of_equal_stages(scenario)
+    return found.bubble_fraction if of == "all" else found.busiest_bubble_fraction
+
+
+def memory_of(found: Prediction, kind: str, *, first_rank: bool) -> tuple[float, float, float, tuple[float, float] | None]:
+    """(Predicted peak in bytes, ends of its interval, band) that a measured one of this kind is compared with.
+
+    Args:
+        kind: allocated, reserved or device; another: allocated or reserved, so that anything between the two (the band) is right.
+        first_rank: the figure is the first pipeline rank's, not the worst's.
+    """
+    allocated, reserved = found.allocated_bytes, found.reserved_bytes
+    if first_rank:
+        allocated, reserved = found.allocated_per_rank[0], found.reserved_per_rank[0]
+    peak = {"allocated": allocated, "reserved": reserved, "device": found.device_bytes}.get(kind)
+    low, high = (allocated, reserved) if peak is None else (peak, peak)
+    return (low + high) / 2, low * found.memory_low, high * found.memory_high, (low, high) if peak is None else None
 
 
 def _spans(program: Program, timeline: Timeline) -> tuple[float, float]:

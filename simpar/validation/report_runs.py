@@ -13,7 +13,7 @@ from rich.table import Table
 
 from simpar.validation.ranking import SweepRanking, summarize_rankings
 from simpar.validation.runs import Group, Report
-from simpar.validation.statistics import ABSOLUTE_METRICS, LABEL_METRICS
+from simpar.validation.statistics import ABSOLUTE_METRICS, LABEL_METRICS, ErrorSummary
 
 METRIC_TITLES: Final = {
     "step_time_s": "Step time", "peak_memory_bytes": "Peak memory", "bubble_fraction": "Bubble fraction",
@@ -21,6 +21,7 @@ METRIC_TITLES: Final = {
 }  # fmt: skip
 NAMED: Final = 6
 """Ids of one reason in the terminal; JSON and page have all."""
+ERROR_HEAD: Final = ("rows", "skipped", "mape", "median", "p90", "bias", "in interval")
 RANKING_HEAD: Final = ("source", "sweeps", "layouts", "mean tau", "mean regret", "of five", "worst regret")
 
 
@@ -94,14 +95,18 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def error_cells(s: ErrorSummary) -> list[str]:
+    """The columns of ERROR_HEAD."""
+    return [str(s.rows), str(s.skipped), *map(percent, (s.mape, s.median, s.p90, s.bias, s.coverage))]
+
+
 def _table(metric: str, groups: Sequence[Group]) -> Table:
     unit = " (points)" if metric in ABSOLUTE_METRICS else ""
     table = Table(title=METRIC_TITLES.get(metric, metric) + unit)
     table.add_column("group", overflow="fold")
-    for name in ("rows", "skipped", "mape", "median", "p90", "bias", "in interval"):
+    for name in ERROR_HEAD:
         table.add_column(name, justify="right")
     for group in groups:
-        s = group.summary
         label = ", ".join(f"{key} {value}" for key, value in group.by.items()) or "all"
-        table.add_row(label, str(s.rows), str(s.skipped), *map(percent, (s.mape, s.median, s.p90, s.bias, s.coverage)))
+        table.add_row(label, *error_cells(group.summary))
     return table

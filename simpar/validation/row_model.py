@@ -59,8 +59,6 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     needed = [k for k in ("layers", "hidden", "heads") if not row.get(k)]
     if not row.get("ffn") and not row.get("moe_ffn"):
         needed.append("ffn")
-    if not row.get("seq_len"):
-        needed.append("seq_len")
     if needed:
         raise CannotExpress(f"model dimensions not stated: {', '.join(needed)}")
     if not row.get("seq_len"):

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from simpar.errors import InputError
 from simpar.specs.framework import framework as framework_named
 from simpar.specs.scenario import Scenario
+from simpar.validation.predicted import BubbleOf
 from simpar.validation.row_complete import completed
 from simpar.validation.row_framework import framework_of, month_of_row, precision_of
 from simpar.validation.row_machine import CannotExpress, machine_of
@@ -41,9 +42,7 @@ _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
     (r"allocated", "allocated"),
 )
 """First match in mem_kind."""
-_BUBBLE_KINDS: Final[tuple[tuple[str, Literal["busiest", "one stage"]], ...]] = (
-    (r"profiled T_F", "one stage"), (r"profiled", "busiest"),
-)  # fmt: skip
+_BUBBLE_KINDS: Final[tuple[tuple[str, BubbleOf], ...]] = ((r"profiled T_F", "one stage"), (r"profiled", "busiest"))
 """First match in bubble_kind."""
 _FIRST_RANK: Final = r"rank 0|logging rank|nanotron logs"
 """mem_kind of figures that the first pipeline rank alone reports (nanotron logs the memory of global rank 0)."""
@@ -59,8 +58,7 @@ class Measured:
         peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
         memory_first_rank: the figure is the first pipeline rank's, not the worst's.
         bubble_fraction: idle share of the pipeline.
-        bubble_of: whose idling: of "all" ranks; of the "busiest", where it was computed from profiled times; of "one stage" for
-            all, where from one set of them, (cost - m(F+B+W)) / cost.
+        bubble_of: whose idling it counts.
         out_of_memory: whether the run is labelled as out of memory (None: not labelled).
     """
 
@@ -70,7 +68,7 @@ class Measured:
     memory_kind: MemoryKind = "band"
     memory_first_rank: bool = False
     bubble_fraction: float | None = None
-    bubble_of: Literal["all", "busiest", "one stage"] = "all"
+    bubble_of: BubbleOf = "all"
     out_of_memory: bool | None = None
 
     @property

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
 from simpar.output import check_writable
-from simpar.validation.predicted import Prediction, Predictor, bubble_of_equal_stages, predict
+from simpar.validation.predicted import Prediction, Predictor, bubble_of, memory_of, predict
 from simpar.validation.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.validation.row_framework import framework_of, stated_precision
 from simpar.validation.row_values import read_values
@@ -159,10 +159,8 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "") -> list[
         kind = {"memory_kind": KIND_TITLES[measured.memory_kind]}
         add("peak_memory_bytes", measured.peak_memory_bytes, more=kind, **({} if p is None else _memory(run, p)))
     if measured.bubble_fraction is not None:
-        fields = {} if p is None else {"predicted": p.bubble_fraction if measured.bubble_of == "all" else p.busiest_bubble_fraction}
-        if p is not None and measured.bubble_of == "one stage" and run.scenario is not None:
-            fields = {"predicted": bubble_of_equal_stages(run.scenario)}
-        add("bubble_fraction", measured.bubble_fraction, **fields)
+        alike = {} if p is None or run.scenario is None else {"predicted": bubble_of(p, run.scenario, measured.bubble_of)}
+        add("bubble_fraction", measured.bubble_fraction, **alike)
     if measured.out_of_memory is not None:
         add("oom", measured.out_of_memory, **({} if p is None else {"predicted": not p.fits}))
     return rows
@@ -170,15 +168,8 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "") -> list[
 
 def _memory(run: Run, p: Prediction) -> dict[str, Any]:
     """Predicted memory of the kind that was measured."""
-    kind = run.measured.memory_kind
-    allocated, reserved = p.allocated_bytes, p.reserved_bytes
-    if run.measured.memory_first_rank:
-        allocated, reserved = p.allocated_per_rank[0], p.reserved_per_rank[0]
-    value = {"allocated": allocated, "reserved": reserved, "device": p.device_bytes}.get(kind)
-    if value is None:
-        low, high = allocated, reserved
-        return {"predicted": (low + high) / 2, "low": low * p.memory_low, "high": high * p.memory_high, "band": (low, high)}
-    return {"predicted": value, "low": value * p.memory_low, "high": value * p.memory_high}
+    peak, low, high, band = memory_of(p, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
+    return {"predicted": peak, "low": low, "high": high, "band": band}
 
 
 def _validate_chunk(rows: list[tuple[str, dict[str, Any]]], predictor: Predictor) -> list[tuple[Run, list[Comparison]]]:
@@ -223,13 +214,12 @@ def validate_runs(
     if not everything:
         raise InputError(f"{path}: holds no runs; one JSON object per line is needed")
     check_conditions([row for _, row in everything], where)
-    rows = [(name, row) for name, row in everything if matches(read_values(row).row, where)]
+    rows = [(name, row, seen) for name, row in everything if matches(seen := read_values(row).row, where)]
     if not rows:
         raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
-    marked = [str(read_values(row).row.get("exclude") or "") for _, row in rows]
-    excluded = _named((why, str(row.get("id") or name)) for why, (name, row) in zip(marked, rows, strict=True) if why)
-    rows = [item for why, item in zip(marked, rows, strict=True) if not why]
-    done = _run_all(rows, workers or os.cpu_count() or 1, predictor, progress)
+    excluded = _named((str(seen.get("exclude") or ""), str(row.get("id") or name)) for name, row, seen in rows)
+    wanted = [(name, row) for name, row, seen in rows if not seen.get("exclude")]
+    done = _run_all(wanted, workers or os.cpu_count() or 1, predictor, progress)
     comparisons = [row for _, part in done for row in part]
     reasons = _named((_reason(run, part), run.id) for run, part in done)
     return report_of(comparisons, [run.id for run, _ in done], reasons, excluded, time.perf_counter() - start)

@@ -14,9 +14,9 @@ from plotly.io import to_html
 
 from simpar.output import write_file
 from simpar.validation.ranking import SWEEP_KEYS
-from simpar.validation.report_runs import METRIC_TITLES, RANKING_HEAD, percent, ranking_lines
+from simpar.validation.report_runs import ERROR_HEAD, METRIC_TITLES, RANKING_HEAD, error_cells, percent, ranking_lines
 from simpar.validation.runs import Report
-from simpar.validation.statistics import ABSOLUTE_METRICS, LABEL_METRICS, Comparison, ErrorSummary
+from simpar.validation.statistics import ABSOLUTE_METRICS, LABEL_METRICS, Comparison
 
 WORST: Final = 12
 """Rows shown with their waterfall."""
@@ -34,7 +34,6 @@ UNITS: Final[dict[str, tuple[str, float]]] = {
     "step_time_s": ("step time (s)", 1.0), "peak_memory_bytes": ("peak memory (GiB)", 2.0**-30),
     "bubble_fraction": ("bubble (% of the step)", 100.0),
 }  # fmt: skip
-ERROR_HEAD: Final = ("rows", "skipped", "mape", "median", "p90", "bias", "in interval")
 _STYLE: Final = (
     "body{font:15px system-ui,sans-serif;max-width:1180px;margin:1.5em auto;padding:0 1em;color:#222}"
     "table{border-collapse:collapse;margin:.5em 0}td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right;"
@@ -91,10 +90,6 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]], texts: int = 1) 
     return f"<table>{row(head, 'th')}{''.join(row(line, 'td') for line in lines)}</table>"
 
 
-def _errors(s: ErrorSummary) -> list[str]:
-    return [str(s.rows), str(s.skipped), *map(percent, (s.mape, s.median, s.p90, s.bias, s.coverage))]
-
-
 def _summary(report: Report, data: Path) -> str:
     without = sum(map(len, report.not_expressed.values()))
     excluded = sum(map(len, report.excluded.values()))
@@ -102,7 +97,7 @@ def _summary(report: Report, data: Path) -> str:
         f"<p>{html.escape(str(data))}: {report.runs} runs, {without} of which cannot be expressed; {excluded} more are excluded by "
         f"the data. Errors are predicted / measured - 1; bubbles: difference in points. {report.seconds:.0f} s.</p>"
     )
-    lines = [[METRIC_TITLES.get(g.metric, g.metric), *_errors(g.summary)]
+    lines = [[METRIC_TITLES.get(g.metric, g.metric), *error_cells(g.summary)]
              for g in report.groups if not g.by and g.metric not in LABEL_METRICS]  # fmt: skip
     return text + _table(["", *ERROR_HEAD], lines)
 
@@ -111,7 +106,7 @@ def _metric(report: Report, metric: str, rows: Sequence[Comparison]) -> str:
     parts = [_figure(_scatter(metric, rows)), _figure(_histogram(metric, rows))]
     groups = [group for group in report.groups if group.metric == metric and group.by]
     for key in dict.fromkeys(next(iter(group.by)) for group in groups):
-        lines = [[str(group.by[key]), *_errors(group.summary)] for group in groups if key in group.by]
+        lines = [[str(group.by[key]), *error_cells(group.summary)] for group in groups if key in group.by]
         shown = " open" if key == "source" else ""
         title = f"by {key.replace('_', ' ')} ({len(lines)})"
         parts.append(f"<details{shown}><summary>{title}</summary>{_table([key.replace('_', ' '), *ERROR_HEAD], lines)}</details>")

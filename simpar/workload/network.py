@@ -35,6 +35,11 @@ class Network:
     tied: bool
 
     @property
+    def tied_head(self) -> Block | None:
+        """The head where its matrix is the embedding's, else none."""
+        return self.head if self.tied else None
+
+    @property
     def parameters(self) -> int:
         """All weights, a tied matrix once."""
         blocks = [b for b in (self.embedding, *self.layers, *self.mtp, self.head) if b is not None]
