@@ -21,7 +21,7 @@ TITLES: Final = {
     "interference": "compute slowed by collectives", "host": "offload to the host",
     "calibration": "constants fitted on other runs", "unexplained": "no part of the step",
     "fsdp_buffers": "buffers of full sharding", "fragmentation": "reserved, not allocated", "nccl": "NCCL",
-    "context": "CUDA context",
+    "context": "CUDA context", "workspaces": "workspaces of matrix products",
 }  # fmt: skip
 """Categories of a step and of its memory in words, where their names are not."""
 _LEAST_SHARE: Final = 0.005

@@ -21,7 +21,8 @@ _HEIGHT = 430
 COLORS = {
     "parameters": "#0072b2", "gradients": "#56b4e9", "optimizer": "#009e73", "fsdp_buffers": "#5cc4a3",
     "activations": "#e69f00", "recompute": "#f5c767", "gradients_in_flight": "#d55e00", "logits": "#cc79a7",
-    "communication_buffers": "#6f4c9b", "fragmentation": "#b0b0b0", "context": "#707070", "nccl": "#404040",
+    "communication_buffers": "#6f4c9b", "workspaces": "#8c6d46", "fragmentation": "#b0b0b0",
+    "context": "#707070", "nccl": "#404040",
 }  # fmt: skip
 
 

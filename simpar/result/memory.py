@@ -18,6 +18,7 @@ from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
 from simpar.result.gathers import Gathers, fsdp_buffers, rests_unsharded, update_bytes
+from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
 from simpar.result.tensors import TimedPass
 
@@ -100,7 +101,7 @@ class RankMemory:
 
 
 def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], ...]:
-    """Resting parameters, gradients and optimizer state of a rank that holds these model stages."""
+    """What rests on a rank that holds these model stages: parameters, gradients, optimizer state, buffers, workspaces."""
     dense = experts = 0.0
     for stage in stages:
         more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]))
@@ -110,15 +111,17 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         state = replace(state, gradient=0.0)
     a = state_memory(dense, state, zero, layout.shard_ranks)
     b = state_memory(experts, state, zero, layout.expert_shard_ranks)
+    work = sum(workspaces(layout.framework, layout.hardware.gpu.architecture))
+    beside = (("workspaces", work),) if work else ()
     if layout.training.optimizer == "none":
-        return (("parameters", a.parameters + b.parameters),)
+        return (("parameters", a.parameters + b.parameters), *beside)
     if layout.options.lora_rank:
         trained = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True)[0] for s in stages)
         own = state_memory(trained, state, zero, layout.shard_ranks)
         weight = state.parameter or 2.0
         frozen = weight * dense / (layout.shard_ranks if zero == 3 else 1)
         frozen += weight * experts / (layout.expert_shard_ranks if zero == 3 else 1)
-        return (("parameters", frozen + own.parameters), ("gradients", own.gradients), ("optimizer", own.optimizer))
+        return (("parameters", frozen + own.parameters), ("gradients", own.gradients), ("optimizer", own.optimizer), *beside)
     offloaded = layout.plan.offload.optimizer
     found = [
         ("parameters", a.parameters + b.parameters),
@@ -128,7 +131,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     found += [("communication_buffers", receive_buffers(layout, stages))]
     found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts, stages))]
     found += [("weight_gradients", sum(placeholders(layout, stages).values()))]
-    return (*found[:3], *(pair for pair in found[3:] if pair[1]))
+    return (*found[:3], *(pair for pair in found[3:] if pair[1]), *beside)
 
 
 def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
@@ -295,9 +298,8 @@ def memory_over_time(
     time = np.where(end, timeline.finish[op], timeline.start[op]) if len(op) else np.zeros(0)
     role = program.role[op] if len(op) else np.zeros(0, dtype=np.int64)
     spec = layout.framework
-    groups = sum(layout.placement(d).size > 1 for d in ("tp", "cp", "pp", "dp", "ep"))
-    groups += spec.communicators if groups else 0
-    outside = (("context", spec.context_bytes), ("nccl", groups * spec.nccl_bytes_per_group))
+    groups = {dimension: layout.placement(dimension) for dimension in ("tp", "cp", "pp", "dp", "ep")}
+    outside = outside_bytes(spec, layout.hardware.gpu.architecture, groups)
     ranks = []
     capacity = layout.hardware.gpu.memory.value
     replays = Replays(layout, held, lambda rank: _passes(layout, program, timeline, roles[rank]))

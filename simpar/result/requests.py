@@ -17,6 +17,7 @@ from simpar.parallel.lifetimes import Lifetimes, lifetimes
 from simpar.parallel.split import LocalBlock
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
 from simpar.result.gathers import gathers_in_buffers, rests_unsharded, update_bytes, whole_embedding_gradient
+from simpar.result.outside import workspaces
 from simpar.result.stage_ends import STAGE_INPUT, kept_outputs, last_outputs, receive_buffers
 
 Pass = tuple[str, int, int, int]
@@ -257,6 +258,8 @@ def _update(trace: Trace, moments: float) -> None:
 def _states(trace: Trace, stages: list[int]) -> list[float]:
     """Ask for what is there before the first step; returns the sizes of the optimizer's moments."""
     layout = trace.layout
+    for size in workspaces(layout.framework, layout.hardware.gpu.architecture):
+        trace.ask(size)
     state, zero, plan = layout.state_bytes, layout.plan.zero_stage, layout.plan
     weights: list[tuple[int, bool]] = []
     for stage in stages:

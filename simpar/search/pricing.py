@@ -21,6 +21,7 @@ from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
 from simpar.result.gathers import update_bytes
 from simpar.result.memory import receive_buffers
+from simpar.result.outside import outside_bytes, workspaces
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.search import axes
 from simpar.search.blocks import BlockTable, Column, Composition, Gathered, Kinds, block_kinds, has_experts
@@ -62,6 +63,7 @@ class Pricing:
         self._schedules: dict[object, Schedule] = {}
         self._turns: dict[object, tuple[int, int]] = {}
         self._far: dict[Group, int] = {}
+        self._outside: dict[Group, float] = {}
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
         self.floors = Floors(self)
@@ -283,10 +285,18 @@ class Pricing:
 
     def outside_bytes(self, group: Group) -> float:
         """Context and communicators of one rank."""
-        spec = self.framework
-        groups = sum(s > 1 for s in (group.tp, group.cp, group.pp, group.dp * group.cp, group.ep))
-        groups += spec.communicators if groups else 0
-        return float(spec.context_bytes + groups * spec.nccl_bytes_per_group)
+        if group not in self._outside:
+            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
+            names = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp_cp", "ep": "ep"}
+            places = {dimension: mesh.placement(name, hardware, nodes) for dimension, name in names.items()}
+            found = outside_bytes(self.framework, hardware.gpu.architecture, places)
+            self._outside[group] = sum(amount for _, amount in found)
+        return self._outside[group]
+
+    @cached_property
+    def workspace_bytes(self) -> float:
+        """Workspaces of matrix products of one rank, inside the allocator."""
+        return sum(workspaces(self.framework, self.template.hardware.gpu.architecture))
 
     def stays_gathered(self, group: Group, state: State) -> bool:
         """Whether fully sharded weights rest gathered, with unsharded gradients, on the ranks of a pipeline."""

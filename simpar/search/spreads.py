@@ -263,7 +263,7 @@ class Spreads:
         if self.pricing.template.training.trainable == "lora":
             return self._lora_bytes(cut, per)
         dense, expert = cut.weights[:, 0], cut.weights[:, 1]
-        resting = per[:, 0, 0, None] * dense + per[:, 1, 0, None] * expert
+        resting = per[:, 0, 0, None] * dense + per[:, 1, 0, None] * expert + self.pricing.workspace_bytes
         optimizer = per[:, 0, 1, None] * dense + per[:, 1, 1, None] * expert
         if not self.trains:
             return StateBytes(resting, optimizer)
@@ -297,7 +297,7 @@ class Spreads:
             layout = self.pricing.state_layout(self.group, self.variant, state).layout
             split = (layout.shard_ranks, layout.expert_shard_ranks) if state.zero_stage == 3 else (1, 1)
             frozen = 2.0 * cut.weights[:, 0] / split[0] + 2.0 * cut.weights[:, 1] / split[1]
-            resting[index] = frozen + trained * per[index, 0].sum()
+            resting[index] = frozen + trained * per[index, 0].sum() + self.pricing.workspace_bytes
         return StateBytes(resting, np.zeros_like(resting))
 
 

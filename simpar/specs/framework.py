@@ -164,10 +164,16 @@ class FrameworkSpec:
 
     Memory outside the model
 
-        context_bytes: CUDA context, cuBLAS and framework workspaces.
-        nccl_bytes_per_group: buffers of one communicator with its channels (A100, NVLink: 0.54 GiB of two ranks, 0.69 of more; NCCL
-            issue 964).
+        context_bytes: CUDA context with the kernels loaded.
+        nccl_pair_bytes: buffers of one communicator of two ranks.
+        nccl_group_bytes: the same of more ranks.
+        nccl_peer_bytes: buffers of an all-to-all inside one NVLink domain for each other rank.
         communicators: further communicators in use beside one per dimension of the layout.
+
+    Memory inside the allocator that is not the model's
+
+        blas_workspace_bytes: (architecture, bytes) of one cuBLAS workspace; an architecture that is missing takes the one of "".
+        engine_workspace_bytes: the same of the workspace of TransformerEngine's matmuls.
         keeps_stage_outputs: the pipeline engine holds every stage output until its backward (DeepSpeed; Megatron before
             deallocate_pipeline_outputs).
         frees_stage_inputs: the input of a pipeline stage is given back after its forward (the opposite: what its first norm saves
@@ -296,9 +302,13 @@ class FrameworkSpec:
     far_send_s: float = 0.0
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
-    context_bytes: float = 1.0 * 2**30
-    nccl_bytes_per_group: float = 0.6 * 2**30
+    context_bytes: float = 0.0
+    nccl_pair_bytes: float = 0.0
+    nccl_group_bytes: float = 0.0
+    nccl_peer_bytes: float = 0.0
     communicators: int = 0
+    blas_workspace_bytes: tuple[tuple[str, float], ...] = ()
+    engine_workspace_bytes: tuple[tuple[str, float], ...] = ()
     keeps_stage_outputs: bool = False
     frees_stage_inputs: bool = False
     keeps_last_outputs: bool = False
@@ -416,12 +426,18 @@ def family_of(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def _at(name: str, month: Month) -> FrameworkSpec:
-    """All rows up to `month` applied in order; a month before the first row takes the first."""
+    """All rows up to `month` applied in order, on top of the runtime's; a month before the first row takes the first."""
     from simpar.specs.framework_rows import FRAMEWORKS
+    from simpar.specs.framework_runtime import RUNTIME
 
     base, rows = FRAMEWORKS[name]
     first, *later = rows
-    spec = _at(base, max(month, first.since)) if base else FrameworkSpec(name, first.since, first.source)
+    if base:
+        spec = _at(base, max(month, first.since))
+    else:
+        spec = FrameworkSpec(name, first.since, first.source)
+        for row in (row for row in RUNTIME if row.since <= max(month, first.since)):
+            spec = replace(spec, **row.changes)
     for row in (first, *(row for row in later if row.since <= month)):
         spec = replace(spec, **{**row.changes, "name": name, "since": row.since, "source": row.source})
     return spec

@@ -10,11 +10,10 @@ from typing import Final
 
 from simpar.specs.framework import LOSS_WORK
 from simpar.specs.framework import FrameworkRow as Row
+from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
 from simpar.specs.framework_torch import NANOTRON
 from simpar.specs.framework_torch import TORCH as _TORCH
 from simpar.specs.inferred import inferred
-
-GiB: Final = 2.0**30
 
 _LOSS_CHAINS: Final = (("unfused", "stream", 38.0, 14.0), ("fused", "stream", 24.0, 14.0))
 """Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum
@@ -66,8 +65,10 @@ _MEGATRON: Final = (
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
             "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 0.5e-3,
             "weight_gradients": "each", "grouped_weight_gradients": "none", "fp8_weight_cache": True,
+            "engine_workspace_bytes": (("", 4 * MiB), ("hopper", 32 * MiB), ("blackwell", 32 * MiB)),
         },
-        "FlashAttention 2 (2023-07); TransformerEngine module/base.py get_weight_workspace: fp8 copies of weights are cached as "
+        "FlashAttention 2 (2023-07); TransformerEngine module/base.py get_cublas_workspace_size_bytes (32 MiB from compute "
+        "capability 9 on, else 4) and get_weight_workspace: fp8 copies of weights are cached as "
         "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
         "the gradient so that "
         "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
@@ -90,6 +91,7 @@ _MEGATRON: Final = (
         "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper; fused_attn.cpp takes no heads above 128 on sm_100 "
         "(TransformerEngine PR 1504) before cuDNN 9.11",
     ),
+    Row((2024, 7), LAZY_CONNECTIONS, "NGC 24.07 has NCCL 2.22"),
     Row(
         (2025, 2),
         {"loss": "fused", "cross_entropy_all_reduces": 2,
@@ -160,13 +162,13 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "gradient_copy_bytes": 2.0, "context_bytes": 1.5 * GiB, "communicators": 5, "keeps_stage_outputs": True,
+                 "gradient_copy_bytes": 2.0, "communicators": 5, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones; context from the chronicles"),
+                "ones"),
         ),
     ),
     "zero-bubble": (
@@ -365,7 +367,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "wgrad_accumulation_fusion": True, "tp_backward_overlap": False, "optimizer_traffic_bytes": 36.0,
               "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
               "gradients_persist": True, "keeps_stage_outputs": True, "context_bytes": 0.0,
-              "nccl_bytes_per_group": 0.0, "weight_gradients": "each"},
+              "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0, "nccl_peer_bytes": 0.0, "blas_workspace_bytes": (),
+              "engine_workspace_bytes": (), "weight_gradients": "each"},
              "simpar/validation/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient "
              "norm and fused AdamW; the measured times of its kernels hold the time to launch them"),),
     ),

@@ -1,0 +1,118 @@
+"""What the runtime takes of a device, by version: context, NCCL's buffers, workspaces of matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simpar.result.outside import outside_bytes, workspaces
+from simpar.result.result import Result
+from simpar.simulate import simulate
+from simpar.specs.framework import framework, framework_names
+from simpar.specs.framework_runtime import RUNTIME, MiB
+from simpar.specs.scenario import make_scenario
+
+GiB = 2.0**30
+
+
+def step(framework: str, version: str, plan: dict[str, Any], *, hardware: str = "dgx-h100", nodes: int = 1, **more: Any) -> Result:
+    """A simulated step of a small model."""
+    table = {
+        "name": "runtime", "model": more.pop("model", "llama3.1-8b"), "framework": framework, "framework_version": version,
+        "cluster": {"hardware": hardware, "num_nodes": nodes}, "plan": plan,
+        "training": {"sequence_length": 2048, "global_batch_size": 16, "precision": "bf16"}, **more,
+    }  # fmt: skip
+    return simulate(make_scenario(table), detail="stage")
+
+
+def outside(result: Result) -> dict[str, float]:
+    """Bytes outside the allocator of the first rank, by name."""
+    return dict(result.memory[0].outside)
+
+
+@pytest.mark.parametrize(
+    ("version", "context", "pair", "group"),
+    [
+        ("2021-06", 1.5 * GiB, 544 * MiB, 688 * MiB),
+        ("2022-12", 426 * MiB, 544 * MiB, 688 * MiB),
+        ("2025-01", 426 * MiB, 544 * MiB, 688 * MiB),
+        ("2025-06", 426 * MiB, 544 / 3.5 * MiB, 688 / 3.5 * MiB),
+    ],
+)
+def test_context_and_communicators_follow_the_version(version: str, context: float, pair: float, group: float) -> None:
+    result = step("plain", version, {"tp": 2, "pp": 4})
+    assert outside(result) == pytest.approx({"context": context, "nccl": pair + group})
+
+
+def test_a_container_of_megatron_is_ahead_of_the_wheels() -> None:
+    assert framework("megatron-core", "2024-10").nccl_group_bytes < framework("torchtitan", "2024-10").nccl_group_bytes
+    assert framework("megatron-core", "2024-05").nccl_group_bytes == framework("torchtitan", "2024-05").nccl_group_bytes
+
+
+@pytest.mark.parametrize(("nodes", "ep", "peers"), [(1, 8, 7), (1, 4, 3), (2, 16, 0), (1, 1, 0)])
+def test_all_to_all_inside_a_domain_has_buffers_for_every_peer(nodes: int, ep: int, peers: int) -> None:
+    result = step("megatron-core", "2024-05", {"ep": ep, "recompute": "full"}, nodes=nodes, model="qwen3-30b-a3b")
+    groups = sum(result.layout.placement(d).size > 1 for d in ("dp", "ep"))
+    assert outside(result)["nccl"] == pytest.approx(groups * 688 * MiB + peers * 448 * MiB)
+
+
+def test_measured_totals() -> None:
+    """NCCL issue 1685: 1.06 GB in use on 8 H100 before the first all-to-all, 4.34 GB after it."""
+    spec = framework("plain", "2025-01")
+    result = step("plain", "2025-01", {"tp": 8})
+    groups = {d: result.layout.placement(d) for d in ("cp", "pp", "dp", "ep")}
+    before = dict(outside_bytes(spec, "hopper", {**groups, "tp": result.layout.placement("tp")}))
+    assert sum(before.values()) == pytest.approx(1.06e9, rel=0.12)
+    after = dict(outside_bytes(spec, "hopper", {**groups, "ep": result.layout.placement("tp")}))
+    assert sum(after.values()) == pytest.approx(4.34e9, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "architecture", "sizes"),
+    [
+        ("plain", "2022-12", "hopper", []),
+        ("plain", "2023-06", "ampere", [8_519_680.0] * 2),
+        ("plain", "2023-06", "hopper", [32 * MiB] * 2),
+        ("plain", "2025-12", "blackwell", [8_519_680.0] * 2),
+        ("plain", "2026-06", "blackwell", [32 * MiB] * 2),
+        ("megatron-core", "2024-01", "ampere", [8_519_680.0] * 2 + [4 * MiB]),
+        ("megatron-core", "2024-01", "hopper", [32 * MiB] * 3),
+        ("torch-steps", "2025-12", "hopper", []),
+        ("plain", "2025-12", "tpu", []),
+        ("plain", "2025-12", "cpu", []),
+    ],
+)
+def test_workspaces_follow_version_and_architecture(name: str, version: str, architecture: str, sizes: list[float]) -> None:
+    assert list(workspaces(framework(name, version), architecture)) == sizes
+
+
+def test_workspaces_rest_inside_the_allocator() -> None:
+    result = step("megatron-core", "2024-05", {"tp": 4, "pp": 2})
+    for rank in result.memory:
+        assert rank.at_peak["workspaces"] == 96 * MiB
+        assert dict(rank.static)["workspaces"] == 96 * MiB
+
+
+@pytest.mark.parametrize("architecture", ["tpu", "cpu"])
+def test_no_cuda_no_context(architecture: str) -> None:
+    assert dict(outside_bytes(framework("plain", "2025-01"), architecture, {})) == {"context": 0.0, "nccl": 0.0}
+
+
+def test_measured_steps_have_none_of_it() -> None:
+    """Their allocator is read directly, and they ran without a communicator's buffers in it."""
+    spec = framework("torch-steps", "2026-06")
+    assert (spec.context_bytes, spec.nccl_pair_bytes, spec.nccl_group_bytes, spec.nccl_peer_bytes) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", [name for name in framework_names() if not name.startswith("torch-steps")])
+def test_every_framework_stands_on_the_runtime(name: str) -> None:
+    old, new = framework(name, "2020-01"), framework(name, "2026-11")
+    assert old.context_bytes >= new.context_bytes > 0
+    assert old.nccl_group_bytes >= new.nccl_group_bytes > 0
+    assert new.blas_workspace_bytes
+
+
+def test_rows_are_in_order_and_have_sources() -> None:
+    assert [row.since for row in RUNTIME] == sorted(row.since for row in RUNTIME)
+    assert all(row.source for row in RUNTIME)
