@@ -169,6 +169,26 @@ def test_hops_equal_enumeration(mesh: Mesh, hw: HardwareProfile, dim: str) -> No
     assert found == expected
 
 
+@settings(max_examples=120, deadline=None)
+@given(mesh=meshes(), hw=st.sampled_from(MACHINES), dim=st.sampled_from(["tp", "cp", "dp", "pp", "dp_cp"]))
+def test_every_pair_is_the_slowest_of_its_kind(mesh: Mesh, hw: HardwareProfile, dim: str) -> None:
+    nodes = -(-mesh.world_size // hw.gpus_per_node)
+    groups = mesh.groups(dim).tolist()
+    found = mesh.pairs(dim, hw, nodes)
+    if len(groups[0]) == 1:
+        assert found == ()
+        return
+    assert len(found) == len(groups[0])
+    tiers = ("device", "node", "domain", "leaf", "pod", "core")
+    for position, placement in enumerate(found):
+        pairs = [(g[position], g[position + 1]) if position + 1 < len(g) else (g[0], g[-1]) for g in groups]
+        placed = [brute_force(pair, [pair], mesh.world_size, hw) for pair in pairs]
+        assert tiers.index(placement.tier) == max(tiers.index(p.tier) for p in placed)
+        assert placement.num_nodes == max(p.num_nodes for p in placed)
+    kinds = {kind for kind, _ in mesh.hops(dim, hw, nodes)}
+    assert set(found) <= kinds
+
+
 @settings(max_examples=100, deadline=None)
 @given(mesh=meshes())
 def test_coordinates_and_groups_are_consistent(mesh: Mesh) -> None:

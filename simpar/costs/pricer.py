@@ -291,16 +291,21 @@ class LayoutPricer:
         total = self.layout.hardware.gpu.sm_count.value
         return sms / (total - sms) if 0 < sms < total else 0.0
 
-    def _hop(self, dimension: str) -> GroupPlacement:
+    def _hop(self, dimension: str, pair: int = -1) -> GroupPlacement:
+        """Where two consecutive members sit: a pair of the pipeline, or the slowest there is."""
         layout = self.layout
         name = {"dp": "dp_cp"}.get(dimension, dimension)
         if layout.placement(dimension).size == 1:
             return layout.placement(dimension)
+        if dimension == "pp" and pair >= 0:
+            return layout.pipeline_pairs[pair]
         return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
 
     def _send(self, key: Send) -> KeyPrice:
-        price, stall = self._sequence("pp", send_collectives(self.layout, key)), self.layout.framework.far_send_s
-        if not price.seconds or not stall or self.layout.placement("tp").num_nodes <= NEAR_NODES:
+        price, layout = self._sequence("pp", send_collectives(self.layout, key)), self.layout
+        stall = layout.framework.far_send_s if layout.placement("tp").num_nodes > NEAR_NODES else 0.0
+        stall += layout.framework.p2p_cpu_s
+        if not price.seconds or not stall:
             return price
         seconds = price.seconds + stall
         spread = tuple((name, up + 0.4 * stall, down + 0.4 * stall) for name, up, down in price.spread)
@@ -323,7 +328,7 @@ class LayoutPricer:
         return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), kind, min(latency, seconds))
 
     def _placement(self, work: Collective) -> GroupPlacement:
-        return self._hop(work.dimension) if work.name == "send_recv" else self.layout.placement(work.dimension)
+        return self._hop(work.dimension, work.pair) if work.name == "send_recv" else self.layout.placement(work.dimension)
 
     def _timed(self, name: str, amount: float, placement: GroupPlacement) -> Price:
         if placement.size == 1:

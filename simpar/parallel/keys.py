@@ -47,11 +47,23 @@ class Overlapped:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """The activation (or its gradient) from stage to stage, rank to rank."""
+    """The activation (or its gradient) from stage to stage, rank to rank.
+
+    Attributes:
+        pair: which neighbours on the pipeline (`pair_of`); -1 = the slowest.
+    """
 
     from_stage: int
     to_stage: int
     backward: bool
+    pair: int = -1
+
+
+def pair_of(rank: int, other: int, ranks: int) -> int:
+    """The number of a pair of pipeline ranks: the lower of two neighbours, the last rank for last and first; -1 for others."""
+    if abs(rank - other) == 1:
+        return min(rank, other)
+    return ranks - 1 if abs(rank - other) == ranks - 1 else -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,8 +202,16 @@ class Layout:
             weight_gradients="none" if whole else self.framework.weight_gradients,
             grouped_weight_gradients="none" if whole else self.framework.grouped_weight_gradients,
             engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.te_scaling),
-            accumulation_bytes=self.framework.accumulation_bytes if self.gradient_dtype == "fp32" else 0.0,
+            accumulation_bytes=self._accumulation_bytes,
         )  # fmt: skip
+
+    @property
+    def _accumulation_bytes(self) -> float:
+        """Traffic per weight and micro-batch of adding gradients up where no matmul does."""
+        spec = self.framework
+        if spec.accumulates_in_pipelines_only and self.plan.pp == 1:
+            return 0.0
+        return spec.accumulation_bytes if self.gradient_dtype == "fp32" else spec.accumulation_bytes_16bit
 
     @cached_property
     def _casts(self) -> str:
@@ -373,6 +381,15 @@ class Layout:
             nodes = self.scenario.cluster.num_nodes
             self._placements[dimension] = self.mesh.placement(name, self.hardware, nodes, shard)
         return self._placements[dimension]
+
+    @cached_property
+    def pipeline_pairs(self) -> tuple[GroupPlacement, ...]:
+        """Where each pair of neighbouring pipeline ranks sits (`keys.pair_of`), the slowest over all pipelines."""
+        return self.mesh.pairs("pp", self.hardware, self.scenario.cluster.num_nodes)
+
+    def like_pair(self, pair: int) -> int:
+        """The first pair that sits as this one does."""
+        return self.pipeline_pairs.index(self.pipeline_pairs[pair]) if pair >= 0 else pair
 
     @cached_property
     def model_flops(self) -> float:

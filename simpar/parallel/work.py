@@ -74,12 +74,16 @@ class OptimizerWork:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective over the group of `dimension`; `bytes` as nccl-tests counts them. `repeat` back-to-back calls, on average."""
+    """A collective over the group of `dimension`; `bytes` as nccl-tests counts them. `repeat` back-to-back calls, on average.
+
+    A send along a pipeline names its `pair` of neighbours (`keys.pair_of`); -1 = the slowest of the group.
+    """
 
     name: str
     bytes: float
     dimension: Dimension
     repeat: float = 1.0
+    pair: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from simpar.parallel.keys import (
     Reduce,
     Send,
     TiedReduce,
+    pair_of,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
 from simpar.program.pipelines import Detail, Pipelines, Segment
@@ -282,7 +283,8 @@ class _Lowering(Pipelines):
             self.local(("send", leaf.stage, target, leaf.microbatch, letter)),
             kind=OpKind.SEND_FORWARD if forward else OpKind.SEND_BACKWARD, role=self.role(rank), streams=streams,
             deps=(self.local(("end", leaf.stage, leaf.microbatch, letter)),), stage=leaf.stage, microbatch=leaf.microbatch,
-            price=Send(self.model_stage(leaf.stage), self.model_stage(target), not forward),
+            price=Send(self.model_stage(leaf.stage), self.model_stage(target), not forward,
+                       pair_of(rank, self.rank_of(target), self.schedule.num_ranks)),
         )  # fmt: skip
 
     def overlapped(self, rank: int, action: Action) -> None:

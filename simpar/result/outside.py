@@ -26,11 +26,11 @@ def outside_bytes(framework: FrameworkSpec, architecture: str, groups: Mapping[s
         return (("context", 0.0), ("nccl", 0.0))
     sizes = [group.size for group in groups.values() if group.size > 1]
     buffers = [framework.nccl_pair_bytes if size == 2 else framework.nccl_group_bytes for size in sizes]
-    extra = framework.communicators * framework.nccl_group_bytes if buffers else 0.0
+    extra = framework.communicators * framework.nccl_group_bytes + framework.pair_communicators * framework.nccl_pair_bytes
     experts = groups["ep"]
     near = experts.num_domains == 1 and experts.size <= _ALL_TO_ALL_RANKS
     peers = (experts.size - 1) * framework.nccl_peer_bytes if near else 0.0
-    return (("context", framework.context_bytes), ("nccl", sum(buffers) + extra + peers))
+    return (("context", framework.context_bytes), ("nccl", sum(buffers) + (extra if buffers else 0.0) + peers))
 
 
 _HOST_THREADS: Final = 2

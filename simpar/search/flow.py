@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, PhaseLetter, Reduce, Send, TiedReduce
+from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, PhaseLetter, Reduce, Send, TiedReduce, pair_of
 from simpar.schedules import Action, Phase, Schedule
 from simpar.search.graph import Graph
 
@@ -258,7 +258,8 @@ class _Builder:
             return
         known = self.boundaries.get((stage, forward))
         if known is None:
-            known = self.boundaries[stage, forward] = self.price(Send(self.model[stage], self.model[target], not forward))
+            pair = pair_of(rank, self.rank_of[target], self.schedule.num_ranks)
+            known = self.boundaries[stage, forward] = self.price(Send(self.model[stage], self.model[target], not forward, pair))
         kind, graph = "pp_forward" if forward else "pp_backward", self.graph
         sent = len(graph.preds)
         last = self.streams.get((rank, kind), -1)

@@ -67,12 +67,15 @@ class FrameworkSpec:
         gradient_dtype_fp16: the same of fp16 runs; none = no difference.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
-        accumulation_bytes: HBM bytes per parameter and micro-batch of adding gradients to their buffer in kernels of their own
-            (16-bit gradient and fp32 sum read, sum written: 10); 0 = no such kernels.
+        accumulation_bytes: HBM bytes per parameter and micro-batch of adding gradients to their fp32 sum in kernels of their own
+            (16-bit gradient and sum read, sum written: 10); 0 = no such kernels.
+        accumulation_bytes_16bit: the same where the sum has 16 bits (6).
+        accumulates_in_pipelines_only: without a pipeline every micro-batch reduces its gradients, and only shards are added up.
         vocabulary_multiple: words on a tensor rank are rounded up to a multiple of this (Megatron-LM
             --make-vocab-size-divisible-by); 0: what does not divide over the ranks is left out.
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
             optimizer's 12).
+        rank_order: dimensions of the ranks, the fastest first, where a published run does not say.
         ep_dispatcher: how tokens reach their experts where a published run does not say.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
@@ -154,6 +157,8 @@ class FrameworkSpec:
             lead over the device carries neither from block to block nor over a collective.
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
             the threads that serve the sends share the host with the launches; a ring across nodes adds its steps (below).
+        p2p_cpu_s: how much later than its transfer alone a boundary tensor is there: issue, hand-over between streams, waiting for
+            the device.
         far_send_s: further time of a pipeline send where the tensor group spans more than two nodes.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
 
@@ -169,6 +174,7 @@ class FrameworkSpec:
         nccl_group_bytes: the same of more ranks.
         nccl_peer_bytes: buffers of an all-to-all inside one NVLink domain for each other rank.
         communicators: further communicators in use beside one per dimension of the layout.
+        pair_communicators: the same of two ranks.
 
     Memory inside the allocator that is not the model's
 
@@ -242,8 +248,11 @@ class FrameworkSpec:
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
     accumulation_bytes: float = 0.0
+    accumulation_bytes_16bit: float = 0.0
+    accumulates_in_pipelines_only: bool = False
     vocabulary_multiple: int = 1
     parameter_bytes: float = 2.0
+    rank_order: str = "tp-cp-ep-dp-pp"
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     fp8_dispatch: bool = False
     fp8_parameters: bool = False
@@ -300,6 +309,7 @@ class FrameworkSpec:
     collective_rank_cpu_s: float = 0.0
     collective_step_s: float = 0.0
     far_send_s: float = 0.0
+    p2p_cpu_s: float = 0.0
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
     context_bytes: float = 0.0
@@ -307,6 +317,7 @@ class FrameworkSpec:
     nccl_group_bytes: float = 0.0
     nccl_peer_bytes: float = 0.0
     communicators: int = 0
+    pair_communicators: int = 0
     blas_workspace_bytes: tuple[tuple[str, float], ...] = ()
     engine_workspace_bytes: tuple[tuple[str, float], ...] = ()
     keeps_stage_outputs: bool = False

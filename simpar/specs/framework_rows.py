@@ -31,14 +31,18 @@ _MEGATRON: Final = (
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": inferred("megatron-core.dropless_cpu_s"),
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
-            "loss": "unfused", "loss_work": _LOSS_CHAINS,
+            "loss": "unfused", "loss_work": _LOSS_CHAINS, "accumulation_bytes": 10.0, "accumulation_bytes_16bit": 6.0,
+            "p2p_cpu_s": 0.2e-3,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
-        "one contiguous buffer, all-reduce after the last backward; 20 buffers of collectives that cannot be reused yet: "
+        "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
+        "last backward; 20 buffers of collectives that cannot be reused yet: "
         "regression over BLOOM's nvidia-smi readings; host "
         "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
         "ms per layer with recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of "
-        "Qwen3-30B-A3B with one sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity",
+        "Qwen3-30B-A3B with one sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity; "
+        "batched sends and receives, after which the host waits for the device (p2p_communication.py): the time per hop that "
+        "arXiv 2401.10241 profiles (Table 9: 0.601, 0.527 and 0.408 ms) is 0.22, 0.18 and 0.19 ms above that of the transfer",
     ),
     Row(
         (2021, 6),
@@ -49,7 +53,7 @@ _MEGATRON: Final = (
     Row(
         (2022, 5),
         {"wgrad_accumulation_fusion": True, "recompute_default": "selective", "weight_gradients": "none",
-         "grouped_weight_gradients": "none", "one_queue": True},
+         "grouped_weight_gradients": "none", "one_queue": True, "accumulation_bytes": 0.0, "accumulation_bytes_16bit": 0.0},
         "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient "
         "accumulation fusion; its arguments.py wants CUDA_DEVICE_MAX_CONNECTIONS=1 for tensor parallelism",
     ),
@@ -162,13 +166,14 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "gradient_copy_bytes": 2.0, "communicators": 5, "keeps_stage_outputs": True,
+                 "accumulation_bytes": 18.0, "accumulation_bytes_16bit": 6.0,
+                 "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones"),
+                "ones, and after every backward casts them (6 bytes) and adds the copy (12); fp16 gradients are added by autograd"),
         ),
     ),
     "zero-bubble": (
@@ -244,14 +249,16 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5, "torch_ring": True,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
-              "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True},
+              "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
+              "accumulation_bytes": 10.0, "accumulation_bytes_16bit": 6.0, "accumulates_in_pipelines_only": True},
              "torchao float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
              "Float8RowwiseParallel gather after the cast); torch context_parallel, which gathers keys and values unless told "
              "otherwise; the per-op policy of selective checkpointing; of 2024: as many micro-batches as pipeline ranks; "
              "torchtitan models/deepseek_v3 (values split off the up-projection) and models/moe (scores applied after the experts, "
              "in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); "
-             "torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states); tensor/parallel/loss.py: the "
-             "vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit)"),
+             "torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states; _fsdp_param.py: without a "
+             "reduction, as in a pipeline, each backward adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: "
+             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit)"),
          Row((2024, 12), {"expandable_segments_one_node": True},
              "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
@@ -353,12 +360,15 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2024, 4), {"vocabulary_multiple": 1,
                          "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
+                         "wgrad_accumulation_fusion": False, "accumulation_bytes": 10.0, "accumulates_in_pipelines_only": True,
+                         "rank_order": "tp-cp-ep-pp-dp",
                          "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0,
                          "loss": "fused", "loss_work": LOSS_WORK},
              "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "
              "deallocated after a profile of the allocator and streams are not recorded (TORCH_NCCL_AVOID_RECORD_STREAMS); that "
-             "segments are expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; FSDP without "
-             "resharding, modified interleaved schedule, fp32 gradient accumulation and reduce-scatter"),),
+             "segments are expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; torch's FSDP (Zhao "
+             "et al. 2023) without resharding, whose backwards add 16-bit gradients to fp32 sums in kernels of their own; modified "
+             "interleaved schedule, reduce-scatter in fp32; section 3.3.2: ranks in the order TP, CP, PP, DP"),),
     ),
     "torch-steps": (
         "",

@@ -19,7 +19,7 @@ from simpar.specs.hardware import HardwareProfile
 from simpar.specs.plan import PlanSpec
 from simpar.topology.lattice import Axes, Axis, IntArray, base_of, complement, count, merged, points, split
 from simpar.topology.levels import check_capacity, levels
-from simpar.topology.place import Kinds, place_groups, place_neighbours
+from simpar.topology.place import Kinds, place_groups, place_neighbours, place_pairs
 from simpar.topology.placement import GroupPlacement
 
 DENSE = ("tp", "cp", "dp", "pp")
@@ -257,6 +257,18 @@ class Mesh:
         check_capacity(self.world_size, hardware, num_nodes)
         axes = merged(self.axes(dim))
         return place_neighbours(axes, complement(axes, self.world_size), self.world_size, levels(hardware))
+
+    def pairs(self, dim: str, hardware: HardwareProfile, num_nodes: int) -> tuple[GroupPlacement, ...]:
+        """The placement of each pair of consecutive members, the last with the first at the end: the slowest over all groups.
+
+        Raises:
+            InputError: unknown dimension, or more ranks than GPUs.
+        """
+        kinds = self.hops(dim, hardware, num_nodes)
+        axes = merged(self.axes(dim))
+        if len(kinds) < 2:
+            return tuple(placement for placement, _ in kinds) * count(axes)
+        return place_pairs(axes, complement(axes, self.world_size), self.world_size, levels(hardware))
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from math import lcm
 
 import numpy as np
@@ -63,13 +64,32 @@ def place_neighbours(axes: Axes, others: Axes, world: int, levels: Levels) -> Ki
         pairs.append((Axis(2, span(axes)), others, 0))
     found: dict[GroupPlacement, int] = {}
     for pair, bases, offset in pairs:
-        uneven = [unit for unit in set(levels.sizes) if unit < world and pair.stride % unit]
-        for base, amount in _distinct_bases((pair,), bases, levels, uneven, 1, offset):
-            placement = _placement((pair,), base, world, levels)
-            aligned = placement.num_nodes == 1 or pair.stride % levels.node == 0
-            placement = replace(placement, concurrent_groups=concurrent, same_rail=aligned)
+        for placement, amount in _place_pair(pair, bases, offset, world, levels, concurrent):
             found[placement] = found.get(placement, 0) + amount
     return _slowest_first(found)
+
+
+@lru_cache(maxsize=2048)
+def place_pairs(axes: Axes, others: Axes, world: int, levels: Levels) -> tuple[GroupPlacement, ...]:
+    """The slowest placement, over the translates of a merged lattice, of each pair of consecutive members, the last with the first
+    at the end. `place_neighbours` counts the same pairs."""
+    concurrent = place_groups(axes, others, world, levels)[0][0].concurrent_groups
+    members = points(axes).tolist()
+    ends = [*pairwise(members), (members[0], members[-1])]
+    found = (_place_pair(Axis(2, high - low), others, low, world, levels, concurrent) for low, high in ends)
+    return tuple(_slowest_first(dict(kinds))[0][0] for kinds in found)
+
+
+def _place_pair(pair: Axis, bases: Axes, offset: int, world: int, levels: Levels, concurrent: int) -> Kinds:
+    """The placements of two members from all `bases`, as siblings of a group of which so many share a node."""
+    found: dict[GroupPlacement, int] = {}
+    uneven = [unit for unit in set(levels.sizes) if unit < world and pair.stride % unit]
+    for base, amount in _distinct_bases((pair,), bases, levels, uneven, 1, offset):
+        placement = _placement((pair,), base, world, levels)
+        aligned = placement.num_nodes == 1 or pair.stride % levels.node == 0
+        placement = replace(placement, concurrent_groups=concurrent, same_rail=aligned)
+        found[placement] = found.get(placement, 0) + amount
+    return tuple(found.items())
 
 
 def _slowest_first(found: dict[GroupPlacement, int]) -> Kinds:
