@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,11 @@ from simpar.parallel.keys import Send, pair_of
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind
 from simpar.simulate import cost_models, prepare, simulate
+from simpar.specs.calibration import uncalibrated
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.validation.run_rows import run_of
 
+RUNS = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "runs" / "runs.jsonl"
 SENDS = (OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD)
 
 
@@ -89,3 +95,22 @@ def test_llama_pipelines_that_change_pods() -> None:
     plan = {**plan, "cp": 16, "dp": 8}
     layout = Layout.of(scenario(plan, 2048, 2048, hardware="grand-teton-h100-roce"), 16)
     assert [pair.tier for pair in layout.pipeline_pairs].count("core") == 2
+
+
+@pytest.mark.skipif(not RUNS.is_file(), reason="needs the shared runs")
+def test_a_hop_takes_what_was_profiled() -> None:
+    """T_comm of arXiv 2401.10241, Table 9: the time of a message down and up a pipeline, per hop, on one and on four nodes."""
+    rows = {}
+    for line in RUNS.read_text().splitlines():
+        row = json.loads(line)
+        if "prof_T_comm_ms" in (row.get("extra") or {}):
+            rows.setdefault(row["model_name"], row)
+    assert len(rows) >= 3
+    for row in rows.values():
+        found = run_of(row).scenario
+        assert found is not None
+        with uncalibrated():
+            priced = prepare(found, detail="stage")
+        keys = enumerate(priced.program.price_keys)
+        mean = np.mean([priced.table.seconds[index] for index, key in keys if isinstance(key, Send)])
+        assert 1e3 * mean == pytest.approx(row["extra"]["prof_T_comm_ms"], rel=0.08), row["model_name"]

@@ -304,7 +304,7 @@ class LayoutPricer:
     def _send(self, key: Send) -> KeyPrice:
         price, layout = self._sequence("pp", send_collectives(self.layout, key)), self.layout
         stall = layout.framework.far_send_s if layout.placement("tp").num_nodes > NEAR_NODES else 0.0
-        stall += layout.framework.p2p_cpu_s
+        stall += 0.0 if key.ahead else layout.framework.p2p_cpu_s
         if not price.seconds or not stall:
             return price
         seconds = price.seconds + stall

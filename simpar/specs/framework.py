@@ -158,7 +158,7 @@ class FrameworkSpec:
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
             the threads that serve the sends share the host with the launches; a ring across nodes adds its steps (below).
         p2p_cpu_s: how much later than its transfer alone a boundary tensor is there: issue, hand-over between streams, waiting for
-            the device.
+            the device (not of sends that an interleaved pipeline issues ahead).
         far_send_s: further time of a pipeline send where the tensor group spans more than two nodes.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
 

@@ -166,14 +166,15 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "accumulation_bytes": 18.0, "accumulation_bytes_16bit": 6.0,
+                 "accumulation_bytes": 18.0, "accumulation_bytes_16bit": 6.0, "p2p_cpu_s": 0.0,
                  "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones, and after every backward casts them (6 bytes) and adds the copy (12); fp16 gradients are added by autograd"),
+                "ones, and after every backward casts them (6 bytes) and adds the copy (12); fp16 gradients are added by autograd; "
+                "p2p.py does not wait for the device"),
         ),
     ),
     "zero-bubble": (
@@ -221,6 +222,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
               "recompute_default": "none", "wgrad_accumulation_fusion": False, "tp_scatter_gather_p2p": False,
+              "p2p_cpu_s": 0.0,
               "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
                "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
@@ -323,7 +325,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
                "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
-              "wgrad_accumulation_fusion": False, "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "layer_rounding": "last",
+              "wgrad_accumulation_fusion": False, "p2p_cpu_s": 0.0, "fsdp_reduce_dtype": "bf16",
+              "update_bytes": 12.0, "layer_rounding": "last",
               "loss": "fused", "loss_work": LOSS_WORK},
              "InternEvo doc/en/train_performance.md; flash-attn's cross-entropy (model/losses/ce_loss.py); reduce_bucket_size "
              "512 MiB; solver/pipeline_utils.py partition_uniform; "
@@ -334,7 +337,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "hai-llm": (
         "megatron-core",
         (Row((2024, 12), {"vocabulary_multiple": 1,
-                          "schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
+                          "schedule": "dualpipe", "attention": (("", "fa3"),), "p2p_cpu_s": 0.0,
+                          "gradient_dtype": "fp32", "fp8_weight_cache": False,
                           "te_scaling": "", "loss": "fused", "loss_work": LOSS_WORK,
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
                           "layer_rounding": "ends",
@@ -361,7 +365,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                          "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
                          "wgrad_accumulation_fusion": False, "accumulation_bytes": 10.0, "accumulates_in_pipelines_only": True,
-                         "rank_order": "tp-cp-ep-pp-dp",
+                         "p2p_cpu_s": 0.0, "rank_order": "tp-cp-ep-pp-dp",
                          "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0,
                          "loss": "fused", "loss_work": LOSS_WORK},
              "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "

@@ -251,35 +251,44 @@ def cross_validated(samples: Sequence[Sample], fixed: frozenset[int] = frozenset
 def settled(
     found: dict[Group, FloatArray], fresh: Sequence[Sample], before: Sequence[RunCalibration], held: Sequence[Sample]
 ) -> dict[Group, FloatArray]:
-    """`found` with the constants of frameworks on a GPU as they were `before`, where new ones gain next to nothing.
+    """`found` with the constants of groups as they were `before`, where new ones gain next to nothing.
 
     Near its best a fit is flat: without this every refit would move predictions that it does not better. Of groups with fewer
-    rows than the pull towards the group around weighs, any gain counts.
+    rows than the pull towards the group around weighs, any gain counts. The constants of a family on an architecture and on its
+    GPUs stay or go together, as their differences count.
 
     Args:
         fresh, held: the same runs split around `found` and around `before`: a split is exact only around the constants that it
             was simulated with.
     """
-    kept = dict(found)
-    rows: dict[Group, list[int]] = defaultdict(list)
+    old = {(e.framework, e.architecture, e.since): np.array([getattr(e, name) for name in NAMES]) for e in before}
+    rows: dict[tuple[int, Group], list[int]] = defaultdict(list)
     for index, sample in enumerate(held):
-        rows[groups_of(sample)[-1]].append(index)
-    for entry in before:
-        group = (entry.framework, entry.architecture, entry.since)
-        if group not in found or group not in rows:
+        for level, group in enumerate(groups_of(sample)):
+            rows[level, group].append(index)
+    gone: set[object] = set()
+    for (level, group), members in rows.items():
+        if group not in found or group not in old:
+            gone.add(_bundle(level, group, held[members[0]]))
             continue
-        theta = np.array([getattr(entry, name) for name in NAMES])
-        gain = np.array([_counted(held[i], theta) - _counted(fresh[i], found[group]) for i in rows[group]])
         # What a few runs gain has no error to speak of; they are mostly what the group around says, which has moved.
+        gain = np.array([_loss(level, group, held[i], old) - _loss(level, group, fresh[i], found) for i in members])
         doubt = KEPT * gain.std() / np.sqrt(len(gain)) if len(gain) >= PRIOR_ROWS[-1] else 0.0
-        if gain.mean() <= doubt:
-            kept[group] = theta
-    return kept
+        if gain.mean() > doubt:
+            gone.add(_bundle(level, group, held[members[0]]))
+    kept = {group for (level, group), members in rows.items() if _bundle(level, group, held[members[0]]) not in gone}
+    return {group: old[group] if group in kept else theta for group, theta in found.items()}
 
 
-def _counted(sample: Sample, theta: FloatArray) -> float:
-    """|error|; a run that is far off for reasons of its own hardly counts, as in `fit`."""
-    found = abs(error(sample, theta))
+def _bundle(level: int, group: Group, sample: Sample) -> object:
+    """What stays or goes with a group: a family's constants on an architecture and on its GPUs."""
+    return groups_of(sample)[1] if level in (1, 2) else (level, group)
+
+
+def _loss(level: int, group: Group, sample: Sample, constants: dict[Group, FloatArray]) -> float:
+    """|error| of a run under a group's constants; one that is far off for reasons of its own hardly counts, as in `fit`."""
+    theta = constants[group]
+    found = abs(error(sample, on_gpu(theta, sample, constants) if level in SHARED else theta))
     return found / (1.0 + (found / OUTLIER) ** 4)
 
 
@@ -297,8 +306,16 @@ def unseen_errors(samples: Sequence[Sample], crossed: dict[int, float]) -> dict[
     return found
 
 
-def entries(samples: Sequence[Sample], plain: Sequence[Sample], constants: dict[Group, FloatArray]) -> list[str]:
-    """TOML tables of the calibration file; `plain`: the same runs simulated without constants."""
+def entries(
+    samples: Sequence[Sample], plain: Sequence[Sample], constants: dict[Group, FloatArray], around: dict[Group, Sequence[Sample]]
+) -> list[str]:
+    """TOML tables of the calibration file.
+
+    Args:
+        samples: what the constants were fitted on.
+        plain: the same runs simulated without constants.
+        around: group -> the same runs split around its constants.
+    """
     without_any = [error(sample, NEUTRAL) for sample in plain]
     crossed = cross_validated(samples)
     unseen = unseen_errors(samples, crossed)
@@ -309,7 +326,7 @@ def entries(samples: Sequence[Sample], plain: Sequence[Sample], constants: dict[
             members[group].append(index)
     found = []
     for group, theta in sorted(constants.items()):
-        inside = [samples[i] for i in members[group]]
+        inside = [around[group][i] for i in members[group]]
         shared = group in {groups_of(inside[0])[level] for level in SHARED}
         after = [error(s, on_gpu(theta, s, constants) if shared else theta) for s in inside]
         found.append(_entry(group, theta, samples, members[group], unseen[group], crossed, without, without_any, after))
@@ -367,11 +384,14 @@ def main() -> None:
         around = collect(options.data, options.workers, as_entries(fit_nested(around)))
     head = "# Written by `python -m simpar.validation.fit_runs`; do not edit. See specs/calibration.py.\n"
     constants = fit_nested(around)
+    shown: dict[Group, Sequence[Sample]] = dict.fromkeys(constants, around)
     if FILE.is_file():
         before = read_calibrations(FILE)
         fresh, held = (collect(options.data, options.workers, known) for known in (as_entries(constants), before))
-        constants = settled(constants, fresh, before, held)
-    options.out.write_text("\n".join([head, *entries(around, plain, constants)]), encoding="utf-8")
+        chosen = settled(constants, fresh, before, held)
+        shown = {group: fresh if theta is constants[group] else held for group, theta in chosen.items()}
+        constants = chosen
+    options.out.write_text("\n".join([head, *entries(around, plain, constants, shown)]), encoding="utf-8")
     if options.out == FILE:
         write_constants(entries=read_calibrations(FILE))
 
