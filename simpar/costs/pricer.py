@@ -302,10 +302,8 @@ class LayoutPricer:
         return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
 
     def _send(self, key: Send) -> KeyPrice:
-        price, layout = self._sequence("pp", send_collectives(self.layout, key)), self.layout
-        stall = layout.framework.far_send_s if layout.placement("tp").num_nodes > NEAR_NODES else 0.0
-        stall += 0.0 if key.ahead else layout.framework.p2p_cpu_s
-        if not price.seconds or not stall:
+        price, stall = self._sequence("pp", send_collectives(self.layout, key)), self.layout.framework.far_send_s
+        if not price.seconds or not stall or self.layout.placement("tp").num_nodes <= NEAR_NODES:
             return price
         seconds = price.seconds + stall
         spread = tuple((name, up + 0.4 * stall, down + 0.4 * stall) for name, up, down in price.spread)

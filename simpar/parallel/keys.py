@@ -51,14 +51,12 @@ class Send:
 
     Attributes:
         pair: which neighbours on the pipeline (`pair_of`); -1 = the slowest.
-        ahead: issued without waiting for the device, beside the passes that follow (interleaved pipelines that overlap sends).
     """
 
     from_stage: int
     to_stage: int
     backward: bool
     pair: int = -1
-    ahead: bool = False
 
 
 def pair_of(rank: int, other: int, ranks: int) -> int:

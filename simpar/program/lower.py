@@ -70,7 +70,6 @@ class _Lowering(Pipelines):
     def __init__(self, layout: Layout, schedule: Schedule, detail: Detail, units: Units) -> None:
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
-        self.ahead = schedule.interleaves and not self.blocking
         self.one_queue = one_queue(layout)
         self.reductions: list[object] = []
 
@@ -285,7 +284,7 @@ class _Lowering(Pipelines):
             kind=OpKind.SEND_FORWARD if forward else OpKind.SEND_BACKWARD, role=self.role(rank), streams=streams,
             deps=(self.local(("end", leaf.stage, leaf.microbatch, letter)),), stage=leaf.stage, microbatch=leaf.microbatch,
             price=Send(self.model_stage(leaf.stage), self.model_stage(target), not forward,
-                       pair_of(rank, self.rank_of(target), self.schedule.num_ranks), self.ahead),
+                       pair_of(rank, self.rank_of(target), self.schedule.num_ranks)),
         )  # fmt: skip
 
     def overlapped(self, rank: int, action: Action) -> None:

@@ -82,11 +82,6 @@ class Schedule:
         """Whether some backward runs as I and W."""
         return any(leaf.phase is Phase.W for row in self.rows for action in row for leaf in action.leaves)
 
-    @property
-    def interleaves(self) -> bool:
-        """Whether each rank holds several stages of one copy of the model and runs whole backwards."""
-        return self.num_stages > self.num_ranks and self.replicas == 1 and not self.splits_backward
-
     def chain_of(self, stage: int) -> Chain:
         """The chain that `stage` belongs to."""
         return next(chain for chain in self.chains if stage in chain.stages)

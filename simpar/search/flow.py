@@ -57,7 +57,6 @@ class _Builder:
         self.schedule, self.flow, self.graph = schedule, flow, Graph()
         self.m = schedule.num_microbatches
         stages = schedule.num_stages
-        self.ahead = schedule.interleaves and not flow.blocking
         self.rank_of = schedule.stage_to_rank
         self.model = [schedule.model_stage(s) for s in range(stages)]
         chains = [schedule.chain_of(s).stages for s in range(stages)]
@@ -260,8 +259,7 @@ class _Builder:
         known = self.boundaries.get((stage, forward))
         if known is None:
             pair = pair_of(rank, self.rank_of[target], self.schedule.num_ranks)
-            send = Send(self.model[stage], self.model[target], not forward, pair, self.ahead)
-            known = self.boundaries[stage, forward] = self.price(send)
+            known = self.boundaries[stage, forward] = self.price(Send(self.model[stage], self.model[target], not forward, pair))
         kind, graph = "pp_forward" if forward else "pp_backward", self.graph
         sent = len(graph.preds)
         last = self.streams.get((rank, kind), -1)

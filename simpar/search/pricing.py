@@ -261,7 +261,7 @@ class Pricing:
         return self._pairs[group]
 
     def send(self, group: Group, batch: int, variant: Variant) -> float:
-        """Least seconds of a boundary tensor, between the nearest pipeline ranks; 0 where boundaries differ."""
+        """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
         if group.pp == 1:
             return 0.0
         key = (group, batch, variant.sequence_parallel)
@@ -270,7 +270,7 @@ class Pricing:
             same = len(set(layout.network.boundary_bytes)) == 1
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             pairs = set(self.pairs(group)[:-1])
-            self._sends[key] = min(pricer.price(Send(0, 0, False, pair, ahead=True)).seconds for pair in pairs) if same else 0.0
+            self._sends[key] = min(pricer.price(Send(0, 0, False, pair)).seconds for pair in pairs) if same else 0.0
         return self._sends[key]
 
     def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:

@@ -194,7 +194,7 @@ class Tiers:
             if isinstance(key, OptimizerStep):
                 return "state", ("step", tuple(weights(orders[s]) for s in held[key.rank]))
             if isinstance(key, Send) and self._same_boundaries(choice):
-                return "send", (pairs[key.pair], key.ahead)
+                return "send", pairs[key.pair]
             return "other", key
 
         index: dict[tuple[str, object], int] = {}

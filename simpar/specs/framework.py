@@ -157,8 +157,6 @@ class FrameworkSpec:
             lead over the device carries neither from block to block nor over a collective.
         collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
             the threads that serve the sends share the host with the launches; a ring across nodes adds its steps (below).
-        p2p_cpu_s: how much later than its transfer alone a boundary tensor is there: issue, hand-over between streams, waiting for
-            the device (not of sends that an interleaved pipeline issues ahead).
         far_send_s: further time of a pipeline send where the tensor group spans more than two nodes.
         collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
 
@@ -309,7 +307,6 @@ class FrameworkSpec:
     collective_rank_cpu_s: float = 0.0
     collective_step_s: float = 0.0
     far_send_s: float = 0.0
-    p2p_cpu_s: float = 0.0
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
     context_bytes: float = 0.0

@@ -32,7 +32,6 @@ _MEGATRON: Final = (
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": inferred("megatron-core.dropless_cpu_s"),
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
             "loss": "unfused", "loss_work": _LOSS_CHAINS, "accumulation_bytes": 10.0, "accumulation_bytes_16bit": 6.0,
-            "p2p_cpu_s": 0.2e-3,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
@@ -40,9 +39,7 @@ _MEGATRON: Final = (
         "regression over BLOOM's nvidia-smi readings; host "
         "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
         "ms per layer with recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of "
-        "Qwen3-30B-A3B with one sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity; "
-        "batched sends and receives, after which the host waits for the device (p2p_communication.py): the time per hop that "
-        "arXiv 2401.10241 profiles (Table 9: 0.601, 0.527 and 0.408 ms) is 0.22, 0.18 and 0.19 ms above that of the transfer",
+        "Qwen3-30B-A3B with one sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity",
     ),
     Row(
         (2021, 6),
@@ -166,15 +163,15 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "accumulation_bytes": 18.0, "accumulation_bytes_16bit": 6.0, "p2p_cpu_s": 0.0,
+                 "accumulation_bytes": 10.0, "accumulation_bytes_16bit": 6.0,
                  "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones, and after every backward casts them (6 bytes) and adds the copy (12); fp16 gradients are added by autograd; "
-                "p2p.py does not wait for the device"),
+                "ones and adds those up after every backward, fp16 gradients are added by autograd; of the chronicles' two runs on "
+                "160 GPUs bf16 takes 0.9 % longer, so the cast beforehand (6 bytes) and its copy (2 more) hardly show"),
         ),
     ),
     "zero-bubble": (
@@ -222,7 +219,6 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
               "recompute_default": "none", "wgrad_accumulation_fusion": False, "tp_scatter_gather_p2p": False,
-              "p2p_cpu_s": 0.0,
               "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
                "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
@@ -325,8 +321,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
                "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
-              "wgrad_accumulation_fusion": False, "p2p_cpu_s": 0.0, "fsdp_reduce_dtype": "bf16",
-              "update_bytes": 12.0, "layer_rounding": "last",
+              "wgrad_accumulation_fusion": False, "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "layer_rounding": "last",
               "loss": "fused", "loss_work": LOSS_WORK},
              "InternEvo doc/en/train_performance.md; flash-attn's cross-entropy (model/losses/ce_loss.py); reduce_bucket_size "
              "512 MiB; solver/pipeline_utils.py partition_uniform; "
@@ -337,8 +332,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "hai-llm": (
         "megatron-core",
         (Row((2024, 12), {"vocabulary_multiple": 1,
-                          "schedule": "dualpipe", "attention": (("", "fa3"),), "p2p_cpu_s": 0.0,
-                          "gradient_dtype": "fp32", "fp8_weight_cache": False,
+                          "schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
                           "te_scaling": "", "loss": "fused", "loss_work": LOSS_WORK,
                           "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
                           "layer_rounding": "ends",
@@ -365,7 +359,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                          "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
                          "wgrad_accumulation_fusion": False, "accumulation_bytes": 10.0, "accumulates_in_pipelines_only": True,
-                         "p2p_cpu_s": 0.0, "rank_order": "tp-cp-ep-pp-dp",
+                         "rank_order": "tp-cp-ep-pp-dp",
                          "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0,
                          "loss": "fused", "loss_work": LOSS_WORK},
              "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import numpy as np
 
-from simpar.parallel.keys import Compute, Overlapped, Send
+from simpar.parallel.keys import Compute, Overlapped
 from simpar.program.program import OpKind
 from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario
@@ -203,10 +203,10 @@ def prediction_of(result: Result) -> Prediction:
 
 
 def bubble_of_equal_stages(scenario: Scenario) -> float:
-    """Idle share of a rank's span if every stage took the median stage's times and every send the mean one's.
+    """Idle share of a rank's span if every stage took the median stage's times.
 
     This is what papers compute that profile one set of times T and count (cost - m (T_F + T_B + T_W)) / cost (Qi et al. 2023,
-    arXiv 2401.10241, section 5; their code takes the time of a message down and up the whole pipeline, per hop, for T_comm).
+    arXiv 2401.10241, section 5).
 
     Raises:
         InputError: the plan cannot be run at all.
@@ -214,16 +214,12 @@ def bubble_of_equal_stages(scenario: Scenario) -> float:
     from simpar.simulate import prepare, run  # late, as above
 
     priced = prepare(scenario, detail="stage")
-    seconds, alike, sends = priced.table.seconds.copy(), defaultdict(list), list[int]()
+    seconds, alike = priced.table.seconds.copy(), defaultdict(list)
     for index, key in enumerate(priced.program.price_keys):
         if isinstance(key, Compute | Overlapped):
             alike[key.phase if isinstance(key, Compute) else "pair"].append(index)
-        elif isinstance(key, Send):
-            sends.append(index)
     for indices in alike.values():
         seconds[indices] = np.median(seconds[indices])
-    if sends:
-        seconds[sends] = np.mean(seconds[sends])
     timeline = run(replace(priced, table=replace(priced.table, seconds=seconds)), "longest_path")
     span, busy = _spans(priced.program, timeline)
     return 1.0 - busy / span if span else 0.0
