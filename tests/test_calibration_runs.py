@@ -13,6 +13,7 @@ from simpar.specs.scenario import read_scenario
 from simpar.validation import fit_runs
 from simpar.validation.fit_runs import (
     HIGH,
+    LEAST_GAIN,
     LOW,
     NAMES,
     Sample,
@@ -112,7 +113,7 @@ def test_of_a_few_runs_any_gain_counts() -> None:
     found = fit_nested(runs)
     worse = as_entries({group: np.clip(found[group] * np.array([1.01, 1.0, 1.0, 1.0, 1.0]), LOW, HIGH)})
     gain = np.mean([abs(error(r, found[group] * np.array([1.01, 1.0, 1.0, 1.0, 1.0]))) - abs(error(r, found[group])) for r in runs])
-    assert (settled(found, runs, worse, runs)[group] == found[group]).all() == (gain > 0.0)
+    assert (settled(found, runs, worse, runs)[group] == found[group]).all() == (gain > LEAST_GAIN)
 
 
 def test_a_source_counts_as_the_root_of_its_rows() -> None:

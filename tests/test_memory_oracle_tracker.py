@@ -50,6 +50,11 @@ def memory_of(shape: Shape, tokens: int, batch: int, **plan: Any) -> RankMemory:
     return interpret(priced, longest_path(priced.program, priced.table)).memory[0]
 
 
+def tensor_bytes(memory: RankMemory) -> float:
+    """What the rank allocates at most without the workspaces of cuBLAS, which a step on a CPU does not have."""
+    return memory.allocated_bytes - dict(memory.static)["workspaces"]
+
+
 def step(model: Any, optimizer: Any, tokens: Any) -> None:
     """Forward, loss in fp32, backward, update, gradients to none."""
     out = model(tokens)
@@ -88,7 +93,7 @@ def test_peak_of_a_fully_sharded_step(name: str, batch: int, recompute: str) -> 
         tracker = FSDPMemTracker(model, optimizer)
         tracker.track_inputs((tokens,))
         found = tracked(model, optimizer, tokens, tracker)
-    expected = memory_of(shape, 512, batch, zero_stage=3, recompute=recompute).allocated_bytes
+    expected = tensor_bytes(memory_of(shape, 512, batch, zero_stage=3, recompute=recompute))
     assert expected == pytest.approx(found, rel=0.04)
 
 
@@ -106,4 +111,4 @@ def test_peak_of_a_sharded_and_tensor_parallel_step(name: str, tp: int) -> None:
     with loss_parallel():
         found = tracked(model, optimizer, tokens, tracker)
     memory = memory_of(shape, 256, 1, tp=tp, sequence_parallel=True, zero_stage=3)
-    assert memory.allocated_bytes == pytest.approx(found, rel=0.04)
+    assert tensor_bytes(memory) == pytest.approx(found, rel=0.04)

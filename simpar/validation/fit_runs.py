@@ -14,8 +14,8 @@ Robust (absolute relative errors by reweighted least squares) and bounded. Group
 of a family of frameworks on it (of one descent), on one of its GPUs, of one framework, of one generation of the framework; each
 is pulled towards the constants of the group around it with the weight of some rows, so that few runs move them little. What a GPU
 differs from its architecture by is the family's and counts for each of its frameworks; a framework with enough runs on a GPU has
-constants of its own there, and keeps those it had where new ones gain next to nothing. A source counts as the square root of its
-rows.
+constants of its own there. Groups keep the constants they had where new ones gain next to nothing. A source counts as the square
+root of its rows.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ OUTLIER = 0.4
 LEAST_ROWS = 2
 """For constants of one GPU."""
 KEPT = 2.0
-"""A framework's constants on a GPU are replaced where its runs are met better by more than so many standard errors of the gain: one
+"""A group's constants are replaced where its runs are met better by more than so many standard errors of the gain: one
 that chance alone gives once in forty times."""
+LEAST_GAIN = 0.001
+"""Nor are any replaced that meet their runs better by less than a tenth of a point, however surely."""
 ROUNDS = 2
 """Simulations around constants found."""
 EVER = "2000-01"
@@ -254,8 +256,8 @@ def settled(
     """`found` with the constants of groups as they were `before`, where new ones gain next to nothing.
 
     Near its best a fit is flat: without this every refit would move predictions that it does not better. Of groups with fewer
-    rows than the pull towards the group around weighs, any gain counts. The constants of a family on an architecture and on its
-    GPUs stay or go together, as their differences count.
+    rows than the pull towards the group around weighs, any gain above `LEAST_GAIN` counts. The constants of a family on an
+    architecture and on its GPUs stay or go together, as their differences count.
 
     Args:
         fresh, held: the same runs split around `found` and around `before`: a split is exact only around the constants that it
@@ -274,7 +276,7 @@ def settled(
         # What a few runs gain has no error to speak of; they are mostly what the group around says, which has moved.
         gain = np.array([_loss(level, group, held[i], old) - _loss(level, group, fresh[i], found) for i in members])
         doubt = KEPT * gain.std() / np.sqrt(len(gain)) if len(gain) >= PRIOR_ROWS[-1] else 0.0
-        if gain.mean() > doubt:
+        if gain.mean() > max(float(doubt), LEAST_GAIN):
             gone.add(_bundle(level, group, held[members[0]]))
     kept = {group for (level, group), members in rows.items() if _bundle(level, group, held[members[0]]) not in gone}
     return {group: old[group] if group in kept else theta for group, theta in found.items()}
