@@ -88,6 +88,7 @@ class Predicted:
         flops: gemm, attention, per step; the whole score matrix counted.
         wire: bytes on the wire.
         allocated_bytes, reserved_bytes: peaks.
+        workspace_bytes: of the former, what cuBLAS takes: nothing of a run on fake tensors.
         seconds: class (CLASSES, launch) -> seconds of the rank's own kernels and launches.
     """
 
@@ -98,6 +99,7 @@ class Predicted:
     wire: Wire
     allocated_bytes: float
     reserved_bytes: float
+    workspace_bytes: float
     seconds: dict[str, float]
 
 
@@ -118,7 +120,8 @@ def predict(plan: RankPlan) -> Predicted:
     saved = {b.name: b.saved_bytes for s in held for b in layout.stage_blocks[s] if b.name in ("layer", "moe_layer")}
     return Predicted(
         dense + experts, (dense + experts) * (state.parameter + state.master + state.moments), saved, _flops(priced, role),
-        _wire(priced, role), memory.allocated_bytes, memory.reserved_bytes, dict(seconds),
+        _wire(priced, role), memory.allocated_bytes, memory.reserved_bytes, dict(memory.static).get("workspaces", 0.0),
+        dict(seconds),
     )  # fmt: skip
 
 
@@ -233,7 +236,8 @@ def compare(plan: RankPlan, measured: dict[str, Any], classify: Classify) -> lis
         kinds = sorted({*expected.flops, *(k for k, v in measured["flops"].items() if v)})
         rows += [Row(name, "flops", k, expected.flops.get(k, 0.0), measured["flops"].get(k, 0)) for k in kinds]
     rows += _wire_rows(name, expected.wire, measured["wire"], states["padding"]) if measured["mode"] == "fake" else []
-    rows += [Row(name, "allocated_bytes", "", expected.allocated_bytes, measured["allocated_bytes"])]
+    without = expected.workspace_bytes if measured["mode"] == "fake" else 0.0
+    rows += [Row(name, "allocated_bytes", "", expected.allocated_bytes - without, measured["allocated_bytes"])]
     if measured["reserved_bytes"] is not None:
         rows.append(Row(name, "reserved_bytes", "", expected.reserved_bytes, measured["reserved_bytes"]))
     if measured["step_s"]:
