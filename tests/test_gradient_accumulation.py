@@ -40,6 +40,7 @@ def traffic(name: str, version: str, plan: dict[str, Any], **training: Any) -> f
         ("llama3-internal", "2024-07", {"tp": 4, "pp": 2, "zero_stage": 2}, {}, 10.0),
         ("nanotron", "2025-01", {"tp": 4, "pp": 2}, {}, 10.0),
         ("nanotron", "2025-01", {"tp": 4}, {}, 10.0),
+        ("nanotron", "2025-01", {"tp": 4}, {"gradient_dtype": "bf16"}, 6.0),
     ],
 )
 def test_bytes_per_weight(name: str, version: str, plan: dict[str, Any], training: dict[str, Any], expected: float) -> None:
@@ -50,4 +51,4 @@ def test_bytes_per_weight(name: str, version: str, plan: dict[str, Any], trainin
 def test_no_matmul_adds_where_a_kernel_does(name: str) -> None:
     for version in ("2020-06", "2021-09", "2022-06", "2023-12", "2025-06", "2026-10"):
         spec = framework(name, version)
-        assert not (spec.wgrad_accumulation_fusion and (spec.accumulation_bytes or spec.accumulation_bytes_16bit))
+        assert not (spec.wgrad_accumulation_fusion and spec.gradient_adds)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from simpar.parallel.layout import Layout
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.result import Result
 from simpar.simulate import simulate
@@ -59,13 +60,9 @@ def test_all_to_all_inside_a_domain_has_buffers_for_every_peer(nodes: int, ep: i
 
 def test_measured_totals() -> None:
     """NCCL issue 1685: 1.06 GB in use on 8 H100 before the first all-to-all, 4.34 GB after it."""
-    spec = framework("plain", "2025-01")
-    result = step("plain", "2025-01", {"tp": 8})
-    groups = {d: result.layout.placement(d) for d in ("cp", "pp", "dp", "ep")}
-    before = dict(outside_bytes(spec, "hopper", {**groups, "tp": result.layout.placement("tp")}))
-    assert sum(before.values()) == pytest.approx(1.06e9, rel=0.12)
-    after = dict(outside_bytes(spec, "hopper", {**groups, "ep": result.layout.placement("tp")}))
-    assert sum(after.values()) == pytest.approx(4.34e9, rel=0.06)
+    before = sum(outside(step("plain", "2025-01", {"tp": 8})).values())
+    assert before == pytest.approx(1.06e9, rel=0.12)
+    assert before + 7 * framework("plain", "2025-01").nccl_peer_bytes == pytest.approx(4.34e9, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +91,12 @@ def test_workspaces_rest_inside_the_allocator() -> None:
         assert dict(rank.static)["workspaces"] == 96 * MiB
 
 
-@pytest.mark.parametrize("architecture", ["tpu", "cpu"])
-def test_no_cuda_no_context(architecture: str) -> None:
-    assert dict(outside_bytes(framework("plain", "2025-01"), architecture, {})) == {"context": 0.0, "nccl": 0.0}
+@pytest.mark.parametrize("hardware", ["tpu-v4", "cpu-gloo"])
+def test_no_cuda_no_context(hardware: str) -> None:
+    training = {"sequence_length": 2048, "global_batch_size": 16, "precision": "fp32"}
+    cluster = {"hardware": hardware, "num_nodes": 1}
+    layout = Layout.of(make_scenario({"name": "runtime", "model": "llama3.1-8b", "cluster": cluster, "training": training}), 1)
+    assert dict(outside_bytes(layout)) == {"context": 0.0, "nccl": 0.0}
 
 
 def test_measured_steps_have_none_of_it() -> None:

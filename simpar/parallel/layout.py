@@ -207,11 +207,11 @@ class Layout:
 
     @property
     def _accumulation_bytes(self) -> float:
-        """Traffic per weight and micro-batch of adding gradients up where no matmul does."""
-        spec = self.framework
-        if spec.accumulates_in_pipelines_only and self.plan.pp == 1:
+        """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written."""
+        adds = self.framework.gradient_adds
+        if not adds or (adds == "pipelines" and self.plan.pp == 1):
             return 0.0
-        return spec.accumulation_bytes if self.gradient_dtype == "fp32" else spec.accumulation_bytes_16bit
+        return 2.0 + 2.0 * (4.0 if self.gradient_dtype == "fp32" else 2.0)
 
     @cached_property
     def _casts(self) -> str:
@@ -386,10 +386,6 @@ class Layout:
     def pipeline_pairs(self) -> tuple[GroupPlacement, ...]:
         """Where each pair of neighbouring pipeline ranks sits (`keys.pair_of`), the slowest over all pipelines."""
         return self.mesh.pairs("pp", self.hardware, self.scenario.cluster.num_nodes)
-
-    def like_pair(self, pair: int) -> int:
-        """The first pair that sits as this one does."""
-        return self.pipeline_pairs.index(self.pipeline_pairs[pair]) if pair >= 0 else pair
 
     @cached_property
     def model_flops(self) -> float:

@@ -71,8 +71,7 @@ def send_collectives(layout: Layout, key: Send) -> tuple[Collective, ...]:
     """A pipeline send, and the gather of its slices where every tensor rank sent one (Narayanan et al. 2021)."""
     stage = layout.stages[max(key.from_stage, key.to_stage)]
     amount = boundary_bytes(layout.network.boundary_bytes[stage.first], layout.plan)
-    pair = layout.like_pair(key.pair)
     sliced = layout.framework.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1
     if sliced:
-        return (Collective("send_recv", amount / layout.plan.tp, "pp", pair=pair), Collective("all_gather", amount, "tp"))
-    return (Collective("send_recv", amount, "pp", pair=pair),)
+        return (Collective("send_recv", amount / layout.plan.tp, "pp", pair=key.pair), Collective("all_gather", amount, "tp"))
+    return (Collective("send_recv", amount, "pp", pair=key.pair),)

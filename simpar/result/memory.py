@@ -297,9 +297,7 @@ def memory_over_time(
     op, end, kind, amount = _events(layout, program, held)
     time = np.where(end, timeline.finish[op], timeline.start[op]) if len(op) else np.zeros(0)
     role = program.role[op] if len(op) else np.zeros(0, dtype=np.int64)
-    spec = layout.framework
-    groups = {dimension: layout.placement(dimension) for dimension in ("tp", "cp", "pp", "dp", "ep")}
-    outside = outside_bytes(spec, layout.hardware.gpu.architecture, groups)
+    outside = outside_bytes(layout)
     ranks = []
     capacity = layout.hardware.gpu.memory.value
     replays = Replays(layout, held, lambda rank: _passes(layout, program, timeline, roles[rank]))
@@ -313,7 +311,7 @@ def memory_over_time(
         static = static_state(layout, held[rank])
         dynamic = np.cumsum(delta, axis=0)
         timed = partial(_timed_passes, layout, program, timeline, roles[rank])
-        ranks.append(RankMemory(rank, static, times, dynamic, outside, spec.fragmentation, replays, capacity, timed))
+        ranks.append(RankMemory(rank, static, times, dynamic, outside, layout.framework.fragmentation, replays, capacity, timed))
     replays.choose({r.rank: r.allocated_bytes for r in ranks})
     return tuple(ranks)
 

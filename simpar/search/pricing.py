@@ -64,7 +64,6 @@ class Pricing:
         self._turns: dict[object, tuple[int, int]] = {}
         self._far: dict[Group, int] = {}
         self._outside: dict[Group, float] = {}
-        self._pairs: dict[Group, tuple[int, ...]] = {}
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
         self.floors = Floors(self)
@@ -252,14 +251,6 @@ class Pricing:
             self._stages[key] = Stages.of(self.kinds, self.stage_layers(pipeline, pp), (0,))
         return self._stages[key]
 
-    def pairs(self, group: Group) -> tuple[int, ...]:
-        """For each pair of neighbouring pipeline ranks the first that sits as it does; the slowest pair comes last."""
-        if group not in self._pairs:
-            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
-            found = mesh.pairs("pp", hardware, nodes)
-            self._pairs[group] = (*(found.index(pair) for pair in found), -1)
-        return self._pairs[group]
-
     def send(self, group: Group, batch: int, variant: Variant) -> float:
         """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
         if group.pp == 1:
@@ -269,8 +260,8 @@ class Pricing:
             layout = self.probe(group, batch, variant)
             same = len(set(layout.network.boundary_bytes)) == 1
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
-            pairs = set(self.pairs(group)[:-1])
-            self._sends[key] = min(pricer.price(Send(0, 0, False, pair)).seconds for pair in pairs) if same else 0.0
+            alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
+            self._sends[key] = min(pricer.price(Send(0, 0, False, pair)).seconds for pair in alike.values()) if same else 0.0
         return self._sends[key]
 
     def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
@@ -296,10 +287,7 @@ class Pricing:
     def outside_bytes(self, group: Group) -> float:
         """Context and communicators of one rank."""
         if group not in self._outside:
-            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
-            names = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp_cp", "ep": "ep"}
-            places = {dimension: mesh.placement(name, hardware, nodes) for dimension, name in names.items()}
-            found = outside_bytes(self.framework, hardware.gpu.architecture, places)
+            found = outside_bytes(self.probe(group, 1, self.space.variants(group)[0]))
             self._outside[group] = sum(amount for _, amount in found)
         return self._outside[group]
 

@@ -163,7 +163,7 @@ class Tiers:
 
     def _columns_of(self, step: Step, choice: Choice) -> Columns:
         limit = int(choice.recompute[5:]) if choice.recompute.startswith("full:") else None
-        key = (id(step), choice.pipeline.split, limit, self.pricing.pairs(choice.group))
+        key = (id(step), choice.pipeline.split, limit)
         if key not in self._columns:
             self._columns[key] = self._describe(step, choice, limit)
         return self._columns[key]
@@ -174,8 +174,6 @@ class Tiers:
         held: dict[int, list[int]] = {}
         for stage, rank in enumerate(step.schedule.stage_to_rank):
             held.setdefault(rank, []).append(step.schedule.model_stage(stage))
-
-        pairs = self.pricing.pairs(choice.group)
 
         def weights(order: Sequence[int]) -> tuple[int, ...]:
             n = kinds.layers
@@ -194,7 +192,7 @@ class Tiers:
             if isinstance(key, OptimizerStep):
                 return "state", ("step", tuple(weights(orders[s]) for s in held[key.rank]))
             if isinstance(key, Send) and self._same_boundaries(choice):
-                return "send", pairs[key.pair]
+                return "send", key.pair
             return "other", key
 
         index: dict[tuple[str, object], int] = {}

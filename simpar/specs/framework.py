@@ -67,15 +67,13 @@ class FrameworkSpec:
         gradient_dtype_fp16: the same of fp16 runs; none = no difference.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
-        accumulation_bytes: HBM bytes per parameter and micro-batch of adding gradients to their fp32 sum in kernels of their own
-            (16-bit gradient and sum read, sum written: 10); 0 = no such kernels.
-        accumulation_bytes_16bit: the same where the sum has 16 bits (6).
-        accumulates_in_pipelines_only: without a pipeline every micro-batch reduces its gradients, and only shards are added up.
+        gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
+            reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
         vocabulary_multiple: words on a tensor rank are rounded up to a multiple of this (Megatron-LM
             --make-vocab-size-divisible-by); 0: what does not divide over the ranks is left out.
         parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
             optimizer's 12).
-        rank_order: dimensions of the ranks, the fastest first, where a published run does not say.
+        rank_order: dimensions of the ranks, the fastest first, where a published run does not say; "" = the plan's default.
         ep_dispatcher: how tokens reach their experts where a published run does not say.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
@@ -245,12 +243,10 @@ class FrameworkSpec:
     gradient_dtype_fp16: GradientDtype | None = None
     gradient_reduce_dtype: GradientDtype | None = None
     wgrad_accumulation_fusion: bool = True
-    accumulation_bytes: float = 0.0
-    accumulation_bytes_16bit: float = 0.0
-    accumulates_in_pipelines_only: bool = False
+    gradient_adds: Literal["", "always", "pipelines"] = ""
     vocabulary_multiple: int = 1
     parameter_bytes: float = 2.0
-    rank_order: str = "tp-cp-ep-dp-pp"
+    rank_order: str = ""
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
     fp8_dispatch: bool = False
     fp8_parameters: bool = False

@@ -31,7 +31,7 @@ _MEGATRON: Final = (
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": inferred("megatron-core.dropless_cpu_s"),
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
-            "loss": "unfused", "loss_work": _LOSS_CHAINS, "accumulation_bytes": 10.0, "accumulation_bytes_16bit": 6.0,
+            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always",
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
@@ -50,7 +50,7 @@ _MEGATRON: Final = (
     Row(
         (2022, 5),
         {"wgrad_accumulation_fusion": True, "recompute_default": "selective", "weight_gradients": "none",
-         "grouped_weight_gradients": "none", "one_queue": True, "accumulation_bytes": 0.0, "accumulation_bytes_16bit": 0.0},
+         "grouped_weight_gradients": "none", "one_queue": True, "gradient_adds": ""},
         "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient "
         "accumulation fusion; its arguments.py wants CUDA_DEVICE_MAX_CONNECTIONS=1 for tensor parallelism",
     ),
@@ -163,15 +163,15 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "accumulation_bytes": 10.0, "accumulation_bytes_16bit": 6.0,
+                 "gradient_adds": "always",
                  "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones and adds those up after every backward, fp16 gradients are added by autograd; of the chronicles' two runs on "
-                "160 GPUs bf16 takes 0.9 % longer, so the cast beforehand (6 bytes) and its copy (2 more) hardly show"),
+                "ones and adds those up after every backward, fp16 gradients are added by autograd; the cast of 16-bit "
+                "gradients before that, 8 bytes a parameter, is left out: with it the chronicles' bf16 runs come out too slow"),
         ),
     ),
     "zero-bubble": (
@@ -248,7 +248,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
-              "accumulation_bytes": 10.0, "accumulation_bytes_16bit": 6.0, "accumulates_in_pipelines_only": True},
+              "gradient_adds": "pipelines"},
              "torchao float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
              "Float8RowwiseParallel gather after the cast); torch context_parallel, which gathers keys and values unless told "
              "otherwise; the per-op policy of selective checkpointing; of 2024: as many micro-batches as pipeline ranks; "
@@ -358,7 +358,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         (Row((2024, 4), {"vocabulary_multiple": 1,
                          "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
-                         "wgrad_accumulation_fusion": False, "accumulation_bytes": 10.0, "accumulates_in_pipelines_only": True,
+                         "wgrad_accumulation_fusion": False, "gradient_adds": "pipelines",
                          "rank_order": "tp-cp-ep-pp-dp",
                          "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0,
                          "loss": "fused", "loss_work": LOSS_WORK},

@@ -25,7 +25,7 @@ NANOTRON: Final = (
             "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "layer_rounding": "cost",
             "zero_stage_with_pp": 1,
             # gradients and optimizer
-            "gradient_dtype": "fp32", "gradient_copy_bytes": 0.0, "gradients_persist": True, "accumulation_bytes": 10.0,
+            "gradient_dtype": "fp32", "gradient_copy_bytes": 0.0, "gradients_persist": True, "gradient_adds": "always",
             "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,
             # data parallelism
             "zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": False, "ddp_buckets": True,

@@ -74,10 +74,16 @@ def place_pairs(axes: Axes, others: Axes, world: int, levels: Levels) -> tuple[G
     """The slowest placement, over the translates of a merged lattice, of each pair of consecutive members, the last with the first
     at the end. `place_neighbours` counts the same pairs."""
     concurrent = place_groups(axes, others, world, levels)[0][0].concurrent_groups
-    members = points(axes).tolist()
-    ends = [*pairwise(members), (members[0], members[-1])]
-    found = (_place_pair(Axis(2, high - low), others, low, world, levels, concurrent) for low, high in ends)
-    return tuple(_slowest_first(dict(kinds))[0][0] for kinds in found)
+    members, period = points(axes).tolist(), lcm(*levels.sizes)
+    known: dict[tuple[int, int], GroupPlacement] = {}
+    found = []
+    for low, high in [*pairwise(members), (members[0], members[-1])]:
+        key = (high - low, low % period)
+        if key not in known:
+            kinds = _place_pair(Axis(2, high - low), others, low, world, levels, concurrent)
+            known[key] = _slowest_first(dict(kinds))[0][0]
+        found.append(known[key])
+    return tuple(found)
 
 
 def _place_pair(pair: Axis, bases: Axes, offset: int, world: int, levels: Levels, concurrent: int) -> Kinds:

@@ -268,17 +268,20 @@ def settled(
     for index, sample in enumerate(held):
         for level, group in enumerate(groups_of(sample)):
             rows[level, group].append(index)
-    gone: set[object] = set()
+    bundles: dict[object, set[Group]] = defaultdict(set)
+    better: set[object] = set()
     for (level, group), members in rows.items():
+        bundle = _bundle(level, group, held[members[0]])
+        bundles[bundle].add(group)
         if group not in found or group not in old:
-            gone.add(_bundle(level, group, held[members[0]]))
+            better.add(bundle)
             continue
-        # What a few runs gain has no error to speak of; they are mostly what the group around says, which has moved.
         gain = np.array([_loss(level, group, held[i], old) - _loss(level, group, fresh[i], found) for i in members])
-        doubt = KEPT * gain.std() / np.sqrt(len(gain)) if len(gain) >= PRIOR_ROWS[-1] else 0.0
-        if gain.mean() > max(float(doubt), LEAST_GAIN):
-            gone.add(_bundle(level, group, held[members[0]]))
-    kept = {group for (level, group), members in rows.items() if _bundle(level, group, held[members[0]]) not in gone}
+        # What a few runs gain has no error to speak of; they are mostly what the group around says, which has moved.
+        doubt = KEPT * float(gain.std()) / math.sqrt(len(gain)) if len(gain) >= PRIOR_ROWS[-1] else 0.0
+        if gain.mean() > max(doubt, LEAST_GAIN):
+            better.add(bundle)
+    kept = {group for bundle, groups in bundles.items() if bundle not in better for group in groups}
     return {group: old[group] if group in kept else theta for group, theta in found.items()}
 
 

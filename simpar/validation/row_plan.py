@@ -109,8 +109,9 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         "overlap_tp": bool(row.get("overlap_tp")),
         "overlap_ep": bool(row.get("overlap_ep")),
         "ep_dispatcher": _first(DISPATCHERS, row.get("moe_routing")) or framework.ep_dispatcher,
-        "placement": framework.rank_order,
     }  # fmt: skip
+    if framework.rank_order:
+        plan["placement"] = framework.rank_order
     if row.get("etp"):
         plan["etp"] = int(row["etp"])
     for key in ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p"):
