@@ -24,9 +24,9 @@ from simpar.engine.discrete_event import run
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.program.program import PriceTable, Program
-from simpar.simulate import simulate
 from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import read_scenario
+from simpar.step import simulate
 from simpar.topology.cluster import Cluster
 
 QUICK = Job(tp=8, dp=4, pp=4, microbatches=8, segments=2, buckets=2)

@@ -21,9 +21,9 @@ from zlib import crc32
 
 import numpy as np
 
-from simpar.validation.ranking import LAYOUT_KEYS, SWEEP_KEYS, rank_sweeps
-from simpar.validation.runs import Report, matches, validate_runs
-from simpar.validation.statistics import Comparison
+from simpar.evidence.runs import Report, matches, validate_runs
+from simpar.ranking import LAYOUT_KEYS, SWEEP_KEYS, rank_sweeps
+from simpar.statistics import Comparison
 
 MEAN, WORST = 0.02, 0.10
 """What is wanted: the mean regret over sweeps, and that of every sweep."""

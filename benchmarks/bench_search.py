@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 
 from simpar.program.program import PriceTable
-from simpar.search.branch import Branch
-from simpar.search.choice import Choice
-from simpar.search.find import Watch, find
-from simpar.search.graph import Graph
-from simpar.search.incumbents import Incumbents
-from simpar.search.parts import Wish
-from simpar.search.replay import makespans
-from simpar.search.request import make_space, option_table
-from simpar.search.sheets import Design
-from simpar.search.space import Space
+from simpar.searching.branch import Branch
+from simpar.searching.choice import Choice
+from simpar.searching.find import Watch, find
+from simpar.searching.graph import Graph
+from simpar.searching.incumbents import Incumbents
+from simpar.searching.parts import Wish
+from simpar.searching.replay import makespans
+from simpar.searching.request import make_space
+from simpar.searching.sheets import Design
+from simpar.searching.space import Space
+from simpar.specs.options import option_table
 
 CASES = {
     "llama3.1-405b on 16,384 H100": ("llama3.1-405b", "dgx-h100", 2048, 8192, 2048),

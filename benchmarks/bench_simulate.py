@@ -21,8 +21,8 @@ HUGE = "llama3.1-405b_h100x200000_tp8pp8.toml"
 
 def one(name: str) -> dict[str, float]:
     """Best time and peak memory of simulating `name` at layer detail, in this process."""
-    from simpar.simulate import simulate
     from simpar.specs.scenario import read_scenario
+    from simpar.step import simulate
 
     times = []
     for _ in range(3):

@@ -1,3 +1,86 @@
-"""simpar: a discrete-event cluster simulator and planner for training large models in parallel."""
+"""simpar: a discrete-event cluster simulator and planner for training large models in parallel.
+
+The public API is the names below; everything else is internal. Each is loaded when it is first used, so that `import simpar` and
+the command line start at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from simpar.api.plans import PlanResult, plan
+    from simpar.api.result import Comparison, Result
+    from simpar.api.scenarios import load
+    from simpar.api.searches import SearchResult, search
+    from simpar.api.steps import Explanation, Sweep, compare, explain, simulate, sweep
+    from simpar.api.table import Table
+    from simpar.errors import DeadlockError, InputError, InternalError, SimparError, UnknownNameError, Violation
+    from simpar.specs.catalog import plan_names, scenario_names
+    from simpar.specs.effects import EffectsSpec as Effects
+    from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
+    from simpar.specs.model import TransformerSpec as TransformerModel
+    from simpar.specs.models_io import load_model, model_names
+    from simpar.specs.plan import PlanSpec as Plan
+    from simpar.specs.scenario import ClusterSpec as Cluster
+    from simpar.specs.scenario import Scenario
+    from simpar.specs.training import TrainingSpec as Training
+
+_HOME = {
+    "Cluster": "simpar.specs.scenario:ClusterSpec",
+    "Comparison": "simpar.api.result",
+    "DeadlockError": "simpar.errors",
+    "Effects": "simpar.specs.effects:EffectsSpec",
+    "Explanation": "simpar.api.steps",
+    "HardwareProfile": "simpar.specs.hardware",
+    "InputError": "simpar.errors",
+    "InternalError": "simpar.errors",
+    "Plan": "simpar.specs.plan:PlanSpec",
+    "PlanResult": "simpar.api.plans",
+    "Result": "simpar.api.result",
+    "Scenario": "simpar.specs.scenario",
+    "SearchResult": "simpar.api.searches",
+    "SimparError": "simpar.errors",
+    "Sweep": "simpar.api.steps",
+    "Table": "simpar.api.table",
+    "Training": "simpar.specs.training:TrainingSpec",
+    "TransformerModel": "simpar.specs.model:TransformerSpec",
+    "UnknownNameError": "simpar.errors",
+    "Violation": "simpar.errors",
+    "compare": "simpar.api.steps",
+    "explain": "simpar.api.steps",
+    "load": "simpar.api.scenarios",
+    "load_hardware": "simpar.specs.hardware",
+    "load_model": "simpar.specs.models_io",
+    "model_names": "simpar.specs.models_io",
+    "plan": "simpar.api.plans",
+    "plan_names": "simpar.specs.catalog",
+    "profile_names": "simpar.specs.hardware",
+    "scenario_names": "simpar.specs.catalog",
+    "search": "simpar.api.searches",
+    "simulate": "simpar.api.steps",
+    "sweep": "simpar.api.steps",
+}
+"""Public name -> the module that holds it, ":" and its name there where that differs."""
+
+__all__ = [
+    "Cluster", "Comparison", "DeadlockError", "Effects", "Explanation", "HardwareProfile", "InputError", "InternalError", "Plan",
+    "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "Sweep", "Table", "Training", "TransformerModel",
+    "UnknownNameError", "Violation", "__version__", "compare", "explain", "load", "load_hardware", "load_model", "model_names",
+    "plan", "plan_names", "profile_names", "scenario_names", "search", "simulate", "sweep",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'simpar' has no attribute {name!r}")
+    module, _, own = _HOME[name].partition(":")
+    found = globals()[name] = getattr(import_module(module), own or name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_MOST_SHOWN = 400
+"""Characters of a wrong value in a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -27,7 +30,9 @@ class Violation:
 
     def __str__(self) -> str:
         where = f"{self.file}: {self.field}" if self.file else self.field
-        text = f"{where} = {self.value!r}: {self.rule}"
+        value = repr(self.value)
+        shown = value if len(value) <= _MOST_SHOWN else f"{value[: _MOST_SHOWN - 20]}... ({len(value)} characters)"
+        text = f"{where} = {shown}: {self.rule}"
         return f"{text}; {self.right}" if self.right else text
 
 

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 
 
 def follow_parent() -> None:
@@ -22,6 +24,35 @@ def follow_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def join_slurm(environment: MutableMapping[str, str] | None = None) -> None:
+    """Under `srun` without torchrun: Slurm's variables as those that torch.distributed reads."""
+    env = os.environ if environment is None else environment
+    if "RANK" in env or "SLURM_PROCID" not in env or int(env.get("SLURM_NTASKS", "1")) < 2:
+        return
+    nodes = max(1, int(env.get("SLURM_NNODES", "1")))
+    found = {
+        "RANK": env["SLURM_PROCID"], "WORLD_SIZE": env["SLURM_NTASKS"], "LOCAL_RANK": env.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": str(int(env["SLURM_NTASKS"]) // nodes),
+    }  # fmt: skip
+    env.update(found)
+    # A job's own script sets the address where its first node has another name on the network.
+    env.setdefault("MASTER_ADDR", env.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
+    env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Processes started here do not see Ctrl-C before they have said what to do about it; this process sees it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def usable_cores() -> list[int]:

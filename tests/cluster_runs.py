@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from simpar.validation.cluster import ClusterOptions
+from simpar.live.cluster import ClusterOptions
 
 SMALL = """
 name = "small"

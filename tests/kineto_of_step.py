@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from simpar.live.trace_slices import Slice, predicted_slices
 from simpar.parallel.keys import BlockOp, LaunchGap
 from simpar.parallel.work import Gemm, GroupedGemm
 from simpar.program.program import PriceTable
 from simpar.result.interpret import Priced, interpret
 from simpar.result.result import Result
-from simpar.simulate import run
-from simpar.validation.trace_slices import Slice, predicted_slices
+from simpar.step import run
 
 AHEAD_US, DELAY_US = 900.0, 4.0
 """How far the host runs ahead, and the least time from its call to the kernel."""

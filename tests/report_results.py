@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from simpar.result.result import Result
-from simpar.simulate import interpret, prepare, run
 from simpar.specs.base import data_dir
 from simpar.specs.scenario import Scenario, read_scenario
+from simpar.step import interpret, prepare, run
 
 SMALL_70B = ("training.global_batch_size=16",)
 

@@ -8,10 +8,11 @@ from functools import cache
 from typing import Any
 
 from simpar.result.result import Result
-from simpar.search.choice import Choice
-from simpar.search.request import make_space, option_table
-from simpar.search.space import Space
-from simpar.simulate import interpret, prepare, run
+from simpar.searching.choice import Choice
+from simpar.searching.request import make_space
+from simpar.searching.space import Space
+from simpar.specs.options import option_table
+from simpar.step import interpret, prepare, run
 
 SMALL = (
     "zero_stage=1", "shard_size=none", "schedule=1f1b,interleaved", "virtual_stages=1,2", "tp=1,2,4", "pp=1,2,4",

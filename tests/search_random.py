@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from simpar.search.choice import Choice
-from simpar.search.request import make_space
-from simpar.search.space import Space
+from simpar.searching.choice import Choice
+from simpar.searching.request import make_space
+from simpar.searching.space import Space
 
 TINY = {
     "kind": "transformer", "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8,

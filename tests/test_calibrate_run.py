@@ -46,7 +46,8 @@ def test_the_profile_loads_with_every_measured_number(profile: Path) -> None:
     hardware = load_hardware(str(profile))
     assert hardware.gpu.peak_flops["fp32"].kind == "measured"
     assert {(p.op, p.direction) for p in hardware.kernels.points} == {
-        ("gemm", "forward"), ("gemm", "dgrad"), ("gemm", "wgrad"), ("attention", "forward"), ("attention", "backward"),
+        ("gemm", "forward"), ("gemm", "dgrad"), ("gemm", "wgrad"), ("gemm", "wgrad_accumulate"), ("attention", "forward"),
+        ("attention", "backward"),
     }  # fmt: skip
     assert {"copy", "norm", "activation", "softmax", "cross_entropy", "adam"} <= set(hardware.kernels.memory)
 
@@ -63,7 +64,7 @@ def test_a_scenario_runs_on_the_profile(profile: Path) -> None:
 def test_an_interrupted_run_keeps_its_store_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
     store = out.with_suffix(".jsonl")
-    command = [sys.executable, "-m", "simpar.calibration", "--out", str(out), "--budget", "60s", "--device", "cpu"]
+    command = [sys.executable, "-m", "simpar.live.calibrate", "--out", str(out), "--budget", "60s", "--device", "cpu"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while time.monotonic() < end and (not store.exists() or store.read_text().count("\n") < 3):
@@ -74,11 +75,11 @@ def test_an_interrupted_run_keeps_its_store_and_resumes(tmp_path: Path) -> None:
     assert len(kept) >= 3
     assert not out.exists()
 
-    refused = _run("simpar.calibration", "--out", str(out), "--budget", "0s", "--device", "cpu")
+    refused = _run("simpar.live.calibrate", "--out", str(out), "--budget", "0s", "--device", "cpu")
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
 
-    done = _run("simpar.calibration", "--out", str(out), "--budget", "0s", "--resume", str(store), "--device", "cpu")
+    done = _run("simpar.live.calibrate", "--out", str(out), "--budget", "0s", "--resume", str(store), "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "not measured" in done.stdout
     assert out.exists()
@@ -94,18 +95,18 @@ def test_a_resumed_run_measures_what_is_missing_and_not_what_is_known(profile: P
     store = tmp_path / "part.jsonl"
     # Everything else counts as well known, whatever the noise of the machine said.
     store.write_text("".join(json.dumps({**r, "narrow": True}) + "\n" for r in records if r["key"] != gone["key"]))
-    done = _run("simpar.calibration", "--out", str(tmp_path / "p.toml"), "--budget", "30s", "--resume", str(store), *TINY)
+    done = _run("simpar.live.calibrate", "--out", str(tmp_path / "p.toml"), "--budget", "30s", "--resume", str(store), *TINY)
     assert done.returncode == 0, done.stderr
     measured = [line.split()[0] for line in done.stdout.splitlines() if " us " in line]
     assert measured == [gone["key"]]
 
 
 def test_two_processes_measure_every_collective(tmp_path: Path) -> None:
-    from simpar.calibration.bench_collectives import COLLECTIVES
+    from simpar.live.bench_collectives import COLLECTIVES
     from simpar.specs.hardware import load_hardware
 
     out = tmp_path / "two.toml"
-    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", _port(), "-m", "simpar.calibration"]
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", _port(), "-m", "simpar.live.calibrate"]
     done = _run(*torchrun, "--out", str(out), "--budget", "12s", *TINY, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in out.with_suffix(".jsonl").read_text().splitlines()]
@@ -120,7 +121,7 @@ def test_two_processes_measure_every_collective(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come_is_one_message(tmp_path: Path) -> None:
     out = tmp_path / "one.toml"
     alone = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _port()}
-    done = _run("simpar.calibration", "--out", str(out), "--timeout", "2s", *TINY, **alone)
+    done = _run("simpar.live.calibrate", "--out", str(out), "--timeout", "2s", *TINY, **alone)
     assert done.returncode == 2
     message = [line for line in done.stderr.splitlines() if line.startswith("simpar calibrate:")]
     assert len(message) == 1
@@ -133,7 +134,7 @@ def test_a_rank_that_hangs_is_one_message_and_measurements_stay(tmp_path: Path) 
     out, port = tmp_path / "two.toml", _port()
     store = out.with_suffix(".jsonl")
     options = ["--out", str(out), "--timeout", "5s", "--budget", "60s", "--device", "cpu"]
-    command = [sys.executable, "-m", "simpar.calibration", *options]
+    command = [sys.executable, "-m", "simpar.live.calibrate", *options]
     ranks = [
         subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -163,7 +164,7 @@ def test_a_rank_that_hangs_is_one_message_and_measurements_stay(tmp_path: Path) 
         (["--out", "x.toml", "--budget", "soon"], "not a time"),
         (["--out", "x.yaml"], "ends in .toml"),
         ([], "--out is missing"),
-        (["--out", "x.toml", "--device", "tpu"], "choose auto, cpu or cuda"),
+        (["--out", "x.toml", "--device", "tpu"], "choose auto, cpu, cuda or fake"),
         (["--out", "x.toml", "--resume", "nowhere.jsonl"], "no such file"),
     ],
 )
@@ -179,7 +180,7 @@ def test_it_needs_nothing_but_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "for name in ('pydantic', 'simpy', 'networkx', 'typer', 'rich', 'plotly'): sys.modules[name] = None\n"
-        "import simpar.calibration.__main__ as m\n"
+        "import simpar.live.calibrate as m\n"
         f"sys.exit(m.main(['--out', {str(tmp_path / 'x.toml')!r}, '--budget', '1s', '--tiny', '--device', 'cpu']))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
@@ -189,7 +190,7 @@ def test_it_needs_nothing_but_torch(tmp_path: Path) -> None:
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import simpar.calibration.__main__ as m\n"
+        "import simpar.live.calibrate as m\n"
         f"sys.exit(m.main(['--out', {str(tmp_path / 'x.toml')!r}]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

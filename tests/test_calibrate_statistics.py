@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.calibration import profile_cpu, profile_out
-from simpar.calibration.__main__ import Options, calibrate, seconds
-from simpar.calibration.measure import timing_of
-from simpar.calibration.store import CalibrationError, Store
+from simpar.live import profile_cpu, profile_out
+from simpar.live.calibrate import Options, calibrate, seconds
+from simpar.live.measure import timing_of
+from simpar.live.store import CalibrationError, Store
 
 
 def test_interval_of_the_median_covers_it_at_least_as_often_as_it_says() -> None:

@@ -17,9 +17,9 @@ from simpar.specs.checks import (
     resolved_dp,
     resolved_edp,
     resolved_etp,
-    scenario_notes,
 )
 from simpar.specs.models_io import load_model
+from simpar.specs.notes import scenario_notes
 from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario, make_scenario
 
@@ -281,7 +281,7 @@ def test_a_wrong_model_comes_with_the_rest() -> None:
     assert "f.toml: model.hidden_sise = 3: unknown field; did you mean 'hidden_size'?" in table
     assert any("model.num_hidden_layers = -1" in line for line in table)
     assert messages(model={"kind": "rnn"}) == [
-        "f.toml: model.kind = 'rnn': unknown kind of model; one of transformer, mlp, cnn"
+        "f.toml: model.kind = 'rnn': unknown kind of model; one of transformer, mlp, cnn, layers"
     ]
     assert "must be a preset's name" in messages(model=3)[0]
     assert messages() == ["f.toml: model = None: is required"]
@@ -289,6 +289,4 @@ def test_a_wrong_model_comes_with_the_rest() -> None:
 
 def test_a_transformer_needs_a_sequence_length() -> None:
     (line,) = messages(model="llama3.1-8b")
-    assert line == (
-        "f.toml: training.sequence_length = None: is required for a transformer; at most 131072 for this model"
-    )
+    assert line == ("f.toml: training.sequence_length = None: is required for a transformer; at most 131072 for this model")

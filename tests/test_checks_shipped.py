@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from simpar.model.ledger import active_parameters, total_parameters
 from simpar.schedules import SCHEDULES
 from simpar.specs.base import data_dir
 from simpar.specs.checks import check_scenario, resolved_dp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import read_scenario
-from simpar.workload.parameters import active_parameters, total_parameters
 
 FILES = sorted(data_dir("scenarios").glob("*.toml"))
 

@@ -152,7 +152,7 @@ def test_explain_says_why_a_neighbour_is_slower(capsys: pytest.CaptureFixture[st
 
 def test_explain_measured_reports(capsys: pytest.CaptureFixture[str]) -> None:
     """What no part of the step can hold is said, and what one change away would meet the measurement."""
-    code, out, _ = run(capsys, "explain", RECOMPUTED, "--measured", "step_time=1.42 s allocated = 60 GiB")
+    code, out, _ = run(capsys, "explain", RECOMPUTED, "--measured", "step_time=1.75 s allocated = 60 GiB")
     assert code == 0
     assert "One change away comes closer: recompute full" in out
     assert "outside the interval" in out
@@ -177,8 +177,6 @@ def test_explain_says_that_a_plan_does_not_fit(capsys: pytest.CaptureFixture[str
     assert code == 0
     assert "DOES NOT FIT" in out
     assert "largest are" in out
-    assert "outrun" not in out
-    assert "outrun the 16-bit peak" in run(capsys, "explain", ROOT / "scenarios" / "llama3.1-70b_h100x1_fp8.toml")[1]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from simpar.costs.collectives import COLLECTIVES, CollectiveModel
 from simpar.costs.nccl import traffic
 from simpar.costs.point_to_point import channels_of_a_pair
 from simpar.errors import InputError
-from simpar.simulate import simulate
 from simpar.specs.collective_constants import CollectiveConstants
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import read_scenario
+from simpar.step import simulate
 from simpar.topology.placement import GroupPlacement
 
 MACHINES = ("dgx-h100", "dgx-a100-80gb", "gb200-nvl72", "mi300x", "l40s", "aws-p5-h100", "gh200", "h200-nvl", "tpu-v5p",
@@ -296,3 +296,14 @@ def test_a_job_may_switch_sharp_on() -> None:
     assert on.step_time_s < off.step_time_s
     with pytest.raises(InputError, match="do not reduce"):
         simulate(read_scenario(path, ["cluster.hardware=hgx-h800", "cluster.sharp=true"]), detail="stage")
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("mi300x", 1 / 7), ("hgx-a100-4gpu-80gb", 1 / 3), ("dgx-h100", 1.0), ("dgx1-v100-16gb", 1.0)]
+)
+def test_a_pair_in_a_full_mesh_has_the_links_to_each_other_alone(name: str, share: float) -> None:
+    """A switch gives any group all links; eight V100s with six links each are no full mesh."""
+    hardware = load_hardware(name)
+    whole = hardware.scale_up.bandwidth.value
+    assert geometry(hardware, packed(hardware, 2, 1)).link_bytes_per_s == pytest.approx(share * whole)
+    assert geometry(hardware, packed(hardware, hardware.gpus_per_node, 1)).link_bytes_per_s == whole

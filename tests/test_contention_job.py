@@ -11,7 +11,7 @@ import pytest
 from test_contention_cluster import profile
 from test_engine_equal import counted
 
-from simpar import simulate
+from simpar import step
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
 from simpar.engine.discrete_event import run
@@ -19,8 +19,8 @@ from simpar.engine.effects import engine_effects, expected_load_factor
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream, Transfer
-from simpar.simulate import prepare
 from simpar.specs.scenario import read_scenario
+from simpar.step import prepare
 from simpar.topology.cluster import Cluster
 
 NOISE = Noise(0.02, 0.02, 0.01)
@@ -140,7 +140,7 @@ def test_folded_scenario_equals_the_expanded_one(effects):
         wanted = scenario.effects
         priced = prepare(scenario, detail="stage", expand=wanted.expand, transfers=wanted.needs_network)
         latency = np.array([price.latency_s for price in priced.prices])
-        spans.append(simulate.run(priced, **engine_effects(scenario, latency)).makespan)
+        spans.append(step.run(priced, **engine_effects(scenario, latency)).makespan)
     assert spans[1] == pytest.approx(spans[0], rel=1e-9)
 
 
@@ -157,7 +157,7 @@ def test_the_first_repetition_is_the_step_itself(waits):
     path = Path(__file__).parent.parent / "scenarios" / "llama3.1-70b_h100x64_tp4cp2pp4.toml"
     noisy = ["effects.compute_sigma=0.02", "effects.repetitions=3", "effects.interference=false"]
     plan = ["schedule=zb-h2", "virtual_stages=1", "zero_stage=0", f"synchronous_optimizer={waits}"]
-    result = simulate.simulate(read_scenario(path, [*noisy, *(f"plan.{field}" for field in plan)]), detail="stage")
+    result = step.simulate(read_scenario(path, [*noisy, *(f"plan.{field}" for field in plan)]), detail="stage")
     times = result.repetitions.makespans_s
     assert times[0] == result.step_time_s
     assert (result.step_time_s < result.timeline.makespan) == (waits == "false")
@@ -168,7 +168,7 @@ def test_repetitions_under_uneven_routing_share_links_too():
     """Every repetition of a step whose experts are loaded unevenly pays for contention, as the step itself does."""
     path = Path(__file__).parent.parent / "scenarios" / "mixtral-8x22b_h100x128_tp2pp8ep8.toml"
     few = ["training.routing.kind=zipf", "training.routing.alpha=0.5", "effects.repetitions=2", "cluster.nics_per_node=2"]
-    found = [simulate.simulate(read_scenario(path, [*few, f"effects.contention={on}"]), detail="stage") for on in ("false", "true")]
+    found = [step.simulate(read_scenario(path, [*few, f"effects.contention={on}"]), detail="stage") for on in ("false", "true")]
     alone, shared = (result.repetitions.makespans_s for result in found)
     assert (shared > alone).all()
     assert shared.mean() - alone.mean() == pytest.approx(found[1].step_time_s - found[0].step_time_s, rel=0.2)

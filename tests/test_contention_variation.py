@@ -206,3 +206,18 @@ def test_wrong_routing_lists_every_violation():
     assert len(caught.value.violations) == 4
     with pytest.raises(InputError, match="must divide num_experts"):
         Routing(8, 2).load_factors(10, 3, 1, 1, (0,))
+
+
+@pytest.mark.parametrize(
+    ("spread", "experts", "ep", "load"),
+    [(0.3, 128, 8, 1.11), (0.3, 128, 16, 1.19), (0.19, 256, 64, 1.22), (0.43, 128, 64, 1.71), (0.08, 256, 64, 1.07)],
+)
+def test_a_lognormal_spread_fills_the_fullest_rank_as_independent_placement_says(
+    spread: float, experts: int, ep: int, load: float
+) -> None:
+    """1 + z spread / sqrt(experts of a rank), z = 1.42, 1.77, 2.35 for 8, 16, 64 ranks; single experts' tails add to that."""
+    routing = Routing(experts, 8, "lognormal", spread=spread)
+    chances = routing.inclusion()
+    assert chances.std() / chances.mean() == pytest.approx(spread, rel=0.02)
+    found = routing.load_factors(8192 * ep, ep, 30, 2, (1,)).mean()
+    assert 0.99 * load <= found <= load + 0.5 * (load - 1.0)

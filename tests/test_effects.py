@@ -10,8 +10,8 @@ import pytest
 from simpar.errors import InputError
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.traffic import state_collectives
-from simpar.simulate import prepare, simulate
 from simpar.specs.scenario import Scenario, read_scenario
+from simpar.step import prepare, simulate
 from simpar.topology.cluster import Cluster
 
 ROOT = Path(__file__).parent.parent
@@ -30,9 +30,7 @@ def test_uneven_routing_costs_time_and_memory() -> None:
     strong = simulate(mixtral("training.routing.kind=zipf", "training.routing.alpha=1.0"))
     assert even.step_time_s < mild.step_time_s < strong.step_time_s
     assert even.worst_rank.allocated_bytes < mild.worst_rank.allocated_bytes < strong.worst_rank.allocated_bytes
-    capped = simulate(
-        mixtral("training.routing.kind=zipf", "training.routing.alpha=1.0", "training.routing.capacity_factor=1.25")
-    )
+    capped = simulate(mixtral("training.routing.kind=zipf", "training.routing.alpha=1.0", "training.routing.capacity_factor=1.25"))
     assert even.step_time_s < capped.step_time_s < strong.step_time_s
 
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.evidence.row_plan import plan_of
+from simpar.graph.casts import QUANTIZE as KERNEL
+from simpar.graph.casts import engine_casts
+from simpar.graph.kernels import KernelPlan
+from simpar.graph.types import Layer
+from simpar.model.network import transformer_network
+from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.local_shapes import SplitOptions
-from simpar.parallel.split import split_block
-from simpar.parallel.te_casts import KERNEL, engine_casts
+from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
-from simpar.validation.row_plan import plan_of
-from simpar.workload.network import transformer_network
-from simpar.workload.ops import Block
-from simpar.workload.style import BlockStyle
 
 TOKENS = 4096
 H, F, QKV, HEADS = 8192, 28672, 10240, 8192
 """Llama 3.1 70B: hidden, feed-forward, packed queries, keys and values, attention output."""
 
 
-def _block(model: str, name: str) -> Block:
+def _block(model: str, name: str) -> Layer:
     spec = load_model(model)
     assert isinstance(spec, TransformerSpec)
-    network = transformer_network(spec, 1, TOKENS, BlockStyle())
+    network = transformer_network(spec, 1, TOKENS)
     return next(b for b in network.layers if b.name == name)
 
 
@@ -45,7 +46,7 @@ def _casts(ops: tuple[LocalOp, ...]) -> dict[str, float]:
 def test_bytes_of_a_dense_layer(precision: str, architecture: str, scaling: str, each: float) -> None:
     casts = engine_casts(precision, architecture, scaling)
     assert casts is not None
-    local = split_block(_block("llama3.1-70b", "layer"), SplitOptions(Degrees(), BlockStyle(), engine_casts=casts))
+    local = split_block(_block("llama3.1-70b", "layer"), SplitOptions(Degrees(), KernelPlan(), engine_casts=casts))
     forward = {"attention/proj.cast": HEADS, "mlp/fc2.cast": F}
     if casts.norms:
         forward |= {"attention/qkv.cast": H, "mlp/fc1.cast": H}
@@ -63,17 +64,17 @@ def test_no_casts_in_16_bits_or_elsewhere() -> None:
 def test_frozen_weights_need_one_layout_only() -> None:
     casts = engine_casts("fp8", "hopper", "delayed")
     block = _block("llama3.1-70b", "layer")
-    trained = split_block(block, SplitOptions(Degrees(), BlockStyle(), engine_casts=casts))
-    frozen = split_block(block, SplitOptions(Degrees(), BlockStyle(), engine_casts=casts, lora_rank=16))
+    trained = split_block(block, SplitOptions(Degrees(), KernelPlan(), engine_casts=casts))
+    frozen = split_block(block, SplitOptions(Degrees(), KernelPlan(), engine_casts=casts, lora_rank=16))
     assert sum(_casts(frozen.backward).values()) == pytest.approx(0.75 * sum(_casts(trained.backward).values()))
 
 
 def test_sequence_parallel_ranks_cast_their_part() -> None:
     casts = engine_casts("fp8", "hopper", "delayed")
     block = _block("llama3.1-70b", "layer")
-    whole = _casts(split_block(block, SplitOptions(Degrees(tp=4), BlockStyle(), engine_casts=casts)).backward)
+    whole = _casts(split_block(block, SplitOptions(Degrees(tp=4), KernelPlan(), engine_casts=casts)).backward)
     part = _casts(
-        split_block(block, SplitOptions(Degrees(tp=4, sequence_parallel=True), BlockStyle(), engine_casts=casts)).backward
+        split_block(block, SplitOptions(Degrees(tp=4, sequence_parallel=True), KernelPlan(), engine_casts=casts)).backward
     )
     assert part["mlp/fc2.cast.backward"] == pytest.approx(whole["mlp/fc2.cast.backward"] / 4)
     assert part["mlp/fc1.cast.backward"] == pytest.approx(whole["mlp/fc1.cast.backward"])
@@ -83,7 +84,7 @@ def test_experts_cast_every_row_and_the_router_none() -> None:
     casts = engine_casts("mxfp8", "blackwell", "current")
     model = load_model("qwen3-30b-a3b")
     assert isinstance(model, TransformerSpec)
-    options = SplitOptions(Degrees(), BlockStyle(), moe=model.moe, engine_casts=casts)
+    options = SplitOptions(Degrees(), KernelPlan(), moe=model.moe, engine_casts=casts)
     local = split_block(_block("qwen3-30b-a3b", "moe_layer"), options)
     forward = _casts(local.forward)
     assert forward["moe/fc1.cast"] == pytest.approx(4.0 * 8 * 2048)

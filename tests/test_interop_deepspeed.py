@@ -100,3 +100,16 @@ def test_no_field_is_forgotten() -> None:
     known = {*deepspeed.SAID, *deepspeed.FACTS, *deepspeed.PLAIN}
     fields = {path for path in meaning(scenario({})) if path.startswith(("plan.", "training."))}
     assert fields == known
+
+
+def test_memory_options_that_deepspeed_has_are_said_and_others_refused() -> None:
+    table = {
+        "model": "llama3.1-8b", "framework": "deepspeed", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"zero_stage": 3, "offload": {"optimizer": True, "parameters": True}},
+        "training": {"sequence_length": 2048, "global_batch_size": 8, "pure_bf16": True},
+    }  # fmt: skip
+    found = deepspeed.configuration(make_scenario(table))
+    assert found["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": True}
+    assert found["bf16"] == {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    library = make_scenario({**table, "training": {**table["training"], "fused_kernels": True}})  # type: ignore[dict-item]
+    assert [v.field for v in deepspeed.violations(library)] == ["training.fused_kernels"]

@@ -13,8 +13,8 @@ from simpar.errors import InputError
 from simpar.interop.megatron import export, flags, launch_script, violations
 from simpar.interop.megatron_import import load
 from simpar.interop.megatron_model import layer_bits
-from simpar.simulate import simulate
 from simpar.specs.scenario import Scenario, read_scenario
+from simpar.step import simulate
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 LLAMA = SCENARIOS / "llama3.1-70b_h100x64_tp4cp2pp4.toml"

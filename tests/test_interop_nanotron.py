@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from simpar.boundary import parse_yaml
 from simpar.errors import InputError
-from simpar.interop import yaml_subset
 from simpar.interop.nanotron import cost_split, export, load, violations
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, make_scenario, read_scenario
@@ -33,7 +33,7 @@ def scenario(plan: dict[str, Any], training: dict[str, Any] | None = None, model
 def test_the_file_says_the_layout() -> None:
     given_plan = {"tp": 2, "pp": 2, "dp": 4, "layers_per_stage": [18, 14], "recompute": "full"}
     text = export(scenario(given_plan))["nanotron.yaml"]
-    table = yaml_subset.parse(text, "nanotron.yaml")
+    table = parse_yaml(text, "nanotron.yaml")
     parallel = table["parallelism"]
     assert (parallel["tp"], parallel["pp"], parallel["dp"], parallel["tp_mode"]) == (2, 2, 4, "REDUCE_SCATTER")
     assert (parallel["pp_engine"], parallel["recompute_layer"]) == ("1f1b", True)

@@ -14,9 +14,9 @@ from simpar.errors import InputError
 from simpar.interop.torchtitan import configuration, export, violations
 from simpar.interop.torchtitan_import import load, schedule_names
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of
-from simpar.simulate import simulate
+from simpar.model.ledger import total_parameters
 from simpar.specs.scenario import Scenario, read_scenario
-from simpar.workload.parameters import total_parameters
+from simpar.step import simulate
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 CHANGES = ["framework=torchtitan", "framework_version=v0.2", "plan.zero_stage=3", "plan.placement=tp-cp-ep-dp-pp",

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simpar.calibration.kernel_toml import dump
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import FITTED_ON, band_at, fitted, resolve, widened
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import Provenance
 from simpar.errors import InputError
+from simpar.evidence.kernel_toml import dump
 from simpar.specs.base import read_toml, validate
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.kernel_constants import Band, KernelConstants, MeasuredPoint

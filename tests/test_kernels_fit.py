@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simpar.calibration import fit, fit_gemm
-from simpar.calibration.kernel_errors import bands, halves
-from simpar.calibration.soft_l1 import soft_l1
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import fitted
 from simpar.costs.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.errors import InputError
+from simpar.evidence import fit, fit_gemm
+from simpar.evidence.kernel_errors import bands, halves
+from simpar.evidence.soft_l1 import soft_l1
 from simpar.specs.hardware import load_hardware
 
 

@@ -12,12 +12,16 @@ import pytest
 
 from simpar.costs.kernels import KernelModel
 from simpar.errors import InputError
+from simpar.evidence.kernel_blocks import Block
+from simpar.evidence.kernels import read_blocks, run, validate_kernels
 from simpar.specs.hardware import load_hardware
-from simpar.validation.kernel_blocks import Block
-from simpar.validation.kernels import read_blocks, run, validate_kernels
 
-DATA = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data")) / "kernels"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no measured tables in {DATA}; set SIMPAR_SHARED_DATA")
+DATA = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parent / "data" / "measured")) / "kernels"
+
+
+SLACK = 1.0 if "SIMPAR_SHARED_DATA" in os.environ else 1.4
+"""What quantiles of a few hundred sampled rows may be off from those of the whole table that the bounds are for."""
+COVERAGE = (0.75, 0.86) if SLACK == 1.0 else (0.68, 0.93)
 
 
 def errors(block: Block) -> np.ndarray:
@@ -46,18 +50,16 @@ GEMM = [
 ]  # fmt: skip
 
 
-@needs_data
 @pytest.mark.parametrize(("name", "column", "median", "p90"), GEMM)
 def test_gemm_tables(name: str, column: str, median: float, p90: float, tmp_path: Path) -> None:
-    block = next(b for b in read_blocks(thinned(name, tmp_path, 5)) if b.table.endswith(":" + column))
+    block = next(b for b in read_blocks(thinned(name, tmp_path, 5 if SLACK == 1.0 else 1)) if b.table.endswith(":" + column))
     error = errors(block)
-    assert np.median(error) <= median
-    assert np.quantile(error, 0.9) <= p90
+    assert np.median(error) <= SLACK * median
+    assert np.quantile(error, 0.9) <= SLACK * p90
     inside = (block.measured >= block.low) & (block.measured <= block.high)
-    assert 0.75 <= inside.mean() <= 0.86
+    assert COVERAGE[0] <= inside.mean() <= COVERAGE[1]
 
 
-@needs_data
 @pytest.mark.parametrize(("name", "median", "p90"), [
     ("attention_a100_fa2_sglang0510.csv", 0.02, 0.07), ("attention_h100_fa3_vllm0240.csv", 0.04, 0.12),
     ("attention_b200_trtllmgen_vllm0240.csv", 0.03, 0.10),
@@ -66,15 +68,14 @@ def test_gemm_tables(name: str, column: str, median: float, p90: float, tmp_path
     ("moe_h100_bf16_vllm_triton.csv", 0.05, 0.15), ("moe_a100_bf16_sglang_triton.csv", 0.08, 0.25),
 ])  # fmt: skip
 def test_attention_and_expert_tables(name: str, median: float, p90: float, tmp_path: Path) -> None:
-    (block,) = read_blocks(thinned(name, tmp_path, 3))
+    (block,) = read_blocks(thinned(name, tmp_path, 3 if SLACK == 1.0 else 1))
     error = errors(block)
-    assert np.median(error) <= median
-    assert np.quantile(error, 0.9) <= p90
+    assert np.median(error) <= SLACK * median
+    assert np.quantile(error, 0.9) <= SLACK * p90
     inside = (block.measured >= block.low) & (block.measured <= block.high)
-    assert 0.74 <= inside.mean() <= 0.87
+    assert COVERAGE[0] - 0.01 <= inside.mean() <= COVERAGE[1] + 0.01
 
 
-@needs_data
 def test_training_layouts_and_memory_bound() -> None:
     blocks = read_blocks(DATA / "simumax_ops.csv")
     a100 = np.concatenate([errors(b) for b in blocks if b.op == "gemm_training" and b.gpu == "a100_pcie"])

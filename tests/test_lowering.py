@@ -8,8 +8,8 @@ import pytest
 from simpar.engine.longest_path import longest_path
 from simpar.parallel.keys import Compute, OptimizerStep, Send
 from simpar.program.program import COMPUTE_KINDS, OpKind, PriceTable
-from simpar.simulate import interpret, prepare, run
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import interpret, prepare, run
 
 
 def scenario(

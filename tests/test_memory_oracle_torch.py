@@ -24,14 +24,14 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 from torch_llama import Collectives, Layer, LiveBytes, Llama, Shape, build, local_elements
 
+from simpar.live.rank_parallel import per_op_contexts, stop, tensor_parallel
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout, recomputed_flops
-from simpar.parallel.split import LocalBlock
 from simpar.parallel.traffic import state_collectives
 from simpar.parallel.work import Collective
 from simpar.result.memory import static_state
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.validation.rank_parallel import per_op_contexts, stop, tensor_parallel
 
 pytestmark = pytest.mark.torch
 WORLD = 8
@@ -167,9 +167,7 @@ def test_fully_sharded_states_are_exact(shape: Shape) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     run(model, torch.zeros(1, 128, dtype=torch.long))
     optimizer.step()
-    held = sum(
-        v.to_local().numel() * 4 for s in optimizer.state.values() for k, v in s.items() if k in ("exp_avg", "exp_avg_sq")
-    )
+    held = sum(v.to_local().numel() * 4 for s in optimizer.state.values() for k, v in s.items() if k in ("exp_avg", "exp_avg_sq"))
     state = layout.state_bytes
     assert held * WORLD == states(layout, 0)[0] * state.moments
 

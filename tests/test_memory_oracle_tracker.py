@@ -26,7 +26,7 @@ from torch_llama import Shape
 from simpar.engine.longest_path import longest_path
 from simpar.result.interpret import interpret
 from simpar.result.memory import RankMemory
-from simpar.simulate import prepare
+from simpar.step import prepare
 
 pytestmark = pytest.mark.torch
 SHAPES = {

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from simpar.engine.longest_path import longest_path
+from simpar.evidence.cases import load_cases
+from simpar.evidence.predicted import predict
 from simpar.parallel.layout import Layout
 from simpar.result.interpret import interpret
 from simpar.result.result import Result
-from simpar.simulate import prepare
 from simpar.specs.scenario import Scenario, read_scenario
-from simpar.validation.cases import load_cases
-from simpar.validation.predicted import predict
+from simpar.step import prepare
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 DEEPSEEK = SCENARIOS / "deepseek-v3_h800x2048_pp16ep64.toml"

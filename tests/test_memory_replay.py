@@ -14,8 +14,8 @@ from simpar.result.allocations import passes_of, rank_events, until_steady
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, AllocatorRules, replay
 from simpar.result.interpret import interpret
 from simpar.result.result import Result
-from simpar.simulate import prepare
 from simpar.specs.scenario import make_scenario
+from simpar.step import prepare
 
 BASE: dict[str, Any] = {
     "name": "replay",

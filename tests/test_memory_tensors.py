@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from simpar.result.tensors import Tensor, alive_at_peak
-from simpar.simulate import simulate
 from simpar.specs.scenario import read_scenario
+from simpar.step import simulate
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 NAMES = [

@@ -7,10 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from simpar.specs.model import MlpSpec, TransformerSpec
-from simpar.specs.models_io import load_model, model_names
-from simpar.workload.parameters import (
+from parameter_ledger import (
     Model,
     active_parameters,
     embedding_parameters,
@@ -21,6 +18,11 @@ from simpar.workload.parameters import (
     total,
     total_parameters,
 )
+
+from simpar.model import ledger as graph_ledger
+from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.model import MlpSpec, TransformerSpec
+from simpar.specs.models_io import load_model, table_names
 
 SCALES = {"M": 6, "B": 9, "T": 12}
 
@@ -42,9 +44,18 @@ def counted(model: Model) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", table_names())
+def test_graphs_hold_what_the_ledger_says(name: str) -> None:
+    model = load_model(name)
+    assert (graph_ledger.total_parameters(model), graph_ledger.active_parameters(model)) == (
+        total_parameters(model), active_parameters(model),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", table_names())
 def test_presets_equal_their_published_count(name: str) -> None:
     model = load_model(name)
+    assert not isinstance(model, ArchitectureSpec)
     assert model.source, "a preset says where it comes from"
     if model.published_parameters:
         assert counted(model) == model.published_parameters
@@ -93,7 +104,7 @@ def test_deepseek_v3_prediction_module_has_the_published_size() -> None:
     assert 13e9 < own + embedding_parameters(model) < 14e9
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", table_names())
 def test_layers_and_outside_add_up(name: str) -> None:
     model = load_model(name)
     outside = sum(count for path, count in parameters(model) if not path.startswith("layers."))
@@ -139,6 +150,7 @@ def test_llama_closed_form(h: int, layers: int, kv: int, vocab: int, tied: bool)
     )  # fmt: skip
     layer = 2 * h * h + 2 * h * kv * d + 3 * h * f + 2 * h
     assert total_parameters(model) == layers * layer + (1 if tied else 2) * vocab * h + h
+    assert graph_ledger.total_parameters(model) == total_parameters(model)
 
 
 @given(width=st.integers(1, 300), depth=st.integers(1, 40), ends=st.tuples(st.integers(1, 99), st.integers(1, 99)))

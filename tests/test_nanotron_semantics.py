@@ -15,9 +15,9 @@ from simpar.parallel.work import MemoryWork
 from simpar.result.gathers import update_bytes
 from simpar.result.memory import static_state
 from simpar.result.requests import rank_events
-from simpar.simulate import cost_models, simulate
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario
+from simpar.step import cost_models, simulate
 
 MODEL = {
     "kind": "transformer", "hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 32,
@@ -80,13 +80,13 @@ def test_unpacking_takes_a_piece_for_every_tensor_and_rank(tp: int) -> None:
     """The gather's host time grows with the data-parallel ranks, not with the weights on a rank."""
     spec = framework("nanotron", "2025-02")
     found = {}
-    for nodes in (8, 32):
+    for nodes in (32, 128):
         layout, pricer = priced(1, nodes, tp)
         blocks = len(layout.stage_blocks[0])
         found[nodes] = unpacking_s(Gather(0, 0, blocks), layout, pricer._work)
     tensors = 4 * 6 + 2  # four layers of four matrices and two norms; last norm, and embedding and head, which are one
-    more = tensors * (32 - 8) * 8 / tp * spec.gather_piece_cpu_s
-    assert found[32] - found[8] == pytest.approx(more)
+    more = tensors * (128 - 32) * 8 / tp * spec.launch_s
+    assert found[128] - found[32] == pytest.approx(more)
 
 
 def test_tensor_parameters_is_the_mean() -> None:
@@ -125,21 +125,6 @@ def test_overlap_rule() -> None:
     assert not spec.reduces_beside_backward(0, False)
     assert not any(spec.reduces_beside_backward(1, chosen) for chosen in (None, True, False))
     assert replace(spec, sharded_grad_reduce="scatter").reduces_beside_backward(1, None)
-
-
-def test_host_time_of_a_collective_beside_sends_to_other_nodes() -> None:
-    """Per tensor rank where pipeline neighbours are on other nodes; the steps of the ring where tensor ranks are too."""
-
-    def host_s(tp: int, pp: int) -> float:
-        base = scenario(1, 8, tp)
-        found = base.model_copy(update={"plan": base.plan.model_copy(update={"pp": pp, "dp": 64 // tp // pp})})
-        layout = Layout.of(found, pp)
-        return LayoutPricer(layout, *cost_models(found, layout.hardware))._collective_host_s
-
-    spec = framework("nanotron", "2025-02")
-    assert host_s(8, 1) == host_s(1, 4) == spec.collective_cpu_s
-    assert host_s(8, 4) == pytest.approx(spec.collective_cpu_s + 8 * spec.collective_rank_cpu_s)
-    assert host_s(16, 4) == pytest.approx(spec.collective_cpu_s + 16 * spec.collective_rank_cpu_s + 15 * spec.collective_step_s)
 
 
 def test_gathered_weights_pass_through_buffers() -> None:

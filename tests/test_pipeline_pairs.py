@@ -11,8 +11,8 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Send, pair_of
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind
-from simpar.simulate import cost_models, prepare
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import cost_models, prepare
 
 SENDS = (OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD)
 

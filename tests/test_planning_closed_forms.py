@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.planning.checkpoints import CheckpointTimes, choose_interval, doubts, storage_load
 from simpar.planning.closed_forms import (
     availability_interval_s,
     daly_interval_s,
@@ -23,15 +25,14 @@ from simpar.planning.closed_forms import (
     tokens_at_batch,
     young_interval_s,
 )
+from simpar.specs.planfile import CheckpointPlan
 
 HOUR = 3600.0
 stalls = st.floats(0.1, 500.0)
 mttis = st.floats(600.0, 1e6)
 
 
-@pytest.mark.parametrize(
-    ("stall", "recovery", "goodput"), [(5, 300, 0.943), (10, 600, 0.904), (30, 600, 0.873), (60, 1200, 0.788)]
-)
+@pytest.mark.parametrize(("stall", "recovery", "goodput"), [(5, 300, 0.943), (10, 600, 0.904), (30, 600, 0.873), (60, 1200, 0.788)])
 def test_goodput_at_3_hours_between_interrupts(stall: float, recovery: float, goodput: float) -> None:
     mtti = 3.09 * HOUR
     found = goodput_first_order(young_interval_s(stall, mtti), stall, recovery, mtti)
@@ -129,3 +130,40 @@ def test_spares_for_is_the_smallest_that_suffices_at_any_scale(mean: float, conf
     spares = spares_for(mean, confidence)
     assert poisson_tail(spares, mean) <= 1.0 - confidence
     assert spares == 0 or poisson_tail(spares - 1, mean) > 1.0 - confidence
+
+
+# -- what operators do -------------------------------------------------------------------------------------------------
+
+
+def saves(stall_s: float = 0.02, save_s: float = 3.0) -> CheckpointTimes:
+    return CheckpointTimes(5.68e12, stall_s, save_s, 3.0, ())
+
+
+@given(
+    stall=st.floats(1e-3, 100.0), mtti=mttis, rule=st.sampled_from(["optimal", "young", "daly"]), step=st.sampled_from([0.0, 6.3])
+)  # fmt: skip
+def test_no_rule_saves_more_often_than_operators_do(stall: float, mtti: float, rule: Any, step: float) -> None:
+    plan = CheckpointPlan(parameters="405B", interval=rule)
+    assert choose_interval(plan, saves(stall, 100.0 + stall), mtti, step) >= 300.0
+    free = CheckpointPlan(parameters="405B", interval=rule, least_interval="1 s")
+    assert choose_interval(free, saves(stall, stall), mtti, step) >= 1.0
+
+
+def test_a_given_interval_is_followed_but_doubted() -> None:
+    plan = CheckpointPlan(parameters="405B", interval="20 s")
+    assert choose_interval(plan, saves(), 3 * HOUR) == 20.0
+    assert "every 20 s" in doubts(saves(), 20.0, 3 * HOUR)[0]
+    assert "every 5 steps" in doubts(saves(), 100.0, 3 * HOUR, 20.0)[0]
+    assert "writes 97% of the time" in doubts(saves(save_s=97.0), 99.98, 3 * HOUR)[0]
+    assert "stands still 9% of the time" in doubts(saves(stall_s=10.0), 100.0, 3 * HOUR)[0]
+    assert "a failure every 1 h" in doubts(saves(), 2 * HOUR, HOUR)[0]
+    assert doubts(saves(), 300.0, 3 * HOUR, 6.3) == ()
+
+
+def test_what_the_storage_takes_by_hand() -> None:
+    plan = CheckpointPlan(parameters="405B", keep=3)
+    assert storage_load(plan, saves(stall_s=2.0, save_s=4.0), 98.0) == pytest.approx({
+        "checkpoint_bytes": 5.68e12, "kept_bytes": 17.04e12, "write_bandwidth_bytes_per_s": 1.42e12,
+        "mean_write_bandwidth_bytes_per_s": 5.68e10, "busy_fraction": 0.04,
+    })  # fmt: skip
+    assert storage_load(plan, saves(), math.inf) == {}

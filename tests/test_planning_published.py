@@ -18,7 +18,7 @@ from simpar.specs.planfile import make_plan, read_plan_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANS = sorted(p for p in (ROOT / "scenarios" / "plans").glob("*.toml") if not p.stem.startswith("what-if"))
-SHARED = Path(os.environ.get("SIMPAR_SHARED_DATA", ROOT.parent / "shared" / "data"))
+SHARED = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parent / "data" / "measured"))
 
 
 @cache
@@ -81,7 +81,6 @@ def test_llama_causes_sum_to_the_unexpected_interruptions() -> None:
     assert hardware / sum(s.rate_per_node_s for s in run.sources) == pytest.approx(0.78, abs=0.01)
 
 
-@pytest.mark.skipif(not (SHARED / "collectives" / "failures.csv").is_file(), reason="the shared measurements are not here")
 def test_projected_failure_times_follow_from_rates() -> None:
     with (SHARED / "collectives" / "failures.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

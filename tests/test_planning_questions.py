@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from serve_browser import CHROMIUM, TEXTS, Browser
 
+from simpar.api.layout_search import LayoutSearch
 from simpar.errors import InputError
 from simpar.planning import answer as answer_module
 from simpar.planning.answer import Simulation, answer, repetitions
@@ -25,7 +26,6 @@ from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.solve import Solver, node_counts, solve_checkpoint_interval, solve_nodes, solve_spares
 from simpar.planning.speeds import phase_scenario
 from simpar.planning.steps import StepEstimate, infeasible
-from simpar.report.plan_search import LayoutSearch
 from simpar.report.plan_view import run
 from simpar.specs.planfile import make_plan
 from simpar.specs.scenario import Scenario
@@ -288,7 +288,7 @@ def test_an_interrupted_run_resumes_where_it_stopped(tmp_path: Path, monkeypatch
     other = repetitions(replace(run_model, hot_spares=1), Simulation(2, seed=3, store=store, resume=True))
     assert other != straight[:2]
     with sqlite3.connect(store) as db:
-        assert db.execute("select count(*) from repetitions").fetchone() == (8,)
+        assert db.execute("select count(*) from checked_repetitions").fetchone() == (8,)
 
 
 def test_a_store_that_is_no_database_is_refused(tmp_path: Path, given_plan: Path) -> None:
@@ -298,6 +298,17 @@ def test_a_store_that_is_no_database_is_refused(tmp_path: Path, given_plan: Path
         ask(given_plan, PlanOptions(store=bad, repetitions=2), Linear())
     with pytest.raises(InputError, match="--resume needs --store"):
         ask(given_plan, PlanOptions(resume=True), Linear())
+
+
+def test_an_altered_repetition_is_refused(tmp_path: Path) -> None:
+    run_model = resolve(make_plan(table()), Linear()).run
+    assert run_model is not None
+    store = tmp_path / "runs.sqlite"
+    repetitions(run_model, Simulation(2, seed=3, store=store))
+    with sqlite3.connect(store) as db:
+        db.execute("update checked_repetitions set outcome = '{}'")
+    with pytest.raises(InputError, match="an entry is damaged: its checksum is wrong"):
+        repetitions(run_model, Simulation(2, seed=3, store=store, resume=True))
 
 
 def test_the_seed_decides() -> None:
@@ -350,9 +361,7 @@ def test_the_table_shows_numbers_losses_and_assumptions(given_plan: Path) -> Non
 
 def test_html_is_one_page_that_needs_no_network(given_plan: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    options = PlanOptions(
-        repetitions=5, html=page, sensitivity=True, sweep=("cluster.num_nodes=64..256x2",), deadline="90 d"
-    )
+    options = PlanOptions(repetitions=5, html=page, sensitivity=True, sweep=("cluster.num_nodes=64..256x2",), deadline="90 d")
     printed(given_plan, options)
     text = page.read_text(encoding="utf-8")
     for words in (

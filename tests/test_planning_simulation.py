@@ -80,9 +80,7 @@ def test_the_exact_optimum_is_the_best_interval_in_simulation() -> None:
     best = exact_interval_s(stall, mtti)
 
     def mean_wall(interval: float) -> float:
-        return statistics.mean(
-            simulate_run(a_run(60, interval_s=interval, stall_s=stall), 5, i).wall_s for i in range(12)
-        )
+        return statistics.mean(simulate_run(a_run(60, interval_s=interval, stall_s=stall), 5, i).wall_s for i in range(12))
 
     at_best = mean_wall(best)
     assert at_best < mean_wall(best / 4)
@@ -267,9 +265,7 @@ class _Walk:
     interval=st.floats(5.0, 50.0),
     stall=st.floats(0.0, 4.0),
     background=st.floats(0.0, 5.0),
-    stretches=st.lists(
-        st.tuples(st.floats(0.01, 300.0), st.sampled_from([1.0, 1.5, 2.0]), st.booleans()), min_size=1, max_size=8
-    ),
+    stretches=st.lists(st.tuples(st.floats(0.01, 300.0), st.sampled_from([1.0, 1.5, 2.0]), st.booleans()), min_size=1, max_size=8),
 )
 def test_progress_in_closed_form_equals_the_walk(
     interval: float, stall: float, background: float, stretches: list[tuple[float, float, bool]]

@@ -26,7 +26,7 @@ from simpar.report.gantt import gantt, lanes_of, rectangles, thinned
 from simpar.report.shown import shown_roles
 from simpar.report.step_html import step_page, write_html
 from simpar.result.result import Result
-from simpar.simulate import interpret, prepare, run, simulate
+from simpar.step import interpret, prepare, run, simulate
 
 CHROMIUM = next((p for p in ("/usr/bin/chromium", shutil.which("chromium")) if p and Path(p).exists()), None)
 CASES = pytest.mark.parametrize(("stem", "detail", "overrides"), EVERY, ids=[f"{s}-{d}" for s, d, _ in EVERY])

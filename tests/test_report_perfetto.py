@@ -23,7 +23,7 @@ from simpar.report.shown import is_expanded, shown_roles
 from simpar.report.streams import ordered_streams
 from simpar.result.memory import CATEGORIES, RankMemory
 from simpar.result.result import Result
-from simpar.simulate import interpret, prepare, run
+from simpar.step import interpret, prepare, run
 
 Event = dict[str, Any]
 NS = 1e-9

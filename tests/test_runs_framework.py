@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 import simpar
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import UnknownNameError
+from simpar.graph.kernels import kernels
 from simpar.parallel.layout import Layout
-from simpar.simulate import cost_models
-from simpar.specs.calibration import UNSEEN_ERROR, calibration_for, uncalibrated
+from simpar.specs.calibration import Constant, calibrated_by
 from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of
 from simpar.specs.framework_releases import RELEASES
 from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
 from simpar.specs.layer_split import split_by_cost
+from simpar.specs.losses import loss_of
 from simpar.specs.scenario import make_scenario
+from simpar.step import cost_models
 
 FIELDS = {field.name for field in dataclasses.fields(FrameworkSpec)}
 
@@ -63,6 +65,7 @@ def test_releases_are_in_order(name: str) -> None:
         ("nanotron", "playbook 2025-02 (torch 2.1+cu121)", (2025, 2)),
         ("llm-foundry", "llm-foundry v0.0.4, torch 2.1.0", (2023, 9)),
         ("torchtitan", "torchtitan 217cc94e2", NEWEST),
+        ("torchtitan", "torch 2.9.0.dev20250815, torchtitan 6fc499f6", (2025, 8)),
         ("torchtitan", None, NEWEST),
     ],
 )
@@ -101,10 +104,12 @@ def test_buckets() -> None:
 
 
 def test_compiled_loss_keeps_fewer_copies() -> None:
-    spec = framework("torchtitan", "2025-06")
-    assert spec.logits_copies(compiled=True) < spec.logits_copies(compiled=False)
-    old = framework("torchtitan", "2024-12")
-    assert old.logits_copies(compiled=True) == old.logits_copies(compiled=False)
+    def copies(version: str, *, compiled: bool) -> float:
+        spec = framework("torchtitan", version)
+        return loss_of(spec, "auto", compiled=compiled, tp=1, sizes=(4096.0, 128256.0, 4096.0)).fp32_copies
+
+    assert copies("2025-06", compiled=True) < copies("2025-06", compiled=False)
+    assert copies("2024-12", compiled=True) == copies("2024-12", compiled=False)
 
 
 @given(st.integers(1, 130), st.floats(0.1, 10), st.floats(0, 60), st.integers(1, 40))
@@ -144,7 +149,7 @@ def _branches(text: str) -> Iterator[int]:
 def test_no_code_branches_on_a_framework_or_its_version() -> None:
     """Words of options and of layout names are not frameworks: "simpar search --export megatron", "pp2-zbv"."""
     package = Path(simpar.__file__).parent
-    paths = [p for p in sorted(package.rglob("*.py")) if p.name not in ("cli_search.py", "cluster_layouts.py")]
+    paths = [p for p in sorted(package.rglob("*.py")) if p.parent.name != "cli" and p.name != "cluster_layouts.py"]
     found = [f"{path.relative_to(package)}:{line}" for path in paths for line in _branches(path.read_text())]
     assert not found, "a field of FrameworkSpec and a dated row belong there instead"
 
@@ -163,15 +168,6 @@ def test_gpus_before_ampere_have_no_flash_attention_2(architecture: str, kernel:
     assert framework("megatron-core", "2021-04").attention_kernel(architecture) == "unfused"
 
 
-def test_a_generation_without_constants_is_expected_to_be_as_far_off_as_runs_without_any() -> None:
-    unknown = calibration_for("megatron-core", (2025, 11), "cdna3", "MI300X")
-    assert unknown.expected_error == UNSEEN_ERROR
-    assert (unknown.compute, unknown.memory, unknown.communication, unknown.pass_s, unknown.step_s) == (1.0, 1.0, 1.0, 0.0, 0.0)
-    assert calibration_for("megatron-core", (2025, 11), "hopper", "H100 SXM").rows > 0
-    with uncalibrated():
-        assert calibration_for("megatron-core", (2025, 11), "cdna3", "MI300X").expected_error == 0.0
-
-
 LOSSES = [
     ("megatron-core", "2021-06", "auto", (38.0, 14.0)), ("megatron-core", "2024-06", "auto", (38.0, 14.0)),
     ("megatron-core", "2024-06", "fused", (24.0, 14.0)), ("megatron-core", "2025-03", "auto", (24.0, 14.0)),
@@ -187,10 +183,11 @@ def test_what_a_loss_moves(name: str, version: str, asked: str, bytes_per_logit:
     table = {"name": "loss", "model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
              "framework": name, "framework_version": version,
              "training": {"sequence_length": 4096, "global_batch_size": 8, "compile": True, "cross_entropy": asked}}  # fmt: skip
-    head = Layout.of(make_scenario(table), 1).network.head
-    assert head is not None
-    (loss,) = [op for op in head.ops if op.name == "head/loss"]
-    assert (loss.forward_bytes, loss.backward_bytes) == tuple((("bsv", amount),) for amount in bytes_per_logit)
+    layout = Layout.of(make_scenario(table), 1)
+    assert layout.network.head is not None
+    (loss,) = [kernel for kernel in kernels(layout.network.head, layout.kernels) if kernel.node.name == "head/loss"]
+    for traffic, expected in zip((loss.forward, loss.backward), bytes_per_logit, strict=True):
+        assert [amount for _, amount in traffic] == [expected]
 
 
 def test_a_chain_over_the_logits_runs_at_the_rate_of_copies_in_a_step_too() -> None:
@@ -198,7 +195,8 @@ def test_a_chain_over_the_logits_runs_at_the_rate_of_copies_in_a_step_too() -> N
              "framework": "megatron-core", "framework_version": "2024-06",
              "training": {"sequence_length": 4096, "global_batch_size": 8}}  # fmt: skip
     layout = Layout.of(make_scenario(table), 1)
-    assert layout.calibration.memory > 1.05
     (loss,) = [op for op in layout.stage_blocks[0][-1].forward if op.name == "head/loss"]
-    seconds = LayoutPricer(layout, *cost_models(layout.scenario, layout.hardware)).op_price(loss).seconds
+    with calibrated_by((Constant(name="memory", value=1.5),)):
+        seconds = LayoutPricer(layout, *cost_models(layout.scenario, layout.hardware)).op_price(loss).seconds
+        assert layout.calibration.memory == 1.5
     assert 38.0 * 4096 * 128256 / 3.35e12 < seconds < 1.3 * 38.0 * 4096 * 128256 / 3.35e12

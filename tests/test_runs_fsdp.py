@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from simpar.engine.longest_path import longest_path
+from simpar.evidence.row_framework import framework_of
+from simpar.graph.kernels import kernels
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind
-from simpar.simulate import prepare
 from simpar.specs.scenario import make_scenario
-from simpar.validation.row_framework import framework_of
+from simpar.step import prepare
 
 
 def scenario(framework: str = "megatron-core", version: str = "2025-04", hardware: str = "dgx-h100", **plan: Any) -> Any:
@@ -61,7 +62,7 @@ def test_one_queue_exposes_forward_gathers_and_reductions() -> None:
     ],
 )
 def test_one_queue_is_megatrons_before_megatron_fsdp_and_blackwell(other: dict[str, str]) -> None:
-    assert overlap(tp=2, **other)[OpKind.REDUCE_GRADIENTS] > 0.4
+    assert overlap(tp=2, **other)[OpKind.REDUCE_GRADIENTS] > 2.0 * overlap(tp=2)[OpKind.REDUCE_GRADIENTS]
 
 
 def test_one_queue_only_delays() -> None:
@@ -71,7 +72,7 @@ def test_one_queue_only_delays() -> None:
 
 @pytest.mark.parametrize(
     ("stated", "name"),
-    [("fms-fsdp (IBM)", "torch-fsdp"), ("PyTorch FSDP", "torch-fsdp"), ("transformers + accelerate", "torch-fsdp"),
+    [("fms-fsdp (IBM)", "torch-fsdp"), ("PyTorch FSDP", "torch-fsdp"), ("transformers + accelerate", "transformers"),
      ("PyTorch FSDP2", "torchtitan"), ("llm-foundry v0.4", "llm-foundry")],
 )  # fmt: skip
 def test_fsdp_runs_are_told_apart(stated: str, name: str) -> None:
@@ -102,11 +103,11 @@ def test_composite_norm_and_rope_move_what_torch_counts() -> None:
         return x * real + torch.cat((-second, first), -1) * real
 
     layout = Layout.of(scenario("torch-fsdp"), 1)
-    ops = {op.name: op for op in layout.stage_blocks[0][1].block.ops}
+    ops = {k.node.name: k for k in kernels(layout.stage_blocks[0][1].layer, layout.kernels)}
     for name, functions in (("input_norm", (norm,)), ("attention/rope", (rope, halves))):
         counted = np.array([traffic(function, tokens, width) for function in functions])
         op = ops[name]
-        assert op.kernel == "composite"
-        stated = np.array([op.forward_bytes[0][1], op.backward_bytes[0][1]])
+        assert op.price == "composite"
+        stated = np.array([op.forward[0][1], op.backward[0][1]])
         assert np.all(stated >= 0.95 * counted.min(axis=0)), (name, counted)
         assert np.all(stated <= 1.05 * counted.max(axis=0)), (name, counted)

@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import InputError
+from simpar.evidence.predicted import Prediction, predict
+from simpar.evidence.report_runs import print_report
+from simpar.evidence.row_framework import NEAREST, PRECISIONS
+from simpar.evidence.row_machine import MACHINES
+from simpar.evidence.row_values import COUNTS, FLAGS, MEASURED, TEXTS, read_values
+from simpar.evidence.run_rows import run_of
+from simpar.evidence.runs import FAULT, validate_runs
 from simpar.schedules import SCHEDULES
 from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
-from simpar.validation.predicted import Prediction, predict
-from simpar.validation.report_runs import print_report
-from simpar.validation.row_framework import NEAREST, PRECISIONS
-from simpar.validation.row_machine import MACHINES
-from simpar.validation.row_values import COUNTS, FLAGS, MEASURED, TEXTS, read_values
-from simpar.validation.run_rows import run_of
-from simpar.validation.runs import FAULT, validate_runs
 
 DENSE: dict[str, Any] = {
     "id": "dense", "source": "somewhere", "source_version": "2025-03", "task": "pretrain", "model_name": "Llama-8B",

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from simpar.errors import InputError
+from simpar.evidence.row_complete import completed
+from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
+from simpar.evidence.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
+from simpar.evidence.row_model import model_of
+from simpar.evidence.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, layout_of, parse_layout, recompute_of
+from simpar.evidence.run_rows import measured_of, read_runs, run_of
+from simpar.model.ledger import total_parameters
 from simpar.schedules import SCHEDULES
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware, profile_names
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
 from simpar.specs.node_size import with_gpus_per_node
-from simpar.validation.row_complete import completed
-from simpar.validation.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
-from simpar.validation.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
-from simpar.validation.row_model import model_of
-from simpar.validation.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, layout_of, parse_layout, recompute_of
-from simpar.validation.run_rows import measured_of, read_runs, run_of
-from simpar.workload.parameters import total_parameters
 
 DENSE: dict[str, Any] = {
     "id": "x-1", "source": "somewhere", "task": "pretrain", "model_name": "Llama3-8B", "arch": "dense", "layers": 32,
@@ -96,7 +96,10 @@ def test_machines(changes: dict[str, Any], profile: str, cluster: dict[str, int]
         ("HPE Slingshot 11, 4 NICs per node (200 Gb/s each)", 800),
         ("4 x HPE Slingshot 11", 800),
         ("BF3 200Gbps for NS and 2xBF3 400Gbps for EW", 800),
-        ("8 x 400 Gbps", 3200), ("8x400 IB", 3200), ("400 Gb/s x8", 3200), ("IB HDR 200Gb/s x 4", 800),
+        ("8 x 400 Gbps", 3200),
+        ("8x400 IB", 3200),
+        ("400 Gb/s x8", 3200),
+        ("IB HDR 200Gb/s x 4", 800),
         ("3.2 Tb/s per node", 3200),
         ("50 GB/s per GPU", 3200),
         ("8x H100 nodes with 400 Gb/s per node", 400),
@@ -420,11 +423,23 @@ def test_every_stand_in_names_a_framework_and_says_why(pattern: str, name: str, 
 @pytest.mark.parametrize(
     ("stated", "name"),
     [
-        ("accelerate", "torch-fsdp"), ("HF Trainer", "torch-fsdp"), ("PyTorch Lightning", "torch-fsdp"), ("litgpt", "torchtitan"),
+        ("HF accelerate FSDP2", "transformers"), ("HF Trainer", "transformers"), ("TRL", "trl"), ("torchtune", "torchtune"),
+        ("prime-rl (torch FSDP2, own torchtitan-like parallel code)", "prime-rl"), ("DeepSpeed (HF Trainer)", "deepspeed"),
+        ("litgpt", "lit-gpt"),
+    ],
+)  # fmt: skip
+def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str) -> None:
+    assert framework_of({"framework": stated}) == (name, [])
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ("PyTorch Lightning", "torch-fsdp"),
         ("MaxText", "maxtext"), ("GPT-NeoX", "megatron-deepspeed"), ("Colossal-AI", "colossal-ai"), ("Alpa", "maxtext"),
         ("MegaScale", "megatron-core"), ("OLMo-core", "torchtitan"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
         ("Primus", "megatron-core"), ("Primus (TorchTitan)", "torchtitan"), ("Megatron-DeepSpeed", "megatron-deepspeed"),
-        ("axolotl", "torch-fsdp"), ("torchtune", "torchtitan"), ("unsloth", "torch-fsdp"), ("LLaMA-Factory", "torch-fsdp"),
+        ("axolotl", "transformers"), ("unsloth", "transformers"), ("LLaMA-Factory", "transformers"), ("PEFT", "transformers"),
         ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
     ],
 )  # fmt: skip

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.validation.ranking import kendall_tau, rank_sweeps, regret, summarize_rankings
-from simpar.validation.statistics import Comparison, fit_confusion, group_by, summarize
+from simpar.ranking import kendall_tau, rank_sweeps, regret, summarize_rankings
+from simpar.statistics import Comparison, fit_confusion, group_by, summarize
 
 
 def row(measured: float | bool, predicted: float | bool | None, metric: str = "step_time_s", **fields: object) -> Comparison:

@@ -15,12 +15,13 @@ import pytest
 from test_runs_rows import row
 
 from simpar.errors import InputError
+from simpar.evidence.predicted import Prediction, predict, predict_whole
+from simpar.evidence.report_runs import print_report
+from simpar.evidence.run_rows import read_runs, run_of
+from simpar.evidence.runs import Report, matches, run, validate_runs
+from simpar.evidence.runs_html import worst_rows, write_html
+from simpar.result.folded import shorter_counts
 from simpar.specs.scenario import Scenario
-from simpar.validation.predicted import Prediction, predict, predict_whole, shorter_counts
-from simpar.validation.report_runs import print_report
-from simpar.validation.run_rows import read_runs, run_of
-from simpar.validation.runs import Report, matches, run, validate_runs
-from simpar.validation.runs_html import worst_rows, write_html
 
 GIB = 2.0**30
 
@@ -99,7 +100,7 @@ def test_groups_and_confusion(report: Report) -> None:
 
 
 def test_workers_do_not_change_the_answer(data: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpar.validation.runs.CHUNK", 2)
+    monkeypatch.setattr("simpar.evidence.runs.CHUNK", 2)
     other = validate_runs(data, workers=2, predictor=ten_percent_slow)
     assert other.rows == report.rows
 
@@ -208,7 +209,7 @@ def test_rows_without_an_id_go_by_their_line_and_repeated_ids_all_count(tmp_path
         (b"\n \n", [], "holds no runs"),
         (b'{"id": "a"}\n{"id": \n', [], "runs.jsonl:2: not JSON"),
         (b'{"id": "a"}\n[1]\n', [], "runs.jsonl:2: a JSON object is needed"),
-        (b"\x1f\x8b\x08", [], "not a text file"),
+        (b"\x1f\x8b\x08", [], "damaged gzip file"),
         (b'{"gpu": "H100"}', ["gpus=H100"], "no row has a key 'gpus'; there are gpu"),
         (b'{"gpu": "H100"}', ["gpu=H100", "gpu=A100"], "none of its 1 rows meets --where gpu=H100 --where gpu=A100"),
         (b'{"gpu": "H100"}', ["gpu"], "write it as key=value"),
@@ -224,7 +225,7 @@ def test_wrong_input_is_one_message(tmp_path: Path, content: bytes, where: list[
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpar.validation.runs.validate_runs", lambda *_, **__: pytest.fail("simulated first"))
+    monkeypatch.setattr("simpar.evidence.runs.validate_runs", lambda *_, **__: pytest.fail("simulated first"))
     (tmp_path / "file").write_text("")
     for place, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "out.html", "is a file, not a folder")):
         with pytest.raises(InputError, match=message):
@@ -233,7 +234,7 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work(data: Path, tmp_p
 
 def test_progress_goes_to_standard_error_also_beside_json(data: Path, monkeypatch: pytest.MonkeyPatch,
                                                           capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    monkeypatch.setattr("simpar.validation.run_workers.EVERY_S", -1.0)
+    monkeypatch.setattr("simpar.evidence.run_workers.EVERY_S", -1.0)
     run(data, as_json=True, where=["gpu=TPU"])
     shown = capsys.readouterr()
     assert json.loads(shown.out)["runs"] == 1
@@ -258,7 +259,7 @@ def interrupted(data: Path) -> None:
 
 
 def test_ctrl_c_ends_the_workers_at_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpar.validation.runs.CHUNK", 1)
+    monkeypatch.setattr("simpar.evidence.runs.CHUNK", 1)
     process = multiprocessing.get_context("fork").Process(target=interrupted, args=(data,))
     start = time.monotonic()
     process.start()
@@ -284,11 +285,8 @@ def test_a_bad_condition_is_a_clear_error() -> None:
 
 
 def shared_runs() -> Path:
-    folder = os.environ.get("SIMPAR_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
-    path = Path(folder) / "runs" / "runs.jsonl"
-    if not path.is_file():
-        pytest.skip("the measured runs are not here; set SIMPAR_SHARED_DATA")
-    return path
+    folder = os.environ.get("SIMPAR_SHARED_DATA") or Path(__file__).parent / "data" / "measured"
+    return Path(folder) / "runs" / "runs.jsonl"
 
 
 def test_nearly_all_measured_runs_can_be_expressed() -> None:

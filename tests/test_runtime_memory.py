@@ -9,10 +9,10 @@ import pytest
 from simpar.parallel.layout import Layout
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.result import Result
-from simpar.simulate import simulate
 from simpar.specs.framework import framework, framework_names
 from simpar.specs.framework_runtime import RUNTIME, MiB
 from simpar.specs.scenario import make_scenario
+from simpar.step import simulate
 
 GiB = 2.0**30
 

@@ -301,8 +301,7 @@ def test_arrays_say_the_same_as_the_rows(name: str) -> None:
     order = schedule.as_arrays()
     leaves = [leaf for row in schedule.rows for action in row for leaf in action.leaves]
     actions = [
-        Action(int(s), tuple(Phase)[code], int(m))
-        for s, code, m in zip(order.stage, order.phase, order.microbatch, strict=True)
+        Action(int(s), tuple(Phase)[code], int(m)) for s, code, m in zip(order.stage, order.phase, order.microbatch, strict=True)
     ]
     assert actions == leaves
     for leaf, entries in zip(leaves, order.prerequisites.tolist(), strict=True):

@@ -48,9 +48,7 @@ def test_the_right_values_named_are_right(name: str, p: int, m: int) -> None:
         for word in violation.right.split():
             if word.isdigit():
                 fixed = shape | {violation.field: int(word)}
-                left = {
-                    v.field for v in SCHEDULES[name].requirements(fixed["num_ranks"], fixed["num_microbatches"], None)
-                }
+                left = {v.field for v in SCHEDULES[name].requirements(fixed["num_ranks"], fixed["num_microbatches"], None)}
                 assert violation.field not in left
 
 

@@ -135,10 +135,10 @@ def test_copies_that_do_not_divide(tmp_path: Path, replicas: int) -> None:
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere\.csv.*cannot be read"):
+    with pytest.raises(InputError, match=r"nowhere\.csv: no such file"):
         read_csv(tmp_path / "nowhere.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"binary\.csv: not a text file"):
         read_csv(tmp_path / "binary.csv")
 
 

@@ -111,9 +111,7 @@ def test_csv_round_trip(name: str, communication: bool, p: int, m: int, v: int, 
 @pytest.mark.parametrize("name", SCHEDULES)
 @PROPERTY
 @given(data=st.data(), p=st.integers(1, 4), m=st.integers(1, 8), v=st.integers(1, 3))
-def test_check_refuses_an_order_with_a_missing_or_doubled_action(
-    name: str, data: st.DataObject, p: int, m: int, v: int
-) -> None:
+def test_check_refuses_an_order_with_a_missing_or_doubled_action(name: str, data: st.DataObject, p: int, m: int, v: int) -> None:
     schedule = built(name, p, m, v)
     rank = data.draw(st.integers(0, schedule.num_ranks - 1))
     step = data.draw(st.integers(0, len(schedule.rows[rank]) - 1))

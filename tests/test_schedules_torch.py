@@ -20,7 +20,7 @@ from simpar.schedules.communication import with_communication
 from simpar.schedules.csv import read_csv, write_csv
 
 ROOT = Path(__file__).parents[1]
-RECORDED = Path("shared/data/schedules/torch_orders.jsonl")
+RECORDED = Path(__file__).parent / "data" / "measured" / "schedules" / "torch_orders.jsonl"
 BY_TORCH_NAME = {family.torch_class.removeprefix("Schedule"): family for family in SCHEDULES.values()}
 BY_TORCH_NAME["InterleavedZeroBubble"] = SCHEDULES["interleaved_zb"]  # zb-h1 is the same class with one stage
 
@@ -36,11 +36,8 @@ def texts(rows: Iterable[Iterable[object]]) -> list[list[str]]:
 
 
 def recorded() -> list[Any]:
-    for folder in (ROOT, ROOT.parent):
-        if (folder / RECORDED).is_file():
-            lines = (folder / RECORDED).read_text().splitlines()
-            return [pytest.param(case := json.loads(line), id="-".join(map(str, key(case)))) for line in lines]
-    return [pytest.param(None, marks=pytest.mark.skip(reason=f"no recorded orders: {RECORDED} is absent"))]
+    lines = RECORDED.read_text(encoding="utf-8").splitlines()
+    return [pytest.param(case := json.loads(line), id="-".join(map(str, key(case)))) for line in lines]
 
 
 def key(case: dict[str, Any]) -> tuple[str, int, int, int]:
@@ -174,9 +171,7 @@ def test_torch_reads_both_forms(name: str, tmp_path: Path) -> None:
         theirs = runtime(schedule)
         theirs._load_csv(str(path), form)
         # torch lowers the first form itself and takes the second as it is: both must come out the same.
-        assert ordered(theirs.pipeline_order_with_comms[rank] for rank in ranks) == ordered(
-            with_communication(schedule)
-        )
+        assert ordered(theirs.pipeline_order_with_comms[rank] for rank in ranks) == ordered(with_communication(schedule))
         assert theirs.stage_index_to_group_rank == dict(enumerate(schedule.stage_to_rank))
 
 
@@ -200,9 +195,7 @@ def test_torch_trains_with_a_schedule_it_does_not_have(name: str, tmp_path: Path
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, __file__, str(path), str(tmp_path / "rendezvous")]
     workers = [
-        subprocess.Popen(
-            [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         for rank in range(2)
     ]
     try:
@@ -229,10 +222,7 @@ def train_one_rank(path: str, rendezvous: str, rank: int) -> None:
     whole(inputs).square().sum().backward()
     expected = [layer.weight.grad.clone() for layer in whole]
     whole.zero_grad()
-    stages = [
-        PipelineStage(whole[index], index, schedule.num_stages, torch.device("cpu"))
-        for index in schedule.stages_of(rank)
-    ]
+    stages = [PipelineStage(whole[index], index, schedule.num_stages, torch.device("cpu")) for index in schedule.stages_of(rank)]
     for stage in stages:
         stage.stage_index_to_group_rank = dict(enumerate(schedule.stage_to_rank))
     runner = schedules._PipelineScheduleRuntime(

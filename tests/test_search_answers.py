@@ -8,13 +8,13 @@ from itertools import islice
 import pytest
 from search_layouts import SMALL, every_layout, small_space
 
-from simpar.search.answer import Answer, answer
-from simpar.search.find import find
-from simpar.search.objective import parse_constraints
-from simpar.search.parts import Wish
-from simpar.search.runner_up import differences, turning_points, waterfalls
-from simpar.search.space import Space
-from simpar.search.why import inside, left_out, narrowed, shortage, why
+from simpar.searching.answer import Answer, answer
+from simpar.searching.find import find
+from simpar.searching.objective import parse_constraints
+from simpar.searching.parts import Wish
+from simpar.searching.runner_up import differences, turning_points, waterfalls
+from simpar.searching.space import Space
+from simpar.searching.why import inside, left_out, narrowed, shortage, why
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from search_random import CASES, random_choice, space_of
 
 from simpar.schedules import SCHEDULES, Phase
-from simpar.search import axes
-from simpar.search.branch import Branch, on_device
-from simpar.search.choice import Choice
-from simpar.search.dual import dual_passes
-from simpar.search.incumbents import Incumbents
-from simpar.search.shapes import shape_of
-from simpar.search.sheets import Design
-from simpar.simulate import simulate
+from simpar.searching import axes
+from simpar.searching.branch import Branch, on_device
+from simpar.searching.choice import Choice
+from simpar.searching.dual import dual_passes
+from simpar.searching.incumbents import Incumbents
+from simpar.searching.shapes import shape_of
+from simpar.searching.sheets import Design
+from simpar.step import simulate
 
 LARGEST = 400
 """Stage passes of a layout that is simulated here."""

@@ -11,14 +11,15 @@ from typer.testing import CliRunner
 
 from simpar.cli import app, main
 from simpar.report.search_view import ProgressLine, progress_text
-from simpar.search.choice import Choice
-from simpar.search.command import parse_sizes
-from simpar.search.find import Watch
-from simpar.search.improve import improve
-from simpar.search.incumbents import Scored
-from simpar.search.request import make_space, option_table
-from simpar.simulate import simulate
+from simpar.searching.choice import Choice
+from simpar.searching.command import parse_sizes
+from simpar.searching.find import Watch
+from simpar.searching.improve import improve
+from simpar.searching.incumbents import Scored
+from simpar.searching.request import make_space
+from simpar.specs.options import option_table
 from simpar.specs.scenario import read_scenario
+from simpar.step import simulate
 
 ASKED = ("--model", "llama3.1-8b", "--hardware", "dgx-h100", "--sequence-length", "8192", "--global-batch", "8")
 ONE = (*ASKED, "--num-nodes", "1", "--quiet")
@@ -252,7 +253,7 @@ def test_what_is_missing_is_said_together(capsys: pytest.CaptureFixture[str]) ->
 def test_improve_finds_changes_of_one_and_two_axes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simpar.search.improve.improve", partial(improve, axes=SOME))
+    monkeypatch.setattr("simpar.searching.improve.improve", partial(improve, axes=SOME))
     path = scenario_file(tmp_path, more='recompute = "full"\nzero_stage = 0')
     code, out, _ = run(("improve", str(path), "--framework", "megatron-core", "--json", "--quiet", "--top", "3"), capsys)
     found = json.loads(out)
@@ -278,7 +279,7 @@ def test_improve_finds_changes_of_one_and_two_axes(
 
 
 def test_improve_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpar.search.improve.improve", partial(improve, axes=("recompute", "micro_batch_size")))
+    monkeypatch.setattr("simpar.searching.improve.improve", partial(improve, axes=("recompute", "micro_batch_size")))
     path = scenario_file(tmp_path, more='recompute = "full"')
     said = CliRunner().invoke(app, ["improve", str(path), "--quiet"], env={"COLUMNS": "200"})
     assert said.exit_code == 0
@@ -312,5 +313,3 @@ def test_progress_names_the_incumbent_and_the_gap(monkeypatch: pytest.MonkeyPatc
         assert "gap 25.00%" in output.getvalue()
         if not terminal:
             assert output.getvalue().count("gap") == 1, "a log gets a line every half minute"
-
-

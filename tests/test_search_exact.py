@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from search_random import TINY, space_of
 
-from simpar.search.branch import DOMINATED, Branch
-from simpar.search.choice import Choice
-from simpar.search.find import find
-from simpar.search.incumbents import Incumbents, Scored
-from simpar.search.parts import Wish
-from simpar.search.space import Space
-from simpar.simulate import simulate
+from simpar.searching.branch import DOMINATED, Branch
+from simpar.searching.choice import Choice
+from simpar.searching.find import find
+from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.parts import Wish
+from simpar.searching.space import Space
+from simpar.step import simulate
 
 PLAIN = (
     "overlap_grad_reduce=true", "overlap_param_gather=true", "overlap_tp=false", "sequence_parallel=true", "cp_style=ring",
@@ -168,7 +168,7 @@ def test_nothing_fits_is_a_result() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_seeded_search_finds_the_same(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import simpar.search.find as module
+    import simpar.searching.find as module
 
     monkeypatch.setattr(module, "SEED_FROM", 10)
     found = find(space("tiny"), Wish(keep=5), workers=workers)
@@ -178,7 +178,7 @@ def test_a_seeded_search_finds_the_same(workers: int, monkeypatch: pytest.Monkey
 
 
 def test_an_interrupted_search_states_a_true_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    import simpar.search.executors as module
+    import simpar.searching.executors as module
 
     monkeypatch.setattr(module, "_EVERY_S", 0.0)
 

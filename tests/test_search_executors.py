@@ -20,12 +20,12 @@ from search_layouts import small_space
 
 from simpar.cli import main
 from simpar.errors import InputError
-from simpar.search import executors
-from simpar.search.board import Board
-from simpar.search.find import Found, Watch, find
-from simpar.search.incumbents import Incumbents, Limits
-from simpar.search.parts import Wish
-from simpar.search.space import Space
+from simpar.searching import executors
+from simpar.searching.board import Board
+from simpar.searching.find import Found, Watch, find
+from simpar.searching.incumbents import Incumbents, Limits
+from simpar.searching.parts import Wish
+from simpar.searching.space import Space
 
 WISH = Wish(keep=5)
 NEEDS_DASK = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="the cluster extra (Dask) is not installed")

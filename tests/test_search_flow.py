@@ -14,14 +14,14 @@ from simpar.engine.discrete_event import run
 from simpar.parallel.keys import Gather, Reduce, Send
 from simpar.program.lower import lower
 from simpar.program.program import PriceTable, Program
-from simpar.search.choice import Choice
-from simpar.search.graph import Graph
-from simpar.search.intervals import Intervals
-from simpar.search.parts import widest
-from simpar.search.pricing import Pricing
-from simpar.search.replay import makespans
-from simpar.search.tiers import Tiers
-from simpar.simulate import simulate
+from simpar.searching.choice import Choice
+from simpar.searching.graph import Graph
+from simpar.searching.intervals import Intervals
+from simpar.searching.parts import widest
+from simpar.searching.pricing import Pricing
+from simpar.searching.replay import makespans
+from simpar.searching.tiers import Tiers
+from simpar.step import simulate
 
 TALK = Gather | Reduce | Send
 EACH = 5

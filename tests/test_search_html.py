@@ -15,10 +15,10 @@ from serve_browser import CHROMIUM, Browser
 from simpar.errors import InputError
 from simpar.report import search_html
 from simpar.report.search_html import points_of, search_page, write_search_html
-from simpar.search.answer import Answer, answer
-from simpar.search.find import find
-from simpar.search.parts import Wish
-from simpar.search.why import Why, why
+from simpar.searching.answer import Answer, answer
+from simpar.searching.find import find
+from simpar.searching.parts import Wish
+from simpar.searching.why import Why, why
 
 ALLOW = (*(t for t in SMALL if not t.startswith(("schedule", "recompute", "cp="))), "schedule=1f1b", "recompute=none,full", "cp=1")
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="headless Chromium is not installed (Debian package chromium)")

@@ -10,10 +10,10 @@ import pytest
 from search_random import CASES, random_choice, space_of
 
 from simpar.schedules import build_schedule
-from simpar.search.branch import Branch
-from simpar.search.choice import Choice
-from simpar.search.residency import residency
-from simpar.simulate import simulate
+from simpar.searching.branch import Branch
+from simpar.searching.choice import Choice
+from simpar.searching.residency import residency
+from simpar.step import simulate
 
 LARGEST = 400
 
@@ -94,3 +94,22 @@ def test_memory_of_frameworks_is_that_of_the_simulation(semantics: str, fix: tup
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
         device_bytes = branch.tiers.device_bytes(choice, allocated)
         assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "training"),
+    [
+        ("torchtitan", {"optimizer": "adamw-8bit-paged"}),
+        ("plain", {"trainable": "lora", "lora_modules": "all", "base_weights": "nf4", "lora_adapters": 2}),
+        ("torchtitan", {"pure_bf16": True, "optimizer": "lion"}),
+        ("transformers", {"cross_entropy": "linear"}),
+    ],
+)
+def test_memory_of_fine_tunes_is_that_of_the_simulation(semantics: str, training: dict[str, object]) -> None:
+    space = space_of("llama3.1-8b", nodes=1, batch=16, sequence=512, semantics=semantics, training=training,
+                     fix=("pp=1", "offload_activations=0"))  # fmt: skip
+    branch = Branch(space)
+    for choice in layouts(branch, 3, 11):
+        result = simulate(choice.scenario(space.template), detail="stage")
+        allocated = branch.sheets.allocated(choice)
+        assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)

@@ -13,9 +13,10 @@ from search_layouts import OFFLOADS, SMALL, Known, every_layout, small_space
 
 from simpar.errors import InputError
 from simpar.result.result import Interval
-from simpar.search.answer import TIE, Answer, answer, is_tied
-from simpar.search.find import find, find_over
-from simpar.search.objective import (
+from simpar.searching.answer import TIE, Answer, answer, is_tied
+from simpar.searching.find import find, find_over
+from simpar.searching.incumbents import rounded
+from simpar.searching.objective import (
     FROM_RESULT,
     LARGER_IS_BETTER,
     OBJECTIVES,
@@ -29,8 +30,8 @@ from simpar.search.objective import (
     parse_constraints,
     parse_front,
 )
-from simpar.search.parts import Wish, measure_of, pricing_of, widest
-from simpar.search.space import Space
+from simpar.searching.parts import Wish, measure_of, pricing_of, widest
+from simpar.searching.space import Space
 
 TIGHT = (*[t for t in SMALL if not t.startswith(("offload", "schedule", "micro", "cp=", "tp=", "pp="))], "schedule=1f1b",
          "micro_batch_size=4", "cp=1", "tp=1,4", "pp=1,2", *OFFLOADS)  # fmt: skip
@@ -192,7 +193,9 @@ def test_energy_is_idle_power_all_the_time_and_the_rest_at_peak() -> None:
 
 
 def brute_front(points: list[dict[str, float]], names: tuple[str, ...]) -> set[tuple[float, ...]]:
-    kept = [p for p in points if not any(dominates(q, p, names) for q in points)]
+    # Times that differ by the order of a sum are equal, as in the search.
+    same = [{n: rounded(p[n]) for n in names} for p in points]
+    kept = [p for p in same if not any(dominates(q, p, names) for q in same)]
     return {tuple(round(p[n], 9 - len(str(int(abs(p[n]))))) for n in names) for p in kept}
 
 

@@ -11,10 +11,10 @@ from search_random import TINY, random_choice, space_of
 
 from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed, megatron, nanotron, torchtitan
-from simpar.search import axes
-from simpar.search.abilities import ABILITIES, ability
-from simpar.search.choice import Choice
-from simpar.search.space import Space, divisors
+from simpar.searching import axes
+from simpar.searching.abilities import ABILITIES, ability
+from simpar.searching.choice import Choice
+from simpar.searching.space import Space, divisors
 from simpar.specs.checks import check_scenario
 from simpar.specs.scenario import Scenario
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from search_layouts import every_layout, small_space
 
 from simpar.cli import main
 from simpar.errors import InputError
-from simpar.search.find import Found, Watch, find, find_over
-from simpar.search.parts import Wish
-from simpar.search.store import Store, request_key
+from simpar.searching.find import Found, Watch, find, find_over
+from simpar.searching.parts import Wish
+from simpar.searching.store import Store, checksum, request_key
 
 REQUEST = {"what": "a test"}
 WISH = Wish(keep=4)
@@ -117,7 +118,7 @@ def test_other_models_or_requests_have_other_keys(monkeypatch: pytest.MonkeyPatc
     key = request_key(REQUEST)
     assert key == request_key(dict(REQUEST))
     assert key != request_key({"what": "another"})
-    monkeypatch.setattr("simpar.search.store.models_fingerprint", lambda: "changed")
+    monkeypatch.setattr("simpar.searching.store.models_fingerprint", lambda: "changed")
     assert key != request_key(REQUEST)
 
 
@@ -204,7 +205,7 @@ def test_the_same_search_twice_is_answered_from_the_store(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr("simpar.search.command.find_over", never)
+    monkeypatch.setattr("simpar.searching.command.find_over", never)
     second = printed(arguments, capsys)
     assert second.pop("from_store") is True
     assert first.pop("from_store") is False
@@ -286,3 +287,78 @@ def test_ctrl_c_shows_what_was_found_and_says_so(tmp_path: Path) -> None:
     assert found["optimality_gap"] is None or 0.0 <= found["optimality_gap"] <= 1.0
     assert "Traceback" not in err
     assert rows(path, "layouts") >= 5
+
+
+# -- rows that are not what was written ------------------------------------------------------------------------------------
+
+
+def search_in(path: Path) -> Store:
+    """A small search, finished in the store at `path`."""
+    store = Store(path, REQUEST)
+    find(small_space(), WISH, store=store)
+    return store
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "layouts set step_time_s = step_time_s * 0.5",
+        "layouts set value = value * 0.5",
+        "layouts set device_bytes = device_bytes - 1",
+        "layouts set choice = replace(choice, '\"tp\": 2', '\"tp\": 1')",
+        "layouts set checksum = ''",
+        "parts set account = replace(account, '\"kept\": ', '\"kept\": 1')",
+        "parts set part = part + 100",
+        "parts set account = x'00'",
+    ],
+)
+def test_an_altered_row_is_refused(change: str, tmp_path: Path) -> None:
+    store = search_in(tmp_path / "s.db")
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        assert db.execute(f"update {change}").rowcount > 0
+    with pytest.raises(InputError, match="an entry is damaged: its checksum is wrong"):
+        find(small_space(), WISH, store=store, resume=True)
+
+
+def test_a_winner_from_the_store_is_simulated_again(tmp_path: Path) -> None:
+    """A row that is whole but says what is not so: its layout is not printed as the best."""
+    store = search_in(tmp_path / "s.db")
+    last = list(store.layouts())[-1]
+    store.add(replace(last, step_time_s=last.step_time_s / 10, value=last.value / 10))
+    with pytest.raises(InputError, match=r"an entry is wrong: .* s when simulated again, .* s as stored"):
+        find(small_space(), WISH, store=store, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"step_time_s": 0.001}, "s when simulated again, 0.001 s as stored"),
+        ({"choice": {"tp": 1}}, "its best layout is none of this search"),
+        ({"world_size": 7}, "its best layout is none of this search"),
+    ],
+)
+def test_a_stored_answer_is_simulated_again(
+    change: dict[str, Any], rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.db"
+    with pytest.raises(SystemExit):
+        main(["search", *SMALL_SEARCH, "--store", str(path)])
+    with sqlite3.connect(path) as db:
+        key, text = db.execute("select key, answer from searches where answer is not null").fetchone()
+        table = json.loads(text)
+        table["best"][0] |= change
+        text = json.dumps(table)
+        db.execute("update searches set answer = ?, checksum = ? where key = ?", (text, checksum(key, text), key))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["search", *SMALL_SEARCH, "--store", str(path)])
+    assert stop.value.code == 2
+    assert rule in capsys.readouterr().err
+
+
+def test_parts_with_a_store_are_small(tmp_path: Path) -> None:
+    """What is lost with a kill is one part: there are many, and each is written when it is done."""
+    store, done = Store(tmp_path / "s.db", REQUEST), list[int]()
+    find(small_space(), WISH, store=store, listener=lambda watch: done.append(watch.done))
+    assert store.progress[0] == store.progress[1] >= 10
+    assert sorted(set(done)) == list(range(store.progress[1] + 1))

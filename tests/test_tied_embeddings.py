@@ -11,8 +11,8 @@ from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import state_collectives
 from simpar.result.memory import static_state
-from simpar.simulate import simulate
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import simulate
 
 VOCABULARY = 65536
 MATRIX = VOCABULARY * 512

@@ -94,9 +94,7 @@ def test_every_profile_builds_and_routes(name: str) -> None:
 
 
 def switches(vertices: list[str]) -> Counter[str]:
-    return Counter(
-        v.partition(":")[0] for v in vertices if v.partition(":")[0] in ("leaf", "spine", "core", "nvswitch")
-    )
+    return Counter(v.partition(":")[0] for v in vertices if v.partition(":")[0] in ("leaf", "spine", "core", "nvswitch"))
 
 
 def test_hops_of_a_superpod() -> None:
@@ -173,8 +171,7 @@ def max_flow(cluster: Cluster) -> float:
 
 @pytest.mark.parametrize(
     ("name", "nodes"),
-    [(n, k) for n in SMALL_FABRICS if n not in ("Ethernet", "racks") for k in (2, 4, 8)]
-    + [("Ethernet", 4), ("racks", 36)],
+    [(n, k) for n in SMALL_FABRICS if n not in ("Ethernet", "racks") for k in (2, 4, 8)] + [("Ethernet", 4), ("racks", 36)],
 )
 def test_bisection_equals_max_flow(name: str, nodes: int) -> None:
     """2 nodes stay under a leaf, 4 cross the spines (2:1), 8 the core (14:1)."""

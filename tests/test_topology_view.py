@@ -30,9 +30,7 @@ def test_counts_of_a_superpod_are_on_the_drawing() -> None:
     assert "16 spines: one pod" in texts
     assert "450 GB/s per GPU" in texts
     assert "core" not in texts
-    assert "32 core planes" in " ".join(
-        a.text for a in topology_figure(load_hardware("dgx-h100"), 200).layout.annotations
-    )
+    assert "32 core planes" in " ".join(a.text for a in topology_figure(load_hardware("dgx-h100"), 200).layout.annotations)
 
 
 def test_drawn_edges_are_links_of_the_cluster() -> None:

@@ -15,13 +15,13 @@ from kineto_of_step import later_gaps, one_late, slower_gemms, stepped, write_ki
 
 from simpar.errors import InputError
 from simpar.interop.kineto_step import read_steps
+from simpar.live.trace_diff import GROUPS, TraceDiff, diff
+from simpar.live.trace_partition import ORDER, partition
+from simpar.live.trace_slices import Slice, predicted_slices
 from simpar.program.program import OpKind, PriceTable
 from simpar.result.interpret import Priced
-from simpar.simulate import prepare
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.validation.trace_diff import GROUPS, TraceDiff, diff
-from simpar.validation.trace_partition import ORDER, partition
-from simpar.validation.trace_slices import Slice, predicted_slices
+from simpar.step import prepare
 
 MODEL = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 6, "num_attention_heads": 32, "num_key_value_heads": 8,

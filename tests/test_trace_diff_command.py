@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from simpar.cli import app
 from simpar.errors import InputError
 from simpar.interop.kineto_step import read_steps
+from simpar.live.trace_diff import GROUPS
 from simpar.report.diff_html import diff_page
-from simpar.validation.trace_diff import GROUPS
 
 TEXT = """
 name = "small"
@@ -90,7 +90,7 @@ def test_the_page_holds_what_was_found(tmp_path: Path) -> None:
     assert len(page) < 12e6
 
 
-TORCH_STEP = '''
+TORCH_STEP = """
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 torch.set_num_threads(1)
@@ -106,7 +106,7 @@ with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=pla
         optimizer.zero_grad()
         profiler.step()
 profiler.export_chrome_trace({path!r})
-'''
+"""
 
 
 @pytest.mark.torch

@@ -12,17 +12,17 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("the torch extra is not installed", allow_module_level=True)
 
-from simpar.calibration import bench_host, bench_shapes
-from simpar.calibration.__main__ import Options, calibrate, options_from
-from simpar.calibration.bench_collectives import Group
-from simpar.calibration.measure import Clock
-from simpar.calibration.store import CalibrationError
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import Provenance
+from simpar.live import bench_host, bench_shapes
+from simpar.live.bench_collectives import Group
+from simpar.live.calibrate import Options, calibrate, options_from
+from simpar.live.cluster_layouts import parse_layouts
+from simpar.live.cluster_predict import Setup, predict
+from simpar.live.cluster_shapes import collectives_of, shapes_of
+from simpar.live.measure import Clock
+from simpar.live.store import CalibrationError
 from simpar.specs.hardware import load_hardware
-from simpar.validation.cluster_layouts import parse_layouts
-from simpar.validation.cluster_predict import Setup, predict
-from simpar.validation.cluster_shapes import collectives_of, shapes_of
 
 pytestmark = pytest.mark.torch
 SMALL = {

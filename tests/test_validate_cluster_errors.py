@@ -20,8 +20,8 @@ if importlib.util.find_spec("torch") is None:
 from cluster_runs import left_over, options
 
 from simpar.errors import InputError
-from simpar.validation.cluster import WORKER, device_of, run
-from simpar.validation.cluster_launch import ClusterError, Rendezvous, launch
+from simpar.live.cluster import WORKER, device_of, run
+from simpar.live.cluster_launch import ClusterError, Rendezvous, launch
 
 pytestmark = pytest.mark.torch
 

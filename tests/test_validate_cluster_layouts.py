@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from simpar.costs.collective_points import MeasuredTimes
 from simpar.costs.kernels import KernelModel
 from simpar.engine import discrete_event, host_ranks
+from simpar.live.cluster_compare import Measured, compare
+from simpar.live.cluster_in_step import Reference, fit, in_step
+from simpar.live.cluster_layouts import DEFAULT, LayoutError, layout_of, parse_layout, parse_layouts
+from simpar.live.cluster_predict import Setup, kernel_counts, predict
+from simpar.live.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER
+from simpar.live.cluster_shapes import collectives_of, shapes_of
 from simpar.program.program import OpKind, Program, ProgramBuilder, Stream, Transfer
 from simpar.specs.collective_constants import MeasuredCollective
 from simpar.specs.hardware import load_hardware
 from simpar.specs.kernel_constants import MeasuredPoint
-from simpar.validation.cluster_compare import Measured, compare
-from simpar.validation.cluster_in_step import Reference, fit, in_step
-from simpar.validation.cluster_layouts import DEFAULT, LayoutError, layout_of, parse_layout, parse_layouts
-from simpar.validation.cluster_predict import Setup, kernel_counts, predict
-from simpar.validation.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER
-from simpar.validation.cluster_shapes import collectives_of, shapes_of
 
 BATCHES = {"transformer": TRAINING, "moe": TRAINING, "mlp": MLP_TRAINING}
 SETUP = Setup({"transformer": TRANSFORMER, "moe": MOE, "mlp": MLP}, BATCHES, "cpu-gloo")

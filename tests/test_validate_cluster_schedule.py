@@ -15,10 +15,10 @@ if importlib.util.find_spec("torch") is None:
 
 from cluster_runs import left_over, options
 
-from simpar.validation.cluster import WORKER, config_for, layouts_of
-from simpar.validation.cluster_launch import launch
-from simpar.validation.cluster_layouts import RunLayout
-from simpar.validation.cluster_setup import setup_of
+from simpar.live.cluster import WORKER, config_for, layouts_of
+from simpar.live.cluster_launch import launch
+from simpar.live.cluster_layouts import RunLayout
+from simpar.live.cluster_setup import setup_of
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +53,8 @@ def losses(folder: Path, layouts: str, ranks: int = 2, *, experts: bool = False)
         launch(WORKER, ["--config", str(told), "--out", str(out), "--reports", str(reports)], n, reports=reports, timeout_s=120.0)
         for line in out.read_text().splitlines():
             record = json.loads(line)
+            if record["kind"] == "config":
+                continue
             result[record["layout"]["name"]] = record["losses"]
             if record["layout"]["name"] in EXPORTED.split(","):
                 assert config["schedules"][record["layout"]["name"]].startswith("0F0,")
@@ -64,7 +66,7 @@ def _alone(config: dict[str, object], layout: RunLayout) -> list[float]:
     import torch
     import torch.distributed as dist
 
-    from simpar.validation.cluster_steps import Step, World
+    from simpar.live.cluster_steps import Step, World
 
     world = World.__new__(World)
     world.config, world.rank, world.size, world.device, world._groups = config, 0, 1, torch.device("cpu"), {}  # type: ignore[assignment]
@@ -108,7 +110,7 @@ def test_experts_beside_every_other_dimension_train_as_one_process(tmp_path: Pat
 
 def test_ranks_need_torch_and_the_standard_library_only() -> None:
     blocked = ("typer", "pydantic", "simpy", "networkx", "plotly", "rich")
-    names = "simpar.validation.cluster_worker, simpar.validation.cluster_steps"
+    names = "simpar.live.cluster_worker, simpar.live.cluster_steps"
     code = f"import sys\nfor m in {blocked}: sys.modules[m] = None\nimport {names}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

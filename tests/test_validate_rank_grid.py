@@ -12,10 +12,10 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("the torch extra is not installed", allow_module_level=True)
 
+from simpar.live.rank import Row, compare
+from simpar.live.rank_plan import RankPlan, rank_plan
+from simpar.live.rank_worker import measure
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.validation.rank import Row, compare
-from simpar.validation.rank_plan import RankPlan, rank_plan
-from simpar.validation.rank_worker import measure
 
 pytestmark = pytest.mark.torch
 
@@ -134,9 +134,9 @@ def test_counts_agree_with_torch_comm_debug_mode() -> None:
     import torch
     from torch.distributed.tensor.debug import CommDebugMode
 
-    from simpar.validation.rank_meter import Meter
-    from simpar.validation.rank_model import Stage, rotation
-    from simpar.validation.rank_parallel import start, stop, tensor_parallel
+    from simpar.live.rank_meter import Meter
+    from simpar.live.rank_model import Stage, rotation
+    from simpar.live.rank_parallel import start, stop, tensor_parallel
 
     table = json.loads(json.dumps(rank_plan(scenario("grouped", {"tp": 4, "dp": 2}), 0).table))
     mesh = start(table, "cpu")

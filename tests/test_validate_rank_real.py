@@ -16,10 +16,12 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from test_validate_rank_grid import scenario
 
-from simpar.validation.rank_parallel import start, stop
-from simpar.validation.rank_plan import rank_plan
-from simpar.validation.rank_steps import Job
-from simpar.validation.rank_worker import TRACED, _stages, _states, kernel_table
+from simpar.live.device import Device
+from simpar.live.rank_gpu import TRACED, kernel_table, on_gpu
+from simpar.live.rank_parallel import start, stop
+from simpar.live.rank_plan import rank_plan
+from simpar.live.rank_steps import Job
+from simpar.live.rank_worker import build_stages, states_of
 
 pytestmark = pytest.mark.torch
 CASES = {
@@ -35,7 +37,7 @@ def test_real_steps(name: str) -> None:
     table: dict[str, Any] = json.loads(json.dumps(rank_plan(scenario(model, degrees), rank, layers=1).table))
     mesh = start(table, "cpu")
     try:
-        stages = _stages(table, mesh, "cpu", whole=True)
+        stages = build_stages(table, mesh, "cpu", whole=True)
         parameters = [p for s in stages for p in s.parameters()]
         assert not any(p.is_meta for p in parameters)
         job = Job(table, mesh, stages, "cpu", fused=True)
@@ -44,7 +46,7 @@ def test_real_steps(name: str) -> None:
         assert all(p.grad is None for p in parameters)
         assert sum(len(o.state) for o in job.optimizers) == len(parameters)
         own = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in parameters)
-        assert _states(stages, job.optimizers)["own_parameters"] == own
+        assert states_of(stages, job.optimizers)["own_parameters"] == own
         assert all(torch.isfinite(s.turns.real).all() for s in stages)
     finally:
         stop()
@@ -57,6 +59,75 @@ def test_kernels_of_a_trace_are_summed_by_name(tmp_path: Path, packed: bool) -> 
     events += [{"ph": "X", "cat": "cpu_op", "name": "c", "dur": 9}]
     text = json.dumps({"traceEvents": [*events, {"ph": "M", "name": "x"}]}).encode()
     (tmp_path / "t").write_bytes(gzip.compress(text) if packed else text)
-    rows = kernel_table(tmp_path / "t")
+    rows, copies = kernel_table(tmp_path / "t")
+    assert copies == {"copies": 0.0, "copies_s": 0.0, "copies_exposed_s": 0.0}
     assert [(r["name"], r["calls"]) for r in rows] == [("b", 1 / TRACED), ("a", 4 / TRACED)]
     assert rows[1]["seconds"] == pytest.approx(12e-6 / TRACED)
+
+
+def test_copies_of_the_fake_group_are_taken_out(tmp_path: Path) -> None:
+    """Two copies launched inside a gather, one of them beside a product; a third op of another thread is none of the group's."""
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "c10d::_allgather_base_", "tid": 1, "ts": 100.0, "dur": 10.0},
+        *({"ph": "X", "cat": "cuda_runtime", "name": "launch", "tid": tid, "ts": ts, "dur": 1.0, "args": {"correlation": c}}
+          for c, tid, ts in ((1, 1, 102.0), (2, 1, 105.0), (3, 2, 103.0), (4, 1, 120.0))),
+        *({"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": 10.0, "args": {"correlation": c}}
+          for c, name, ts in ((1, "copy", 200.0), (2, "copy", 215.0), (3, "gemm", 210.0), (4, "gemm", 300.0))),
+    ]  # fmt: skip
+    (tmp_path / "t").write_text(json.dumps({"traceEvents": events}))
+    rows, copies = kernel_table(tmp_path / "t")
+    assert [(r["name"], r["calls"]) for r in rows] == [("gemm", 2 / TRACED)]
+    assert copies["copies"] == 2 / TRACED
+    assert copies["copies_s"] == pytest.approx(20e-6 / TRACED)
+    assert copies["copies_exposed_s"] == pytest.approx(15e-6 / TRACED)
+
+
+@pytest.mark.gpu_path
+@pytest.mark.parametrize("name", ["pp, last", "experts"])
+def test_the_path_of_a_gpu_on_small_tensors(name: str, tmp_path: Path) -> None:
+    """Everything of a GPU run but CUDA itself; the record is kept before the profiler starts."""
+    model, degrees, rank = CASES[name]
+    table: dict[str, Any] = json.loads(json.dumps(rank_plan(scenario(model, degrees), rank, layers=1).table))
+    mesh, kept = start(table, "cpu"), []
+    try:
+        found = on_gpu(table, mesh, Device("fake"), steps=2, trace=str(tmp_path / "t.json"), keep=kept.append)
+    finally:
+        stop()
+    assert len(kept) == 1
+    assert kept[0]["step_s"] == found["step_s"]
+    assert len(found["step_s"]) == len(found["host_s"]) == 2
+    assert found["sdpa_backend"] in ("flash", "math")
+    assert (tmp_path / "t.json").is_file()
+    json.dumps(found)
+
+
+@pytest.mark.gpu_path
+def test_inputs_are_random_everywhere() -> None:
+    """Tokens, targets and what a pipeline stage receives: no two rows of a linear layer's input are alike."""
+    model, degrees, rank = CASES["pp, last"]
+    table: dict[str, Any] = json.loads(json.dumps(rank_plan(scenario(model, degrees), rank, layers=1).table))
+    mesh = start(table, "cpu")
+    try:
+        stages = build_stages(table, mesh, "cpu", whole=True)
+        job = Job(table, mesh, stages, "cpu", fused=True)
+        job.step()
+        assert job.write_inputs() > 0
+        seen: dict[str, Any] = {}
+
+        def watch(name: str) -> Any:
+            def look(_: Any, inputs: Any) -> None:
+                seen.setdefault(name, inputs[0].detach().flatten(0, -2).float())
+
+            return look
+
+        for n, module in stages[0].named_modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(watch(n))
+        job.step()
+        assert len(seen) >= 8
+        for n, rows in seen.items():
+            assert len(torch.unique(rows, dim=0)) > 0.9 * len(rows), n
+        assert job.target is not None
+        assert len(torch.unique(job.target)) > 100
+    finally:
+        stop()

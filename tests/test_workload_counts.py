@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from parameter_ledger import mtp_parameters, parameters
 
+from simpar.graph.kernels import KernelPlan
+from simpar.graph.rematerialise import Recompute
+from simpar.model.blocks import Batch, layer_graph
+from simpar.model.network import simple_network, transformer_network
+from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.recompute import Recompute
-from simpar.parallel.split import SplitOptions, split_block
+from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.work import Collective
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model, model_names
-from simpar.workload.network import simple_network, transformer_network
-from simpar.workload.parameters import mtp_parameters, parameters
-from simpar.workload.style import BlockStyle
-from simpar.workload.transformer import axis_sizes, layer_block
+from simpar.specs.models_io import load_model, table_names
 
-STYLE = BlockStyle()
+STYLE = KernelPlan()
 
 
 def dense(**changes: object) -> TransformerSpec:
@@ -26,20 +27,20 @@ def dense(**changes: object) -> TransformerSpec:
     return TransformerSpec(**{**base, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", table_names())
 def test_every_preset_has_the_ledgers_parameters(name: str) -> None:
     model = load_model(name)
     ledger = sum(count for _, count in (*parameters(model), *mtp_parameters(model)))
     if isinstance(model, TransformerSpec):
-        network = transformer_network(model, 1, 16, STYLE)
+        network = transformer_network(model, 1, 16)
     else:
-        network = simple_network(model, 1, 2.0, 1)
+        network = simple_network(model, 1, 1)
     assert network.parameters == ledger
 
 
-def saved(model: TransformerSpec, degrees: Degrees, recompute: Recompute = Recompute(), style: BlockStyle = STYLE) -> float:
+def saved(model: TransformerSpec, degrees: Degrees, recompute: Recompute = Recompute(), style: KernelPlan = STYLE) -> float:
     """Saved bytes per token of one layer."""
-    block = layer_block(model, axis_sizes(model, 1, 1024), style, moe=False)
+    block = layer_graph(model, Batch(1, 1024), moe=False)
     return split_block(block, SplitOptions(degrees, style, recompute)).saved_bytes / 1024
 
 
@@ -61,7 +62,7 @@ def test_saved_activations_without_sequence_parallelism() -> None:
 def test_saved_activations_of_an_eager_layer() -> None:
     """8h + 4nd + 4kv d + 4n + 8f + 8: torch eager keeps the gate and the product too (measured with saved_tensors_hooks)."""
     model = dense(hidden_size=1024, intermediate_size=3584, num_attention_heads=8, num_key_value_heads=2)
-    assert saved(model, Degrees(), style=BlockStyle(fused_activation=False)) == 42024
+    assert saved(model, Degrees(), style=KernelPlan(fused_activation=False)) == 42024
 
 
 def test_gpt_layer_is_32h_without_dropout() -> None:
@@ -82,7 +83,7 @@ def test_layernorm_recomputation_frees_4h() -> None:
 
 def collectives(degrees: Degrees, recompute: Recompute = Recompute()) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     model = dense()
-    block = layer_block(model, axis_sizes(model, 1, 8192), STYLE, moe=False)
+    block = layer_graph(model, Batch(1, 8192), moe=False)
     local = split_block(block, SplitOptions(degrees, STYLE, recompute))
     found: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
     for into, ops in zip(found, (local.forward, local.backward), strict=True):
@@ -118,7 +119,7 @@ def test_matmul_work_is_conserved(degrees: Degrees) -> None:
     from simpar.parallel.work import Gemm
 
     model = dense()
-    block = layer_block(model, axis_sizes(model, 1, 8192), STYLE, moe=False)
+    block = layer_graph(model, Batch(1, 8192), moe=False)
 
     def flops(d: Degrees) -> float:
         local = split_block(block, SplitOptions(d, STYLE))
@@ -134,7 +135,7 @@ def test_context_parallel_attention_work_is_balanced(style: str) -> None:
     from simpar.parallel.work import AttentionWork
 
     model = dense()
-    block = layer_block(model, axis_sizes(model, 1, 8192), STYLE, moe=False)
+    block = layer_graph(model, Batch(1, 8192), moe=False)
 
     def pairs(d: Degrees) -> float:
         local = split_block(block, SplitOptions(d, STYLE))
@@ -147,7 +148,7 @@ def test_context_parallel_attention_work_is_balanced(style: str) -> None:
 def test_degree_one_is_the_identity() -> None:
     """A degree of 1 adds no op and no byte."""
     model = dense()
-    block = layer_block(model, axis_sizes(model, 1, 8192), STYLE, moe=False)
+    block = layer_graph(model, Batch(1, 8192), moe=False)
     one = split_block(block, SplitOptions(Degrees(), STYLE))
     assert not any(isinstance(op.work, Collective) for op in (*one.forward, *one.backward))
     sequence = split_block(block, SplitOptions(Degrees(sequence_parallel=True), STYLE))

@@ -12,15 +12,15 @@ import pytest
 
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.stage_times import stage_times
+from simpar.evidence.predicted import bubble_of_equal_stages, predict
+from simpar.evidence.row_model import model_of
+from simpar.evidence.row_plan import plan_of
+from simpar.evidence.run_rows import run_of
 from simpar.parallel.layout import Layout
 from simpar.result.result import Result
-from simpar.simulate import cost_models, prepare, schedule_of, simulate
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.validation.predicted import bubble_of_equal_stages, predict
-from simpar.validation.row_model import model_of
-from simpar.validation.row_plan import plan_of
-from simpar.validation.run_rows import run_of
+from simpar.step import cost_models, prepare, schedule_of, simulate
 
 HIDDEN, HEADS, SEQUENCE, BATCH = 1024, 16, 1024, 2
 TOKENS = SEQUENCE * BATCH
@@ -158,10 +158,9 @@ def test_what_the_source_says_elsewhere_fills_columns_that_a_row_leaves_out() ->
     assert (stated["vocab_size"], stated["tie_word_embeddings"]) == (51200, True)
 
 
-DATA = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parents[2] / "shared/data")) / "runs/runs.jsonl"
+DATA = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parent / "data" / "measured")) / "runs" / "runs.jsonl"
 
 
-@pytest.mark.skipif(not DATA.is_file(), reason="shared data not here")
 def test_published_memory_and_bubbles() -> None:
     """Per table: peaks within 3 % and bubbles within 2 points in the mean, over one batch size of each model."""
     rows = [json.loads(line) for line in DATA.read_text().splitlines() if "Zero Bubble" in line]

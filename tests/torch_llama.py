@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from simpar.validation.rank_kernels import FusedNorm
+from simpar.live.rank_kernels import FusedNorm
 
 
 @dataclass(frozen=True)

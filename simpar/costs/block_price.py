@@ -1,16 +1,16 @@
 """The price of a block: its op list replayed on a compute stream and one stream per dimension, in closed order.
 
 The same rule as the engine's (an op starts when what it waits for has finished and its stream is free), on a list small
-enough that a loop beats a queue. Time in which the compute stream waits for a collective is that dimension's exposed time.
+enough that a loop beats a queue. Time in which the compute stream waits is exposed time of the dimension whose collective runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simpar.costs.price import Price, Provenance
-from simpar.parallel.work import AttentionWork, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork
+from simpar.parallel.work import AttentionWork, ExpertExchange, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
 
 PriceOf = Callable[[LocalOp], Price]
 
@@ -26,7 +26,7 @@ def category(op: LocalOp, *, backward: bool) -> str:
     """Ledger name of a compute op."""
     if backward and not op.name.endswith(("grad", ".backward")) and ".backward" not in op.name:
         return "recompute"
-    if isinstance(op.work, AttentionWork):
+    if isinstance(op.work, AttentionWork | KernelWork):
         return "attention"
     if isinstance(op.work, Gemm):
         return "matmul"
@@ -49,6 +49,8 @@ class BlockPrice:
         kernels: launches of compute ops.
         collectives: communication ops issued.
         provenance: the worst among the ops.
+        expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
+        modules: linear modules, and norms and containers, of a framework that holds each weight in one.
     """
 
     seconds: float
@@ -58,6 +60,8 @@ class BlockPrice:
     kernels: int
     collectives: int
     provenance: Provenance
+    expert_kernels: int = 0
+    modules: tuple[int, int] = (0, 0)
 
     @property
     def exposed_s(self) -> float:
@@ -99,79 +103,135 @@ class _Ledger:
                           worst(self.kinds))  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Ops:
+    """What a replay runs: ops with their prices, ledger names and the ops that each waits for besides its stream."""
+
+    ops: tuple[LocalOp, ...]
+    deps: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    prices: tuple[Price, ...]
+
+    @classmethod
+    def of(cls, ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> _Ops:
+        names = tuple(category(op, backward=backward) if op.stream == "compute" else op.stream for op in ops)
+        return cls(tuple(ops), tuple(op.deps for op in ops), names, tuple(price_of(op) for op in ops))
+
+    def beside(self, other: _Ops) -> _Ops:
+        """These ops, then the `other` ones."""
+        moved = tuple(tuple(d + len(self.ops) for d in deps) for deps in other.deps)
+        return _Ops(self.ops + other.ops, self.deps + moved, self.names + other.names, self.prices + other.prices)
+
+
+class _Replay:
+    """The ops of a block in one order: when each starts and finishes, and what it started upon."""
+
+    def __init__(self, given: _Ops, order: Sequence[int]) -> None:
+        count = len(given.ops)
+        self.given, self.order = given, order
+        self.start, self.finish, self.cause = [0.0] * count, [0.0] * count, [-1] * count
+        last: dict[str, int] = {}
+        for index in order:
+            stream, begin = given.ops[index].stream, 0.0
+            for before in (*given.deps[index], last.get(stream, -1)):
+                if before >= 0 and self.finish[before] > begin:
+                    begin, self.cause[index] = self.finish[before], before
+            self.start[index], self.finish[index] = begin, begin + given.prices[index].seconds
+            last[stream] = index
+        self.seconds = max(self.finish, default=0.0)
+
+    def priced(self) -> BlockPrice:
+        """The ledger of this order: compute by category, waits by the dimension whose collective runs then."""
+        ledger, free = _Ledger(), 0.0
+        for index in self.order:
+            op, price = self.given.ops[index], self.given.prices[index]
+            if op.stream == "compute":
+                ledger.kernels += op.kernels
+                self._wait(ledger, self.cause[index], free)
+                ledger.add(self.given.names[index], price, price.seconds)
+                free = self.finish[index]
+            else:
+                ledger.collectives += op.kernels
+                ledger.busy[op.stream] = ledger.busy.get(op.stream, 0.0) + price.seconds
+        if self.order and self.seconds > free:
+            self._wait(ledger, max(self.order, key=self.finish.__getitem__), free)
+        return ledger.finish(self.seconds)
+
+    def _wait(self, ledger: _Ledger, cause: int, free: float) -> None:
+        """Charge a wait of the compute stream, from `free` to the end of `cause`, to the collectives that ran in it."""
+        while cause >= 0 and self.finish[cause] > free:
+            begun = max(self.start[cause], free)
+            ledger.add(self.given.names[cause], self.given.prices[cause], self.finish[cause] - begun)
+            cause = self.cause[cause]
+
+
 def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> BlockPrice:
     """Price one op list."""
-    ledger = _Ledger()
-    finish: list[float] = []
-    free: dict[str, float] = {}
-    prices: list[Price] = []
-    for op in ops:
-        price = price_of(op)
-        prices.append(price)
-        ready, cause = 0.0, -1
-        for dep in op.deps:
-            if finish[dep] > ready:
-                ready, cause = finish[dep], dep
-        start = max(ready, free.get(op.stream, 0.0))
-        if op.stream == "compute":
-            ledger.kernels += op.kernels
-            gap = start - free.get("compute", 0.0)
-            if gap > 0:
-                stream = ops[cause].stream if cause >= 0 else "compute"
-                ledger.add(stream, prices[cause], gap)
-            ledger.add(category(op, backward=backward), price, price.seconds)
-        else:
-            ledger.collectives += 1
-            ledger.busy[op.stream] = ledger.busy.get(op.stream, 0.0) + price.seconds
-        free[op.stream] = start + price.seconds
-        finish.append(start + price.seconds)
-    total = max(finish, default=0.0)
-    tail = total - free.get("compute", 0.0)
-    if tail > 0:
-        last = max(range(len(ops)), key=lambda i: finish[i])
-        ledger.add(ops[last].stream, prices[last], tail)
-    return ledger.finish(total)
+    return _Replay(_Ops.of(ops, price_of, backward=backward), range(len(ops))).priced()
 
 
 def price_pair(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf) -> BlockPrice:
-    """Two op lists interleaved on one compute stream: whoever is ready first computes while the other communicates.
+    """Two op lists interleaved on one compute stream: one computes while the other communicates.
 
-    Ties go to the backward, as in DualPipe's order. Each list keeps its own order.
+    Each list keeps its own order. How they interleave is the best of a few orders that follow from the lists alone, not from what
+    anything costs (`merges`). The least of several longest paths: no op that gets faster makes the pair slower.
     """
-    ledger = _Ledger()
-    lists = (backward, forward)
-    position = [0, 0]
-    finish: tuple[list[float], list[float]] = ([], [])
-    free: dict[str, float] = {}
-
-    def ready(lane: int) -> float:
-        op = lists[lane][position[lane]]
-        return max([free.get(op.stream, 0.0), *(finish[lane][d] for d in op.deps)])
-
-    while position[0] < len(lists[0]) or position[1] < len(lists[1]):
-        lanes = [lane for lane in (0, 1) if position[lane] < len(lists[lane])]
-        lane = min(lanes, key=lambda x: (ready(x), x))
-        op = lists[lane][position[lane]]
-        price, start = price_of(op), ready(lane)
-        if op.stream == "compute":
-            ledger.kernels += op.kernels
-            gap = start - free.get("compute", 0.0)
-            if gap > 0:
-                cause = max(op.deps, key=lambda d: finish[lane][d], default=-1)
-                stream = lists[lane][cause].stream if cause >= 0 else "compute"
-                ledger.add(stream, price_of(lists[lane][cause]) if cause >= 0 else price, gap)
-            ledger.add(category(op, backward=lane == 0), price, price.seconds)
-        else:
-            ledger.collectives += 1
-            ledger.busy[op.stream] = ledger.busy.get(op.stream, 0.0) + price.seconds
-        free[op.stream] = start + price.seconds
-        finish[lane].append(start + price.seconds)
-        position[lane] += 1
-    total = max([*finish[0], *finish[1]], default=0.0)
-    tail = total - free.get("compute", 0.0)
-    if tail > 0:
-        ledger.add("ep", Price(tail, tail, tail, Provenance.MODEL), tail)
-    return ledger.finish(total)
+    both = _Ops.of(backward, price_of, backward=True).beside(_Ops.of(forward, price_of, backward=False))
+    orders = merges(segments(backward, 0), segments(forward, len(backward)))
+    return min((_Replay(both, order) for order in orders), key=lambda replay: replay.seconds).priced()
 
 
-__all__ = ["BlockPrice", "ExpertExchange", "price_list", "price_pair", "worst"]
+def merges(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Orders of two op lists, cut into `segments`, on one compute stream.
+
+    Turn and turn about at the cuts, as a framework's hooks around dispatch and combine do; the `first` list begins (the backward,
+    as in DualPipe's order) and is any number of turns ahead.
+    """
+    found = []
+    for lead in range(1, max(len(first), 1) + 1):
+        turns = [*first[:lead]]
+        for turn in range(max(len(first) - lead, len(second))):
+            turns += [*second[turn : turn + 1], *first[lead + turn : lead + turn + 1]]
+        found.append([index for turn in turns for index in turn])
+    return found
+
+
+def segments(ops: Sequence[LocalOp], offset: int) -> list[list[int]]:
+    """Indices of the ops, from `offset` on, cut before every compute op that waits for a collective issued since the last cut."""
+    found: list[list[int]] = []
+    for index, op in enumerate(ops):
+        own = [d for d in op.deps if ops[d].stream != "compute"] if op.stream == "compute" else []
+        if not found or any(d + offset >= found[-1][0] for d in own):
+            found.append([])
+        found[-1].append(index + offset)
+    return found
+
+
+def arranged(ops: Sequence[LocalOp]) -> tuple[LocalOp, ...]:
+    """An op list under DualPipe: chunks of its two directions are cut and ordered by hand so that exchanges lie under the other's
+    compute (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), in the warm-up as well; no op waits for one, but the list does."""
+    exchanges = {index for index, op in enumerate(ops) if isinstance(op.work, ExpertExchange)}
+    return tuple(replace(op, deps=tuple(d for d in op.deps if d not in exchanges)) for op in ops)
+
+
+def price_beside(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf, *, is_backward: bool) -> BlockPrice:
+    """Price of a forward, or a backward, of one micro-batch while another's backward, or forward, runs beside it.
+
+    In the steady phase every forward meets a backward of the same stage: what the pair saves is time in which one waited for its
+    experts' rows and the other computed. Each takes its share of it off its exposed exchange; nothing else changes.
+    """
+    pair = price_pair(forward, backward, price_of)
+    own = tuple(price_list(ops, price_of, backward=b) for ops, b in ((forward, False), (backward, True)))
+    waits = [dict(price.terms).get("ep", 0.0) for price in own]
+    price, wait = own[is_backward], waits[is_backward]
+    saved = max(own[0].seconds + own[1].seconds - pair.seconds, 0.0)
+    hidden = min(wait, saved * wait / sum(waits)) if wait else 0.0
+    if not hidden:
+        return price
+    left = 1.0 - hidden / wait
+    terms = tuple((name, seconds * (left if name == "ep" else 1.0)) for name, seconds in price.terms)
+    spread = tuple((n, up * (left if n == "ep" else 1.0), down * (left if n == "ep" else 1.0)) for n, up, down in price.spread)
+    return replace(price, seconds=price.seconds - hidden, terms=terms, spread=spread)
+
+
+__all__ = ["BlockPrice", "arranged", "merges", "price_beside", "price_list", "price_pair", "segments", "worst"]

@@ -27,12 +27,18 @@ ALIKE = {"nvrack": "nvswitch", "nvlink-mesh": "nvswitch", "none": "pcie", "share
 """Kinds of scale-up fabric that borrow each other's constants when their own have none."""
 PCIE = ("pcie", "none")
 GENERATIONS = {
-    "fermi": "ada", "volta": "ampere", "ada": "ampere", "ampere": "hopper", "hopper": "blackwell", "blackwell": "hopper",
-    "turing": "ampere", "cdna2": "cdna3", "cdna4": "cdna3",
+    "fermi": "ada",
+    "volta": "ampere",
+    "ada": "ampere",
+    "ampere": "hopper",
+    "hopper": "blackwell",
+    "blackwell": "hopper",
+    "turing": "ampere",
+    "cdna2": "cdna3",
+    "cdna4": "cdna3",
 }
 """The generation whose constants stand in for a missing one."""
-NETWORKS = {"roce": "infiniband", "ethernet": "tcpx", "none": "infiniband", "efa": "roce", "tcpx": "ethernet",
-            "infiniband": "roce"}
+NETWORKS = {"roce": "infiniband", "ethernet": "tcpx", "none": "infiniband", "efa": "roce", "tcpx": "ethernet", "infiniband": "roce"}
 WIDE = (TimeBand(scope="domain", from_bytes=0, low=0.6, high=1.6), TimeBand(scope="network", from_bytes=0, low=0.5, high=2.0))
 """Interval of a machine nobody measured: about the spread between generations."""
 
@@ -42,13 +48,29 @@ def published_scale_up(pcie: bool) -> ScaleUpConstants:
     hop = (1e-6, 2.5e-6, 5.7e-6) if pcie else (0.6e-6, 1.9e-6, 3.4e-6)
     efficiency = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"), 0.76 if pcie else 0.82)
     ring = RingConstants(
-        ll_base_s=6.6e-6, ll_hop_s=hop[0], ll_efficiency=0.25, ll128_base_s=8e-6, ll128_hop_s=hop[1], ll128_efficiency=0.7,
-        simple_base_s=8.4e-6, simple_hop_s=hop[2], efficiency=efficiency, fill_s=3e-6,
+        ll_base_s=6.6e-6,
+        ll_hop_s=hop[0],
+        ll_efficiency=0.25,
+        ll128_base_s=8e-6,
+        ll128_hop_s=hop[1],
+        ll128_efficiency=0.7,
+        simple_base_s=8.4e-6,
+        simple_hop_s=hop[2],
+        efficiency=efficiency,
+        fill_s=3e-6,
     )
     nvls = None if pcie else NvlsConstants(base_s=25e-6, hop_s=0.0, efficiency=0.6, fill_s=5e-6, min_ranks=5)
     peer = PeerConstants(
-        base_s=7.5e-6, peer_s=0.6e-6, efficiency=0.75, local_copy=0.3, fill_s=2e-6, ll_efficiency=0.1, pair_base_s=8e-6,
-        pair_efficiency=0.64, pair_few_efficiency=0.25, pair_floor_s=5e-4,
+        base_s=7.5e-6,
+        peer_s=0.6e-6,
+        efficiency=0.75,
+        local_copy=0.3,
+        fill_s=2e-6,
+        ll_efficiency=0.1,
+        pair_base_s=8e-6,
+        pair_efficiency=0.64,
+        pair_few_efficiency=0.25,
+        pair_floor_s=5e-4,
     )
     return ScaleUpConstants(machine="NCCL's tables", kind="published", ring=ring, nvls=nvls, peer=peer)
 
@@ -57,9 +79,19 @@ def published_network(latency_s: float) -> NetworkConstants:
     """NCCL's network constants for a fabric whose one-way latency is `latency_s` (2 us is inside its figures)."""
     more = max(0.0, latency_s - 2e-6)
     return NetworkConstants(
-        machine="NCCL's tables", kind="published", ll_hop_s=5e-6 + more, ll128_hop_s=8.5e-6 + more,
-        simple_hop_s=14e-6 + more, tree_base_s=0.0, tree_hop_s=20.9e-6 + more, ring_efficiency=0.9, tree_efficiency=0.92,
-        fill_s=10e-6, fill_exponent=0.5, peer_base_s=20e-6 + more, peer_efficiency=0.92,
+        machine="NCCL's tables",
+        kind="published",
+        ll_hop_s=5e-6 + more,
+        ll128_hop_s=8.5e-6 + more,
+        simple_hop_s=14e-6 + more,
+        tree_base_s=0.0,
+        tree_hop_s=20.9e-6 + more,
+        ring_efficiency=0.9,
+        tree_efficiency=0.92,
+        fill_s=10e-6,
+        fill_exponent=0.5,
+        peer_base_s=20e-6 + more,
+        peer_efficiency=0.92,
     )
 
 

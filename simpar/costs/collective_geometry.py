@@ -79,9 +79,22 @@ def _network_channels(hardware: HardwareProfile, placement: GroupPlacement) -> i
     return min(channels, MOST_CHANNELS)
 
 
+def _share_of_mesh(hardware: HardwareProfile, placement: GroupPlacement) -> float:
+    """Of a GPU's links into a full mesh, the share that leads to other ranks of the group: a pair has one of seven, or a third.
+
+    A switch gives a group of any size all of them.
+    """
+    peers, up = hardware.domain_size - 1, hardware.scale_up
+    if up.kind not in ("xgmi", "nvlink-mesh") or peers < 1 or up.links_per_gpu < peers:
+        return 1.0
+    return max(min(max(placement.ranks_per_domain) - 1, peers), 1) / peers
+
+
 def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
     """The geometry of `placement` on `hardware`."""
-    link = hardware.scale_up.bandwidth.value if hardware.domain_size > 1 else hardware.node.pcie_bandwidth.value
+    link = hardware.scale_up.bandwidth.value * _share_of_mesh(hardware, placement)
+    if hardware.domain_size <= 1:
+        link = hardware.node.pcie_bandwidth.value
     multi = placement.num_domains > 1
     together, busiest, alone = _outward(hardware, placement) if multi else (inf, inf, inf)
     over_network = multi and placement.num_nodes > 1

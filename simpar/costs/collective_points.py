@@ -23,9 +23,7 @@ class MeasuredTimes:
     def of(cls, points: Sequence[MeasuredCollective]) -> MeasuredTimes:
         """The points sorted."""
         keys = {(p.collective, p.ranks) for p in points}
-        return cls(
-            {k: tuple(sorted((p for p in points if (p.collective, p.ranks) == k), key=lambda p: p.bytes)) for k in keys}
-        )
+        return cls({k: tuple(sorted((p for p in points if (p.collective, p.ranks) == k), key=lambda p: p.bytes)) for k in keys})
 
     def has(self, collective: str, ranks: int) -> bool:
         """Whether that collective was measured on as many ranks."""

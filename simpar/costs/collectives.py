@@ -53,7 +53,12 @@ class CollectiveModel:
     """
 
     def __init__(
-        self, hardware: HardwareProfile, *, nvls: bool = True, sharp: bool = False, algorithm: str | None = None,
+        self,
+        hardware: HardwareProfile,
+        *,
+        nvls: bool = True,
+        sharp: bool = False,
+        algorithm: str | None = None,
         protocol: str | None = None,
     ) -> None:
         self.hardware = hardware
@@ -239,9 +244,7 @@ class CollectiveModel:
         provenance = Provenance.MODEL if fitted else Provenance.SCALED
         return Price(seconds, seconds * low, seconds * high, provenance, terms)
 
-    def custom_all_reduce(
-        self, bytes_: float, placement: GroupPlacement, *, kernel: str = "vllm", graph: bool = True
-    ) -> Price:
+    def custom_all_reduce(self, bytes_: float, placement: GroupPlacement, *, kernel: str = "vllm", graph: bool = True) -> Price:
         """All-reduce by an inference library's kernel (trtllm, vllm, sglang), replayed in a CUDA graph or called eagerly.
 
         Raises:

@@ -12,18 +12,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.specs.inferred import inferred
+from simpar.specs.calibration import constant
 
 Array = NDArray[np.float64]
-VECTOR_BYTES: Final = 16.0
 ASYNC_BYTES: Final = 4.0
 """Least that an asynchronous copy moves."""
-NARROW_ROWS: Final = "kernels.narrow_rows"
-"""Rows that start on 4 or 8 bytes. This and the next are inferred (specs/inferred.toml) from the heads of vTrain's single-node
-table (A100, a vocabulary of 50,257 over 1, 2, 4 and 8 ranks: rows of 50,257, 25,128, 12,564 and 6,282 words). Other architectures
-are taken to lose as much."""
 ODD_ROWS: Final = "kernels.odd_rows"
-"""Rows that start on 2 bytes. At 2.5, GPT-2 124M in torch gains 22 % on an A100 from 50,304 words instead of 50,257; nanoGPT's
+"""Rows that start on 2 bytes; from the traced heads of vTrain (A100, rows of 50,257 words). At 2.5, GPT-2 124M in torch gains 22
+% on an A100 from 50,304 words instead of 50,257; nanoGPT's
 author measured about 25 % (A. Karpathy, 2023-02-03)."""
 LEAST: Final = 64.0
 """Narrower products are not what tensor cores are used for (routers of few experts, gates)."""
@@ -36,5 +32,5 @@ def unaligned(n: Array, k: Array, element_bytes: float) -> Array:
     def off(step: float) -> Array:
         return np.asarray((np.mod(n * element_bytes, step) != 0.0) | (np.mod(k * element_bytes, step) != 0.0))
 
-    factor = np.where(off(ASYNC_BYTES), inferred(ODD_ROWS), np.where(off(VECTOR_BYTES), inferred(NARROW_ROWS), 1.0))
+    factor = np.where(off(ASYNC_BYTES), constant(ODD_ROWS), 1.0)
     return np.asarray(np.where(np.minimum(n, k) < LEAST, 1.0, factor))

@@ -12,7 +12,7 @@ from simpar.costs.attention import AttentionShapes, attention_seconds
 from simpar.costs.kernel_choice import band_at, pick_attention
 from simpar.costs.price import Price, Provenance
 from simpar.registry import unknown
-from simpar.specs.inferred import inferred
+from simpar.specs.calibration import constant
 from simpar.specs.kernel_constants import AttentionConstants
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ FALLBACKS: Final = {
 }
 FA1_OVER_FA2: Final = 1.8
 """FlashAttention-2 paper: about twice as fast as its predecessor, 1.7-2.1 by case."""
+BEFORE_ITS_TIME: Final = {("hopper", "fa2"): (1.7, 1.6), ("blackwell", "fa2"): (3.1, 3.0), ("blackwell", "fa3"): (3.1, 3.0)}
+"""(Architecture, kernel written for an older one) -> times slower, forward and backward, than the architecture's own. Hopper: FA3's
+paper (arXiv 2407.08608), 1.5-2.0 and 1.5-1.75 over FA2. Blackwell has no wgmma, so FA2's instructions are all that runs there:
+308-380 and 243-334 TFLOP/s at head size 64 (flash-attention issue 1589), a quarter to a third of its own kernels."""
 FP8_SPEEDUP: Final = 1.5
 """FlashAttention-3 chart: forward at 8k-16k, head size 128."""
 RATIO: Final = {"small": 2.65, "usual": 2.9, "latent": 3.3}
@@ -117,6 +121,9 @@ def price(model: KernelModel, call: Call) -> Price:
         whole = float(call.queries) * max(call.keys - call.queries / 2.0, call.keys / 2.0)
         seconds = own.latency_s + (seconds - own.latency_s) * _pairs(call) / whole
     seconds *= factor * (FA1_OVER_FA2 if kernel == "fa1" else 1.0)
+    slower = BEFORE_ITS_TIME.get((model.hardware.gpu.architecture, kernel))
+    if slower is not None and own.kernel != kernel:
+        seconds *= slower[call.direction == "backward"]
     if call.dtype.startswith("fp8") and call.direction == "forward":
         seconds /= FP8_SPEEDUP
     return _banded(model, call, own, kernel, seconds, factor)
@@ -160,13 +167,13 @@ the gradient to fp32 (2, 4), the softmax's (8, 2), the mask's (2, 2)."""
 ALIGNED_HEAD: Final = 8
 """Elements of 16 bits in the 16 bytes that loads of tensor-core kernels are aligned to."""
 UNALIGNED_HEADS: Final = "kernels.unaligned_heads"
-"""Of the fp32 peak outside tensor cores: what batched products over heads that are not aligned reach; inferred
-(specs/inferred.toml) from the runs of BLOOM's chronicles with heads 150 or 108 wide, a fifth longer than those with 144 or 224."""
+"""Of the fp32 peak outside tensor cores: what batched products over heads that are not aligned reach; fitted on the runs of
+BLOOM's chronicles with heads 150 or 108 wide, a fifth longer than those with 144 or 224."""
 
 
 def _on_cuda_cores(model: KernelModel, price: Price, flops: float) -> Price:
     """The price of a batched product that tensor cores do not take."""
-    seconds = flops / (inferred(UNALIGNED_HEADS) * model.hardware.peak_flops_per_s("fp32"))
+    seconds = flops / (constant(UNALIGNED_HEADS) * model.hardware.peak_flops_per_s("fp32"))
     if seconds <= price.seconds:
         return price
     return Price(seconds, 0.8 * seconds, 1.25 * seconds, Provenance.SCALED, price.terms)
@@ -185,9 +192,7 @@ def _unfused(model: KernelModel, call: Call, *, eager: bool = False) -> Price:
     if call.head_dim % ALIGNED_HEAD or call.v_head_dim % ALIGNED_HEAD:
         products = [_on_cuda_cores(model, p, 2.0 * scores * call.head_dim) for p in products]
     each, launches = SCORE_BYTES[call.direction, eager]
-    passes = model.memory_bound(
-        "softmax", scores * each, implementation="eager" if eager else "framework", launches=launches
-    )
+    passes = model.memory_bound("softmax", scores * each, implementation="eager" if eager else "framework", launches=launches)
     parts = [*products, passes]
     total = sum(p.seconds for p in parts)
     return Price(

@@ -6,7 +6,6 @@ File names: `gemm_{gpu}_{dtype}.csv`, `attention_[full_]{gpu}_{kernel}.csv`, `mo
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.boundary import read_records
 from simpar.errors import InputError, Violation
 from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
 
@@ -81,11 +81,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     Raises:
         InputError: the file cannot be read or has no rows.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as handle:
-            rows = list(csv.DictReader(handle))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    rows = list(read_records(path, empty=True))
     if not rows:
         raise InputError([Violation("rows", 0, "the table is empty", "a header and at least one row", str(path))])
     return rows

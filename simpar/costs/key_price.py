@@ -9,7 +9,7 @@ from simpar.costs.price import Price, Provenance
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import tensor_parameters
-from simpar.parallel.work import MemoryWork, Work
+from simpar.parallel.work import HostCopy, MemoryWork, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,24 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
     """
     spec, zero = layout.framework, layout.plan.zero_stage
     if isinstance(key, Reduce):
-        return _stretched(price, spec.ddp_slowdown) if spec.ddp_buckets and zero == 0 else price
-    if not price.seconds or not spec.gather_copy_bytes or zero == 3:
         return price
+    if not price.seconds or (not spec.gather_copy_bytes and not layout.plan.offload.parameters):
+        return price
+    if zero == 3:
+        return _from_host(price, key, layout, work) if layout.plan.offload.parameters else price
     more = unpacking_s(key, layout, work)
     spread = tuple((name, up + 0.3 * more, down + 0.3 * more) for name, up, down in price.spread)
     seconds = price.seconds + more
     return replace(price, seconds=seconds, terms=(("dp", seconds),), spread=spread, latency_s=price.latency_s + more)
+
+
+def _from_host(price: KeyPrice, key: Gather, layout: Layout, work: Callable[[Work], Price]) -> KeyPrice:
+    """A gather whose shards come up from host memory first, on the same stream (torch _fsdp_param.py; DeepSpeed's swapper)."""
+    dense, experts = layout.block_parameters(key.stage, key.first, key.last)
+    shards = dense / layout.shard_ranks + experts / layout.expert_shard_ranks
+    copy = work(HostCopy(shards * layout.state_bytes.gather))
+    spread = (*price.spread, ("offload", copy.high - copy.seconds, copy.seconds - copy.low))
+    return replace(price, seconds=price.seconds + copy.seconds, terms=(*price.terms, ("offload", copy.seconds)), spread=spread)
 
 
 def unpacking_s(key: Gather, layout: Layout, work: Callable[[Work], Price]) -> float:
@@ -65,15 +76,7 @@ def unpacking_s(key: Gather, layout: Layout, work: Callable[[Work], Price]) -> f
     parameters = sum(layout.block_parameters(key.stage, key.first, key.last))
     copies = work(MemoryWork("copy", parameters * spec.gather_copy_bytes)).seconds * layout.calibration.memory
     pieces = parameters / tensor_parameters(layout) * layout.shard_ranks
-    return max(copies, pieces * spec.gather_piece_cpu_s)
-
-
-def _stretched(price: KeyPrice, factor: float) -> KeyPrice:
-    """A communication price times `factor`, its latency apart."""
-    return replace(
-        price, seconds=price.seconds * factor, terms=tuple((name, seconds * factor) for name, seconds in price.terms),
-        spread=tuple((name, up * factor, down * factor) for name, up, down in price.spread),
-    )  # fmt: skip
+    return max(copies, pieces * spec.launch_s)
 
 
 __all__ = ["KeyPrice", "handled", "scaled", "unpacking_s"]

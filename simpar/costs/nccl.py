@@ -50,8 +50,10 @@ def _ring(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConsta
     within = rounds * (n - 1) - between
     wire, extra = traffic(collective, n), net.base_s if between else 0.0
     out = wire / (net.ring_efficiency * g.domain_out_bytes_per_s)
-    hops = (("LL", ring.ll_base_s, ring.ll_hop_s, net.ll_hop_s, ring.ll_efficiency),
-            ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency))
+    hops = (
+        ("LL", ring.ll_base_s, ring.ll_hop_s, net.ll_hop_s, ring.ll_efficiency),
+        ("LL128", ring.ll128_base_s, ring.ll128_hop_s, net.ll128_hop_s, ring.ll128_efficiency),
+    )
     share = _share(up, n)
     for protocol, base, hop, far, efficiency in hops:
         beta = max(wire / (efficiency * share * g.link_bytes_per_s), out / PAYLOAD[protocol])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from simpar.costs.block_price import BlockPrice, category, price_list, price_pair, worst
+from simpar.costs import scans
+from simpar.costs.block_price import BlockPrice, arranged, category, price_beside, price_list, price_pair, worst
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
 from simpar.costs.price import ZERO, Price, Provenance
+from simpar.costs.update_price import update_price
 from simpar.errors import InternalError
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import (
     BlockOp,
     Compute,
@@ -27,7 +31,7 @@ from simpar.parallel.keys import (
     TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.parallel.split import LocalBlock
+from simpar.parallel.modules import modules
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import (
     AttentionWork,
@@ -36,6 +40,7 @@ from simpar.parallel.work import (
     Gemm,
     GroupedGemm,
     HostCopy,
+    KernelWork,
     LocalOp,
     MemoryWork,
     OptimizerWork,
@@ -43,12 +48,6 @@ from simpar.parallel.work import (
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
-_STATES = frozenset({"dp", "edp", "shard", "expert_shard"})
-"""Dimensions that weights and gradients travel over."""
-NEAR_NODES = 2
-"""Nodes of a tensor group up to which `far_send_s` does not show."""
-HOST_ADAM_BYTES_PER_S = 25e9
-"""Host memory traffic of one GPU's share of a CPU Adam step. Assumed: a two-socket host's 400 GB/s at half efficiency over 8."""
 
 
 def ops_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
@@ -64,6 +63,7 @@ class LayoutPricer:
         self.layout, self.kernels, self.collectives = layout, kernels, collectives
         self._ops: dict[object, Price] = {}
         self._blocks: dict[tuple[int, str], BlockPrice] = {}
+        self._pairs: dict[tuple[int, int], BlockPrice] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._gaps: dict[tuple[int, str], tuple[float, tuple[float, ...]]] = {}
 
@@ -96,7 +96,7 @@ class LayoutPricer:
         if isinstance(key, Offload):
             blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
             fraction = self.layout.plan.offload.activations
-            price = self._work(HostCopy(fraction * sum(b.saved_bytes for b in blocks)))
+            price = self._work(HostCopy(fraction * sum(b.offloadable_bytes for b in blocks)))
             spread = (("offload", price.high - price.seconds, price.seconds - price.low),)
             return KeyPrice(price.seconds, (("offload", price.seconds),), spread, 0.0, (), price.provenance)
         raise InternalError(f"no price for {key!r}")
@@ -114,7 +114,7 @@ class LayoutPricer:
     def _factor(self, work: object) -> float:
         """How much slower this kind of work is inside a training step than alone (specs/calibration.py)."""
         calibration = self.layout.calibration
-        if isinstance(work, Gemm | GroupedGemm | AttentionWork):
+        if isinstance(work, Gemm | GroupedGemm | AttentionWork | KernelWork):
             return calibration.compute
         if isinstance(work, MemoryWork) and (work.kernel.startswith("cast") or work.kernel == STREAM):
             return 1.0  # listed one by one; casts at rates measured inside compiled graphs
@@ -142,6 +142,8 @@ class LayoutPricer:
         if isinstance(work, MemoryWork):
             return kernels.memory_bound(work.kernel, work.bytes_moved, implementation=work.implementation,
                                         launches=work.launches)  # fmt: skip
+        if isinstance(work, KernelWork):
+            return scans.price(kernels, work)
         if isinstance(work, OptimizerWork):
             return kernels.adam(work.parameters, bytes_per_parameter=work.bytes_per_parameter,
                                 implementation=work.implementation)  # fmt: skip
@@ -158,13 +160,6 @@ class LayoutPricer:
     def _collective(self, work: Collective) -> Price:
         placement = self._placement(work)
         once = self._timed(work.name, work.bytes, placement)
-        step = self.layout.framework.collective_step_s
-        if step and work.dimension == "tp" and placement.num_nodes > 1:
-            more = step * (placement.size - 1)
-            once = Price(once.seconds + more, once.low + 0.5 * more, once.high + 1.5 * more, once.provenance)
-        if work.dimension in _STATES and placement.num_nodes > 1 and (share := self.layout.framework.state_link_share):
-            least = work.bytes / (share * self.layout.hardware.nic.bandwidth.value)
-            once = Price(max(once.seconds, least), max(once.low, 0.8 * least), max(once.high, 1.3 * least), once.provenance)
         return scaled(once, work.repeat)
 
     def _exchange(self, work: ExpertExchange) -> Price:
@@ -172,43 +167,46 @@ class LayoutPricer:
         call = self.collectives.expert_combine if work.combine else self.collectives.expert_dispatch
         return call(work.tokens, work.hidden, work.topk, self.layout.options.moe.num_experts if self.layout.options.moe else 1,
                     placement, dtype_bytes=work.element_bytes, dispatcher=work.dispatcher,
-                    nodes_limit=work.node_limit or None)  # fmt: skip
+                    nodes_limit=self._nodes_reached(work, placement))  # fmt: skip
+
+    def _nodes_reached(self, work: ExpertExchange, placement: GroupPlacement) -> int | None:
+        """Nodes that a token may reach where its experts come from so many groups; none = no limit."""
+        moe = self.layout.options.moe
+        if not work.node_limit or moe is None:
+            return None
+        return work.node_limit * max(math.ceil(placement.num_nodes / max(moe.n_group, 1)), 1)
 
     def block(self, block: LocalBlock, phase: str) -> BlockPrice:
         """Price of one block in one phase."""
         key = (id(block), phase)
         if key not in self._blocks:
-            self._blocks[key] = price_list(ops_of(block, phase), self.op_price, backward=phase != "F")
+            ops, overlaps = ops_of(block, phase), self.layout.degrees.overlap_ep and block.expert_parameters > 0
+            if overlaps and self.layout.plan.schedule.startswith("dualpipe"):
+                found = price_list(arranged(ops), self.op_price, backward=phase != "F")
+            elif overlaps and phase in ("F", "B") and self.layout.num_microbatches > 1:
+                found = price_beside(block.forward, block.backward, self.op_price, is_backward=phase == "B")
+            else:
+                found = price_list(ops, self.op_price, backward=phase != "F")
+            experts = sum(op.kernels for op in ops if op.stream == "compute" and op.name.startswith("moe"))
+            self._blocks[key] = replace(found, modules=modules(block.layer), expert_kernels=experts)
         return self._blocks[key]
 
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         """Host time to launch a block's kernels; the device waits where this is the longer one."""
         spec, training = self.layout.framework, self.layout.training
         passes = 2.0 if phase != "F" and price.recomputes else 1.0
-        dropless = price.has_experts and training.routing.capacity_factor is None
-        experts = passes * spec.dropless_cpu_s if dropless else 0.0
+        each = spec.launch_s if phase == "F" else spec.backward_launch_s
         if training.cuda_graphs:
-            return experts if training.cuda_graph_scope == "attention" else 0.0
-        collectives = price.collectives * self._collective_host_s
+            return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
+        collectives = price.collectives * spec.collective_cpu_s
         if self.layout.compiled:
             return price.kernels * spec.compiled_launch_s + collectives
-        each = spec.launch_s if phase == "F" else spec.backward_launch_s
-        host = price.kernels * each + collectives + passes * spec.layer_cpu_s + experts
-        if spec.layers_traced_alone:
-            # Never ahead of the device at the end of a block: what other blocks' hosts lack is not made up for here.
-            return max(host, price.seconds - price.exposed_s) + price.exposed_s
+        host = price.kernels * each + collectives + passes * spec.layer_cpu_s
+        if spec.fsdp_module_cpu_s and self.layout.gathers_by_layer:
+            # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
+            linear, others = (passes * count * spec.fsdp_module_cpu_s for count in price.modules)
+            host = max(price.seconds, host + linear) + others
         return host
-
-    @cached_property
-    def _collective_host_s(self) -> float:
-        """Host time to issue one collective inside a layer."""
-        spec, plan = self.layout.framework, self.layout.plan
-        if plan.pp == 1 or plan.tp == 1 or not spec.collective_rank_cpu_s or self._hop("pp").num_nodes == 1:
-            return spec.collective_cpu_s
-        served = spec.collective_rank_cpu_s * plan.tp
-        if self.layout.placement("tp").num_nodes > 1:
-            served += spec.collective_step_s * (plan.tp - 1)
-        return spec.collective_cpu_s + served
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
@@ -227,14 +225,18 @@ class LayoutPricer:
         """(seconds by which the host is slower over a stage's pass, each block's share of the host's time)."""
         found = self._gaps.get((stage, phase))
         if found is None:
-            prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
-            host = [self._launch_seconds(p, phase) for p in prices]
+            host, device_s = self._host_and_device(stage, phase)
             total = sum(host)
-            gap = max(total - sum(p.seconds for p in prices), 0.0) + self.layout.calibration.pass_s
+            gap = max(total - device_s, 0.0) + self.layout.calibration.pass_s
             if gap and not total:
-                host, total = [1.0] * len(prices), float(len(prices))
+                host, total = [1.0] * len(host), float(len(host))
             found = self._gaps[stage, phase] = (gap, tuple(h / total for h in host) if total else ())
         return found
+
+    def _host_and_device(self, stage: int, phase: str) -> tuple[list[float], float]:
+        """(host seconds of each block of a stage's pass, device seconds of all of them)."""
+        prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
+        return [self._launch_seconds(p, phase) for p in prices], sum(p.seconds for p in prices)
 
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""
@@ -254,11 +256,21 @@ class LayoutPricer:
         forward = self.layout.stage_blocks[key.forward_stage]
         backward = self.layout.stage_blocks[key.backward_stage][::-1]
         common = min(len(forward), len(backward))
-        found = [price_pair(f.forward, b.backward, self.op_price) for f, b in zip(forward, backward, strict=False)]
+        found = [self._pair(f, b) for f, b in zip(forward, backward, strict=False)]
         found += [self.block(b, "F") for b in forward[common:]]
         found += [self.block(b, "B") for b in backward[common:]]
-        gap = self._stage_host(key.forward_stage, "F")[0] + self._stage_host(key.backward_stage, "B")[0]
+        # One host launches both passes while the device runs them beside each other.
+        host = self._host_and_device(key.forward_stage, "F")[0] + self._host_and_device(key.backward_stage, "B")[0]
+        gap = max(sum(host) - sum(p.seconds for p in found), 0.0) + 2.0 * self.layout.calibration.pass_s
         return self._sum(found, gap)
+
+    def _pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
+        key = (id(forward), id(backward))
+        if key not in self._pairs:
+            halves = (forward.forward, backward.backward)
+            one, other = map(arranged, halves) if self.layout.degrees.overlap_ep else halves
+            self._pairs[key] = price_pair(one, other, self.op_price)
+        return self._pairs[key]
 
     def _sum(self, prices: Sequence[BlockPrice], gap: float) -> KeyPrice:
         terms: dict[str, float] = {}
@@ -302,12 +314,7 @@ class LayoutPricer:
         return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
 
     def _send(self, key: Send) -> KeyPrice:
-        price, stall = self._sequence("pp", send_collectives(self.layout, key)), self.layout.framework.far_send_s
-        if not price.seconds or not stall or self.layout.placement("tp").num_nodes <= NEAR_NODES:
-            return price
-        seconds = price.seconds + stall
-        spread = tuple((name, up + 0.4 * stall, down + 0.4 * stall) for name, up, down in price.spread)
-        return replace(price, seconds=seconds, terms=(("pp", seconds),), spread=spread, latency_s=price.latency_s + stall)
+        return self._sequence("pp", send_collectives(self.layout, key))
 
     def _state(self, key: Gather | Reduce) -> KeyPrice:
         price = self._sequence("dp", state_collectives(self.layout, key))
@@ -334,32 +341,9 @@ class LayoutPricer:
         return scaled(self.collectives.time(name, amount, placement), self.layout.calibration.communication)
 
     def _optimizer(self, key: OptimizerStep) -> KeyPrice:
-        """Update of the shard a rank owns, plus the gradient-norm all-reduces and the host's work."""
-        layout, spec = self.layout, self.layout.framework
-        dense = experts = 0.0
-        for stage in self._stages_of(key.rank):
-            more_dense, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)
-            dense, experts = dense + more_dense, experts + more_experts
-        sharded = layout.plan.zero_stage >= 1
-        own = dense / (layout.shard_ranks if sharded else 1) + experts / (layout.expert_shard_ranks if sharded else 1)
-        work = OptimizerWork(own, spec.optimizer_traffic_bytes, spec.optimizer_kernel)
-        price = scaled(self._work(work), layout.calibration.memory)
-        if spec.whole_gradient_bytes:
-            whole = scaled(self._work(MemoryWork("copy", (dense + experts) * spec.whole_gradient_bytes)), layout.calibration.memory)
-            price = Price(price.seconds + whole.seconds, price.low + whole.low, price.high + whole.high, price.provenance)
+        layout = self.layout
         norm = self._timed("all_reduce", 4.0, layout.placement("world")) if layout.mesh.world_size > 1 else ZERO
-        seconds = price.seconds + norm.seconds + spec.optimizer_cpu_s + layout.calibration.step_s
-        if layout.plan.offload.optimizer:
-            state = layout.state_bytes
-            copies = self._work(HostCopy(own * (state.gradient + 2.0)))
-            seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
-            seconds += norm.seconds + spec.optimizer_cpu_s
-            price = Price(seconds, 0.6 * seconds, 1.6 * seconds, Provenance.ASSUMED)
-        up, down = price.high - price.seconds, price.seconds - price.low
-        return KeyPrice(seconds, (("optimizer", seconds),), (("optimizer", up, down),), 0.0, (), price.provenance)
-
-    def _stages_of(self, rank: int) -> list[int]:
-        return self.stages_of_rank[rank]
+        return update_price(layout, self.stages_of_rank[key.rank], self._work, norm.seconds)
 
     @cached_property
     def stages_of_rank(self) -> dict[int, list[int]]:

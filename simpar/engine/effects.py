@@ -12,7 +12,7 @@ from simpar.engine.faults import link_fault
 from simpar.engine.imbalance import Imbalance, Routing
 from simpar.engine.jitter import Noise
 from simpar.program.program import FloatArray, PriceTable
-from simpar.specs.model import TransformerSpec
+from simpar.specs.architecture import TokenModel
 from simpar.specs.scenario import Scenario
 from simpar.topology.cluster import Cluster
 
@@ -39,10 +39,10 @@ def contention_of(scenario: Scenario, latency_s: FloatArray) -> Contention:
 def routing_law(scenario: Scenario) -> Routing | None:
     """How tokens choose experts, where the scenario says that they do not spread evenly."""
     model, routing = scenario.model, scenario.training.routing
-    if not isinstance(model, TransformerSpec) or model.moe is None or routing.kind == "balanced":
+    if not isinstance(model, TokenModel) or model.moe is None or routing.kind == "balanced":
         return None
     return Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
-                   routing.capacity_factor)  # fmt: skip
+                   routing.capacity_factor, spread=routing.spread)  # fmt: skip
 
 
 def _routed_tokens(scenario: Scenario) -> int:

@@ -8,14 +8,15 @@ memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from statistics import NormalDist
+from typing import Literal, get_args
 
 import numpy as np
 
 from simpar.errors import InputError, Violation
 from simpar.program.program import FloatArray, IntArray, PriceTable, Program
 
-Distribution = Literal["uniform", "zipf", "counts"]
+Distribution = Literal["uniform", "lognormal", "zipf", "counts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,10 @@ class Routing:
         top_k: experts per token.
         distribution: "uniform": every expert is as likely (a router balanced by its loss; what is left is chance).
             "zipf": the r-th most popular expert is chosen in proportion to r^-exponent; which one that is differs from
-            layer to layer. "counts": in proportion to measured token counts.
+            layer to layer. "lognormal": popularities are the quantiles of a lognormal law, placed alike. "counts": in proportion to
+            measured token counts.
         exponent: of the Zipf law.
+        spread: standard deviation of the lognormal popularities over their mean.
         counts: measured tokens per expert, one per expert.
         capacity_factor: an expert takes at most ceil(capacity_factor x mean) tokens and drops the rest; None: dropless.
         source: where distribution and parameters come from, for the report.
@@ -41,16 +44,19 @@ class Routing:
     counts: tuple[float, ...] = ()
     capacity_factor: float | None = None
     source: str = "assumed"
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         experts, found = self.num_experts, []
         if not 1 <= self.top_k <= experts:
             found.append(Violation("routing.top_k", self.top_k, f"must be 1 to num_experts = {experts}"))
-        if self.distribution not in ("uniform", "zipf", "counts"):
-            right = "uniform, zipf or counts"
+        if self.distribution not in get_args(Distribution):
+            right = ", ".join(get_args(Distribution))
             found.append(Violation("routing.distribution", self.distribution, "is not known", right))
         if not (np.isfinite(self.exponent) and self.exponent >= 0.0):
             found.append(Violation("routing.exponent", self.exponent, "must be finite and not negative"))
+        if not (np.isfinite(self.spread) and self.spread >= 0.0):
+            found.append(Violation("routing.spread", self.spread, "must be finite and not negative"))
         measured = np.asarray(self.counts, dtype=np.float64)
         if self.distribution == "counts" and not (
             len(measured) == experts and np.isfinite(measured).all() and (measured >= 0.0).all() and measured.sum() > 0.0
@@ -69,6 +75,7 @@ class Routing:
         """
         weights = {
             "uniform": np.ones(self.num_experts),
+            "lognormal": self._lognormal(),
             "zipf": np.arange(1, self.num_experts + 1, dtype=np.float64) ** -self.exponent,
             "counts": np.asarray(self.counts, dtype=np.float64),
         }[self.distribution]
@@ -81,6 +88,13 @@ class Routing:
             if not over.any():
                 return chances
             sure |= over
+
+    def _lognormal(self) -> FloatArray:
+        """Popularities at the quantiles of a lognormal law whose standard deviation is `spread` times its mean."""
+        normal, sigma = NormalDist(), float(np.sqrt(np.log1p(self.spread**2)))
+        at = [normal.inv_cdf((i + 0.5) / self.num_experts) for i in range(self.num_experts)]
+        weights: FloatArray = np.exp(sigma * np.array(at))
+        return weights
 
     def rank_tokens(self, tokens: int, ep: int, layers: int, draws: int, seed: tuple[int, ...]) -> FloatArray:
         """Tokens that reach each expert-parallel rank: float array [layers, draws, ep].

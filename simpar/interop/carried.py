@@ -23,7 +23,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.meaning import meaning, model_meaning
 from simpar.specs.base import validate
 from simpar.specs.hardware import load_hardware
-from simpar.specs.models_io import load_model, model_from_table, model_names
+from simpar.specs.models_io import load_model, model_from_table, model_names, table_names
 from simpar.specs.scenario import Scenario, make_scenario
 
 _LINE: Final = re.compile(r"^\s*#\s*simpar:\s*([\w.]+)\s*=\s*(.*?)\s*$", re.M)
@@ -100,20 +100,26 @@ def carried(
     ]
     if refused or named:
         raise InputError([*refused, *named])
-    lines = [f"{path} = {json.dumps(value, ensure_ascii=False)}" for path, value in free.items()]
-    preset = next((n for n in model_names() if load_model(n) == scenario.model), None)
+    lines = [f"{path} = {_written(value)}" for path, value in free.items()]
+    preset = next((n for n in table_names() if load_model(n) == scenario.model), None)
     if preset is not None and read.model != scenario.model:
-        lines.append(f"model = {json.dumps(preset)}")
+        lines.append(f"model = {_written(preset)}")
     for part in _CONDITIONAL:
         if part == "model" and preset is not None:
             continue
         said, wrote = getattr(read, part).model_dump(mode="json"), getattr(scenario, part).model_dump(mode="json")
         for name, value in wrote.items():
             if value != said.get(name):
-                where = f"{_WHERE}{json.dumps(said.get(name), ensure_ascii=False)}"
-                condition = _BESIDE if wanted[f"{part}.{name}"] != found[f"{part}.{name}"] else where
-                lines.append(f"{part}.{name} = {json.dumps(value, ensure_ascii=False)}{condition}")
+                where = f"{_WHERE}{_written(said.get(name))}"
+                # A model's name and source are no part of its meaning.
+                condition = _BESIDE if wanted.get(f"{part}.{name}") != found.get(f"{part}.{name}") else where
+                lines.append(f"{part}.{name} = {_written(value)}{condition}")
     return [f"# simpar: {line}" for line in lines]
+
+
+def _written(value: Any) -> str:
+    """JSON on one line of printable characters, whatever a format takes for the end of a line."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in json.dumps(value, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:
@@ -191,7 +197,7 @@ def settled(reading: Reading, text: str, file: str = "", cluster: Mapping[str, A
     table = _table(reading, free)
     read = make_scenario(_without_none(table), file=file)
     if isinstance(table["model"], dict) and not any(path.startswith("model") for path in hints):
-        table["model"] = next((n for n in model_names() if _same_model(read, n)), table["model"])
+        table["model"] = next((n for n in table_names() if _same_model(read, n)), table["model"])
     table = _worded(table, read, hints, file)
     scenario = make_scenario(_without_none(table), file=file)
     return Imported(scenario.model_copy(update={"file": ""}), tuple(dict.fromkeys(reading.warnings)))

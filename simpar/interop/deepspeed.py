@@ -31,6 +31,7 @@ SAID: Final = frozenset({
     "plan.zero_stage", "plan.shard_size", "plan.schedule", "plan.recompute", "plan.offload", "plan.overlap_grad_reduce",
     "plan.placement", "training.global_batch_size", "training.micro_batch_size", "training.precision", "training.optimizer",
     "training.gradient_dtype", "training.sequence_length", "training.dropout", "training.compile", "training.routing",
+    "training.pure_bf16",
 })  # fmt: skip
 """Fields that the configuration or the comments of the launch script say, or that a rule below refuses."""
 FACTS: Final = frozenset({"plan.overlap_p2p", "plan.synchronous_optimizer", "plan.overlap_param_gather"})
@@ -39,7 +40,8 @@ PLAIN: Final[dict[str, Any]] = {
     "plan.virtual_stages": 1, "plan.microbatch_group_size": None, "plan.overlap_tp": False, "plan.overlap_ep": False,
     "plan.delay_wgrad": False, "plan.embedding_alone": None, "plan.first_stage_less_layers": None,
     "plan.last_stage_less_layers": None, "training.cuda_graphs": False, "training.cuda_graph_scope": None,
-    "training.trainable": "all", "training.lora_rank": None,
+    "training.trainable": "all", "training.lora_rank": None, "training.lora_modules": "attention", "training.lora_adapters": 1,
+    "training.base_weights": "auto", "training.optimizer_in_backward": False, "training.fused_kernels": False,
 }  # fmt: skip
 """Fields that DeepSpeed has no setting for, with the one value it runs."""
 
@@ -136,6 +138,8 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         "communication_data_type": gradient,
         "zero_optimization": _zero(scenario),
     }
+    if training.pure_bf16:
+        found["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if training.optimizer.startswith("sgd") and plan.zero_stage:
         found["zero_allow_untested_optimizer"] = True
     if recompute_of(scenario).granularity == "full":
@@ -172,6 +176,8 @@ def _zero(scenario: Scenario) -> dict[str, Any]:
             found["mics_shard_size"] = means["plan.shard_size"]
     if plan.offload.optimizer:
         found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if plan.offload.parameters:
+        found["offload_param"] = {"device": "cpu", "pin_memory": True}
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed, megatron, nanotron, torchtitan
 from simpar.registry import Registry
+from simpar.searching.abilities import launched_as
 from simpar.specs.scenario import Scenario
 
 Exporter = Callable[[Scenario], dict[str, str]]
@@ -27,6 +28,8 @@ FORMATS: Final[Registry[Exporter]] = Registry(
     },
 )
 """Name -> exporter."""
+_LAUNCHES: Final = {"megatron-core": "megatron", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "nanotron": "nanotron"}
+"""Framework whose limits are known -> its export format."""
 
 
 def export_files(name: str, scenario: Scenario) -> dict[str, str]:
@@ -37,6 +40,20 @@ def export_files(name: str, scenario: Scenario) -> dict[str, str]:
         InputError: everything of the scenario that the framework cannot run.
     """
     return FORMATS[name](scenario)
+
+
+def can_launch(scenario: Scenario) -> bool:
+    """Whether the scenario's own framework can run its plan, as its exporter sees it; true where no exporter knows.
+
+    What the framework cannot run of the model is the same for every layout and does not count.
+    """
+    name = _LAUNCHES.get(launched_as(scenario.framework), "")
+    try:
+        if name:
+            export_files(name, scenario)
+    except InputError as error:
+        return not any(v.field.startswith(("plan.", "training.")) for v in error.violations)
+    return True
 
 
 def check_model(name: str, scenario: Scenario) -> None:
@@ -75,4 +92,4 @@ def write_files(files: dict[str, str], out: Path, field: str = "--out") -> list[
     return list(targets)
 
 
-__all__ = ["FORMATS", "Exporter", "check_model", "export_files", "write_files"]
+__all__ = ["FORMATS", "Exporter", "can_launch", "check_model", "export_files", "write_files"]

@@ -6,7 +6,6 @@ of communication time during which compute kernels run too, |comm and comp| / |c
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -18,20 +17,38 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from simpar.errors import InputError
+from simpar.boundary import parse_json, read_text, reader
+from simpar.errors import InputError, Violation
 from simpar.interop.intervals import Interval, common, length, union
 from simpar.interop.profile_parts import Part
-from simpar.interop.read_file import read_text
 
 US: Final = 1e-6
 CLASSES: Final = ("gemm", "attention", "memory-bound", "nccl", "copy")
-_ATTENTION: Final = re.compile(r"flash|fmha|attention|attn|sdpa", re.IGNORECASE)
-_GEMM: Final = re.compile(r"gemm|cutlass|nvjet|wgmma|xmma|matmul|Cijk_|cublas(?!.*(?:splitKreduce))", re.IGNORECASE)
+_ATTENTION: Final = re.compile(r"flash|fmha|attention|attn|sdpa|compute_dot_do_o", re.IGNORECASE)
+_GEMM: Final = re.compile(
+    r"gemm|cutlass|nvjet|wgmma|xmma|matmul|Cijk_|cublas(?!.*(?:splitKreduce))|triton_(?:tem_\w*?|\w*_)?(?:add|b)?mm(?:_|\d|$)|grouped_mm",
+    re.IGNORECASE,
+)
+_COMMUNICATION: Final = (
+    (re.compile(r"deep_ep::|deepep|hybrid_ep", re.IGNORECASE), "all_to_all", "ep"),
+    (re.compile(r"(?:one_shot|two_shot|multimem)\w*all_?reduce|symm_mem\w*all_?reduce", re.IGNORECASE), "all_reduce", ""),
+    (re.compile(r"(?:multimem|symm_mem)\w*all_?gather", re.IGNORECASE), "all_gather", ""),
+    (re.compile(r"(?:multimem|symm_mem|one_shot|two_shot)\w*reduce_?scatter", re.IGNORECASE), "reduce_scatter", ""),
+    (re.compile(r"userbuffers\w*(?:_rs|reduce_?scatter)", re.IGNORECASE), "reduce_scatter", "tp"),
+    (re.compile(r"userbuffers\w*(?:_ag|all_?gather)", re.IGNORECASE), "all_gather", "tp"),
+    (re.compile(r"userbuffers\w*(?:push|pull|send|recv)", re.IGNORECASE), "send_recv", "tp"),
+    (re.compile(r"userbuffers", re.IGNORECASE), "all_reduce", "tp"),
+    (re.compile(r"nvshmem", re.IGNORECASE), "send_recv", ""),
+)
+"""Kernels that move data between GPUs without NCCL -> the collective, and the dimension that such a kernel serves where known."""
 _DTYPE_BYTES: Final = {
     "double": 8, "long": 8, "float": 4, "int": 4, "bfloat16": 2, "half": 2, "short": 2, "byte": 1, "char": 1, "bool": 1,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "uint8": 1, "int8": 1,
 }  # fmt: skip
 _INPUT_DTYPES: Final = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32"}
+_EXPECTED: Final = "torch.profiler's export_chrome_trace"
+_PLAIN_ARGS: Final = ("correlation", "External id", "stream", "Collective name", "dtype", "Group size")
+"""Of an event's arguments those that are compared with others'."""
 _LONE_SPREAD: Final = 0.05
 """Half width of the interval of a shape that ran once (assumed)."""
 
@@ -57,11 +74,16 @@ def kernel_class(name: str, category: str, args: Mapping[str, Any]) -> str:
     """The class of a device event by its category, collective metadata and name."""
     if category != "kernel":
         return "copy"
-    if "Collective name" in args or name.lower().startswith(("nccl", "rccl")):
+    if "Collective name" in args or name.lower().startswith(("nccl", "rccl")) or communication(name) is not None:
         return "nccl"
     if _ATTENTION.search(name):
         return "attention"
     return "gemm" if _GEMM.search(name) and "splitkreduce" not in name.lower() else "memory-bound"
+
+
+def communication(name: str) -> tuple[str, str] | None:
+    """(collective, dimension or "") of a kernel that talks to other GPUs without NCCL; none for all others."""
+    return next(((kind, dimension) for pattern, kind, dimension in _COMMUNICATION if pattern.search(name)), None)
 
 
 def collective_name(name: str) -> str:
@@ -87,14 +109,32 @@ def trace_events(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any]
         InputError: not such a file.
     """
     file = str(path)
-    try:
-        trace = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}:{error.lineno}: not JSON: {error.msg}; expected torch.profiler's export_chrome_trace") from None
+    trace = parse_json(read_text(path), file, _EXPECTED)
     events = trace.get("traceEvents") if isinstance(trace, dict) else trace
     if not isinstance(events, list):
-        raise InputError(f"{file}: traceEvents is missing; expected torch.profiler's export_chrome_trace")
-    return [e for e in events if isinstance(e, dict) and e.get("ph") == "X"], trace if isinstance(trace, dict) else {}
+        raise InputError(f"{file}: traceEvents is missing; expected {_EXPECTED}")
+    whole = trace if isinstance(trace, dict) else {}
+    if not isinstance(info := whole.get("distributedInfo") or {}, dict):
+        raise InputError([Violation("distributedInfo", info, "must be an object", "as torch.profiler writes it", file)])
+    return [e for i, e in enumerate(events) if isinstance(e, dict) and e.get("ph") == "X" and _checked(e, i, file)], whole
+
+
+def _checked(event: dict[str, Any], index: int, file: str) -> bool:
+    """That what is read of an event has the type it is read with.
+
+    Raises:
+        InputError: it has not.
+    """
+    args = event.get("args")
+    if args is None:
+        event["args"] = {}
+        return True
+    if not isinstance(args, dict):
+        raise InputError([Violation(f"traceEvents[{index}].args", args, "must be an object", "", file)])
+    for place, name, value in (*((".args", n, args.get(n)) for n in _PLAIN_ARGS), ("", "tid", event.get("tid"))):
+        if not isinstance(value, int | float | str | None):
+            raise InputError([Violation(f"traceEvents[{index}]{place}.{name}", value, "must be a number or a text", "", file)])
+    return True
 
 
 def span(event: Mapping[str, Any], file: str) -> Interval:
@@ -194,9 +234,19 @@ def _gemm_shape(event: Mapping[str, Any]) -> tuple[tuple[int, int, int], str] | 
     if skip is None or not isinstance(dims, list) or not isinstance(types, list) or len(dims) < skip + 2 or len(types) < skip + 1:
         return None
     a, b, dtype = dims[skip], dims[skip + 1], _INPUT_DTYPES.get(str(types[skip]))
-    if dtype is None or len(a) != 2 or len(b) != 2 or a[1] != b[0] or not all(isinstance(d, int) and d > 0 for d in (*a, *b)):
+    if (
+        dtype is None
+        or not _is_matrix(a)
+        or not _is_matrix(b)
+        or a[1] != b[0]
+        or not all(isinstance(d, int) and d > 0 for d in (*a, *b))
+    ):
         return None
     return (a[0], b[1], a[1]), dtype
+
+
+def _is_matrix(dims: object) -> bool:
+    return isinstance(dims, list) and len(dims) == 2 and all(isinstance(d, int) and d > 0 for d in dims)
 
 
 def _gemm_points(events: Sequence[Mapping[str, Any]], kernels: Sequence[Kernel], file: str) -> list[dict[str, Any]]:
@@ -236,6 +286,7 @@ def _spread(times: Sequence[float]) -> float:
     return max(0.02, (deciles[8] - deciles[0]) / 2 / median(times))
 
 
+@reader("path", _EXPECTED)
 def read(path: str | Path) -> Part:
     """What the trace at `path` (.json or .json.gz) shows.
 

@@ -1,7 +1,7 @@
 """A Kineto (torch.profiler) trace as the slices of one rank's steps, for a comparison with the predicted timeline.
 
 Steps are the profiler's own (`ProfilerStep#N`, from `profiler.step()`); a trace without them is one step. A trace of a GPU gives
-its kernels; one of a CPU its innermost ops and gloo's collectives, for which the time between ops is the host's.
+its kernels; one of a CPU what its ops do themselves and gloo's collectives, for which the time between ops is the host's.
 """
 
 from __future__ import annotations
@@ -16,27 +16,31 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.boundary import reader
 from simpar.errors import InputError
 from simpar.interop.intervals import Interval
 from simpar.interop.kineto import (
     Kernel,
     collective_bytes,
     collective_name,
+    communication,
     device_kernels,
     kernel_class,
     span,
     trace_events,
 )  # fmt: skip
+from simpar.live.trace_diff import MeasuredTrace
+from simpar.live.trace_slices import Slice
 from simpar.parallel.layout import Layout
-from simpar.validation.trace_diff import MeasuredTrace
-from simpar.validation.trace_slices import Slice
 
 _STEP: Final = re.compile(r"^ProfilerStep#(\d+)")
 _OPTIMIZER: Final = re.compile(r"multi_tensor_apply|fused_?adam|adamw?_kernel", re.IGNORECASE)
 _NORM: Final = re.compile(r"(?:rms|layer)_?norm", re.IGNORECASE)
 _LOSS: Final = re.compile(r"nll_loss|cross_entropy|(?:cunn_|log_?)softmax", re.IGNORECASE)
+_PERMUTE: Final = re.compile(r"permut|scatter_gather_elementwise|radixsort|index_elementwise|moe_align|sort_chunks", re.IGNORECASE)
 _CPU_GEMM: Final = re.compile(r"^aten::(mm|addmm|bmm|baddbmm|_grouped_mm|mkldnn_linear|mv|dot)$|^mkldnn::")
 _CPU_ATTENTION: Final = re.compile(r"^aten::_(scaled_dot_product|flash_attention|efficient_attention)")
+_COMPUTES: Final = re.compile(r"^(?!autograd::|c10d::|fsdp::|profiler::)\w+::")
 _CPU_COLLECTIVE: Final = re.compile(r"^(?:gloo|mpi|ucc|fake):(\w+)$")
 _KIND: Final = {"gemm": "gemm", "attention": "attention", "memory-bound": "memory_bound", "copy": "copy"}
 _WIDTH: Final = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4}
@@ -51,6 +55,7 @@ _GROUPS: Final = (
 _TOP: Final = 12
 
 
+@reader("path", "torch.profiler's export_chrome_trace")
 def read_steps(path: str | Path, layout: Layout, rank: int | None = None) -> MeasuredTrace:
     """Steps of the trace at `path`.
 
@@ -111,6 +116,11 @@ class _Groups:
             if isinstance(item, dict):
                 self.config[str(item.get("pg_name"))] = item
 
+    @property
+    def used(self) -> set[str]:
+        """Dimensions that the layout has groups of."""
+        return {name for names in self.sizes.values() for name in names}
+
     def dimension(self, collective: str, args: Mapping[str, Any]) -> str:
         """By its ranks, its description, its size, or what only one dimension of the layout does."""
         config = self.config.get(str(args.get("Process Group Name")), {})
@@ -118,7 +128,7 @@ class _Groups:
         if ranks in self.members:
             return self.members[ranks]
         text = f"{args.get('Process Group Description', '')} {config.get('pg_desc', '')}".lower()
-        used = {name for names in self.sizes.values() for name in names}
+        used = self.used
         for name, word in _DESCRIBED:
             if name in used and (word in text or re.search(rf"(?<![a-z]){name}(?![a-z])", text)):
                 return name
@@ -142,9 +152,7 @@ def _ranks(value: object) -> tuple[int, ...]:
 
 def _annotations(events: Iterable[Mapping[str, Any]], file: str, wanted: str) -> list[Interval]:
     """Spans of the host's annotations that begin with `wanted`, by start."""
-    return sorted(
-        span(e, file) for e in events if e.get("cat") == "user_annotation" and str(e.get("name", "")).startswith(wanted)
-    )
+    return sorted(span(e, file) for e in events if e.get("cat") == "user_annotation" and str(e.get("name", "")).startswith(wanted))
 
 
 def _inside(spans: Sequence[Interval], moment: float) -> bool:
@@ -167,8 +175,8 @@ def _gpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tup
 
 
 def kernel_kind(name: str) -> str:
-    """Kind of a kernel by its name alone: a compute class, of memory-bound ones norm and loss apart, copy, or nccl."""
-    for kind, pattern in (("optimizer", _OPTIMIZER), ("norm", _NORM), ("loss", _LOSS)):
+    """Kind of a kernel by its name alone: a compute class, of memory-bound ones norm, loss and permutes apart, copy, or nccl."""
+    for kind, pattern in (("optimizer", _OPTIMIZER), ("norm", _NORM), ("loss", _LOSS), ("permute", _PERMUTE)):
         if pattern.search(name):
             return kind
     lower = name.lower()
@@ -178,6 +186,9 @@ def kernel_kind(name: str) -> str:
 def _gpu_slice(kernel: Kernel, ready: float | None, groups: _Groups, in_optimizer: bool) -> Slice:
     lane = f"stream {kernel.stream}"
     if kernel.kind == "nccl":
+        if (own := communication(kernel.name)) is not None and "Collective name" not in kernel.args:
+            dimension = own[1] if own[1] in groups.used else groups.dimension(own[0], kernel.args)
+            return Slice(kernel.start_s, kernel.end_s, dimension, own[0], lane, collective=own[0], ready_s=ready)
         raw = str(kernel.args.get("Collective name") or re.sub(r"^(?:nccl|rccl)(?:Dev)?Kernel_([A-Za-z]+).*", r"\1", kernel.name))
         name = collective_name(raw)
         # An all-to-all runs as sends and receives too; a batch of them calls itself "coalesced".
@@ -191,7 +202,7 @@ def _gpu_slice(kernel: Kernel, ready: float | None, groups: _Groups, in_optimize
 
 
 def _cpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tuple[list[Slice], list[str]]:
-    """Innermost ops of every thread; ready when they start, as the host is the device."""
+    """What the ops of every thread do themselves; ready when they start, as the host is the device."""
     optimizer = _annotations(events, file, "Optimizer.step")
     threads: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
     found: list[Slice] = []
@@ -204,7 +215,7 @@ def _cpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tup
             start, end = span(event, file)
             threads[event.get("tid")].append((start, end, name))
     for tid, spans in threads.items():
-        for start, end, name in _innermost(spans):
+        for start, end, name in _own_time(spans):
             if name.startswith("c10d::") or end <= start:
                 continue  # issues a collective; the time on the wire is an event of its own
             kind = "optimizer" if _inside(optimizer, start) else "memory_bound"
@@ -212,7 +223,7 @@ def _cpu(events: Sequence[Mapping[str, Any]], file: str, groups: _Groups) -> tup
             found.append(Slice(start, end, kind, name, f"thread {tid}", ready_s=start))
     if not found:
         raise InputError(f"{file}: no kernels (cat = kernel) and no ops (cat = cpu_op); expected a trace of torch.profiler")
-    notes = ["a trace without kernels: the innermost ops of the CPU are compared, the time between them is the host's"]
+    notes = ["a trace without kernels: what the CPU's ops do themselves is compared, the time between them is the host's"]
     if groups.unknown:
         notes.append(f"collectives of no group of the layout: {', '.join(sorted(groups.unknown))}")
     return sorted(found, key=lambda s: (s.start_s, s.end_s)), notes
@@ -230,19 +241,38 @@ def _cpu_collective(event: Mapping[str, Any], raw: str, when: Interval, groups: 
     return Slice(*when, groups.dimension(name, args), name, "gloo", collective=name, bytes=size, ready_s=when[0])
 
 
-def _innermost(spans: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Those of one thread's nested spans that hold no other; products and attention whole, with what they call."""
-    spans.sort(key=lambda s: (s[0], -s[1]))
+def _own_time(spans: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """What each of one thread's nested ops does itself: its span without those of the ops that it calls.
+
+    Products and attention count whole, with what they call. Of autograd's nodes and other annotations, which compute nothing,
+    only what they call counts: the rest is the host's.
+    """
     found: list[tuple[float, float, str]] = []
-    whole = float("-inf")
-    for own, following in zip(spans, [*spans[1:], (float("inf"), float("inf"), "")], strict=True):
-        if own[0] < whole:
+    open_: list[tuple[float, str]] = []
+    at = whole = float("-inf")
+
+    def until(moment: float) -> None:
+        """The time from `at` to `moment` belongs to the ops that are open, the innermost first."""
+        nonlocal at
+        while open_:
+            end, name = open_[-1]
+            last = min(end, moment)
+            if last > at + 1e-12 and _COMPUTES.match(name):
+                found.append((at, last, name))
+            at = max(at, last)
+            if end > moment:
+                return
+            open_.pop()
+        at = max(at, moment)
+
+    for begin, end, name in sorted(spans, key=lambda s: (s[0], -s[1])):
+        if begin < whole:
             continue
-        if _CPU_GEMM.match(own[2]) or _CPU_ATTENTION.match(own[2]):
-            whole = own[1]
-        elif following[0] < own[1] - 1e-12:
-            continue
-        found.append(own)
+        until(begin)
+        if _CPU_GEMM.match(name) or _CPU_ATTENTION.match(name):
+            whole = end
+        open_.append((end, name))
+    until(float("inf"))
     return found
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.boundary import reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.megatron_flags import Flags
@@ -18,6 +19,7 @@ _STYLES: Final = {**{v: k for k, v in CP_STYLES.items()}, "allgather": "all_gath
 _KERNELS: Final = {"fused": "cudnn", "flash": "fa2", "unfused": "unfused", "local": "unfused"}
 
 
+@reader("file", "a launch script of Megatron-LM")
 def load(
     text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, variables: dict[str, str] | None = None
 ) -> Imported:
@@ -135,7 +137,7 @@ def _plan(f: Flags) -> dict[str, Any]:
     plan |= _stages(f, pp)
     ep = f.number("expert-model-parallel-size", 1)
     etp = f.number("expert-tensor-parallel-size", tp)
-    if f.has("num-experts"):
+    if f.number("num-experts", 0) > 1:
         plan |= {"ep": ep, "etp": etp, **_exchange(f, ep)}
     plan["overlap_tp"] = f.on("tp-comm-overlap") and tp > 1
     plan |= _states(f, plan)

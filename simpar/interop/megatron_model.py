@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from simpar.interop.megatron_flags import Flags
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model, model_names
+from simpar.specs.models_io import load_model, table_names
 
 _NUMBERS: Final = (
     ("num-layers", "num_hidden_layers"),
@@ -153,7 +153,7 @@ def _fitting_preset(table: dict[str, Any]) -> str | None:
     """The shipped model that differs from `table` in the vocabulary (and the reach of its positions) at most."""
     free = {"vocab_size": None, "max_position_embeddings": None, "head_dim": None}
     wanted = {**TransformerSpec(**table).model_dump(), **free}
-    for name in model_names():
+    for name in table_names():
         preset = load_model(name)
         if isinstance(preset, TransformerSpec):
             found = {**preset.model_dump(), **free}
@@ -203,7 +203,8 @@ def _table(f: Flags) -> dict[str, Any]:
         table["num_nextn_predict_layers"] = mtp
     if mla is not None:
         table |= {"mla": mla, "head_dim": mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"]}
-    if experts := f.number("num-experts", 0):
+    # One expert is the dense MLP: the idiom of Megatron-DeepSpeed's scripts for "none".
+    if (experts := f.number("num-experts", 0)) > 1:
         table["moe"] = _read_moe(f, experts, inner, layers)
     return table
 

@@ -6,20 +6,25 @@ pp from the fastest on, with experts tp, cp, pp, dp (parallel/context.py), and h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import ConfigDict, Field
+
+from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop import yaml_subset
 from simpar.interop.carried import Imported, Reading, carried, settled
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
 from simpar.interop.meaning import meaning, recompute_of, schedule_name, semantics, stage_counts
+from simpar.specs.base import Spec, validate
 from simpar.specs.checks import resolved_dp
 from simpar.specs.layer_split import split_by_cost
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
+Positive = Annotated[int, Field(gt=0)]
 _ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SHAPE: Final = (
@@ -31,6 +36,12 @@ _FACTS: Final = frozenset({
     "training.compile", "training.cross_entropy",
 })  # fmt: skip
 """What nanotron's runtime always does, whatever a scenario assumes of it."""
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
+_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+"""Words that YAML does not take for a text."""
+_ESCAPED: Final = {'"': '\\"', "\\": "\\\\"}
 
 
 def cost_split(model: TransformerSpec, stages: int) -> tuple[int, ...]:
@@ -154,68 +165,136 @@ def _model(model: TransformerSpec) -> dict[str, Any]:
     return table
 
 
+class _Table(Spec):
+    """A table of the file; what is not read here is nanotron's own business."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Parallelism(_Table):
+    dp: Positive = 1
+    pp: Positive = 1
+    tp: Positive = 1
+    context_parallel_size: Positive = 1
+    expert_parallel_size: Positive = 1
+    pp_engine: str = "afab"
+    tp_mode: str = "ALL_REDUCE"
+    recompute_layer: bool = False
+
+
+class _Experts(_Table):
+    num_experts: Positive
+    top_k: Positive = 2
+
+
+class _ModelConfig(_Table):
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    vocab_size: Positive
+    num_key_value_heads: Positive | None = None
+    max_position_embeddings: Positive | None = None
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+    hidden_act: str = "silu"
+    sliding_window_size: Positive | None = None
+    moe_config: _Experts | None = None
+
+
+class _Model(_Table):
+    model_config_: _ModelConfig = Field(alias="model_config")
+    dtype: str = "bfloat16"
+
+
+class _Factory(_Table):
+    name: str = "adamW"
+
+
+class _Optimizer(_Table):
+    zero_stage: Annotated[int, Field(ge=0)] = 0
+    accumulate_grad_in_fp32: bool = True
+    optimizer_factory: _Factory = _Factory()
+
+
+class _Tokens(_Table):
+    micro_batch_size: Positive
+    sequence_length: Positive
+    batch_accumulation_per_replica: Positive = 1
+
+
+class _File(_Table):
+    """What is read of a configuration (nanotron src/nanotron/config/config.py)."""
+
+    parallelism: _Parallelism
+    model: _Model
+    tokens: _Tokens
+    optimizer: _Optimizer = _Optimizer()
+
+
 def read_config(text: str, file: str = "") -> Reading:
-    """What a configuration says by itself; settings that a scenario does not have are told."""
-    table = yaml_subset.parse(text, file or "the configuration")
+    """What a configuration says by itself.
+
+    Raises:
+        InputError: no configuration of nanotron, or every key that is missing or of another kind, together.
+    """
+    table = parse_yaml(text, file or "the configuration")
     if not isinstance(table, dict) or not {"parallelism", "model", "tokens"} <= set(table):
         right = "parallelism, model and tokens"
         raise InputError([Violation("file", file or "-", "is no configuration of nanotron", right)])
-    parallel, tokens, optimizer = table["parallelism"], table["tokens"], table.get("optimizer") or {}
+    said = validate(_File, {k: v for k, v in table.items() if v is not None or k != "optimizer"}, file=file)
+    parallel, tokens, optimizer = said.parallelism, said.tokens, said.optimizer
     reading = Reading({"name": Path(file).stem if file else "imported", "framework": "nanotron", "cluster": {}})
-    reading.table["model"] = _read_model(table["model"].get("model_config") or {})
+    reading.table["model"] = model = _read_model(said.model.model_config_, file)
     names = {engine: name for name, engine in _ENGINES.items()}
-    pp, tp = int(parallel.get("pp", 1)), int(parallel.get("tp", 1))
     plan: dict[str, Any] = {
-        "dp": int(parallel.get("dp", 1)),
-        "pp": pp,
-        "tp": tp,
-        "cp": int(parallel.get("context_parallel_size", 1)),
-        "schedule": names.get(str(parallel.get("pp_engine", "afab")).lower(), "gpipe"),
-        "sequence_parallel": str(parallel.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER" or tp == 1,
-        "zero_stage": int(optimizer.get("zero_stage", 0)),
-        "recompute": "full" if parallel.get("recompute_layer") else "none",
+        "dp": parallel.dp,
+        "pp": parallel.pp,
+        "tp": parallel.tp,
+        "cp": parallel.context_parallel_size,
+        "schedule": names.get(parallel.pp_engine.lower(), "gpipe"),
+        "sequence_parallel": parallel.tp_mode.upper() == "REDUCE_SCATTER" or parallel.tp == 1,
+        "zero_stage": optimizer.zero_stage,
+        "recompute": "full" if parallel.recompute_layer else "none",
     }
-    model = reading.table["model"]
     plan["placement"] = placement(experts="moe" in model)
     if "moe" in model:
-        plan |= {
-            "ep": int(parallel.get("expert_parallel_size", 1)),
-            "etp": 1 if parallel.get("expert_parallel_size", 1) > 1 else tp,
-        }
-    if pp > 1:
-        plan["layers_per_stage"] = list(cost_split(TransformerSpec(**model), pp))
+        plan |= {"ep": parallel.expert_parallel_size, "etp": 1 if parallel.expert_parallel_size > 1 else parallel.tp}
+    if parallel.pp > 1:
+        plan["layers_per_stage"] = list(cost_split(validate(TransformerSpec, model, file=file, prefix="model"), parallel.pp))
     reading.table["plan"] = plan
-    micro = int(tokens["micro_batch_size"])
-    dtype = {v: k for k, v in _DTYPES.items()}.get(str(table["model"].get("dtype", "bfloat16")), "bf16")
-    name = str((optimizer.get("optimizer_factory") or {}).get("name", "adamW")).lower()
+    dtype = {v: k for k, v in _DTYPES.items()}.get(said.model.dtype, "bf16")
     reading.table["training"] = {
-        "sequence_length": int(tokens["sequence_length"]),
-        "micro_batch_size": micro,
-        "global_batch_size": micro * int(tokens.get("batch_accumulation_per_replica", 1)) * plan["dp"],
+        "sequence_length": tokens.sequence_length,
+        "micro_batch_size": tokens.micro_batch_size,
+        "global_batch_size": tokens.micro_batch_size * tokens.batch_accumulation_per_replica * parallel.dp,
         "precision": dtype,
-        "optimizer": "sgd" if name == "sgd" else "adamw",
-        "gradient_dtype": "fp32" if optimizer.get("accumulate_grad_in_fp32", True) else dtype,
+        "optimizer": "sgd" if optimizer.optimizer_factory.name.lower() == "sgd" else "adamw",
+        "gradient_dtype": "fp32" if optimizer.accumulate_grad_in_fp32 else dtype,
     }
     return reading
 
 
-def _read_model(table: dict[str, Any]) -> dict[str, Any]:
-    hidden, heads = int(table["hidden_size"]), int(table["num_attention_heads"])
-    found: dict[str, Any] = {name: table[name] for name in _SHAPE if table.get(name) is not None}
+def _read_model(config: _ModelConfig, file: str) -> dict[str, Any]:
+    heads = config.num_attention_heads
+    if config.hidden_size < heads:
+        rule = f"must be at least num_attention_heads ({heads})"
+        raise InputError([Violation("model.model_config.hidden_size", config.hidden_size, rule, "a multiple of it", file)])
+    found: dict[str, Any] = {name: value for name in _SHAPE if (value := getattr(config, name)) is not None}
     found.setdefault("num_key_value_heads", heads)
-    found |= {"head_dim": hidden // heads, "activation": table.get("hidden_act", "silu")}
-    if table.get("sliding_window_size"):
-        found["sliding_window"] = table["sliding_window_size"]
-    if moe := table.get("moe_config"):
-        width = found["intermediate_size"]
+    found |= {"head_dim": config.hidden_size // heads, "activation": config.hidden_act}
+    if config.sliding_window_size:
+        found["sliding_window"] = config.sliding_window_size
+    if config.moe_config is not None:
         found["moe"] = {
-            "num_experts": moe["num_experts"],
-            "num_experts_per_tok": moe.get("top_k", 2),
-            "moe_intermediate_size": width,
+            "num_experts": config.moe_config.num_experts,
+            "num_experts_per_tok": config.moe_config.top_k,
+            "moe_intermediate_size": config.intermediate_size,
         }
     return found
 
 
+@reader("file", "a configuration of nanotron, YAML")
 def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None) -> Imported:
     """The scenario of a configuration.
 
@@ -246,7 +325,14 @@ def _scalar(value: Any) -> str:
         # YAML 1.1 takes 1e-08 for a string: a mantissa with a point makes it a number.
         text = repr(value)
         return text if "." in text.split("e")[0] else text.replace("e", ".0e")
-    return f'"{value.replace(chr(34), chr(39))}"' if isinstance(value, str) and not value.replace("_", "").isalnum() else str(value)
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
+    return str(value)
+
+
+def _quoted(text: str) -> str:
+    """In double quotes on one line, whatever the text holds."""
+    return '"' + "".join(_ESCAPED.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
 
 
 def export(scenario: Scenario) -> dict[str, str]:

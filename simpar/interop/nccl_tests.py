@@ -6,16 +6,15 @@ for out-of-place and again for in-place, after size, count, type and, by version
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.boundary import parse_json, read_text, reader
 from simpar.costs.collectives import ALIASES, COLLECTIVES
 from simpar.errors import InputError, Violation
 from simpar.interop.profile_parts import Part
-from simpar.interop.read_file import read_text
 from simpar.interop.tune_collectives import CollectiveSeries, fit
 
 _RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
@@ -168,6 +167,7 @@ def _name_in(stem: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+@reader("path", "the output of nccl-tests, text or -J")
 def read(path: str | Path, *, collective: str = "", ranks: int = 0, nodes: int = 0) -> Part:
     """The measured collectives in the nccl-tests output at `path`, text (one table or more) or JSON.
 
@@ -182,10 +182,7 @@ def read(path: str | Path, *, collective: str = "", ranks: int = 0, nodes: int =
     if collective and not _name(collective):
         raise InputError([Violation("--collective", collective, "unknown", f"one of {', '.join(COLLECTIVES)}")])
     if text.lstrip().startswith("{"):
-        try:
-            runs = [_json_run(json.loads(text), file)]
-        except json.JSONDecodeError as error:
-            raise InputError(f"{file}:{error.lineno}: not JSON: {error.msg}; expected the file of nccl-tests -J") from None
+        runs = [_json_run(parse_json(text, file, "the file of nccl-tests -J"), file)]
     else:
         runs = _text_runs(text, file)
     series: list[CollectiveSeries] = []

@@ -13,15 +13,23 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
+from simpar.boundary import MOST_CONFIG_BYTES, read_text, reader
 from simpar.errors import InputError
 from simpar.interop.nvidia_topo import NodeFacts, part_of, rate
 from simpar.interop.profile_parts import Part
-from simpar.interop.read_file import read_text
 
 Element = ElementTree.Element
 
 _GENERATION: Final = {
-    70: "volta", 80: "ampere", 86: "ampere", 89: "ada", 90: "hopper", 100: "blackwell", 103: "blackwell", 120: "blackwell"}
+    70: "volta",
+    80: "ampere",
+    86: "ampere",
+    89: "ada",
+    90: "hopper",
+    100: "blackwell",
+    103: "blackwell",
+    120: "blackwell",
+}
 _LINK_BYTES_PER_S: Final = {70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9, 103: 50e9}
 """One NVLink, one direction: NVLink 2 to 4 25 GB/s, NVLink 5 50 GB/s (NVIDIA white papers of V100, A100, H100, B200)."""
 _SWITCH_CLASS: Final = "0x0680"
@@ -62,7 +70,7 @@ def pcie_bytes_per_s(speed: str | None, width: str | None) -> float | None:
 
 def _root(path: str | Path) -> Element:
     file = str(path)
-    text = read_text(path)
+    text = read_text(path, MOST_CONFIG_BYTES)
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise InputError(f"{file}: declares entities; expected plain <system><cpu>... of NCCL_TOPO_DUMP_FILE")
     try:
@@ -113,6 +121,7 @@ def _pcie(gpus: list[tuple[Element, tuple[Element, ...]]]) -> float | None:
     return min(rates) if rates else None
 
 
+@reader("path", "the file of NCCL_TOPO_DUMP_FILE")
 def read(path: str | Path) -> Part:
     """The node in the NCCL topology file at `path`.
 

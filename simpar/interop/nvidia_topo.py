@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.boundary import MOST_CONFIG_BYTES, read_text, reader
 from simpar.errors import InputError
 from simpar.interop.profile_parts import Part, measured
-from simpar.interop.read_file import read_text
 
 _CELL: Final = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")
 _GPU: Final = re.compile(r"^GPU\d+$")
@@ -140,6 +140,7 @@ def _matrix(lines: Sequence[str], start: int, names: Sequence[str], file: str) -
     return rows
 
 
+@reader("path", "the output of nvidia-smi topo -m")
 def read(path: str | Path) -> Part:
     """The node that the output of `nvidia-smi topo -m` at `path` shows.
 
@@ -147,7 +148,7 @@ def read(path: str | Path) -> Part:
         InputError: not such output, with the line and what was expected.
     """
     file = str(path)
-    lines = re.sub(r"\x1b\[[\d;]*m", "", read_text(path)).splitlines()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", read_text(path, MOST_CONFIG_BYTES)).splitlines()
     start, names = _header(lines, file)
     rows = _matrix(lines, start, names, file)
     gpus = [name for name in names if _GPU.match(name)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simpar.boundary import reader
 from simpar.errors import InputError, Violation
 from simpar.interop.tune_collectives import CollectiveSeries, tune
 from simpar.specs.base import read_toml, validate
@@ -123,6 +124,7 @@ def write_part(part: Part, path: Path) -> None:
     write_toml(part.to_json(), path, f"Written by `simpar import {part.kind}`; join it with `simpar import merge`.")
 
 
+@reader("path", "a part that `simpar import ... --out` wrote")
 def read_part(path: str | Path) -> Part:
     """The part that `write_part` wrote at `path`.
 
@@ -180,7 +182,9 @@ def _links(base: HardwareProfile, part: Part) -> tuple[Table, list[str]]:
             notes.append(f"{part.source}: {links} NVLinks a GPU, but {base.name} has no rate of a link; its bandwidth is kept")
     elif "bandwidth" not in up and not links and old.links_per_gpu:
         pcie = over.get("node", {}).get("pcie_bandwidth") or {
-            "value": f"{base.node.pcie_bandwidth.value!r} B/s", "source": base.node.pcie_bandwidth.source}
+            "value": f"{base.node.pcie_bandwidth.value!r} B/s",
+            "source": base.node.pcie_bandwidth.source,
+        }
         up["bandwidth"] = measured(pcie["value"], f"no NVLink ({part.source}): the PCIe link, {pcie['source']}", "derived")
     over["scale_up"] = up
     return over, notes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from simpar.specs.models_io import load_model, model_names
+from simpar.specs.models_io import load_model, table_names
 from simpar.specs.scenario import Scenario
 
 
@@ -35,18 +36,32 @@ def _differences(spec: BaseModel, keep: tuple[str, ...] = ()) -> dict[str, Any]:
             continue
         if value is None:
             continue
-        found[name] = _differences(value, _required(value)) if isinstance(value, BaseModel) else value
+        found[name] = _plain(value)
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Specs at any depth as tables."""
+    if isinstance(value, BaseModel):
+        return _differences(value, _required(value))
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _required(spec: BaseModel) -> tuple[str, ...]:
     """Fields that a reader looks for: those without a default, and the kind of recomputation."""
-    return (*(name for name, field in type(spec).model_fields.items() if field.is_required()), "granularity")
+    return (*(name for name, field in type(spec).model_fields.items() if field.is_required()), "granularity", *_kind(spec))
+
+
+def _kind(spec: BaseModel) -> tuple[str, ...]:
+    """The field that tells a spec from others in its place; a model without it is a transformer."""
+    return ("kind",) if getattr(spec, "kind", "transformer") != "transformer" else ()
 
 
 def model_text(scenario: Scenario) -> str | dict[str, Any]:
     """The name of the preset that the model is, or its table."""
-    for name in model_names():
+    for name in table_names():
         if load_model(name) == scenario.model:
             return name
     return _differences(scenario.model, _required(scenario.model))

@@ -11,6 +11,7 @@ import shlex
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from simpar.errors import InputError
 from simpar.interop.shell_conditions import holds
 from simpar.interop.shell_words import Expander, Token, Variables, tokens
 
@@ -18,6 +19,7 @@ _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=(.*)", re.S)
 _DECLARE = frozenset({"export", "local", "declare", "readonly", "typeset"})
 _ENDS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}", ")", ";;"})
 _MOST_COMMANDS = 20_000
+_MOST_CHARACTERS = 1_000_000
 
 
 @dataclass
@@ -251,6 +253,10 @@ class _Run:
         else:
             text = self.expand.text(raw)
             variables[name] = [" ".join(variables.get(name, [])) + text] if plus else [text]
+        if sum(map(len, variables[name])) > _MOST_CHARACTERS:
+            raise InputError(
+                f"{self.file}: the variable {name} grows beyond {_MOST_CHARACTERS:,} characters; expected a launch script"
+            )
 
     def _substitute(self, text: str) -> str:
         """$(...): what needs no other program."""

@@ -14,10 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.boundary import parse_yaml, read_text, reader
 from simpar.errors import InputError
 from simpar.interop.profile_parts import Part
-from simpar.interop.read_file import read_text
-from simpar.interop.yaml_subset import parse
 
 _PAIR: Final = re.compile(r"(\w+)\s*=\s*(\S+)")
 _BRACKET: Final = re.compile(r"\[([^\]]*)\]")
@@ -118,7 +117,7 @@ def _chosen(topologies: Any, file: str) -> Mapping[str, Any]:
 
 def _yaml(text: str, file: str) -> tuple[list[Switch], list[tuple[str, tuple[str, ...]]], list[int]]:
     """The same of the default topology of a topology.yaml."""
-    topology = _chosen(parse(text, file), file)
+    topology = _chosen(parse_yaml(text, file), file)
     where = f"{file}: topology {topology['topology']!r}"
     tree, block = topology.get("tree"), topology.get("block")
     try:
@@ -226,6 +225,7 @@ def _block_part(blocks: Sequence[tuple[str, tuple[str, ...]]], sizes: Sequence[i
     return Part("slurm", file, {"fabric": fabric}, (), "", facts, tuple(notes))
 
 
+@reader("path", "Slurm's topology.conf or topology.yaml")
 def read(path: str | Path) -> Part:
     """The fabric in the Slurm topology file at `path`; YAML by its ending (.yaml, .yml).
 
@@ -233,8 +233,8 @@ def read(path: str | Path) -> Part:
         InputError: not such a file; every wrong line together.
     """
     file, text = str(path), read_text(path)
-    reader = _yaml if Path(path).suffix in (".yaml", ".yml") else _conf
-    switches, blocks, sizes = reader(text, file)
+    parse = _yaml if Path(path).suffix in (".yaml", ".yml") else _conf
+    switches, blocks, sizes = parse(text, file)
     if not switches and not blocks:
         raise InputError(f"{file}: neither switches nor blocks; expected SwitchName=... Nodes=... or BlockName=... Nodes=...")
     return _tree_part(switches, file) if switches else _block_part(blocks, sizes, file)

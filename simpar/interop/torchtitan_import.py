@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.boundary import parse_toml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.stage_cuts import split_fields
@@ -38,6 +38,7 @@ def schedule_names() -> dict[str, str]:
     return found
 
 
+@reader("file", "a TOML file of torchtitan up to v0.2.2")
 def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None) -> Imported:
     """The scenario of a TOML configuration.
 
@@ -53,11 +54,8 @@ def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: i
 
 def read_config(text: str, file: str = "") -> Reading:
     """What a configuration says by itself."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        right = "a TOML file of torchtitan up to v0.2.2 (later configurations are Python)"
-        raise InputError(f"{file or 'the configuration'}: not valid TOML: {error}; expected {right}") from None
+    right = "a TOML file of torchtitan up to v0.2.2 (later configurations are Python)"
+    table = parse_toml(text, file or "the configuration", right)
     if "model" not in table or not {"training", "parallelism"} & set(table):
         raise InputError([Violation("file", file or "-", "is no configuration of torchtitan", "[model] and [training] tables")])
     values = _Values(dict(_flat(table)), file, "parallelism" in table)
@@ -117,6 +115,9 @@ class _Values:
         self.wrong.append(Violation(path, value, "is no whole number that fits", f"at least {least}, or -1", self.file))
         return least
 
+    def refuse(self, path: str, value: Any, rule: str, right: str) -> None:
+        self.wrong.append(Violation(path, value, rule, right, self.file))
+
     def finish(self) -> None:
         for path, value in self.values.items():
             if path not in self.read and not _STEP_FREE.match(path):
@@ -170,6 +171,8 @@ def _stages(v: _Values, layers: int, pp: int) -> dict[str, Any]:
         v.wrong.append(Violation("pipeline_parallel_schedule", name, "is no schedule known here", right, v.file))
         return {}
     counts = _counts(v, layers, pp, SCHEDULES[schedule].virtual_stages, parts, points, per_stage, less)
+    if counts is None and v.wrong:
+        return {}
     if counts is None or len(counts) % pp or sum(counts) != layers:
         rule = f"does not cut {layers} layers into a multiple of {pp} stages"
         v.wrong.append(Violation("the pipeline's split", counts, rule, "such as pipeline_parallel_layers_per_stage", v.file))
@@ -183,8 +186,16 @@ def _counts(
     v: _Values, layers: int, pp: int, fixed: int | None, parts: Any, points: Any, per_stage: Any, less: list[Any]
 ) -> list[int] | None:
     if parts:
-        return [sum(str(name).startswith("layers.") for name in part) for part in parts]
+        if not isinstance(parts, list) or not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
+            v.refuse(
+                "module_fqns_per_model_part", parts, "must be a list of lists of names", '[["tok_embeddings", "layers.0"], ...]'
+            )
+            return None
+        return [sum(name.startswith("layers.") for name in part) for part in parts]
     if points:
+        if not isinstance(points, str | list):
+            v.refuse("pipeline_parallel_split_points", points, "must be a list of names", '["layers.8"]')
+            return None
         words = points.split(",") if isinstance(points, str) else list(points)
         starts = [0, *(int(m[1]) for w in words if (m := re.match(r"\s*layers\.(\d+)", str(w)))), layers]
         return [b - a for a, b in pairwise(starts)]
@@ -225,6 +236,9 @@ def _training(v: _Values) -> dict[str, Any]:
     if v.get("training.dtype", "float32") == "bfloat16":
         v.warnings.append("training.dtype = 'bfloat16': parameters and optimizer states are taken to be kept in fp32")
     converters = v.get("model.converters", [])
+    if not isinstance(converters, str | list):
+        v.refuse("model.converters", converters, "must be a list of names", '["float8"]')
+        converters = []
     converters = converters.split(",") if isinstance(converters, str) else [str(c) for c in converters]
     float8 = any("float8" in c for c in converters) or any(v.get(f"{s}.enable_float8_linear") for s in ("float8", "training"))
     rowwise = any(str(v.get(f"{s}.recipe_name", "")).startswith("rowwise") for s in ("float8", "quantize.linear.float8"))

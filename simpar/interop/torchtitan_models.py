@@ -90,6 +90,8 @@ def model_table(key: Key) -> str | dict[str, Any]:
 
 def _shape(model: TransformerSpec) -> dict[str, Any]:
     free = {*DESCRIPTIVE, "max_position_embeddings", "num_nextn_predict_layers", *(["head_dim"] if model.mla else [])}
+    if all(model.is_moe_layer(i) for i in range(model.num_hidden_layers)):
+        free.add("intermediate_size")  # the width of dense layers, of which there is none
     return {k: v for k, v in model.model_dump().items() if k not in free}
 
 

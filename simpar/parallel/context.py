@@ -11,11 +11,6 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.work import AttentionWork, Collective, MemoryWork, OpList
 
 
-def shard(degrees: Degrees, axis: str) -> int:
-    """Ways an activation's `axis` is split by context parallelism."""
-    return degrees.cp if axis in "sy" else 1
-
-
 def element_bytes(work: AttentionWork) -> float:
     """Bytes of a query, key or value element on the wire."""
     return 4.0 if work.dtype in ("fp32", "tf32") else 2.0
@@ -39,15 +34,27 @@ def attention(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, o
     {"ring": _ring, "all_gather": _all_gather, "ulysses": _ulysses}[degrees.cp_style](name, whole, degrees, kernels, ops)
 
 
+def pairs(work: AttentionWork) -> float:
+    """Query-key pairs inside the mask, per sequence and head; causal attention halves the score matrix."""
+    q, k = float(work.sequence_q), float(work.sequence_kv)
+    if not work.causal:
+        return q * k
+    window = float(min(work.window or k, k))
+    return q * window - window * window / 2.0
+
+
 def _zigzag(whole: AttentionWork, cp: int) -> tuple[AttentionWork, AttentionWork]:
     """One rank's first step, on its own keys, and each later one.
 
-    Every later step meets half of the score block: full attention of all queries with half the keys (or the reverse).
+    Every later step of a causal mask meets half of the score block: full attention of all queries with half the keys (or the
+    reverse). A window leaves little for them: what the first step does not cover of a rank's pairs.
     """
     local = whole.sequence_q // cp
     first = replace(whole, sequence_q=local, sequence_kv=local)
-    later = replace(first, sequence_kv=max(local // 2, 1), causal=False) if whole.causal else first
-    return first, later
+    if not whole.causal:
+        return first, first
+    rest = max(pairs(whole) / cp - pairs(first), 0.0) / max(cp - 1, 1)
+    return first, replace(first, sequence_kv=max(int(rest / local), 1), causal=False, window=None)
 
 
 def _ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int, ops: OpList) -> None:
@@ -112,9 +119,9 @@ def _all_gather(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
     total = key_value_bytes(whole, degrees) * degrees.cp
     ops.blocking(f"{name}.all_gather", Collective("all_gather", total, "cp"), "cp")
     local = whole.sequence_q // degrees.cp
-    # Head-tail chunks see on average half of all keys: the same work as s/cp queries on s/2 keys.
-    keys = whole.sequence_kv // 2 if whole.causal else whole.sequence_kv
-    ops.compute(name, replace(whole, sequence_q=local, sequence_kv=keys, causal=False), kernels)
+    # Head-tail chunks see on average half of all keys: the same work as s/cp queries on s/2 keys; of a window its mean.
+    keys = max(int(pairs(whole) / whole.sequence_q), 1)
+    ops.compute(name, replace(whole, sequence_q=local, sequence_kv=keys, causal=False, window=None), kernels)
     if whole.backward:
         ops.blocking(f"{name}.reduce_scatter", Collective("reduce_scatter", total, "cp"), "cp")
 

@@ -17,7 +17,7 @@ class StateBytes:
         parameter: the copy that computes (2 for bf16; 4 where fp32 parameters are kept and cast, as FSDP does).
         gradient: accumulated gradient.
         master: fp32 copy kept by the optimizer, 0 where the parameters are fp32 themselves.
-        moments: first and second moment together.
+        moments: first and second moment together, of a matrix; what other weights keep more is in `optimizers.moment_bytes`.
         reduce: bytes per element on the wire in gradient reduction.
         gather: bytes per element on the wire in parameter gathering.
         gradients_persist: gradients rest in memory; False: they exist from the first backward to the update.
@@ -54,6 +54,4 @@ def state_memory(parameters: float, state: StateBytes, zero_stage: int, shards: 
     o_split = shards if zero_stage >= 1 else 1
     gradients = parameters * state.gradient / g_split
     rest = gradients if state.gradients_persist else 0.0
-    return StateMemory(
-        parameters * state.parameter / p_split, rest, parameters * state.optimizer / o_split, gradients - rest
-    )
+    return StateMemory(parameters * state.parameter / p_split, rest, parameters * state.optimizer / o_split, gradients - rest)

@@ -1,11 +1,11 @@
-"""The degrees that shape one block's work on one rank (data and pipeline parallelism do not)."""
+"""The degrees that shape one layer's work on one rank (data and pipeline parallelism do not)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from simpar.workload.ops import Region
+from simpar.graph.shard import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Degrees:
     Attributes:
         tp, sequence_parallel, cp, cp_style, ep, etp: as in specs/plan.py.
         overlap_tp: chunked overlap of tensor-parallel collectives with their matmuls.
-        overlap_ep: expert exchange runs under another micro-batch's compute (the schedule provides it).
+        overlap_ep: expert exchange runs under another micro-batch's compute: a forward and a backward are interleaved.
         ring_merges: "" = merging partial outputs costs nothing to speak of (TransformerEngine's kernels); "fused" or "eager":
             torch's ring, whose merges are kernels that a compiler fused, or elementary operations.
         async_tp: backward collectives overlap the weight gradient (Megatron's linear_with_grad_accumulation).
@@ -34,14 +34,6 @@ class Degrees:
     async_tp: bool = True
     dispatcher: str = "alltoall"
 
-    def divisor(self, axis: str, region: Region) -> float:
-        """How many ways `axis` is split for activations of `region`."""
-        from simpar.parallel import context, expert, tensor
-
-        return tensor.shard(self, axis, region) * context.shard(self, axis) * expert.shard(self, axis, region)
-
-    def weight_divisor(self, axis: str, region: Region) -> int:
-        """How many ways a weight is split along `axis`."""
-        from simpar.parallel import expert, tensor
-
-        return int(tensor.weight_shard(self, axis, region) * expert.weight_shard(self, axis, region))
+    def placement(self, load: float = 1.0) -> Placement:
+        """Ways in which axes are split; `load`: rows of the fullest expert rank over the mean."""
+        return Placement(self.tp, self.cp, self.ep, self.etp, self.sequence_parallel, load)

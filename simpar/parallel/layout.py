@@ -5,57 +5,67 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from simpar.parallel.casts import GATHERED
+from simpar.graph.casts import GATHERED, engine_casts
+from simpar.graph.kernels import KernelPlan
+from simpar.graph.rematerialise import Recompute
+from simpar.graph.types import Layer
+from simpar.model.layered import layered_network
+from simpar.model.network import Network, padded_vocabulary, simple_network, transformer_network
+from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
+from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.optimizers import KINDS, OptimizerKind
 from simpar.parallel.pipeline import StageLayers, split_layers
-from simpar.parallel.recompute import Recompute
-from simpar.parallel.split import LocalBlock, SplitOptions, split_block
-from simpar.parallel.te_casts import engine_casts
 from simpar.parallel.work import Implementation
-from simpar.specs.calibration import RunCalibration, calibration_for
+from simpar.specs.architecture import ArchitectureSpec, TokenModel
+from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.hardware import HardwareProfile
+from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
-from simpar.specs.training import TrainingSpec
+from simpar.specs.training import BASE_BYTES, TrainingSpec
 from simpar.topology.mesh import Mesh
 from simpar.topology.placement import GroupPlacement
-from simpar.workload.network import Network, padded_vocabulary, simple_network, transformer_network
-from simpar.workload.ops import Block
-from simpar.workload.style import BlockStyle
-from simpar.workload.widen import widened
 
 _KERNEL_DTYPE = {"fp8-block": "fp8_block", "fp8-rowwise": "fp8_row", "nvfp4": "fp4"}
 """Precisions whose matmuls the kernel tables call otherwise."""
 _FP8 = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
-_SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0}
-"""Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32."""
+_SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+"""Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32, one per 16 of 4 bits."""
 
 
-def _training_style(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> BlockStyle:
+def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> KernelPlan:
     training, plan = scenario.training, scenario.plan
     compiled = spec.compile if training.compile is None else training.compile
-    loss = spec.loss if training.cross_entropy == "auto" else training.cross_entropy
-    loss_kernel, loss_bytes = spec.loss_kernels(loss, compiled=compiled)
+    library = compiled or training.fused_kernels
+    model, tokens = scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
+    sizes = (
+        (tokens, float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (tokens, 1.0, 1.0)
+    )
+    loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=sizes)
     fp8 = training.precision in _FP8
-    return BlockStyle(
-        fused_activation=spec.fused_activation or compiled,
+    narrow = fp8 and (not spec.saves_gathered_input or training.precision in spec.narrow_inputs)
+    return KernelPlan(
+        element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
+        fused_activation=spec.fused_activation or library,
         fused_residual=spec.fused_residual or compiled,
-        fused_norm=spec.fused_norm or compiled,
-        fused_rope=spec.fused_rope or compiled,
+        fused_norm=spec.fused_norm or library,
+        fused_rope=spec.fused_rope or library,
         # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
         fused_expert_bias=spec.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
         flash_attention=kernel != "unfused",
         dropout=training.dropout,
-        linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if fp8 and not spec.saves_gathered_input else 2.0,
-        loss=loss,
+        linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
+        loss=loss.kind,
         loss_all_reduces=2 if training.cross_entropy == "fused" else spec.cross_entropy_all_reduces,
-        loss_chunks=spec.loss_chunks if loss == "chunked" else 1,
-        loss_kernel=loss_kernel,
-        loss_bytes=loss_bytes,
-        logits_fp32_copies=spec.logits_copies(compiled, plan.tp, fused=training.cross_entropy == "fused"),
+        loss_chunks=loss.chunks,
+        loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
+        loss_kernel=loss.kernel,
+        loss_bytes=loss.moved_bytes,
+        logits_fp32_copies=loss.fp32_copies,
         logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
         gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,
         overlapped_gathers=not (spec.separate_casts and training.precision == "fp8-rowwise"),
@@ -121,10 +131,14 @@ class Layout:
 
     @cached_property
     def calibration(self) -> RunCalibration:
-        """What published runs of this framework on this GPU generation add to the priced parts."""
-        spec = self.framework
-        gpu = self.hardware.gpu
-        return calibration_for(spec.name, spec.since, gpu.architecture, gpu.name)
+        """What published runs of this framework on this GPU add to the priced parts; nothing on a calibrated machine."""
+        found = self.published_calibration
+        return measured_here(found) if self.hardware.calibrated else found
+
+    @cached_property
+    def published_calibration(self) -> RunCalibration:
+        """What published runs of this framework on this GPU add to the priced parts, also where they are not used."""
+        return calibration_on(self.framework, self.hardware)
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -137,7 +151,7 @@ class Layout:
         if self.training.attention_kernel != "auto":
             return self.training.attention_kernel
         model = self.scenario.model
-        mla = model.mla if isinstance(model, TransformerSpec) else None
+        mla = model.mla if isinstance(model, TokenModel) else None
         wide = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else getattr(model, "head_dim", 0)
         return self.framework.attention_kernel(self.hardware.gpu.architecture, wide)
 
@@ -147,15 +161,15 @@ class Layout:
         return self.framework.compile if self.training.compile is None else self.training.compile
 
     @cached_property
-    def style(self) -> BlockStyle:
-        """Framework semantics of the work."""
-        return _training_style(self.scenario, self.framework, kernel=self.attention_kernel)
+    def kernels(self) -> KernelPlan:
+        """Which kernels the framework runs layers with."""
+        return _kernel_plan(self.scenario, self.framework, kernel=self.attention_kernel)
 
     @cached_property
     def degrees(self) -> Degrees:
         """Block-level degrees."""
         plan = self.plan
-        sequence_parallel = plan.sequence_parallel and plan.tp > 1 and isinstance(self.scenario.model, TransformerSpec)
+        sequence_parallel = plan.sequence_parallel and plan.tp > 1 and isinstance(self.scenario.model, TokenModel)
         return Degrees(
             tp=plan.tp, sequence_parallel=sequence_parallel, cp=plan.cp, cp_style=plan.cp_style, ep=plan.ep,
             etp=self.mesh.expert_tp, overlap_tp=plan.overlap_tp, overlap_ep=plan.overlap_ep,
@@ -165,14 +179,15 @@ class Layout:
 
     @cached_property
     def network(self) -> Network:
-        """The model as blocks of one micro-batch."""
+        """The model as layer graphs of one micro-batch."""
         model, training = self.scenario.model, self.training
+        if isinstance(model, ArchitectureSpec):
+            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, self.plan.tp)
+            return layered_network(model, training.micro_batch_size, training.sequence_length, vocab)
         if isinstance(model, TransformerSpec):
             vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, self.plan.tp)
-            network = transformer_network(model, training.micro_batch_size, training.sequence_length, self.style, vocab)
-            return widened(network) if training.precision in ("fp32", "tf32") else network
-        element = 4.0 if training.precision in ("fp32", "tf32") else 2.0
-        return simple_network(model, training.micro_batch_size, element, self.plan.tp)
+            return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
+        return simple_network(model, training.micro_batch_size, self.plan.tp)
 
     @cached_property
     def options(self) -> SplitOptions:
@@ -181,14 +196,14 @@ class Layout:
         recompute, _ = _recompute(self.plan)
         if self.compiled and "op" in recompute.modules:
             recompute = Recompute(modules=recompute.modules | {"op_compiled"})
-        moe = model.moe if isinstance(model, TransformerSpec) else None
+        moe = model.moe if isinstance(model, TokenModel) else None
         capacity = training.routing.capacity_factor
         load = capacity if capacity is not None else self.load_factor
         whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
         unfused = self.attention_kernel == "unfused"
         implementation: Implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
         return SplitOptions(
-            degrees=self.degrees, style=self.style, recompute=recompute,
+            degrees=self.degrees, kernels=self.kernels, recompute=recompute,
             dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
             attention_kernel="eager" if unfused and not self.framework.fused_softmax else self.attention_kernel,
             memory_implementation=implementation,
@@ -196,14 +211,23 @@ class Layout:
             load_factor=load,
             casts=self._casts,
             dispatch_bytes=1.0 if training.precision in _FP8 and self.framework.fp8_dispatch else 2.0,
-            window=model.sliding_window if isinstance(model, TransformerSpec) else None,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
+            lora_modules=training.lora_modules,
+            dequantised_bytes=BASE_BYTES.get(training.base_weights, -2.0) + 2.0,
             # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
             weight_gradients="none" if whole else self.framework.weight_gradients,
             grouped_weight_gradients="none" if whole else self.framework.grouped_weight_gradients,
             engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.te_scaling),
             accumulation_bytes=self._accumulation_bytes,
+            gather_copy_bytes=self.framework.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
+            reduce_copy_bytes=self.framework.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0,
         )  # fmt: skip
+
+    @property
+    def gathers_by_layer(self) -> bool:
+        """Weights are gathered for every pass of a layer (full sharding, no pipeline that keeps them)."""
+        sharded = self.plan.zero_stage == 3 and self.mesh.dp * self.mesh.cp > 1 and self.training.optimizer != "none"
+        return sharded and not (self.plan.pp > 1 and self.framework.fsdp_unsharded_with_pp)
 
     @property
     def _accumulation_bytes(self) -> float:
@@ -212,6 +236,11 @@ class Layout:
         if not adds or (adds == "pipelines" and self.plan.pp == 1):
             return 0.0
         return 2.0 + 2.0 * (4.0 if self.gradient_dtype == "fp32" else 2.0)
+
+    @cached_property
+    def boundary_bytes(self) -> tuple[float, ...]:
+        """Activation passed between layers, one micro-batch, unsplit, before each layer (and after the last)."""
+        return tuple(elements * self.kernels.element for elements in self.network.boundary_elements)
 
     @cached_property
     def _casts(self) -> str:
@@ -258,16 +287,9 @@ class Layout:
         """Options without recomputation: embedding, head, layers past the block method's limit."""
         return replace(self.options, recompute=Recompute())
 
-    @cached_property
-    def _split_cache(self) -> dict[tuple[int, int], LocalBlock]:
-        return {}
-
-    def split(self, block: Block, options: SplitOptions) -> LocalBlock:
-        """One rank's share of a block of this network, each computed once."""
-        key = (id(block), id(options))
-        if key not in self._split_cache:
-            self._split_cache[key] = split_block(block, options)
-        return self._split_cache[key]
+    def split(self, block: Layer, options: SplitOptions) -> LocalBlock:
+        """One rank's share of a layer, each computed once."""
+        return split_block(block, options)
 
     # -- states ----------------------------------------------------------------------------------------------------
 
@@ -290,25 +312,64 @@ class Layout:
             # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
             single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
             parameter = (1.0 if single else 2.0) + (0.0 if spec.fp8_parameters else parameter)
-        master = 0.0 if full else 4.0
-        moments = {"none": 0.0, "sgd": 0.0, "sgd-momentum": 4.0, "adafactor": 0.5, "adamw-bf16-moments": 4.0, "muon": 4.0}.get(
-            training.optimizer, 8.0
-        )
-        if training.optimizer == "none":
-            master = 0.0
         # Weights with a scale per row are gathered in 16 bits (torchao: enable_fsdp_float8_all_gather takes one scale per tensor).
         narrow = training.precision in _FP8 - {"fp8-rowwise"} and self.plan.zero_stage == 3
         gather = 4.0 if full else 1.0 if narrow else 2.0
         if self.plan.zero_stage == 3 and not full:
             reduce_dtype = training.gradient_dtype or spec.fsdp_reduce_dtype
-            gradient = 4.0 if reduce_dtype == "fp32" else 2.0
+            # Shards of fp32 weights have fp32 gradients, whatever they were reduced in.
+            gradient = 4.0 if reduce_dtype == "fp32" or spec.sharded_weights_fp32 else 2.0
+        if spec.autocast and self.plan.zero_stage < 3 and _recompute(self.plan)[1].granularity == "none" and not full:
+            parameter = 2.0
+        if self.pure_bf16:
+            # Autograd's gradients and torch's moments are in the weight's dtype; nothing is left to cast on the way.
+            reduce_dtype, gradient, parameter = training.gradient_dtype or "bf16", 2.0, max(parameter, 2.0)
+        master = 0.0 if full or self.pure_bf16 or training.optimizer == "none" else 4.0
         # With several micro-batches they are there from the first one's backward on, that is at the peak.
         persist = spec.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1
         copy = spec.gradient_copy_bytes if gradient > 2.0 else 0.0
         if spec.ddp_buckets and self.plan.zero_stage == 0:
             copy += parameter
-        return StateBytes(parameter, gradient + copy, master, moments,
+        return StateBytes(parameter, gradient + copy, master, self.optimizer.moments,
                           4.0 if reduce_dtype == "fp32" or full else 2.0, gather, persist)  # fmt: skip
+
+    @cached_property
+    def pure_bf16(self) -> bool:
+        """Trained weights, gradients and optimizer states rest in bf16 without an fp32 copy."""
+        spec, chosen = self.framework, self.training.pure_bf16
+        if self.training.precision in ("fp32", "tf32", "fp16") or (self.plan.zero_stage == 3 and spec.sharded_weights_fp32):
+            return False
+        return spec.pure_bf16 if chosen is None else chosen
+
+    @property
+    def weight_bytes(self) -> float:
+        """Width of the weights that the optimizer updates."""
+        return 2.0 if self.pure_bf16 else 4.0
+
+    @cached_property
+    def optimizer(self) -> OptimizerKind:
+        """The optimizer beside weights of this width."""
+        return KINDS[self.training.optimizer].beside(self.weight_bytes)
+
+    @property
+    def states_away(self) -> bool:
+        """The optimizer's states rest in host memory."""
+        return self.plan.offload.optimizer or self.optimizer.paged
+
+    @property
+    def update_bytes(self) -> float:
+        """Bytes per updated weight that exist during the update only."""
+        if self.training.optimizer_in_backward:
+            return 0.0
+        between = self.framework.optimizer_kernel == "foreach" and self.training.optimizer in ("adamw", "adam")
+        return self.framework.update_bytes + (self.weight_bytes if between else 0.0)
+
+    def frozen_bytes(self, block: LocalBlock) -> float:
+        """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised."""
+        base = BASE_BYTES.get(self.training.base_weights)
+        if base is None or block.name in ("embedding", "head"):
+            return self.state_bytes.parameter or 2.0
+        return base
 
     @cached_property
     def shard_ranks(self) -> int:
@@ -325,8 +386,14 @@ class Layout:
         """(dense, expert) weights of blocks [first, last) of a stage on one rank; of those, the trained ones."""
         blocks = self.stage_blocks[stage][first:last]
         if trainable and self.options.lora_rank:
-            return sum(b.lora_parameters for b in blocks), 0.0
+            return sum(self.trained(b) for b in blocks), 0.0
         return sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks)
+
+    def trained(self, block: LocalBlock) -> float:
+        """Weights of a block that are trained: all, or those of the adapters."""
+        if self.options.lora_rank:
+            return block.lora_parameters * self.training.lora_adapters
+        return block.dense_parameters + block.expert_parameters
 
     @cached_property
     def tied_extra(self) -> float:
@@ -334,7 +401,7 @@ class Layout:
         head = self.network.head
         if not self.network.tied or head is None:
             return 0.0
-        return head.size["v"] * head.size["d"] / self.plan.tp
+        return head.elements("head/logits.weight") / self.plan.tp
 
     @cached_property
     def overlap_grad_reduce(self) -> bool:
@@ -403,19 +470,8 @@ class Layout:
 
 def recomputed_flops(layout: Layout) -> float:
     """FLOPs per step that recomputation repeats (causal attention halved)."""
-    from simpar.parallel.recompute import repeated, repeated_parts
-    from simpar.workload.ops import op_flops
-
-    recompute, spec = _recompute(layout.plan)
     micro = layout.num_microbatches * layout.mesh.dp
-    total = 0.0
-    for stage in layout.stages:
-        limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
-        for block in layout.network.layers[stage.first : stage.first + min(limit, stage.count)]:
-            again = set(repeated(recompute, block))
-            parts = repeated_parts(recompute, block)
-            total += sum(op_flops(op, block.size) * (1.0 if op.name in again else parts.get(op.name, 0.0)) for op in block.ops)
-    return total * micro
+    return sum(block.repeated_flops for blocks in layout.stage_blocks for block in blocks) * micro
 
 
 __all__ = ["Layout", "recomputed_flops"]

@@ -48,7 +48,7 @@ def tensor_parameters(layout: Layout) -> float:
     network = layout.network
     blocks = [b for b in (network.embedding, *network.layers, network.head) if b is not None]
     local = [layout.split(block, layout.options) for block in blocks]
-    tensors = sum(bool(op.weight_axes or op.parameters) for block in blocks for op in block.ops)
+    tensors = sum(bool(node.parameters) for block in blocks for node in block.nodes)
     weights = sum(b.dense_parameters + b.expert_parameters for b in local)
     if network.tied and layout.stages[-1].shares:
         weights, tensors = weights - layout.tied_extra, tensors - 1
@@ -70,7 +70,7 @@ def _buckets(layout: Layout, parameters: float) -> float:
 def send_collectives(layout: Layout, key: Send) -> tuple[Collective, ...]:
     """A pipeline send, and the gather of its slices where every tensor rank sent one (Narayanan et al. 2021)."""
     stage = layout.stages[max(key.from_stage, key.to_stage)]
-    amount = boundary_bytes(layout.network.boundary_bytes[stage.first], layout.plan)
+    amount = boundary_bytes(layout.boundary_bytes[stage.first], layout.plan)
     sliced = layout.framework.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1
     if sliced:
         return (Collective("send_recv", amount / layout.plan.tp, "pp", pair=key.pair), Collective("all_gather", amount, "tp"))

@@ -64,6 +64,17 @@ class MemoryWork:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelWork:
+    """A scan in chunks, or a kernel of which only FLOPs and bytes are known; `flops` are the forward's for a scan."""
+
+    kind: str
+    flops: float
+    bytes_moved: float
+    launches: int
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizerWork:
     """An optimizer step over `parameters` elements."""
 
@@ -106,9 +117,7 @@ class HostCopy:
     bytes: float
 
 
-Work = (
-    Gemm | GroupedGemm | AttentionWork | MemoryWork | OptimizerWork | Collective | ExpertExchange | HostCopy
-)
+Work = Gemm | GroupedGemm | AttentionWork | MemoryWork | KernelWork | OptimizerWork | Collective | ExpertExchange | HostCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ class LocalOp:
         stream: "compute" or the dimension whose communication stream it uses.
         work: what it costs.
         deps: indices, in the block's list, of the ops it waits for besides its stream.
-        kernels: launches it makes.
+        kernels: launches it makes; of a collective 0 where it is a part of one that was issued before.
     """
 
     name: str
@@ -137,6 +146,8 @@ class OpList:
         self.ops: list[LocalOp] = []
         self._pending: tuple[int, ...] = ()
         """What the next compute op waits for, besides the stream."""
+        self._beside: list[tuple[str, Work, str]] = []
+        """What runs beside the next product."""
 
     def _last(self, stream: str) -> tuple[int, ...]:
         for index in range(len(self.ops) - 1, -1, -1):
@@ -146,18 +157,25 @@ class OpList:
 
     def compute(self, name: str, work: Work, kernels: int = 1) -> int:
         """A compute op after everything waited for."""
+        late: tuple[int, ...] = ()
+        if isinstance(work, Gemm | GroupedGemm):
+            late, self._beside = tuple(self.start(*rest, kernels=0) for rest in self._beside), []
         self.ops.append(LocalOp(name, "compute", work, self._pending, kernels))
-        self._pending = ()
+        self._pending = late
         return len(self.ops) - 1
 
-    def start(self, name: str, work: Work, stream: str) -> int:
+    def start(self, name: str, work: Work, stream: str, *, kernels: int = 1) -> int:
         """A communication op that may start when the ops issued so far on the compute stream have finished."""
-        self.ops.append(LocalOp(name, stream, work, tuple({*self._last("compute"), *self._pending}), 1))
+        self.ops.append(LocalOp(name, stream, work, tuple({*self._last("compute"), *self._pending}), kernels))
         return len(self.ops) - 1
 
     def wait(self, *indices: int) -> None:
         """The next compute op waits for these."""
         self._pending = tuple(sorted({*self._pending, *indices}))
+
+    def beside(self, name: str, work: Work, stream: str) -> None:
+        """The rest of a collective in chunks: it runs beside the next product, and what comes after that waits for it."""
+        self._beside.append((name, work, stream))
 
     def blocking(self, name: str, work: Work, stream: str) -> int:
         """A communication op that the next compute op waits for."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simpar.errors import InputError, Violation
 from simpar.planning.closed_forms import (
     DAY_S,
     daly_interval_s,
@@ -28,6 +29,7 @@ from simpar.planning.run_simulation import simulate_run
 from simpar.planning.steps import StepEstimate, StepModel
 from simpar.planning.store import RepetitionStore, run_key
 from simpar.specs.planfile import PlanFile
+from simpar.specs.size import limits
 
 DEFAULT_REPETITIONS = 200
 _COMMIT_EVERY = 20
@@ -66,6 +68,7 @@ class Answer:
         goodput: time the tokens take at full speed over wall-clock time.
         effective_training_time_ratio: time spent in training that counts, slowed or not, over wall-clock time.
         gpu_hours: of the GPUs in the job; `reserved_gpu_hours` with the spares.
+        checkpoints, written_bytes: saves of the whole run, and what they write; None where their size is not known.
         lost_time_s: by cause; with the productive time they add up to the wall-clock time.
         closed_forms: name -> value, for comparison with the simulation.
         deadline_probability: share of the repetitions within the deadline, None without one.
@@ -87,6 +90,8 @@ class Answer:
     usd_per_million_tokens: Quantiles | None = None
     energy_kwh: Quantiles | None = None
     carbon_kg: Quantiles | None = None
+    checkpoints: Quantiles | None = None
+    written_bytes: Quantiles | None = None
     lost_time_s: dict[str, Quantiles] = field(default_factory=dict)
     failures: dict[str, Quantiles] = field(default_factory=dict)
     phase_days: dict[str, Quantiles] = field(default_factory=dict)
@@ -100,6 +105,16 @@ class Answer:
     def assumptions(self) -> tuple[Assumption, ...]:
         """What the answer rests on."""
         return self.resolved.assumptions
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What runs but nobody would do."""
+        return self.resolved.warnings
+
+    @property
+    def storage(self) -> dict[str, float]:
+        """What checkpoints ask of the storage: bytes, bandwidths, the share of the time; see `checkpoints.storage_load`."""
+        return dict(self.resolved.storage)
 
     @property
     def steps(self) -> tuple[tuple[str, StepEstimate], ...]:
@@ -139,11 +154,30 @@ def answer_resolved(resolved: Resolved, simulation: Simulation = Simulation(), *
 
 def _unless_hopeless(run: RunModel, simulation: Simulation) -> list[Outcome] | None:
     """The first few repetitions when none of them comes to an end: the others would not either, and take long."""
+    _check_incidents(run, simulation.repetitions)
     few = replace(simulation, repetitions=min(_FEW, simulation.repetitions))
     outcomes = repetitions(run, few)
     if any(outcome.finished for outcome in outcomes):
         return outcomes if few == simulation else None
     return outcomes
+
+
+def _check_incidents(run: RunModel, count: int) -> None:
+    """Refuse what would be simulated for hours.
+
+    Raises:
+        InputError: more failures and maintenance windows in all repetitions than the limit.
+    """
+    each = 1.0
+    for index, stage in enumerate(run.stages):
+        seconds = sum(piece.tokens / piece.tokens_per_s for piece in stage.pieces)
+        slow = run.slow_nodes.rate_per_node_s * stage.nodes if run.slow_nodes is not None else 0.0
+        each += seconds * (run.failure_rate_per_s(index) + slow + sum(1.0 / w.every_s for w in run.windows if w.every_s))
+    most = limits()["incidents"]
+    if each * count > most:
+        rule = f"about {each:.3g} incidents in each of {count:,} repetitions are more than {most:,}"
+        right = f"fewer repetitions or tokens, lower failure rates, or --limit incidents={each * count:.0e}"
+        raise InputError([Violation("--repetitions", count, rule, right)])
 
 
 def _summary(resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], simulation: Simulation, *, record: bool) -> Answer:
@@ -159,6 +193,7 @@ def _summary(resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], sim
     met = None if deadline is None else sum(o.wall_s <= deadline for o in outcomes) / len(outcomes)
     late = _late_reason(plan, run, outcomes, met)
     names = sorted({name for outcome in outcomes for name in outcome.failures})
+    saves, size = over(lambda o: o.checkpoints), resolved.checkpoints.bytes if resolved.checkpoints else None
     return Answer(
         name=plan.name,
         resolved=resolved,
@@ -174,6 +209,8 @@ def _summary(resolved: Resolved, run: RunModel, outcomes: Sequence[Outcome], sim
         usd_per_million_tokens=cost and _scaled(cost, 1e6 / run.tokens),
         energy_kwh=energy,
         carbon_kg=energy and _scaled(energy, plan.power.carbon_kg_per_kwh),
+        checkpoints=saves,
+        written_bytes=None if size is None else _scaled(saves, size),
         lost_time_s=_lost(outcomes),
         failures={name: over(lambda o, n=name: o.failures.get(n, 0)) for name in names},  # type: ignore[misc]
         phase_days={

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import re
-import tomllib
 from typing import Any
 
+from simpar.boundary import toml_value
 from simpar.errors import InputError
 
 _RANGE = re.compile(r"^\s*(?P<first>[\d.eE+-]*\d)\s*\.\.\s*(?P<last>\d[\d.eE]*)\s*(?:(?P<kind>[x+])\s*(?P<step>[\d.]+))?\s*$")
@@ -83,10 +83,7 @@ def parse_sweep(text: str) -> tuple[str, list[object]]:
 
 def _value(text: str) -> object:
     """A TOML value; bare words and quantities are strings."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    return toml_value(text)
 
 
 def _range(text: str, match: re.Match[str]) -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,8 @@ def _answered(study: Study) -> bool:
     return any(point.answer.days is not None for point in study.points)
 
 
-def ask(plan_path: str | Path, options: PlanOptions, steps: StepModel) -> PlanReport:
-    """Read the plan, answer it, then every question of `options`.
+def ask(source: str | Path | Mapping[str, Any], options: PlanOptions, steps: StepModel) -> PlanReport:
+    """Read the plan (a file, a shipped plan's name or its raw table), answer it, then every question of `options`.
 
     Raises:
         InputError: a plan, an option or a scenario that breaks a rule.
@@ -95,7 +96,7 @@ def ask(plan_path: str | Path, options: PlanOptions, steps: StepModel) -> PlanRe
         raise InputError("--resume needs --store FILE, where the finished repetitions are")
     if options.solve is not None and options.solve not in SOLVERS:
         raise unknown("question for --solve", options.solve, list(SOLVERS))
-    table = read_plan_table(plan_path)
+    table = dict(source) if isinstance(source, Mapping) else read_plan_table(source)
     for assignment in options.overrides:
         table = assigned(table, assignment)
     if options.deadline is not None:

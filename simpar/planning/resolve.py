@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.planning.checkpoints import CheckpointTimes, checkpoint_times, choose_interval
+from simpar.planning.checkpoints import CheckpointTimes, checkpoint_times, choose_interval, doubts, storage_load
 from simpar.planning.closed_forms import DAY_S, goodput_exact
 from simpar.planning.economics import Economics
 from simpar.planning.notes import Assumption, Notes, kind_of
@@ -35,6 +35,10 @@ class Resolved:
     assumptions: tuple[Assumption, ...]
     steps: tuple[tuple[str, StepEstimate], ...] = ()
     """Simulated steps, by phase (and ramp step)."""
+    warnings: tuple[str, ...] = ()
+    """What runs but nobody would do."""
+    storage: tuple[tuple[str, float], ...] = ()
+    """What the first stage's checkpoints ask of the storage."""
 
 
 def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
@@ -65,13 +69,18 @@ def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
             tuple(notes.steps),
         )
     sources = _sources(plan, per_node, notes)
-    stages, saves = [], None
+    stages, saves, warnings, storage = [], None, dict[str, None](), dict[str, float]()
     for nodes, stage_pieces in zip(counts, pieces, strict=True):
         rate = nodes * sum(source.rate_per_node_s for source in sources)
         mtti = 1.0 / rate if rate > 0 else float("inf")
         times = checkpoint_times(plan.checkpoints, nodes, nodes * per_node, notes.parameters)
         step = max((piece.step_time_s or 0.0 for piece in stage_pieces), default=0.0)
         interval = choose_interval(plan.checkpoints, times, mtti, step)
+        storage = storage or storage_load(plan.checkpoints, times, interval)
+        warnings |= dict.fromkeys(doubts(times, interval, mtti, step))
+        if isinstance(plan.checkpoints.interval, str) and "least_interval" not in plan.checkpoints.model_fields_set:
+            least = f"at least {format_seconds(plan.checkpoints.least_interval)} apart"
+            notes.assume("checkpoints.least_interval", least, "assumed: what operators leave between two")
         saves = saves or times
         stages.append(Stage(nodes, nodes * per_node, stage_pieces, interval, times.stall_s, times.save_s))
         notes.binding.extend(_checkpoint_limits(plan, times, interval, mtti))
@@ -95,6 +104,8 @@ def resolve(plan: PlanFile, steps: StepModel) -> Resolved:
         tuple(dict.fromkeys(notes.binding)),
         tuple(dict.fromkeys(notes.assumptions)),
         tuple(notes.steps),
+        tuple(warnings),
+        tuple(storage.items()),
     )
 
 

@@ -58,7 +58,8 @@ class _Run:
         self.progress = Progress(first.interval_s, first.stall_s, first.durable_s)
         self.hot, self.cold, self.missing = model.hot_spares, model.cold_spares, 0
         self.state = "recovering"
-        self.slow: list[float] = []
+        self.slow = 0
+        """Nodes that are slow now; one sets the pace as well as many."""
         self.pending: list[_Stop] = []
         self.counters = _Counters()
         self.marks: list[Mark] = []
@@ -130,7 +131,7 @@ class _Run:
             if self.record:
                 self.points.append((start, self._tokens()))
             self.state = "training"
-            self.progress.slowdown = max(self.slow, default=1.0)
+            self.progress.slowdown = self.model.slow_nodes.slowdown if self.slow and self.model.slow_nodes else 1.0
             try:
                 yield self.env.timeout(self.progress.time_to(target))
             except (simpy.Interrupt, GeneratorExit) as interrupt:
@@ -291,19 +292,19 @@ class _Run:
             self.env.process(self._one_slow(slow))
 
     def _one_slow(self, slow: SlowNodeModel) -> Wait:
-        self._change_speed(slow.slowdown, add=True)
+        self._slower(1)
         start = self.env.now
         yield self.env.timeout(slow.detection_s)
         self._mark(start, "slow_node")
-        self._change_speed(slow.slowdown, add=False)
+        self._slower(-1)
         if slow.replace:
             self.env.process(self._repair(1, self.model.sources[0].repair_s if self.model.sources else 0.0))
             self._ask(_Stop("planned", nodes=1, label="slow node"))
 
-    def _change_speed(self, slowdown: float, *, add: bool) -> None:
-        before = max(self.slow, default=1.0)
-        self.slow.append(slowdown) if add else self.slow.remove(slowdown)
-        if max(self.slow, default=1.0) != before:
+    def _slower(self, nodes: int) -> None:
+        """So many more (or fewer) slow nodes: the pace changes with the first and with the last."""
+        was, self.slow = self.slow, self.slow + nodes
+        if (was > 0) != (self.slow > 0):
             self._poke()
 
     def _poke(self) -> None:

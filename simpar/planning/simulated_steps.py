@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simpar.errors import InputError
+from simpar.model.ledger import total_parameters
 from simpar.planning.steps import Search, StepEstimate, infeasible
 from simpar.specs.checks import check_scenario
 from simpar.specs.scenario import Scenario
-from simpar.workload.parameters import total_parameters
 
 if TYPE_CHECKING:
     from simpar.result.result import Result
@@ -19,7 +19,7 @@ _PROVENANCE = ("measured", "interpolated", "model", "published", "peak-scaled", 
 
 
 class SimulatedSteps:
-    """`StepModel` over `simpar.simulate`; `search` finds layouts where they are to be searched."""
+    """`StepModel` over `simpar.step`; `search` finds layouts where they are to be searched."""
 
     def __init__(self, search: Search | None = None) -> None:
         self._search = search
@@ -49,7 +49,7 @@ class SimulatedSteps:
 
 
 def _estimate(scenario: Scenario) -> StepEstimate:
-    from simpar.simulate import simulate
+    from simpar.step import simulate
 
     violations = check_scenario(scenario)
     if violations:

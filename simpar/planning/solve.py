@@ -16,6 +16,7 @@ from simpar.planning.speeds import phase_scenario
 from simpar.planning.steps import StepModel
 from simpar.planning.study import Point, Study, try_point
 from simpar.specs.planfile import Phase, PlanFile, make_plan
+from simpar.units import format_seconds
 
 SEARCH_REPETITIONS = 50
 MOST_NODES = 65536
@@ -167,7 +168,8 @@ def _median(quantiles: Quantiles | None) -> float:
 
 def solve_checkpoint_interval(solver: Solver) -> Study:
     """The checkpoint interval with the shortest run: simulated on a grid around the exact optimum."""
-    resolved = resolve(make_plan(solver.table), solver.steps)
+    plan = make_plan(solver.table)
+    resolved = resolve(plan, solver.steps)
     if resolved.run is None:
         return Study("solve checkpoint-interval", "shortest run", (), "; ".join(resolved.binding))
     numbers = closed_forms(resolved)
@@ -175,7 +177,8 @@ def solve_checkpoint_interval(solver: Solver) -> Study:
     if math.isinf(exact):
         return Study("solve checkpoint-interval", "shortest run", (), "nothing fails: checkpoints are not needed", None)
     shortest = resolved.run.stages[0].durable_s - resolved.run.stages[0].stall_s
-    grid = sorted({round(max(exact * 2.0**k, shortest, 1.0), 3) for k in range(-3, 6)})
+    least = max(shortest, plan.checkpoints.least_interval)
+    grid = sorted({round(max(max(exact, least) * 2.0**k, least), 3) for k in range(-3, 6)})
     points = tuple(solver.point(f"every {value:.4g} s", {"checkpoints.interval": f"{value!r} s"}) for value in grid)
     ran = [i for i, point in enumerate(points) if point.answer.goodput is not None]
     names = ("young_interval_s", "daly_interval_s", "exact_interval_s", "mtti_s")
@@ -190,6 +193,8 @@ def solve_checkpoint_interval(solver: Solver) -> Study:
     )
     if shortest > exact:
         text += f"; storage binds: a save takes {shortest:.4g} s, longer than the optimum"
+    elif least > exact:
+        text += f"; shorter ones than checkpoints.least_interval, {format_seconds(least)}, were not tried"
     numbers["checkpoint_interval_s"] = grid[best]
     return Study("solve checkpoint-interval", question, points, text, best, numbers)
 

@@ -168,7 +168,6 @@ class Speeds:
         speed = estimate.tokens_per_s(scenario)
         return Piece(index, tokens, speed, utilisation, estimate.step_time_s, low, high)
 
-
     def _searched(self, phase: Phase, scenario: Scenario) -> StepEstimate:
         """The best layout of the phase; its batch ramp keeps that layout where it can, as real runs do."""
         whole = phase_scenario(self.plan, phase, self.nodes)

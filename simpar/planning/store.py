@@ -15,9 +15,9 @@ from simpar.planning.outcome import Outcome
 from simpar.planning.run_model import RunModel
 
 _TABLE = """
-create table if not exists repetitions (
+create table if not exists checked_repetitions (
     run text not null, seed integer not null, repetition integer not null, outcome text not null,
-    primary key (run, seed, repetition)
+    checksum text not null, primary key (run, seed, repetition)
 )
 """
 _VERSION = "1"
@@ -37,6 +37,7 @@ class RepetitionStore:
     """
 
     def __init__(self, path: str | Path) -> None:
+        self._path = path
         try:
             self._db = sqlite3.connect(path)
             self._db.execute(_TABLE)
@@ -53,17 +54,35 @@ class RepetitionStore:
 
     def load(self, run: str, seed: int) -> dict[int, Outcome]:
         """The finished repetitions of `run`."""
-        rows = self._db.execute("select repetition, outcome from repetitions where run = ? and seed = ?", (run, seed))
-        return {int(repetition): _decode(json.loads(text)) for repetition, text in rows}
+        try:
+            query = "select repetition, outcome, checksum from checked_repetitions where run = ? and seed = ?"
+            rows = self._db.execute(query, (run, seed))
+            found = {}
+            for repetition, text, stored in rows:
+                if stored != _checksum(run, seed, repetition, text):
+                    raise ValueError("its checksum is wrong")
+                found[int(repetition)] = _decode(json.loads(text))
+        except (sqlite3.Error, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"--store {self._path}: an entry is damaged: {error}; delete the file to start anew") from None
+        return found
 
     def save(self, run: str, seed: int, repetition: int, outcome: Outcome) -> None:
         """Keep one finished repetition."""
         text = json.dumps(_encode(outcome))
-        self._db.execute("insert or replace into repetitions values (?, ?, ?, ?)", (run, seed, repetition, text))
+        row = (run, seed, repetition, text)
+        try:
+            self._db.execute("insert or replace into checked_repetitions values (?, ?, ?, ?, ?)", (*row, _checksum(*row)))
+        except sqlite3.Error as error:
+            raise InputError(f"--store {self._path}: cannot be written: {error}") from None
 
     def commit(self) -> None:
         """Make what was saved safe."""
         self._db.commit()
+
+
+def _checksum(*values: object) -> str:
+    """Of a row: a bit that flips in a number leaves a database that is sound and a row that is not."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 def _encode(outcome: Outcome) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from simpar.planning.study import Point, Study
 
 QUANTITIES = (
     "days", "gpu_hours", "reserved_gpu_hours", "goodput", "effective_training_time_ratio", "cost_usd",
-    "usd_per_million_tokens", "energy_kwh", "carbon_kg",
+    "usd_per_million_tokens", "energy_kwh", "carbon_kg", "checkpoints", "written_bytes",
 )  # fmt: skip
 """Quantities of an answer that have quantiles."""
 
@@ -64,6 +64,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "ideal_days": run.ideal_s / 86400.0 if run else None,
         "gpus": [stage.gpus for stage in run.stages] if run else [],
         "checkpoint": asdict(checkpoints) if checkpoints else None,
+        "storage": answer.storage,
+        "warnings": list(answer.warnings),
         "closed_forms": answer.closed_forms,
         "steps": [
             {

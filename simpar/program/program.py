@@ -265,9 +265,7 @@ class ProgramBuilder:
             raise InternalError(f"op {key!r} is added twice to {self.name}")
         index = len(self._rows)
         self._index[key] = index
-        self._rows.append(
-            (int(kind), stage, microbatch, layer, role, self._prices.setdefault(price, len(self._prices)))
-        )
+        self._rows.append((int(kind), stage, microbatch, layer, role, self._prices.setdefault(price, len(self._prices))))
         self._deps.append(deps)
         for stream in streams:
             self._streams.setdefault(stream, []).append(index)

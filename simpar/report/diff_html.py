@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from simpar.live.trace_diff import GROUPS, TraceDiff
+from simpar.live.trace_slices import Slice
 from simpar.output import write_file
 from simpar.report.diff_view import (
     CAUSE_HEADS,
@@ -26,8 +28,6 @@ from simpar.report.encode import time_unit
 from simpar.report.page import Cards, Table
 from simpar.report.step_figures import GREEN, GREY, ORANGE, figure
 from simpar.units import format_seconds
-from simpar.validation.trace_diff import GROUPS, TraceDiff
-from simpar.validation.trace_slices import Slice
 
 COLORS: Final = {
     "gemm": "#0072b2", "attention": "#e69f00", "memory_bound": "#009e73", "optimizer": "#000000", "tp": "#cc79a7", "cp": "#6f4c9b",

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simpar.live.trace_diff import GROUPS, TraceDiff
 from simpar.units import format_seconds
-from simpar.validation.trace_diff import GROUPS, TraceDiff
 
 CAUSES = {
     "gemm": "matrix products", "attention": "attention", "memory_bound": "memory-bound kernels", "optimizer": "optimizer",

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from simpar.errors import InputError, SimparError, Violation
 from simpar.result.result import Result
-from simpar.simulate import simulate
-from simpar.specs.model import TransformerSpec
+from simpar.specs.architecture import TokenModel
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import simulate
 from simpar.units import format_bytes, parse
 
 MEASURES: Final = {"step_time": "seconds", "mem": "bytes", "allocated": "bytes", "reserved": "bytes", "device": "bytes"}
 """What may be measured; mem is memory whose kind is not known."""
 KINDS: Final = ("allocated", "reserved", "device")
-_DERIVED: Final = frozenset({"bubble", "interference"})
+_DERIVED: Final = frozenset({"bubble", "interference", "skew"})
 """Categories that follow from others."""
 CLOSE: Final = 0.05
 """A layout one change away is close if its step time is within this share of the scenario's."""
@@ -56,7 +56,7 @@ class Neighbour:
 
 
 def parse_measured(texts: list[str]) -> dict[str, float]:
-    """"step_time=12.3s mem=71GiB" as SI values.
+    """ "step_time=12.3s mem=71GiB" as SI values.
 
     Raises:
         InputError: an unknown name, a value without a unit, not above 0 or given twice; all that is wrong together.
@@ -98,7 +98,7 @@ def _moves(scenario: Scenario) -> Iterator[Move]:
             if name == "pp":
                 again["layers_per_stage"] = None
             yield f"{name} {getattr(plan, name)} -> {value}", again, {}
-    if isinstance(scenario.model, TransformerSpec) and scenario.model.moe:
+    if isinstance(scenario.model, TokenModel) and scenario.model.moe:
         for value in _doubled_and_halved(plan.ep):
             yield f"ep {plan.ep} -> {value}", {"ep": value}, {}
     for stage in (plan.zero_stage - 1, plan.zero_stage + 1):

@@ -18,7 +18,7 @@ TITLES: Final = {
     "expert_matmul": "matmul of experts", "memory_bound": "memory-bound kernels", "cast": "casts to fp8",
     "recompute": "recomputation", "launch": "launch gaps", "tp": "tensor parallel", "cp": "context parallel",
     "ep": "expert parallel", "pp": "pipeline sends", "bubble": "pipeline bubble and imbalance", "dp": "data parallel",
-    "interference": "compute slowed by collectives", "host": "offload to the host",
+    "interference": "compute slowed by collectives", "host": "offload to the host", "skew": "waits for other ranks' reductions",
     "calibration": "constants fitted on other runs", "unexplained": "no part of the step",
     "fsdp_buffers": "buffers of full sharding", "fragmentation": "reserved, not allocated", "nccl": "NCCL",
     "context": "CUDA context", "workspaces": "workspaces of matrix products",

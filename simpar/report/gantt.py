@@ -27,6 +27,7 @@ BoolArray = NDArray[np.bool_]
 MAX_RECTANGLES = 40_000
 """More make a browser slow to zoom."""
 
+
 def _transfer(name: str, what: str) -> tuple[str, str, str]:
     return what, TRANSFERS[name], TRANSFERS[name]
 

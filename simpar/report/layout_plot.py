@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from simpar.program.program import IntArray
+from simpar.report.fleet_plot import fleet_figure
 from simpar.result.result import Result
+from simpar.topology.cluster import Cluster
 
 MAX_RANKS = 1024
 """More GPUs than this are shown as one pipeline replica."""
@@ -60,6 +62,16 @@ def layout_figure(result: Result) -> dict[str, Any]:
     return {
         "id": "layout", "variants": variants, "choose": "colour by", "height": 150 + 24 * height, "notes": [note],
     }  # fmt: skip
+
+
+def fleet(result: Result) -> dict[str, Any] | None:
+    """Every node of a job too large for `layout_figure`, by the dimension that changes most slowly; None for a smaller job."""
+    mesh, layout = result.layout.mesh, result.layout
+    if mesh.world_size <= MAX_RANKS:
+        return None
+    cluster, per_node = Cluster(layout.hardware, layout.scenario.cluster.num_nodes), layout.hardware.gpus_per_node
+    slowest = "pp" if mesh.pp > 1 else "dp"
+    return fleet_figure(cluster, lambda node: int(mesh.coordinates(node * per_node)[slowest]), _DIMENSIONS[slowest])
 
 
 def _view(dimension: str, ranks: IntArray, column: IntArray, nodes: IntArray, at: list[dict[str, int]],

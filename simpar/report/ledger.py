@@ -7,7 +7,7 @@ from simpar.parallel.keys import BlockOp, Compute, Key, LaunchGap, OptimizerStep
 from simpar.program.program import Program
 from simpar.report.shown import is_expanded
 from simpar.result.result import Result
-from simpar.simulate import cost_models
+from simpar.step import cost_models
 
 Terms = tuple[tuple[str, float], ...]
 

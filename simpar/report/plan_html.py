@@ -44,8 +44,10 @@ def plan_page(report: PlanReport) -> str:
     if report.published:
         cards.add("Published figures (never inputs)", Table(plan.PUBLISHED_HEADS, plan.published_rows(report), (1, 2, 3)).html())
     if answer.closed_forms:
-        cards.add(plan.CLOSED_FORMS_TITLE, Table(("", ""), plan.closed_form_rows(answer), (1,)).html())
-    note = "Numbers of the kind \"assumed\" are nobody's measurement: replace them by your own."
+        cards.add(plan.CLOSED_FORMS_TITLE, Table(("", ""), plan.closed_form_rows(answer), (1,)).html(), "half")
+    if storage := plan.storage_rows(answer):
+        cards.add(plan.STORAGE_TITLE, Table(("", ""), storage, (1,)).html(), "half")
+    note = 'Numbers of the kind "assumed" are nobody\'s measurement: replace them by your own.'
     cards.add("What this rests on", Table(plan.ASSUMPTION_HEADS, plan.assumption_rows(answer)).html(), "", note)
     return cards.html(answer.name)
 
@@ -56,6 +58,7 @@ def _head(report: PlanReport) -> str:
     parts = [f"<h1>{escape(answer.name)}</h1><p>{escape(report.plan.description)}</p>"]
     if not answer.feasible:
         parts.append("<p class=warn><b>NOT FEASIBLE</b></p>")
+    parts += [f"<p class=warn>warning: {escape(reason)}</p>" for reason in answer.warnings]
     parts += [f"<p class=warn>binds: {escape(reason)}</p>" for reason in answer.binding]
     tiles = []
     for name, title, unit in _TILES:

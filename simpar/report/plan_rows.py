@@ -22,11 +22,13 @@ HEADLINES: Final = (
     ("usd_per_million_tokens", "US$ per million tokens", "{:,.4f}"),
     ("energy_kwh", "energy, kWh", "{:,.0f}"),
     ("carbon_kg", "CO2, kg", "{:,.0f}"),
+    ("checkpoints", "checkpoints", "{:,.0f}"),
 )
 """(field of the answer, title, format)."""
 HEADLINE_HEADS: Final = ("", "p10", "p50", "p90")
 LEDGER_HEADS: Final = ("cause", "p10", "p50", "p90", "share of days (p50)")
 CLOSED_FORMS_TITLE: Final = "Closed forms (no shortage of spares, no slow nodes, no maintenance)"
+STORAGE_TITLE: Final = "What checkpoints ask of the storage"
 PUBLISHED_HEADS: Final = ("metric", "published", "predicted", "error", "holds", "source")
 STUDY_HEADS: Final = ("", "days", "goodput", "cost, US$", "MFU", "layout", "binds")
 TORNADO_HEADS: Final = ("assumption", "ends", "days", "cost, million US$")
@@ -70,16 +72,62 @@ def failure_rows(answer: Answer) -> list[Row]:
 
 def closed_form_rows(answer: Answer) -> list[Row]:
     """What the formulas say."""
-    return [
-        (name.removesuffix("_s").replace("_", " "), format_seconds(value) if name.endswith("_s") else f"{value:.4g}")
-        for name, value in answer.closed_forms.items()
+    return [(_TITLES.get(name, name.replace("_", " ")), _number(name, value)) for name, value in answer.closed_forms.items()]
+
+
+_TITLES: Final = {
+    "mtti_s": "mean time to interrupt", "recovery_s": "mean recovery", "checkpoint_interval_s": "interval between checkpoints",
+    "checkpoint_stall_s": "stall of a checkpoint", "young_interval_s": "best interval, first order (Young)",
+    "daly_interval_s": "best interval, higher order (Daly)", "exact_interval_s": "best interval, exact",
+    "goodput_first_order": "goodput, first order", "goodput_exact": "goodput, exact",
+    "expected_ettr": "effective training time ratio", "spares_needed": "spares needed",
+    "probability_spares_short": "probability that spares run short",
+}  # fmt: skip
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return format_seconds(value)
+    if name.startswith(("goodput", "expected")):
+        return f"{value:.1%}"
+    if name.startswith("probability"):
+        return f"{value:.2%}" if value >= 1e-4 else "below 0.01%"
+    return f"{value:,.4g}"
+
+
+def storage_rows(answer: Answer) -> list[Row]:
+    """What the checkpoints ask of the storage."""
+    found = answer.storage
+    if not found:
+        return []
+    rows: list[Row] = [
+        ("one checkpoint, kept", f"{_bytes(found['checkpoint_bytes'])}, {_bytes(found['kept_bytes'])}"),
+        ("bandwidth while one is written", f"{_bytes(found['write_bandwidth_bytes_per_s'])}/s"),
+        ("bandwidth on average", f"{_bytes(found['mean_write_bandwidth_bytes_per_s'])}/s"),
+        ("written to", f"{found['busy_fraction']:.1%} of the time"),
     ]
+    if answer.written_bytes is not None:
+        rows.insert(1, ("written over the run (p50)", _bytes(answer.written_bytes.p50)))
+    return rows
+
+
+def _bytes(value: float) -> str:
+    """Bytes in the decimal units that storage is sold in."""
+    for unit, size in (("EB", 1e18), ("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if value >= size:
+            return f"{value / size:,.4g} {unit}"
+    return f"{value:,.0f} B"
+
+
+def plain(value: float) -> str:
+    """Five digits without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.5g}"
 
 
 def published_rows(report: PlanReport) -> list[Row]:
     """Published figures beside the predicted ones."""
     return [
-        (c.metric, f"{c.published:,.5g}", "" if c.predicted is None else f"{c.predicted:,.5g}",
+        (c.metric.replace("_", " "), plain(c.published), "" if c.predicted is None else plain(c.predicted),
          "" if c.error is None else f"{c.error:+.1%}", "yes" if c.holds else "NO", f"{c.source}. {c.note}" if c.note else c.source)
         for c in report.published
     ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +13,7 @@ from rich.text import Text
 
 from simpar.planning.answer import Answer
 from simpar.planning.questions import PlanOptions, PlanReport, ask
-from simpar.planning.simulated_steps import SimulatedSteps
-from simpar.planning.steps import Search, StepModel
+from simpar.planning.steps import StepModel
 from simpar.planning.study import Study
 from simpar.planning.to_json import report_json
 from simpar.report import plan_rows as plan
@@ -23,19 +21,17 @@ from simpar.report import plan_rows as plan
 INTERRUPTED: Final = 130
 
 
-def run(
-    plan_path: str | Path, options: PlanOptions, steps: StepModel | None = None, console: Console | None = None
-) -> int:
+def run(plan_path: str | Path, options: PlanOptions, steps: StepModel, console: Console | None = None) -> int:
     """Answer a plan file and print, write or both; returns the exit code (0 answered, 1 nothing feasible, 130 interrupted).
 
     Args:
-        steps: where step times come from; none = the simulator, with layouts searched where the plan or the question wants it.
+        steps: where step times come from.
 
     Raises:
         InputError: the plan or an option breaks a rule.
     """
     try:
-        report = ask(plan_path, options, steps or SimulatedSteps(_search(options)))
+        report = ask(plan_path, options, steps)
     except KeyboardInterrupt:
         kept = "nothing is kept; --store FILE would keep what is finished"
         if options.store is not None:
@@ -54,20 +50,6 @@ def run(
         if options.html is not None:
             console.print(f"written: {options.html}", highlight=False)
     return report.exit_code
-
-
-def _search(options: PlanOptions) -> Search:
-    """The layout search, loaded when the first layout is to be searched."""
-
-    @cache
-    def loaded() -> Search:
-        from simpar.report.plan_search import LayoutSearch
-
-        # Repetitions and layouts have stores of their own, side by side.
-        store = options.store and options.store.with_suffix(f".layouts{options.store.suffix}")
-        return LayoutSearch(store=store, say=Progress())
-
-    return lambda scenario: loaded()(scenario)
 
 
 class Progress:
@@ -91,6 +73,8 @@ def render(report: PlanReport) -> RenderableType:
     parts: list[RenderableType] = [Text(answer.name, style="bold"), *_verdict(answer)]
     if answer.days is not None:
         parts += [_table(plan.runs_title(answer), plan.HEADLINE_HEADS, plan.headline_rows(answer)), _ledger(answer)]
+    if storage := plan.storage_rows(answer):
+        parts.append(_table(plan.STORAGE_TITLE, ("", ""), storage))
     if answer.closed_forms:
         parts.append(_table(plan.CLOSED_FORMS_TITLE, ("", ""), plan.closed_form_rows(answer)))
     if report.published:
@@ -120,6 +104,7 @@ def _verdict(answer: Answer) -> list[RenderableType]:
         lines.append(Text(f"deadline met with probability {answer.deadline_probability:.0%}"))
     if not answer.feasible:
         lines.append(Text("NOT FEASIBLE", style="bold red"))
+    lines += [Text(f"warning: {reason}", style="yellow") for reason in answer.warnings]
     lines += [Text(f"binds: {reason}", style="red" if not answer.feasible else "yellow") for reason in answer.binding]
     return lines
 

@@ -10,17 +10,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from simpar.live.rank import TOLERANCE, Row
+from simpar.live.rank_command import RankReport
 from simpar.output import write_file
 from simpar.report.page import Cards, Table
 from simpar.report.step_figures import BLUE, ORANGE, figure
 from simpar.units import format_bytes, format_seconds
-from simpar.validation.rank import TOLERANCE, Row
-from simpar.validation.rank_command import RankReport
 
 TITLES = {
     "parameters": "parameters", "state_bytes": "states (weights, moments)", "saved_bytes": "saved activations", "flops": "FLOPs",
     "wire_bytes": "bytes on the wire", "allocated_bytes": "peak allocated", "reserved_bytes": "peak reserved",
-    "step_time_s": "step of the rank alone", "class_time_s": "kernels",
+    "step_time_s": "step of the rank alone", "published_time_s": "with what published clusters add",
+    "class_time_s": "kernels",
 }  # fmt: skip
 HEADS = ("layout", "figure", "", "predicted", "measured", "error", "tolerance", "")
 

@@ -18,14 +18,14 @@ from simpar.report.page import Table, card, page, plot
 from simpar.report.search_view import CATEGORIES, proof, turn
 from simpar.report.step_figures import figure
 from simpar.result.result import Result
-from simpar.search.answer import Answer
-from simpar.search.choice import Choice
-from simpar.search.find import Found, find
-from simpar.search.objective import dominates
-from simpar.search.parts import Wish
-from simpar.search.runner_up import RunnerUp
-from simpar.search.why import Why, narrowed
-from simpar.simulate import interpret, prepare, run
+from simpar.searching.answer import Answer
+from simpar.searching.choice import Choice
+from simpar.searching.find import Found, find
+from simpar.searching.objective import dominates
+from simpar.searching.parts import Wish
+from simpar.searching.runner_up import RunnerUp
+from simpar.searching.why import Why, narrowed
+from simpar.step import interpret, prepare, run
 from simpar.units import format_bytes, format_seconds
 
 DESIGNS: Final = 60
@@ -40,7 +40,7 @@ _BOTTLENECKS: Final = {
     "dp": ("#d55e00", "triangle-up"), "pp": ("#009e73", "x"), "recompute": ("#f0e442", "triangle-down"),
     "memory_bound": ("#7f7f7f", "pentagon"), "cast": ("#7f7f7f", "star"), "launch": ("#7f7f7f", "hexagram"),
     "optimizer": ("#000000", "hourglass"),
-    "interference": ("#0072b2", "bowtie"), "host": ("#d55e00", "diamond-wide"),
+    "interference": ("#0072b2", "bowtie"), "skew": ("#d55e00", "cross-thin-open"), "host": ("#d55e00", "diamond-wide"),
 }  # fmt: skip
 _EVERYDAY: Final[dict[str, tuple[Any, ...]]] = {
     "schedule": ("1f1b", "interleaved"), "virtual_stages": (1, 2, 4), "recompute": ("none", "full"), "split": ("even",),
@@ -289,9 +289,11 @@ def _legend(answer: Answer) -> str:
     kinds = {int(k) for c in answer.candidates[:GANTTS] for k in np.unique(c.result.program.kind)}
     shown = [(KINDS[kind][0], KINDS[kind][1]) for kind in COMPUTE_KINDS if int(kind) in kinds]
     box = "display:inline-block;width:11px;height:11px;margin:0 5px 0 0;background:"
-    return "<p class=soft>" + "".join(
-        f'<span style="margin-right:16px"><i style="{box}{color}"></i>{escape(name)}</span>' for name, color in shown
-    ) + "every other micro-batch is paler</p>"
+    return (
+        "<p class=soft>"
+        + "".join(f'<span style="margin-right:16px"><i style="{box}{color}"></i>{escape(name)}</span>' for name, color in shown)
+        + "every other micro-batch is paler</p>"
+    )
 
 
 def _gantt(title: str, result: Result, longest_s: float) -> str:

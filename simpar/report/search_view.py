@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,27 +11,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from simpar.search.answer import Answer, Candidate
-from simpar.search.find import Watch
-from simpar.search.improve import Change, Improvements
-from simpar.search.runner_up import RunnerUp
-from simpar.search.why import Shortage, Why
+from simpar.report.width import ByWidth
+from simpar.result.result import Result
+from simpar.searching.answer import Answer, Candidate
+from simpar.searching.find import Watch
+from simpar.searching.improve import Change, Improvements
+from simpar.searching.runner_up import RunnerUp
+from simpar.searching.why import Shortage, Why
 from simpar.units import format_bytes, format_seconds
 
 CATEGORIES: Final = {
     "bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "dp": "data parallel",
     "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "cast": "casts to fp8", "launch": "launch gaps",
     "recompute": "recomputation", "interference": "compute slowed by collectives", "expert_matmul": "matmuls of the experts",
-    "host": "offload to the host",
+    "host": "offload to the host", "skew": "waits for other ranks' reductions",
 }  # fmt: skip
-_Side = Literal["left", "right"]
+NARROW: Final = 100
+WIDE: Final = 140
+"""Columns from which layouts stand beside their numbers, and from which there is room for more numbers."""
 
 
 def search_report(answer: Answer, reasons: list[Why]) -> RenderableType:
     """One screen."""
     parts: list[RenderableType] = [_certificate(answer)]
     if answer.candidates:
-        parts.append(_layouts(answer))
+        parts.append(ByWidth(lambda width: _layouts(answer, width)))
         if answer.runner_up is not None:
             parts.append(_runner_up(answer.runner_up))
     parts.append(_rejected(answer))
@@ -53,6 +57,9 @@ def _certificate(answer: Answer) -> Text:
     tiers = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in evaluated.items())
     seconds = sum(f.seconds for f in answer.found)
     text = proof(answer.gap, finished=answer.finished, found=bool(answer.candidates))
+    if answer.seen:
+        near = "" if answer.gap is None else f"; nothing else is more than {answer.gap:.1%} faster"
+        text = f"the best of {answer.seen} simulated with the scenario's effects{near}"
     if answer.wish.front and answer.candidates and answer.finished:
         text = f"the front over {', '.join(answer.wish.front)}, {len(answer.candidates)} layouts"
     return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text} [{tiers}]", style="bold")
@@ -67,27 +74,42 @@ def _value(c: Candidate, name: str) -> str:
     return f"{value:,.4g}"
 
 
-def _layouts(answer: Answer) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _layouts(answer: Answer, width: int) -> RenderableType:
+    """The layouts: below 100 columns each on a line of its own under its numbers, from 140 on with more numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if width >= WIDE else 1, 0, 0))
     shown = {"step_time_s", "peak_memory_bytes", "mfu"}
     extra = [n for n in (*answer.wish.front, *([] if answer.wish.front else [answer.wish.metric])) if n not in shown]
     extra += ["num_gpus"] if len(answer.found) > 1 and "num_gpus" not in extra else []
-    sides: list[tuple[str, _Side]] = [("", "left"), ("step", "right"), ("80 %", "right"), ("MFU", "right"), ("memory", "right")]
-    for name, side in (*sides, *((n.removesuffix("_bytes"), "right") for n in extra), ("layout", "left")):
-        table.add_column(name, justify="right" if side == "right" else "left", no_wrap=name != "layout", overflow="fold")
+    heads = ["", "step", "80 %", "MFU", "memory", *(n.removesuffix("_bytes") for n in extra)]
+    heads += ["tokens/s/GPU", "bubble", "largest loss"] if width >= WIDE else []
+    for name in heads:
+        table.add_column(name, justify="right" if name not in ("", "largest loss") else "left", no_wrap=True)
+    if width >= NARROW:
+        table.add_column("layout", overflow="fold")
     ties = sum(c.tied for c in answer.candidates)
+    lines: list[RenderableType] = []
     for number, c in enumerate(answer.candidates, start=1):
         r, i = c.result, c.result.step_interval
-        half = (i.high - i.low) / 2.0 / r.step_time_s
         mark = "=" if c.tied and ties > 1 else ""
-        table.add_row(
-            f"{number}{mark}", format_seconds(r.step_time_s), f"±{half:.0%}", f"{r.mfu:.1%}",
-            format_bytes(r.worst_rank.device_bytes), *(_value(c, n) for n in extra), str(c.scored.choice),
-        )  # fmt: skip
+        interval = f"{i.low / r.step_time_s - 1:+.0%} {i.high / r.step_time_s - 1:+.0%}"
+        cells = [f"{number}{mark}", format_seconds(r.step_time_s), interval, f"{r.mfu:.1%}",
+                 format_bytes(r.worst_rank.device_bytes), *(_value(c, n) for n in extra)]  # fmt: skip
+        if width >= WIDE:
+            cells += [f"{r.tokens_per_s_per_gpu:,.0f}", f"{r.bubble_fraction:.1%}", _largest_loss(r)]
+        table.add_row(*cells, *([str(c.scored.choice)] if width >= NARROW else []))
+        lines.append(Text(f"{number:>2}  {c.scored.choice}"))
+    parts: list[RenderableType] = [table] if width >= NARROW else [table, Text(""), *lines]
     if ties > 1:
-        table.caption = "= differs from the best by less than the model can tell; of these the simplest comes first"
-        table.caption_justify = "left"
-    return table
+        ties_are = "= differs from the best by less than the model can tell; of these the simplest comes first"
+        parts.append(Text(ties_are, style="dim"))
+    return Group(*parts)
+
+
+def _largest_loss(result: Result) -> str:
+    """What takes most of the step beside products, with its share."""
+    losses = {n: s for n, s in result.breakdown.items() if n not in ("matmul", "attention", "expert_matmul")}
+    name = max(losses, key=losses.__getitem__, default="")
+    return f"{CATEGORIES.get(name, name.replace('_', ' '))} {losses[name] / result.step_time_s:.0%}" if name else ""
 
 
 def _runner_up(other: RunnerUp) -> Text:
@@ -150,7 +172,8 @@ def improve_report(found: Improvements) -> RenderableType:
     today = found.today
     memory = format_bytes(today.worst_rank.device_bytes)
     fits = "" if today.fits else f", DOES NOT FIT {format_bytes(today.device_memory_bytes)}"
-    head = Text(f"Today: {found.choice}: {format_seconds(today.step_time_s)}, MFU {today.mfu:.1%}, {memory}{fits}", style="bold")
+    head = Text(f"Today: {found.choice}: {format_seconds(today.step_time_s)}, MFU {today.mfu:.1%}, {memory}", style="bold")
+    head.append(fits, style="bold red")
     return Group(head, _changes("One change", found, found.singles), _changes("Two changes", found, found.doubles))
 
 

@@ -50,23 +50,10 @@ def waterfall_of(entries: list[tuple[str, float]], step_time_s: float, last: str
     return figure("waterfall", [trace], layout, 110 + 30 * len(names))
 
 
-def _busy(result: Result) -> dict[str, float]:
-    """Seconds by dimension in which its collectives run, hidden or not, mean over pipeline ranks."""
-    found = dict(result.communication_s)
-    program = result.program
-    roles = max(len(program.role_streams), 1)
-    for stream, seconds in zip(program.streams, result.timeline.busy_s().tolist(), strict=True):
-        # At op detail the collectives inside blocks are ops on streams of their own.
-        if stream.kind.startswith("block_") and stream.kind.removeprefix("block_") not in result.communication_s:
-            name = stream.kind.removeprefix("block_")
-            found[name] = found.get(name, 0.0) + seconds / roles
-    return found
-
-
 def communication(result: Result) -> dict[str, Any] | None:
     """Per dimension: how long its collectives run, and how long compute waits for them. None without communication."""
     unit, factor = time_unit(result.step_time_s)
-    busy, exposed = _busy(result), result.exposed_communication_s
+    busy, exposed = result.communication_s, result.exposed_communication_s
     names = [n for n in ("tp", "cp", "ep", "pp", "dp") if busy.get(n, 0.0) + exposed.get(n, 0.0) > 0.0]
     if not names:
         return None

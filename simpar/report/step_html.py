@@ -10,9 +10,10 @@ from simpar.output import write_file
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
 from simpar.report.page import Table, card, page, plot
-from simpar.report.step_table import advice
+from simpar.report.step_table import advice, format_metric
+from simpar.result.published import IN_SAMPLE, compare_published
 from simpar.result.result import MFU_DEFINITION, Result
-from simpar.specs.model import TransformerSpec
+from simpar.specs.architecture import TokenModel
 from simpar.units import format_bytes, format_seconds
 
 _TENSORS = 20
@@ -52,6 +53,8 @@ def step_page(result: Result) -> str:
     parts.append(card("Memory over the step", draw(memory_plot.over_time(result)), "half"))
     parts.append(card("Memory by pipeline rank", draw(memory_plot.by_rank(result)), "half"))
     parts.append(card("Layout on the machine", draw(layout_plot.layout_figure(result)) + _placements(result), "half"))
+    if (fleet := layout_plot.fleet(result)) is not None:
+        parts.append(card("Every node of the job, pod by pod", draw(fleet)))
     interval = step_figures.interval(result)
     if interval is not None:
         low, high = result.step_interval.low, result.step_interval.high
@@ -64,7 +67,7 @@ def step_page(result: Result) -> str:
 def _head(result: Result) -> str:
     """Name, layout and headline numbers."""
     layout, plan, mesh = result.layout, result.layout.plan, result.layout.mesh
-    unit = "tokens" if isinstance(layout.scenario.model, TransformerSpec) else "samples"
+    unit = "tokens" if isinstance(layout.scenario.model, TokenModel) else "samples"
     low, high = result.step_interval.low, result.step_interval.high
     worst = result.worst_rank
     degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
@@ -141,19 +144,17 @@ def _provenance(result: Result) -> str:
 
 def _published(result: Result) -> str:
     """Published facts of the scenario beside the prediction."""
-    facts = result.layout.scenario.published
+    facts = compare_published(result)
     if not facts:
         return ""
-    predicted = result.to_json()
-    rows = []
-    for fact in facts:
-        value = predicted.get(fact.metric)
-        text = change = ""
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            text = f"{value:,.6g}"
-            change = f"{value / fact.value - 1:+.1%}" if fact.value else ""
-        rows.append((fact.metric, f"{fact.value:,.6g}", text, change, fact.source))
-    heads = ("metric", "published", "predicted", "difference", "source")
+    rows = [
+        (fact.metric.replace("_", " "), format_metric(fact.metric, fact.published),
+         "" if fact.predicted is None else format_metric(fact.metric, fact.predicted),
+         "" if fact.error is None else f"{fact.error:+.1%}",
+         IN_SAMPLE if fact.fitted and fact.error is not None else "", fact.source)
+        for fact in facts
+    ]  # fmt: skip
+    heads = ("metric", "published", "predicted", "difference", "", "source")
     return card("What is published about it", Table(heads, rows, (1, 2, 3)).html())
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simpar.report.width import ByWidth
+from simpar.result.published import IN_SAMPLE, compare_published
 from simpar.result.result import MFU_DEFINITION, Result
+from simpar.specs.scenario import Scenario
 from simpar.units import format_bytes, format_seconds
 
 _BAR = 28
+_BESIDE_BAR = 52
+"""Columns that names and numbers of the waterfall take."""
 
 
 def _headline(result: Result) -> Table:
@@ -40,7 +47,7 @@ def _headline(result: Result) -> Table:
     return table
 
 
-def waterfall_table(result: Result) -> Table:
+def waterfall_table(result: Result, bar: int = _BAR) -> Table:
     table = Table(title="Where the step goes (mean over pipeline ranks)", title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("seconds", justify="right")
@@ -48,12 +55,9 @@ def waterfall_table(result: Result) -> Table:
     table.add_column("", no_wrap=True)
     for name, seconds in result.waterfall():
         share = seconds / result.step_time_s if result.step_time_s else 0.0
-        bar = "█" * max(round(share * _BAR), 0)
-        table.add_row(name, f"{seconds:.4g}", f"{share:.1%}", bar)
+        blocks = "█" * max(round(share * bar), 0)
+        table.add_row(name, f"{seconds:.4g}", f"{share:.1%}", blocks)
     table.add_row("step", f"{result.step_time_s:.4g}", "100 %", "", style="bold")
-    if result.waterfall()[1][1] < 0.0:
-        table.caption = "below 0: matmuls in 8 bits or less outrun the 16-bit peak that the ideal takes"
-        table.caption_justify = "left"
     return table
 
 
@@ -62,7 +66,7 @@ def _memory(result: Result) -> Table:
     verdict = "fits" if result.fits else "DOES NOT FIT"
     table = Table(
         title=f"Memory of pipeline rank {worst.rank}, the fullest ({verdict}; peak at {format_seconds(worst.peak_time_s)})",
-        title_justify="left", box=None, pad_edge=False,
+        title_justify="left", title_style="italic" if result.fits else "bold red", box=None, pad_edge=False,
     )  # fmt: skip
     table.add_column("", no_wrap=True)
     table.add_column("bytes", justify="right")
@@ -88,6 +92,7 @@ def advice(result: Result) -> str:
         "bubble": "more micro-batches, more virtual stages or a zero-bubble schedule shrink the pipeline bubble",
         "tp": "a smaller tp, sequence parallelism or overlapped tensor parallelism exposes less of its collectives",
         "dp": "larger micro-batch counts or overlapped gradient reduction hide more of the data-parallel traffic",
+        "skew": "overlapped gradient reduction or an even split of parameters over stages shortens the last rank's reductions",
         "cp": "fewer context-parallel ranks or a ring expose less",
         "ep": "overlapping the expert exchange or a smaller ep hides more of it",
         "recompute": "recomputing less (where memory allows) saves these FLOPs",
@@ -113,49 +118,88 @@ def _assumptions(result: Result) -> Text:
 
 def step_report(result: Result) -> RenderableType:
     """Everything `simpar simulate` prints."""
+    told = Text(advice(result), style="yellow" if result.fits else "bold red")
+    waterfall = ByWidth(lambda width: waterfall_table(result, min(max(width - _BESIDE_BAR, 8), 3 * _BAR)))
     return Group(
-        Text(result.layout.scenario.name, style="bold underline"), _headline(result), Text(""), waterfall_table(result), Text(""),
-        _memory(result), Text(""), Text(advice(result), style="yellow"), _published(result), _assumptions(result),
+        Text(result.layout.scenario.name, style="bold underline"), _headline(result), Text(""), waterfall, Text(""),
+        _memory(result), Text(""), told, _published(result), _assumptions(result),
+        *(Text(f"note: {note}", style="yellow") for note in result.notes),
     )  # fmt: skip
 
 
+def format_metric(metric: str, value: float) -> str:
+    """A value for people, by what its name says of its unit."""
+    if metric.endswith("flops_per_s_per_gpu"):
+        return f"{value / 1e12:,.1f} TFLOP/s"
+    if metric.endswith("time_s"):
+        return format_seconds(value)
+    if metric in ("mfu", "bubble_fraction"):
+        return f"{value:.1%}"
+    if metric.endswith(("bytes", "bytes_total", "bytes_per_rank")):
+        return format_bytes(value)
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.6g}"
+
+
 def _published(result: Result) -> RenderableType:
-    rows = result.layout.scenario.published
-    if not rows:
-        return Text("")
-    predicted = {
-        "step_time_s": result.step_time_s, "tokens_per_s_per_gpu": result.tokens_per_s_per_gpu, "mfu": result.mfu,
-        "model_flops_per_s_per_gpu": result.model_flops_per_s_per_gpu, "bubble_fraction": result.bubble_fraction,
-        "world_size": float(result.world_size), "tokens_per_s": result.tokens_per_s,
-    }  # fmt: skip
     lines = []
-    for row in rows:
-        text = f"published {row.metric} {row.value:,.6g}"
-        if row.metric in predicted and row.value:
-            text += f", predicted {predicted[row.metric]:,.6g} ({predicted[row.metric] / row.value - 1:+.1%})"
+    for row in compare_published(result):
+        text = f"published {row.metric} {format_metric(row.metric, row.published)}"
+        if row.predicted is not None and row.error is not None:
+            text += f", predicted {format_metric(row.metric, row.predicted)} ({row.error:+.1%})"
+            text += f", {IN_SAMPLE}" if row.fitted else ""
         lines.append(f"{text}  [{row.source}]")
     return Text("\n".join(lines), style="cyan")
 
 
-def comparison(first: Result, second: Result) -> Table:
-    """Two results side by side."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("", first.layout.scenario.name, second.layout.scenario.name, "change"):
-        table.add_column(name, justify="left" if not name else "right")
-    rows: list[tuple[str, float, float, str]] = [
-        ("step time s", first.step_time_s, second.step_time_s, ".4g"),
-        ("tokens/s/GPU", first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu, ",.1f"),
-        ("MFU", first.mfu, second.mfu, ".1%"),
-        ("bubble", first.bubble_fraction, second.bubble_fraction, ".1%"),
-        ("device memory GiB", first.worst_rank.device_bytes / 2**30, second.worst_rank.device_bytes / 2**30, ".1f"),
+def comparison(first: Result, second: Result) -> RenderableType:
+    """Two results side by side: what differs in what was asked, then what came out."""
+    mine, theirs = first.layout.scenario, second.layout.scenario
+    names = (mine.name, theirs.name) if mine.name != theirs.name else (f"{mine.name} (first)", f"{theirs.name} (second)")
+    asked = Table(box=None, pad_edge=False, title="What differs", title_justify="left")
+    for name in ("", "first", "second"):
+        asked.add_column(name, justify="right" if name else "left", overflow="fold")
+    for field, left, right in differences(mine, theirs):
+        asked.add_row(field, left, right)
+    table = Table(box=None, pad_edge=False, title="What comes out", title_justify="left")
+    for name in ("", "unit", *names, "change"):
+        table.add_column(name, justify="left" if name in ("", "unit") else "right", overflow="fold")
+    rows: list[tuple[str, str, float, float, str]] = [
+        ("step time", "s", first.step_time_s, second.step_time_s, ".4g"),
+        ("tokens/s per GPU", "1/s", first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu, ",.1f"),
+        ("MFU", "%", 100 * first.mfu, 100 * second.mfu, ".1f"),
+        ("bubble", "%", 100 * first.bubble_fraction, 100 * second.bubble_fraction, ".1f"),
+        ("device memory", "GiB", first.worst_rank.device_bytes / 2**30, second.worst_rank.device_bytes / 2**30, ".1f"),
     ]
     a, b = dict(first.waterfall()), dict(second.waterfall())
-    rows += [(name, a.get(name, 0.0), b.get(name, 0.0), ".4g") for name in {**a, **b}]
-    for name, left, right, form in rows:
-        change = f"{right / left - 1:+.1%}" if left else ""
-        table.add_row(name, format(left, form), format(right, form), change)
-    table.add_row("fits", str(first.fits), str(second.fits), "")
-    return table
+    rows += [(name, "s", a.get(name, 0.0), b.get(name, 0.0), ".4g") for name in {**a, **b}]
+    for name, unit, before, after, form in rows:
+        change = f"{after - before:+.1f} points" if unit == "%" else f"{after / before - 1:+.1%}" if before else ""
+        table.add_row(name, unit, format(before, form), format(after, form), change)
+    table.add_row("fits", "", *(Text("yes") if r.fits else Text("NO", style="bold red") for r in (first, second)), "")
+    same = Text("Nothing differs in what was asked.") if not asked.row_count else asked
+    return Group(same, Text(""), table)
+
+
+def differences(first: Scenario, second: Scenario) -> list[tuple[str, str, str]]:
+    """(field, value of the first, value of the second) of everything in two scenarios that decides the step and differs."""
+    told = {"name", "description", "published", "file"}
+    mine, theirs = (_flat(s.model_dump(mode="json", exclude=told)) for s in (first, second))
+    named = mine.get("model.name"), theirs.get("model.name")
+    fields = [f for f in {**mine, **theirs} if mine.get(f) != theirs.get(f)]
+    if named[0] != named[1]:
+        fields = ["model.name", *(f for f in fields if not f.startswith("model."))]
+    return [(field, _said(mine.get(field)), _said(theirs.get(field))) for field in fields]
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
+
+
+def _said(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def show(renderable: RenderableType) -> None:

@@ -12,7 +12,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from simpar.output import write_file
+from simpar.report.fleet_plot import fleet_figure
 from simpar.report.page import Cards, Table
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.cluster import Cluster
@@ -169,9 +174,7 @@ def _placements(mesh: Mesh, cluster: Cluster) -> list[str]:
     return lines
 
 
-def topology_figure(
-    hardware: HardwareProfile | Cluster, num_nodes: int | None = None, mesh: Mesh | None = None
-) -> go.Figure:
+def topology_figure(hardware: HardwareProfile | Cluster, num_nodes: int | None = None, mesh: Mesh | None = None) -> go.Figure:
     """A drawing of `num_nodes` nodes of `hardware` (or of a `Cluster`), with a layout's ranks on it if one is given.
 
     Raises:
@@ -271,6 +274,9 @@ def write_topology_html(
     cards = Cards(f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in lines))
     figure = {"id": "topology", "variants": [{"label": "", "data": drawn["data"], "layout": layout}], "height": layout["height"]}
     cards.draw("One node and its way through the fabric", {**figure, "zoom": True})
+    fleet = fleet_figure(cluster, lambda node: node // max(cluster.net.nodes_per_group, 1), "leaf group")
+    if fleet is not None:
+        cards.draw("Every node, pod by pod", fleet)
     cards.add("The whole cluster", Table(("", ""), table_rows(cluster)).html())
     target = Path(path)
     write_file(target, cards.html(cluster.hardware.name).encode(), "--html")
@@ -295,3 +301,12 @@ def table_rows(hardware: HardwareProfile | Cluster, num_nodes: int | None = None
         ("Oversubscription", f"{found['oversubscription']:g}:1 across the widest tier"),
         ("Switches on the longest route", str(found["switches_on_longest_route"])),
     ]
+
+
+def topology_report(hardware: HardwareProfile | Cluster, num_nodes: int | None = None) -> RenderableType:
+    """What `simpar topology` prints."""
+    table = RichTable(box=None, show_header=False, pad_edge=False)
+    for label, text in table_rows(hardware, num_nodes):
+        table.add_row(label, text)
+    name = (hardware.hardware if isinstance(hardware, Cluster) else hardware).name
+    return Group(Text(name, style="bold underline"), table)

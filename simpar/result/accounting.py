@@ -17,10 +17,8 @@ BoolArray = NDArray[np.bool_]
 _TINY_S = 1e-12
 _DATA = (int(OpKind.GATHER_PARAMETERS), int(OpKind.REDUCE_GRADIENTS))
 _SENDS = (int(OpKind.SEND_FORWARD), int(OpKind.SEND_BACKWARD))
-_INSIDE = (int(OpKind.COLLECTIVE), int(OpKind.OFFLOAD))
-_PIPELINE = frozenset(
-    {OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED}
-)
+_COMMUNICATION = (*_DATA, *_SENDS, int(OpKind.COLLECTIVE), int(OpKind.OFFLOAD))
+_PIPELINE = frozenset({OpKind.FORWARD, OpKind.BACKWARD, OpKind.INPUT_GRADIENT, OpKind.WEIGHT_GRADIENT, OpKind.OVERLAPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,10 @@ class Accounting:
 
     Attributes:
         busy: compute ops running (at stage and layer detail their own exposed collectives included).
-        waits: cause -> seconds: "bubble" (another stage), "pp" (a send in flight, or one that holds the compute stream), "dp"
-            (a parameter gather or gradient reduction), and at op detail "tp", "cp", "ep".
+        waits: cause -> seconds: "bubble" (another stage's compute), "pp" (a send in flight, or one that holds the compute stream),
+            "dp" (a parameter gather or gradient reduction of this rank), at op detail "tp", "cp", "ep", and "skew" (reductions of
+            other ranks, which all ranks wait for before the update). A second counts as communication only while a transfer of
+            this rank runs, so that no dimension is exposed for longer than it is busy.
         makespan: of the whole step, from one step's start to the next one's. Where ranks do not wait for each other at its end,
             the longest that any rank takes from its own first op to its own last.
         pipeline_s: of its forwards and backwards, by the same rule.
@@ -57,9 +57,6 @@ class _Sinks:
         self.start: list[float] = timeline.start.tolist()
         self.finish: list[float] = timeline.finish.tolist()
         self._kind: list[int] = program.kind.tolist()
-        self._ptr: list[int] = program.dep_ptr.tolist()
-        self._deps: list[int] = program.dep_ops.tolist()
-        self._dimensions: dict[int, str] = {}
 
     def add(self, name: str, role: int, seconds: float) -> None:
         found = self.waits.get(name)
@@ -68,47 +65,53 @@ class _Sinks:
         found[role] += seconds
 
     def gap(self, op: int, free: float, role: int) -> None:
-        """Split the wait before `op` (from `free` on) by the dependency that ended it."""
-        start = self.start[op]
-        deps = self._deps[self._ptr[op] : self._ptr[op + 1]]
-        if not deps:
-            self.add("bubble", role, start - free)
-            return
-        cause = max(deps, key=self.finish.__getitem__)
-        kind = self._kind[cause]
-        if kind in _DATA:
-            # Until its own input was there the collective could not start: that part is another stage's.
-            waited, name = start - max(self.ready(cause), free), "dp"
-        elif kind in _SENDS or kind in _INSIDE:
-            waited, name = max(start - max(self.start[cause], free), 0.0), self.dimension(cause)
-        else:
-            waited, name = 0.0, "bubble"
-        self.add(name, role, waited)
-        self.add("bubble", role, start - free - waited)
+        """Split the wait of `role` before `op`, from `free` on."""
+        self.add("bubble", role, self.start[op] - free - self._explained(op, self._last_cause(op), free, role))
 
-    def ready(self, op: int) -> float:
-        """When the compute that collective `op` waited for had finished."""
-        return max((self.finish[d] for d in self._deps[self._ptr[op] : self._ptr[op + 1]]), default=0.0)
+    def _explained(self, op: int, cause: int, free: float, role: int) -> float:
+        """Charge what communication explains of the wait before `op`: back along the chain of what each op started upon, as long as
+        that is communication of this role, or gradients that all ranks wait for. Returns these seconds.
+
+        What runs on another rank when the chain leaves communication is no communication of this role, however it ends.
+        """
+        total = 0.0
+        while cause >= 0 and self.finish[cause] > free and self._kind[cause] in _COMMUNICATION:
+            name = self.dimension(cause)
+            received = self._kind[cause] in _SENDS and role in self._roles_of(op)
+            if not received and role not in self._roles_of(cause):
+                if self._kind[cause] in _SENDS:
+                    break
+                name = "skew"
+            waited = self.finish[cause] - max(self.start[cause], free)
+            self.add(name, role, waited)
+            total += waited
+            op, cause = cause, self._last_cause(cause)
+        return total
+
+    def _last_cause(self, op: int) -> int:
+        """What `op` waited for until it started: of its dependencies and the ops before it on its streams; -1 without any."""
+        ptr, ops = self._predecessors
+        return max(ops[ptr[op] : ptr[op + 1]], key=self.finish.__getitem__, default=-1)
 
     def dimension(self, op: int) -> str:
         """Which dimension a communication op belongs to, by its stream."""
         ptr, streams = self._op_streams
         for stream in streams[ptr[op] : ptr[op + 1]]:
-            found = self._dimensions.get(stream)
-            if found is None:
-                kind = self.program.streams[stream].kind
-                found = self._dimensions[stream] = kind.removeprefix("block_").split("_")[0]
             # A blocking send holds the compute stream as well.
-            if found != "compute":
+            if (found := dimension_of(self.program.streams[stream].kind)) != "compute":
                 return found
         raise InternalError(f"{self.program.label(op)} communicates on a compute stream only")
 
     def tail(self, role: int, free: float) -> None:
         """The wait from a role's last compute op to the end of the step."""
-        last = self._last_data.get(role, free)
-        waited = max(min(last, self.makespan) - free, 0.0)
-        self.add("dp", role, waited)
-        self.add("bubble", role, self.makespan - free - waited)
+        last = self._last_data.get(role, -1)
+        explained = self._explained(last, last, free, role) if last >= 0 else 0.0
+        self.add("bubble", role, self.makespan - free - explained)
+
+    def _roles_of(self, op: int) -> set[int]:
+        """Roles whose streams an op holds."""
+        ptr, streams = self._op_streams
+        return {self.program.streams[stream].role for stream in streams[ptr[op] : ptr[op + 1]]}
 
     @cached_property
     def _op_streams(self) -> tuple[list[int], list[int]]:
@@ -116,12 +119,18 @@ class _Sinks:
         return ptr.tolist(), streams.tolist()
 
     @cached_property
-    def _last_data(self) -> dict[int, float]:
-        """Role -> when its last gather or reduction of parameters and gradients ends."""
-        found: dict[int, float] = {}
-        mine = np.flatnonzero(np.isin(self.program.kind, _DATA))
-        for role, op in zip(self.program.role[mine].tolist(), mine.tolist(), strict=True):
-            found[role] = max(self.finish[op], found.get(role, -np.inf))
+    def _predecessors(self) -> tuple[list[int], list[int]]:
+        ptr, ops = self.program.predecessors
+        return ptr.tolist(), ops.tolist()
+
+    @cached_property
+    def _last_data(self) -> dict[int, int]:
+        """Role -> its gather or reduction of parameters and gradients that ends last."""
+        found: dict[int, int] = {}
+        for op in np.flatnonzero(np.isin(self.program.kind, _DATA)).tolist():
+            for role in self._roles_of(op):
+                if role not in found or self.finish[op] > self.finish[found[role]]:
+                    found[role] = op
         return found
 
 
@@ -157,7 +166,7 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         return Accounting(busy, found, timeline.makespan, pipeline)
     step = _window(program, timeline, np.ones(program.num_ops, dtype=bool), waits=False)
     # Idling before a rank's first op and after its last is no loss where the neighbouring steps fill it.
-    for name in ("bubble", "pp", "dp"):
+    for name in (cause for cause in ("bubble", "skew", "pp", "dp") if cause in found):
         over = busy + sum(found.values()) - step
         found[name] = found[name] - np.clip(over, 0.0, found[name])
     return Accounting(busy, found, step, pipeline)
@@ -177,6 +186,45 @@ def _window(program: Program, timeline: Timeline, mask: BoolArray, *, waits: boo
     return float((last - first)[np.isfinite(first)].max())
 
 
+def dimension_of(stream: str) -> str:
+    """The dimension of a stream's kind: "dp" of "dp", "pp" of "pp_forward", "tp" of "block_tp", "host" of "host_up"."""
+    return stream.removeprefix("block_").split("_")[0]
+
+
+def communication_seconds(program: Program, timeline: Timeline) -> dict[str, float]:
+    """Seconds by dimension in which transfers of their own run, hidden or exposed, mean over roles.
+
+    A send counts once (at the rank that waits for it), a blocking one at both ends. Collectives inside compute ops are not in here.
+    """
+    lengths, found = timeline.seconds, dict[str, float]()
+    is_compute = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
+    for index, stream in enumerate(program.streams):
+        ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+        name = dimension_of(stream.kind)
+        name = "pp" if name == "compute" else name
+        if seconds := float(lengths[ops[~is_compute[ops]]].sum()):
+            found[name] = found.get(name, 0.0) + seconds
+    return {name: seconds / _roles(program) for name, seconds in found.items()}
+
+
+def compute_counts(program: Program) -> FloatArray:
+    """How often each price is computed with per role, on average, float array [prices].
+
+    An op of several roles (ranks in lockstep) is on the compute stream of each.
+    """
+    compute = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
+    ptr, _ = program.op_streams
+    counts = np.bincount(program.price[compute], weights=np.diff(ptr)[compute], minlength=len(program.price_keys))
+    return counts / _roles(program)
+
+
+def _roles(program: Program) -> int:
+    return max((stream.role for stream in program.streams), default=0) + 1
+
+
 def bubble_fraction(accounting: Accounting) -> float:
     """Mean wait for other stages over the pipeline phase; sends in flight are counted apart, as "pp"."""
-    return float(accounting.bubble.mean() / accounting.pipeline_s) if accounting.pipeline_s else 0.0
+    if not accounting.pipeline_s:
+        return 0.0
+    # Waits for another stage's work outside the phase (before a rank's first or after its last pass) count as bubble too.
+    return min(max(float(accounting.bubble.mean() / accounting.pipeline_s), 0.0), 1.0)

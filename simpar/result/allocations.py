@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Compute, Overlapped
 from simpar.parallel.layout import Layout
-from simpar.parallel.split import LocalBlock
 from simpar.result.allocator import AllocatorPeak, AllocatorRules, Event, replay
 from simpar.result.requests import Pass, placeholders, rank_events, until_steady
 

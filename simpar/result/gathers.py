@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
-from simpar.parallel.split import LocalBlock
+from simpar.parallel.optimizers import more_moments
 
 
 def stays_gathered(layout: Layout) -> bool:
@@ -39,8 +40,22 @@ def whole_embedding_gradient(layout: Layout) -> float:
     tp, embedding = layout.plan.tp, layout.network.embedding
     if embedding is None or tp == 1 or not layout.framework.whole_embedding_gradient or not rests_unsharded(layout):
         return 0.0
-    size = embedding.size
-    return size["v"] * size["d"] * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
+    return embedding.elements("embedding/word.weight") * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
+
+
+def sharded_more_moments(layout: Layout, stages: Sequence[int]) -> float:
+    """Bytes of moments of tables and vectors over those of as many weights of a matrix, on one rank."""
+    blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
+    dense, experts = more_moments(layout.optimizer, blocks)
+    sharded = layout.plan.zero_stage >= 1
+    return dense / (layout.shard_ranks if sharded else 1) + experts / (layout.expert_shard_ranks if sharded else 1)
+
+
+def frozen_parameters(layout: Layout, stages: Sequence[int]) -> float:
+    """Bytes of the frozen weights of these stages that rest on one rank under low-rank adaptation."""
+    shards, expert_shards = (layout.shard_ranks, layout.expert_shard_ranks) if layout.plan.zero_stage == 3 else (1, 1)
+    blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
+    return sum(layout.frozen_bytes(b) * (b.dense_parameters / shards + b.expert_parameters / expert_shards) for b in blocks)
 
 
 def update_bytes(layout: Layout, optimizer: float) -> float:
@@ -49,7 +64,7 @@ def update_bytes(layout: Layout, optimizer: float) -> float:
     if not state or layout.options.lora_rank:
         return 0.0
     gathered = layout.framework.gather_buffer_bytes * layout.shard_ranks if gathers_in_buffers(layout) else 0.0
-    return (layout.framework.update_bytes + gathered) * optimizer / state
+    return (layout.update_bytes + gathered) * optimizer / state
 
 
 def gathers_in_buffers(layout: Layout) -> bool:
@@ -80,11 +95,12 @@ class Gathers:
             return cls(zeros, zeros, zeros)
         state, ahead = layout.state_bytes, layout.framework.fsdp_prefetch_groups
         held = [b.dense_parameters + b.expert_parameters for b in blocks]
+        trained = [layout.trained(b) for b in blocks]
         forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
         weights = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
-        behind = [state.reduce * p for p in (*held[1:], 0.0)]
+        behind = [state.reduce * p for p in (*trained[1:], 0.0)]
         begin = [w + b for w, b in zip(weights, behind, strict=True)]
         if any(name == "head/logits" for name, _ in blocks[-1].saved):
             begin[-1] = state.gather * held[-1]  # nothing is prefetched before the loss is through
-        end = [w + 2.0 * p + max(b, state.reduce * p) for w, b, p in zip(weights, behind, held, strict=True)]
+        end = [w + 2.0 * p + max(b, state.reduce * p) for w, b, p in zip(weights, behind, trained, strict=True)]
         return cls(forward, begin, end)

@@ -14,10 +14,13 @@ from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.program.lower import optimizer_waits
 from simpar.program.program import FloatArray, PriceTable, Program
-from simpar.result.accounting import account, bubble_fraction
+from simpar.result.accounting import account, bubble_fraction, communication_seconds, compute_counts
+from simpar.result.ideal import ideal_seconds
 from simpar.result.memory import memory_over_time
 from simpar.result.result import Interval, Result, mean_breakdown
 from simpar.schedules import Schedule
+from simpar.specs.calibration import RunCalibration
+from simpar.specs.notes import scenario_notes
 
 HALF_WIDTH = 1.28 / 0.674
 """80 % half-width over the median absolute error of a normal distribution."""
@@ -62,13 +65,29 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
         memory=memory_over_time(layout, program, timeline, priced.held, roles),
         breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
         bubble_fraction=bubble_fraction(accounting), step_interval=_interval(priced, accounting.makespan, names),
-        provenance=_provenance(priced), communication_s=_communication(priced),
+        provenance=_provenance(priced), communication_s=_communication(priced, timeline),
         schedule_name=priced.schedule.name, hardware_flops=layout.model_flops + recomputed_flops(layout),
+        notes=(*scenario_notes(layout.scenario), *what_published_runs_add(layout)),
     )  # fmt: skip
 
 
+def what_published_runs_add(layout: Layout) -> tuple[str, ...]:
+    """On a calibrated machine, the constants that are not used there; elsewhere they are in the prices, and nothing is said."""
+    found = layout.published_calibration
+    if not layout.hardware.calibrated or found == RunCalibration(expected_error=found.expected_error):
+        return ()
+    parts = ("compute", "memory", "communication")
+    factors = ", ".join(f"{name} x {getattr(found, name):.3g}" for name in parts)
+    more = f"{factors}, {1e3 * found.step_s:.3g} ms a step"
+    return (f"calibrated machine: nothing fitted on published clusters' runs is used; what those add: {more}",)
+
+
 def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
-    """Push each category to both ends of its interval, replay, and add the changes in quadrature."""
+    """Push each category to both ends of its interval, replay, and add the changes of the step's logarithm in quadrature.
+
+    Times are ratios away from the truth, not differences: the interval is multiplicative, and no end of it is below the time that
+    the model FLOPs take at peak.
+    """
     base = priced.table.seconds
     variants: list[FloatArray] = [base]
     for name in names:
@@ -80,16 +99,24 @@ def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
                         moved[row] += up if sign > 0 else -down
             variants.append(np.maximum(moved, 0.0))
     spans = longest_path_batch(priced.program, np.array(variants))
-    up = spans[1::2] - spans[0]
-    down = spans[0] - spans[2::2]
-    high = makespan + float(np.sqrt((np.maximum(up, 0) ** 2).sum()))
-    low = makespan - float(np.sqrt((np.maximum(down, 0) ** 2).sum()))
+    up, down = np.maximum(spans[1::2], spans[0]) / spans[0], spans[0] / np.minimum(spans[2::2], spans[0])
     # What the parts' own intervals do not hold: how far the calibration was off on runs that it had not seen.
-    unseen = HALF_WIDTH * priced.layout.calibration.expected_error * makespan
-    high, low = makespan + float(np.hypot(high - makespan, unseen)), makespan - float(np.hypot(makespan - low, unseen))
-    widths = [(n, float(max(u, d))) for n, u, d in zip(names, up, down, strict=True)]
-    widths = sorted([*widths, ("calibration", unseen)], key=lambda x: -x[1])
+    unseen = HALF_WIDTH * priced.layout.calibration.expected_error
+    floor = min(ideal_seconds(priced.layout), makespan)
+    low, high = max(makespan / together(down, unseen), floor), makespan * together(up, unseen)
+    widths = [(n, makespan * float(max(u, d) - 1.0)) for n, u, d in zip(names, up, down, strict=True)]
+    widths = sorted([*widths, ("calibration", unseen * makespan)], key=lambda x: -x[1])
     return Interval(low, high, tuple(w for w in widths[:5] if w[1] > 0))
+
+
+def together(ratios: FloatArray, unseen: float) -> float:
+    """One factor of independent ones: the changes of the logarithm add up in quadrature.
+
+    Args:
+        ratios: float array [causes], each at least 1.
+        unseen: the calibration's own share, a factor of 1 + this.
+    """
+    return float(np.exp(np.hypot(np.sqrt((np.log(ratios) ** 2).sum()), np.log1p(unseen))))
 
 
 def _provenance(priced: Priced) -> dict[str, str]:
@@ -101,12 +128,11 @@ def _provenance(priced: Priced) -> dict[str, str]:
     return {name: str(worst(kinds).value) for name, kinds in sorted(found.items())}
 
 
-def _communication(priced: Priced) -> dict[str, float]:
-    """Busy seconds by dimension, hidden or exposed, mean over pipeline ranks."""
-    counts = np.bincount(priced.program.price, minlength=len(priced.prices))
-    found: dict[str, float] = {}
-    for count, price in zip(counts, priced.prices, strict=True):
-        pairs = price.communication_s or tuple(t for t in price.terms if t[0] in ("dp", "pp"))
-        for name, seconds in pairs:
-            found[name] = found.get(name, 0.0) + float(count) * seconds / max(len(priced.held), 1)
+def _communication(priced: Priced, timeline: Timeline) -> dict[str, float]:
+    """Busy seconds by dimension, hidden or exposed, mean over roles: transfers of their own, and those inside compute ops."""
+    found = communication_seconds(priced.program, timeline)
+    found.pop("host", None)
+    for count, price in zip(compute_counts(priced.program).tolist(), priced.prices, strict=True):
+        for name, seconds in price.communication_s:
+            found[name] = found.get(name, 0.0) + count * seconds
     return found

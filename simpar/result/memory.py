@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.data import state_memory
 from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
-from simpar.parallel.split import LocalBlock
 from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
-from simpar.result.gathers import Gathers, fsdp_buffers, rests_unsharded, update_bytes
+from simpar.result.gathers import Gathers, frozen_parameters, fsdp_buffers, rests_unsharded, sharded_more_moments, update_bytes
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
 from simpar.result.tensors import TimedPass
@@ -111,6 +111,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
         state = replace(state, gradient=0.0)
     a = state_memory(dense, state, zero, layout.shard_ranks)
     b = state_memory(experts, state, zero, layout.expert_shard_ranks)
+    more = sharded_more_moments(layout, stages)
     work = sum(workspaces(layout.framework, layout.hardware.gpu.architecture))
     beside = (("workspaces", work),) if work else ()
     if layout.training.optimizer == "none":
@@ -118,15 +119,17 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     if layout.options.lora_rank:
         trained = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True)[0] for s in stages)
         own = state_memory(trained, state, zero, layout.shard_ranks)
-        weight = state.parameter or 2.0
-        frozen = weight * dense / (layout.shard_ranks if zero == 3 else 1)
-        frozen += weight * experts / (layout.expert_shard_ranks if zero == 3 else 1)
-        return (("parameters", frozen + own.parameters), ("gradients", own.gradients), ("optimizer", own.optimizer), *beside)
-    offloaded = layout.plan.offload.optimizer
+        frozen = frozen_parameters(layout, stages)
+        parameters = 0.0 if layout.plan.offload.parameters else frozen + own.parameters
+        optimizer = 0.0 if layout.states_away else own.optimizer + more
+        return (("parameters", parameters), ("gradients", own.gradients), ("optimizer", optimizer), *beside)
+    # States in host memory leave the fp32 weights on the device only where the update runs there (paged moments).
+    offloaded = layout.states_away
+    left = 0.0 if layout.plan.offload.optimizer else (a.optimizer + b.optimizer) * state.master / (state.optimizer or 1.0)
     found = [
-        ("parameters", a.parameters + b.parameters),
+        ("parameters", 0.0 if layout.plan.offload.parameters else a.parameters + b.parameters),
         ("gradients", a.gradients + b.gradients),
-        ("optimizer", 0.0 if offloaded else a.optimizer + b.optimizer),
+        ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]
     found += [("communication_buffers", receive_buffers(layout, stages))]
     found += [("fsdp_buffers", fsdp_buffers(layout, dense + experts, stages))]
@@ -139,6 +142,8 @@ def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     state, zero = layout.state_bytes, layout.plan.zero_stage
     if state.gradients_persist or layout.training.optimizer == "none" or layout.options.lora_rank or rests_unsharded(layout):
         return 0.0
+    if layout.training.optimizer_in_backward:
+        return 0.0  # each goes with its update, while the next ones are computed
     dense = state_memory(sum(b.dense_parameters for b in blocks), state, zero, layout.shard_ranks)
     experts = state_memory(sum(b.expert_parameters for b in blocks), state, zero, layout.expert_shard_ranks)
     return dense.passing_gradients + experts.passing_gradients
@@ -198,8 +203,14 @@ def _backward_events(blocks: list[_BlockBytes], *, split: bool) -> list[_Event]:
 
 
 def _key_events(
-    key: object, sums: list[list[_BlockBytes]], split: set[int], offloaded: float, gradients: Sequence[Sequence[float]],
-    gathered: Sequence[Sequence[float]], outputs: Sequence[Sequence[float]],
+    key: object,
+    sums: list[list[_BlockBytes]],
+    split: set[int],
+    offloaded: float,
+    gradients: Sequence[Sequence[float]],
+    gathered: Sequence[Sequence[float]],
+    outputs: Sequence[Sequence[float]],
+    kept: Sequence[Sequence[float]],
 ) -> list[_Event]:
     """What an op with this price does to memory.
 
@@ -207,11 +218,12 @@ def _key_events(
         gradients: of each stage's blocks, where they do not rest.
         gathered: weights gathered while a block's forward runs.
         outputs: what a block's forward leaves to the end of the step.
+        kept: activations of a block that offloading applies to.
     """  # fmt: skip
     opens = closes = True
     parts: list[tuple[str, int, int, int | None]]
     if isinstance(key, Offload):
-        away = offloaded * sum(b[0] + b[1] for b in sums[key.stage][key.first : key.last])
+        away = offloaded * sum(kept[key.stage][key.first : key.last])
         return [(key.to_host, "activations", -away if key.to_host else away)]
     if isinstance(key, OptimizerStep):
         return [(True, "gradients", -sum(sum(stage) for stage in gradients))]
@@ -264,7 +276,8 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
     gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]
     gathered = [g.forward for g in gathers]
     outputs = [[last_outputs(layout, b) for b in blocks] for blocks in layout.stage_blocks]
-    per_key = [_key_events(key, sums, split, away, gradients, gathered, outputs) for key in program.price_keys]
+    kept = [[b.offloadable_bytes for b in blocks] for blocks in layout.stage_blocks]
+    per_key = [_key_events(key, sums, split, away, gradients, gathered, outputs, kept) for key in program.price_keys]
     for key, events in zip(program.price_keys, per_key, strict=True):
         if isinstance(key, OptimizerStep):
             # What the pipeline engine kept of every micro-batch goes with the step.

@@ -11,12 +11,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from simpar.parallel.block_memory import BlockMemory
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.lifetimes import Lifetimes, lifetimes
-from simpar.parallel.split import LocalBlock
+from simpar.parallel.local_layer import LocalLayer
 from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
-from simpar.result.gathers import gathers_in_buffers, rests_unsharded, update_bytes, whole_embedding_gradient
+from simpar.result.gathers import (
+    frozen_parameters,
+    gathers_in_buffers,
+    rests_unsharded,
+    sharded_more_moments,
+    update_bytes,
+    whole_embedding_gradient,
+)
 from simpar.result.outside import workspaces
 from simpar.result.stage_ends import STAGE_INPUT, kept_outputs, last_outputs, receive_buffers
 
@@ -236,19 +243,22 @@ def rank_events(layout: Layout, stages: list[int], passes: list[Pass], *, thin: 
     trace.drain()
     for size in moments:
         trace.ask(size)
-    _update(trace, sum(moments))
+    _update(trace, moments)
     sharded.zero_gradients()
     run_passes(trace, sharded, shortened)
     return trace.events
 
 
-def _update(trace: Trace, moments: float) -> None:
+def _update(trace: Trace, moments: list[float]) -> None:
     """What an update needs beside the states: of two moments, so many bytes a parameter; of a gather, its buffers."""
     state = trace.layout.state_bytes
-    total = update_bytes(trace.layout, moments * state.optimizer / state.moments) if state.moments else 0.0
+    total = update_bytes(trace.layout, sum(moments) * state.optimizer / state.moments) if state.moments else 0.0
     shards = trace.layout.shard_ranks
     if gathers_in_buffers(trace.layout):
         tensors = [trace.ask(total / 2 / shards) for _ in range(shards)] + [trace.ask(total / 2)]
+    elif trace.layout.framework.optimizer_kernel == "foreach" and moments:
+        # A list of operations makes one tensor for each weight.
+        tensors = [trace.ask(total * m / sum(moments)) for m in moments]
     else:
         tensors = [trace.ask(total / _UPDATE_TENSORS) for _ in range(_UPDATE_TENSORS)]
     for tensor in tensors:
@@ -269,9 +279,15 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
     def shards(expert: bool) -> int:
         return layout.expert_shard_ranks if expert else layout.shard_ranks
 
-    own = [trace.ask(w * state.parameter / (shards(e) if zero == 3 else 1)) for w, e in weights]
+    if layout.options.lora_rank:
+        frozen = 0.0 if layout.plan.offload.parameters else frozen_parameters(layout, stages)
+        for _ in weights:
+            trace.ask(frozen / len(weights))
+        return []
+    kept = 0.0 if layout.plan.offload.parameters else state.parameter
+    own = [trace.ask(w * kept / (shards(e) if zero == 3 else 1)) for w, e in weights]
     total = sum(w for w, _ in weights)
-    if layout.training.optimizer == "none" or layout.options.lora_rank:
+    if layout.training.optimizer == "none":
         return []
     buffers = zero in (1, 2) and layout.framework.contiguous_buffers
     if buffers:
@@ -290,12 +306,16 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
         trace.ask(size)
     trace.ask(receive_buffers(layout, stages))
     moments = []
-    if plan.offload.optimizer:
+    if layout.states_away:
+        if not plan.offload.optimizer:
+            for w, expert in weights:
+                trace.ask(w * state.master / (shards(expert) if zero >= 1 else 1))
         return []
     for w, expert in weights:
         split = shards(expert) if zero >= 1 else 1
         trace.ask(w * state.master / split)
         moments += [w * state.moments / 2 / split] * 2
+    trace.ask(sharded_more_moments(layout, stages))
     return moments
 
 
@@ -303,7 +323,7 @@ def placeholders(layout: Layout, stages: list[int]) -> dict[tuple[int, int], flo
     """(rows, columns) -> bytes of what stands for weight gradients that accumulate in place: one tensor of every shape."""
     shapes: dict[tuple[int, int], float] = {}
     for block in {id(b): b for stage in stages for b in layout.stage_blocks[stage]}.values():
-        shapes |= BlockMemory(block.block, block.options).weight_shapes()
+        shapes |= LocalLayer(block.layer, block.options).weight_shapes()
     return shapes
 
 
@@ -356,5 +376,3 @@ def run_passes(trace: Trace, sharded: Sharded, passes: list[Pass]) -> None:
                 sharded.before(stage, index, -1)
                 trace.backward(stage, index, late=phase == "I")
                 sharded.after_backward(stage, index)
-
-

@@ -11,9 +11,11 @@ import numpy as np
 from simpar.engine.repeat import Repetitions
 from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout
-from simpar.program.program import Program
-from simpar.result.accounting import Accounting
+from simpar.program.program import COMPUTE_KINDS, Program
+from simpar.result.accounting import Accounting, compute_counts
+from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
 from simpar.result.memory import CATEGORIES, RankMemory
+from simpar.result.published import compare_published
 from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 
 MFU_DEFINITION = (
@@ -90,8 +92,12 @@ class Result:
     @property
     def peak_flops_per_s(self) -> float:
         """Dense peak that MFU divides by: the training dtype's bf16-class peak."""
-        dtype = self.layout.training.precision
-        return self.layout.hardware.peak_flops_per_s(dtype if dtype in ("fp16", "fp32", "tf32") else "bf16")
+        return mfu_peak_flops_per_s(self.layout)
+
+    @cached_property
+    def ideal_s(self) -> float:
+        """Seconds of the model FLOPs alone, every product at the peak of the dtype that it runs in."""
+        return ideal_seconds(self.layout)
 
     @property
     def model_flops_per_s_per_gpu(self) -> float:
@@ -150,7 +156,7 @@ class Result:
 
     def waterfall(self) -> list[tuple[str, float]]:
         """Step time from the ideal (model FLOPs at peak) to the predicted, in seconds; the entries add up to the step."""
-        ideal = self.layout.model_flops / self.world_size / self.peak_flops_per_s
+        ideal = self.ideal_s
         b = self.breakdown
         kernels = b.get("matmul", 0.0) + b.get("attention", 0.0) + b.get("expert_matmul", 0.0)
         steps = [("ideal: model FLOPs at peak", ideal), ("matmul and attention below peak", kernels - ideal)]
@@ -159,7 +165,8 @@ class Result:
             "tp": "tensor parallel, exposed",
             "cp": "context parallel, exposed", "ep": "expert parallel, exposed", "pp": "pipeline sends, exposed",
             "bubble": "pipeline bubble and imbalance", "dp": "data parallel, exposed", "optimizer": "optimizer",
-            "interference": "compute slowed by collectives", "host": "offload to the host, exposed",
+            "skew": "waits for other ranks' reductions", "interference": "compute slowed by collectives",
+            "host": "offload to the host, exposed",
         }  # fmt: skip
         steps += [(text, b[key]) for key, text in names.items() if abs(b.get(key, 0.0)) > 1e-9]
         return steps
@@ -224,6 +231,7 @@ class Result:
                     f"p{q}": float(np.quantile(self.repetitions.peak_memory_bytes, q / 100)) for q in (50, 90, 99)
                 },
             },
+            "published": [row.to_json() for row in compare_published(self)],
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -236,15 +244,11 @@ def mean_breakdown(terms: np.ndarray, names: list[str], program: Program, accoun
         terms: float array [prices, names]; each compute price's ledger.
         seconds: float array [ops], priced; lengths: float array [ops], as they ran (interference stretches them).
     """
-    roles = max(len(accounting.busy), 1)
-    compute = np.isin(program.kind, [0, 1, 2, 3, 8, 11, 12])
-    # An op of several roles (ranks in lockstep) is on the compute stream of each.
-    ptr, _ = program.op_streams
-    holders = np.maximum(ptr[1:] - ptr[:-1], 1)
-    counts = np.bincount(program.price[compute], weights=holders[compute], minlength=len(program.price_keys))
-    totals = counts @ terms / roles
+    totals = compute_counts(program) @ terms
     found = {n: float(v) for n, v in zip(names, totals, strict=True) if v}
-    stretch = float(((lengths[compute] - seconds[compute]) * holders[compute]).sum()) / roles
+    compute = np.isin(program.kind, [int(kind) for kind in COMPUTE_KINDS])
+    ptr, _ = program.op_streams
+    stretch = float(((lengths - seconds) * np.diff(ptr))[compute].sum()) / max(len(accounting.busy), 1)
     if abs(stretch) > 1e-12:
         found["interference"] = stretch
     for name, waited in accounting.waits.items():

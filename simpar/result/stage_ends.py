@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import boundary_bytes
-from simpar.parallel.split import LocalBlock
 
 STAGE_INPUT: Final = "input_norm_in"
 """What the first layer of a pipeline stage saves of the stage's input."""
@@ -19,7 +19,7 @@ def receive_buffers(layout: Layout, stages: list[int]) -> float:
     total, count = 0.0, layout.num_microbatches
     for index in stages:
         stage = layout.stages[index]
-        sizes = layout.network.boundary_bytes
+        sizes = layout.boundary_bytes
         if not stage.head:
             total += count * boundary_bytes(sizes[stage.first + stage.count], layout.plan)
         if not stage.embedding:
@@ -32,7 +32,7 @@ def kept_outputs(layout: Layout, index: int) -> float:
     stage = layout.stages[index]
     if not layout.framework.keeps_stage_outputs or layout.plan.pp == 1 or stage.head:
         return 0.0
-    return boundary_bytes(layout.network.boundary_bytes[stage.first + stage.count], layout.plan)
+    return boundary_bytes(layout.boundary_bytes[stage.first + stage.count], layout.plan)
 
 
 def freed_inputs(layout: Layout, index: int) -> float:
@@ -48,4 +48,4 @@ def last_outputs(layout: Layout, block: LocalBlock) -> float:
     if not layout.framework.keeps_last_outputs or layout.plan.pp == 1:
         return 0.0
     logits = sum(v for name, v in block.saved if name == "head/logits")
-    return logits * 2.0 / (2.0 + 4.0 * block.options.style.logits_fp32_copies)
+    return logits * 2.0 / (2.0 + 4.0 * block.options.kernels.logits_fp32_copies)

@@ -39,11 +39,7 @@ def repeat_block(name: str, num_ranks: int, num_microbatches: int, slopes: tuple
     for rank, times in enumerate(block.times):
         down, up = rank, 2 * num_ranks - 1 - rank
         passes = zip(times, (down, up, up, down, up, down), "FFIIWW", strict=True)
-        timed = [
-            (time + _INTERVAL * m, stage, Phase(phase), m)
-            for time, stage, phase in passes
-            for m in range(num_microbatches)
-        ]
+        timed = [(time + _INTERVAL * m, stage, Phase(phase), m) for time, stage, phase in passes for m in range(num_microbatches)]
         rows.append(tuple(Action(stage, phase, m) for _, stage, phase, m in sorted(timed)))
     return _fill_drain(Schedule(name, num_ranks, num_microbatches, v_placement(num_ranks), tuple(rows)))
 
@@ -100,9 +96,7 @@ def _fill_drain(schedule: Schedule) -> Schedule:
     """Move the weight gradients after each rank's last forward into the gaps between its input gradients."""
     drains = [_Drain.of(row) for row in schedule.rows]
     # With all weight gradients at the end, a replay shows when the input gradients could run at the earliest.
-    early = replace(
-        schedule, rows=tuple((*d.head, *d.gradients, *d.waiting, *map(_weight, d.gradients)) for d in drains)
-    )
+    early = replace(schedule, rows=tuple((*d.head, *d.gradients, *d.waiting, *map(_weight, d.gradients)) for d in drains))
     played, rank_start = early.replay(), early.as_arrays().rank_start
     rows = []
     for rank, drain in enumerate(drains):

@@ -30,9 +30,7 @@ class _Findings:
         self.violations.append(Violation(f"rank {cell[0]}, step {cell[1]}", str(action), rule, right))
 
 
-def check_rows(
-    rows: Rows, chains: Sequence[Chain], stage_to_rank: Sequence[int], num_ranks: int, num_microbatches: int
-) -> None:
+def check_rows(rows: Rows, chains: Sequence[Chain], stage_to_rank: Sequence[int], num_ranks: int, num_microbatches: int) -> None:
     """Raise `InputError` with all violations of a schedule given by its parts; see `Schedule.check`."""
     found = _Findings()
     found.violations.extend(_shape(rows, chains, stage_to_rank, num_ranks, num_microbatches))

@@ -120,9 +120,7 @@ def communication_violations(schedule: Schedule, rows: Rows) -> Iterator[Violati
                 yield Violation(where, str(action), "concerns a stage of another rank", _holder(schedule, action.stage))
             if action.phase in COMMUNICATION_PHASES and action in place:
                 other = place[action]
-                yield Violation(
-                    where, str(action), f"stands at rank {other[0]}, step {other[1]} already", "leave one out"
-                )
+                yield Violation(where, str(action), f"stands at rank {other[0]}, step {other[1]} already", "leave one out")
             for leaf in action.leaves:
                 place.setdefault(leaf, (rank, step))
     needed: set[Action] = set()
@@ -153,8 +151,6 @@ def _transfer_violations(
         if action not in place:
             yield Violation(where, str(anchor), f"{action} is missing", f"put it {order} {anchor}")
         elif place[action][0] != rank:
-            yield Violation(
-                where, str(anchor), f"{action} stands on rank {place[action][0]}", f"move it to rank {rank}"
-            )
+            yield Violation(where, str(anchor), f"{action} stands on rank {place[action][0]}", f"move it to rank {rank}")
         elif (place[action][1] > step) != (order == "after"):
             yield Violation(where, str(anchor), f"{action} stands on the wrong side of it", f"put it {order} {anchor}")

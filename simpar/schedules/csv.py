@@ -11,6 +11,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+from simpar import boundary
 from simpar.errors import InputError, Violation
 from simpar.schedules.action import Action, parse_action
 from simpar.schedules.communication import communication_violations, with_communication
@@ -29,6 +30,7 @@ def write_csv(schedule: Schedule, path: Path | str, *, communication: bool = Fal
         csv.writer(file).writerows(rows)
 
 
+@boundary.reader("path", "a schedule: a row for each rank, a cell for each action")
 def read_csv(path: Path | str, *, replicas: int = 1) -> Schedule:
     """The schedule in a CSV file of either form, checked; empty cells (torch's idle slots) are skipped.
 
@@ -61,11 +63,7 @@ def read_csv(path: Path | str, *, replicas: int = 1) -> Schedule:
 
 
 def _read_rows(path: Path) -> Rows:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            cells = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError([Violation("schedule", str(path), f"cannot be read: {error}")]) from error
+    cells = boundary.read_csv(path, empty=True)  # that it uses no stage says more
     violations = []
     rows: list[tuple[Action, ...]] = []
     for row_number, row in enumerate(cells, start=1):

@@ -106,10 +106,7 @@ def _rules(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Iterat
 
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
-    rows = tuple(
-        dual_row(rank, num_ranks, num_microbatches, near=rank, far=2 * num_ranks - 1 - rank)
-        for rank in range(num_ranks)
-    )
+    rows = tuple(dual_row(rank, num_ranks, num_microbatches, near=rank, far=2 * num_ranks - 1 - rank) for rank in range(num_ranks))
     return Schedule("dualpipe-v", num_ranks, num_microbatches, v_placement(num_ranks), rows)
 
 

@@ -57,9 +57,7 @@ class ScheduleFamily:
         v = self._virtual_stages(virtual_stages)
         shape = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "virtual_stages": v}
         found = [
-            Violation(field, value, "must be at least 1", "any positive integer")
-            for field, value in shape.items()
-            if value < 1
+            Violation(field, value, "must be at least 1", "any positive integer") for field, value in shape.items() if value < 1
         ]
         if self.virtual_stages is not None and v != self.virtual_stages:
             rule = f"schedule {self.name!r} has exactly {self.virtual_stages} virtual stage(s) per rank"
@@ -72,9 +70,7 @@ class ScheduleFamily:
         )
         return found or list(self.rules(num_ranks, num_microbatches, v, **options))
 
-    def build(
-        self, num_ranks: int, num_microbatches: int, virtual_stages: int | None = None, **options: object
-    ) -> Schedule:
+    def build(self, num_ranks: int, num_microbatches: int, virtual_stages: int | None = None, **options: object) -> Schedule:
         """The schedule of p ranks, m microbatches and v virtual stages per rank (None: the family's, or 1).
 
         Raises:

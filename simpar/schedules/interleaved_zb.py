@@ -13,9 +13,7 @@ from simpar.schedules.interleaved import equal_rounds, round_size, visits
 from simpar.schedules.schedule import Schedule, loop_placement
 
 
-def delayed_weights(
-    forwards: list[Action], input_gradients: list[Action], warmup: int, delay: int
-) -> tuple[Action, ...]:
+def delayed_weights(forwards: list[Action], input_gradients: list[Action], warmup: int, delay: int) -> tuple[Action, ...]:
     """`warmup` forwards, then F and I in turn, each weight gradient `delay` input gradients after its own."""
     row = forwards[:warmup]
     weights = [Action(action.stage, Phase.W, action.microbatch) for action in input_gradients]

@@ -9,8 +9,7 @@ from simpar.schedules.schedule import Schedule, loop_placement
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int) -> Schedule:
     rows = tuple(
-        tuple(Action(rank, phase, m) for m in range(num_microbatches) for phase in (Phase.F, Phase.B))
-        for rank in range(num_ranks)
+        tuple(Action(rank, phase, m) for m in range(num_microbatches) for phase in (Phase.F, Phase.B)) for rank in range(num_ranks)
     )
     return Schedule("naive", num_ranks, num_microbatches, loop_placement(num_ranks, 1), rows)
 

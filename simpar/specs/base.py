@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
+from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from simpar.boundary import MOST_CONFIG_BYTES, parse_toml, read_text
 from simpar.errors import InputError, Violation
 
 Evidence = Literal["measured", "published", "derived", "assumed"]
 
 
-class Spec(BaseModel):
-    """Base of everything the user writes."""
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _SpecType
+else:
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    class _SpecType(type(BaseModel)):
+        """Specs built in code break rules in simpar's words, as those read from files do."""
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*args, **fields)
+            except ValidationError as error:
+                raise InputError(violations_of(error, cls, fields)) from None
+
+
+class Spec(BaseModel, metaclass=_SpecType):
+    """Base of everything the user writes.
+
+    Raises:
+        InputError: when built in code from values that break a rule.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -29,14 +51,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, unreadable or not TOML (with line and column).
     """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    return parse_toml(read_text(path, MOST_CONFIG_BYTES, empty=True), path)
 
 
 def _known_fields(spec: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
@@ -55,28 +70,67 @@ def _known_fields(spec: type[BaseModel], location: tuple[int | str, ...]) -> lis
     return list(getattr(current, "model_fields", {}))
 
 
-def violations_of(error: ValidationError, spec: type[BaseModel], file: str = "", prefix: str = "") -> list[Violation]:
-    """One `Violation` per problem pydantic found, in simpar's words."""
-    found = []
-    items = error.errors(include_url=False)
-    for item in items:
-        location = item["loc"]
-        below = any(len(other["loc"]) > len(location) and other["loc"][: len(location)] == location for other in items)
-        if item["type"] == "too_short" and below:
-            continue  # only because the wrong entries do not count
+_KINDS: Final = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type", "dataclass_type"), "must be a table"),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type", "iterable_type"), "must be a list"),
+    **dict.fromkeys(("int_type", "int_parsing"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "string_type": "must be a text",
+    "int_from_float": "must be a whole number",
+    "missing": "is required",
+}
+"""Rules that pydantic states in terms of Python's types, by its name of the error."""
+
+
+def _below(table: Any, part: int | str) -> tuple[Any] | None:
+    """What lies at `part` of a table, a list or a spec, in a tuple; None where nothing does."""
+    if isinstance(table, BaseModel):
+        table = dict(table)
+    elif isinstance(table, list | tuple):
+        table = dict(enumerate(table))
+    return (table[part],) if isinstance(table, Mapping) and part in table else None
+
+
+def _written(location: tuple[int | str, ...], table: Any, missing: bool) -> tuple[int | str, ...]:
+    """`location` as the user can find it in `table`: without pydantic's names of a union's members."""
+    found: list[int | str] = []
+    for index, part in enumerate(location):
+        below = _below(table, part)
+        if below is not None:
+            table = below[0]
+        elif not (missing and index == len(location) - 1):
+            continue
+        found.append(part)
+    return tuple(found)
+
+
+def violations_of(error: ValidationError, spec: type[BaseModel], table: Any, file: str = "", prefix: str = "") -> list[Violation]:
+    """One `Violation` per problem pydantic found in `table`, in simpar's words."""
+    items = [
+        (_written(item["loc"], table, item["type"] == "missing"), item) for item in error.errors(include_url=False)
+    ]  # fmt: skip
+    found: dict[str, Violation] = {}
+    for location, item in items:
+        if any(len(other) > len(location) and other[: len(location)] == location for other, _ in items):
+            continue  # what is wrong below says more: wrong entries of a list, the table that a union's other members are not
         field = ".".join(str(part) for part in (prefix, *location) if part != "")
-        value, rule, right = item.get("input"), item["msg"].removeprefix("Value error, "), ""
+        rule = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        value, rule, right = item.get("input"), _KINDS.get(item["type"], rule), ""
         if item["type"] == "extra_forbidden":
-            known = _known_fields(spec, location[:-1])
-            close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+            known = _known_fields(spec, item["loc"][:-1])
+            close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.5)
             rule = "unknown field"
             right = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(sorted(known))}"
         elif item["type"] == "missing":
-            value, rule = None, "is required"
+            value = None
         elif isinstance(value, dict | list):
             value = "..."
-        found.append(Violation(field, value, rule, right, file))
-    return found
+        before = found.get(field)
+        if before is not None and rule not in before.rule:
+            rule = f"{before.rule}, or {rule.removeprefix('must be ')}"  # members of a union
+        found[field] = Violation(field, value, rule, right, file)
+    return list(found.values())
 
 
 def validate(spec: type[S], table: Any, *, file: str = "", prefix: str = "") -> S:
@@ -88,13 +142,24 @@ def validate(spec: type[S], table: Any, *, file: str = "", prefix: str = "") -> 
     try:
         return spec.model_validate(table)
     except ValidationError as error:
-        raise InputError(violations_of(error, spec, file, prefix)) from None
+        raise InputError(violations_of(error, spec, table, file, prefix)) from None
 
 
 def data_dir(name: str) -> Path:
-    """The folder of shipped data called `name` (hardware_profiles, scenarios, validation), in a checkout or an install."""
-    package = Path(__file__).resolve().parent.parent
-    for candidate in (package.parent / name, package / "_data" / name):
+    """The folder of shipped data called `name` (hardware_profiles, scenarios, validation): in a wheel inside the package, in a
+    checkout (or its editable install) at the top of the repository.
+
+    Raises:
+        InputError: the installation is incomplete.
+    """
+    package = Path(str(resources.files("simpar")))
+    for candidate in (package / "_data" / name, package.parent / name):
         if candidate.is_dir():
             return candidate
-    raise InputError(f"the shipped folder {name!r} is missing beside {package}")
+    raise InputError(f"the shipped folder {name!r} is missing in {package}: this installation of simpar is incomplete")
+
+
+def checkout_dir(name: str) -> Path | None:
+    """`data_dir(name)` where it belongs to a checkout, whose generated files may be written anew; None in an installed package."""
+    folder = data_dir(name)
+    return None if folder.parent.name == "_data" else folder

@@ -1,8 +1,14 @@
-"""How much slower real training is than its priced parts, per framework and GPU generation: fitted on published runs.
+"""The registry of fitted numbers: every number of simpar that was chosen by looking at published training runs.
 
-Kernel tables are measured one kernel at a time; in a training step clocks sag, launches straggle, ranks wait for the slowest of
-them, and small ops that nobody lists add up. Each constant scales one physical part of the step and was fitted on all runs of
-its framework and architecture together (`python -m simpar.validation.fit_runs`), never per run.
+Kernel and collective tables are measured one kernel at a time. In a training step clocks sag under sustained load, launches
+straggle and ranks wait for the slowest of them, and small kernels that no list names add up. Each constant scales one physical part
+of the step for a *group* of runs: all of them, one GPU architecture, one family of frameworks, or a family on an architecture or
+GPU. Factors of nested groups multiply, seconds add.
+
+A number stays only if it pays on sources that its fit has not seen: its gain, the mean over left-out sources of the error without
+it
+minus the error with it, exceeds its own standard error (`python -m simpar.evidence.fit_constants`). `constants.toml` holds the
+result.
 """
 
 from __future__ import annotations
@@ -10,92 +16,170 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
+from typing import Final, Literal
 
 from simpar.specs.base import Spec, read_toml, validate
-from simpar.specs.framework import family_of
+from simpar.specs.framework import FrameworkSpec, family_of
+from simpar.specs.hardware import HardwareProfile, known_gpu
 
-FILE = Path(__file__).with_name("run_calibration.toml")
-Factor = Annotated[float, Field(gt=0)]
-BOUNDS = {"compute": (0.95, 1.6), "memory": (0.9, 3.0), "communication": (0.9, 4.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 2.0)}
-"""Least and most of each constant. A part cannot run much faster inside a step than alone; a little, because shared tables
-differ from a run's own libraries."""
+FILE = Path(__file__).with_name("constants.toml")
+ANY: Final = "*"
+Name = Literal[
+    "compute",
+    "memory",
+    "communication",
+    "pass_s",
+    "step_s",
+    "expected_error",
+    "kernels.odd_rows",
+    "kernels.unaligned_heads",
+]
+NEUTRAL: Final[dict[str, float]] = {
+    "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
+    "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0,
+}  # fmt: skip
+"""Constant -> the value that leaves it out."""
+FACTORS: Final = ("compute", "memory", "communication")
+SECONDS: Final = ("pass_s", "step_s")
+MEANING: Final[dict[str, str]] = {
+    "compute": "factor on seconds of matmuls and attention: clocks and power under sustained load, waiting for the slowest rank",
+    "memory": "factor on seconds of memory-bound kernels and the optimizer: small kernels that an op list leaves out",
+    "communication": "factor on seconds of collectives and sends: link efficiency under load, skewed arrival",
+    "pass_s": "host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)",
+    "step_s": "host seconds per step: data loading, logging, synchronisation",
+    "expected_error": "median |predicted / measured - 1| of runs of sources left out of every fit: the width of the interval",
+    "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
+    "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
+}
+BOUNDS: Final[dict[str, tuple[float, float]]] = {
+    "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
+    "expected_error": (0.0, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
+}  # fmt: skip
+"""Least and most of each constant, over all nested groups together."""
 
 
-class RunCalibration(Spec):
-    """Constants of one framework on one GPU architecture."""
+class Constant(Spec):
+    """One fitted number.
 
-    framework: str
-    """Its name, "family NAME" for all frameworks that descend from one, "*" for all."""
-    architecture: str
-    """A GPU's name as in its profile, or an architecture for all its GPUs together."""
-    since: str = "2000-01"
-    """First month of the framework's behaviour that it holds for."""
-    compute: Factor = 1.0
-    """factor on seconds of matmul and attention: clocks and power under sustained mixed load, waiting for the slowest rank"""
-    memory: Factor = 1.0
-    """factor on seconds of memory-bound kernels and the optimizer: the small kernels that an op list leaves out"""
-    communication: Factor = 1.0
-    """factor on seconds of collectives and sends (DeepEP's and HybridEP's exchanges apart): link efficiency under load, arrival
-    skew"""
-    pass_s: Annotated[float, Field(ge=0)] = 0.0
-    """host seconds that the device waits for per stage pass, a forward or a backward of one micro-batch"""
-    step_s: Annotated[float, Field(ge=0)] = 0.0
-    """host seconds per step: logging, data, gradient norm, synchronisation"""
+    Attributes:
+        name: what it scales, a key of `MEANING`.
+        family, architecture, gpu: the runs that it holds for; "*" = any.
+        architectures: those that enough sources of the group ran on; it holds on no other. Empty = on all.
+        value: in the unit of its name (a factor, or seconds).
+        rows, sources: runs of the group and where they were published.
+        gain, gain_se: mean over left-out sources of the absolute relative error without it minus with it, and the standard error
+            of that mean.
+        status: "kept" (it pays on left-out sources), "interval" (a width, not a price), "one source" (a property of kernels seen in
+            one source alone, whose gain holds on that source's other models).
+    """
+
+    name: Name
+    family: str = ANY
+    architecture: str = ANY
+    gpu: str = ANY
+    architectures: tuple[str, ...] = ()
+    value: float
     rows: int = 0
     sources: tuple[str, ...] = ()
-    median_before: float = 0.0
-    median_after: float = 0.0
-    median_cross_validated: float = 0.0
-    """Median |predicted / measured - 1| of rows that the constants were not fitted on (left-out sources, or fifths)."""
+    gain: float = 0.0
+    gain_se: float = 0.0
+    status: Literal["kept", "interval", "one source"] = "kept"
+
+    @property
+    def neutral(self) -> float:
+        """The value that leaves it out."""
+        return NEUTRAL[self.name]
+
+    @property
+    def group(self) -> str:
+        """The runs that it holds for, "all" or "family=nemo, architecture=hopper"."""
+        given = ((key, getattr(self, key)) for key in ("family", "architecture", "gpu"))
+        return ", ".join(f"{key}={value}" for key, value in given if value != ANY) or "all"
+
+    def holds(self, family: str, architecture: str, gpu: str) -> bool:
+        """Whether a run of `family` on this chip belongs to the group."""
+        pairs = ((self.family, family), (self.architecture, architecture), (self.gpu, gpu))
+        seen = not self.architectures or architecture in self.architectures
+        return seen and all(wanted in (ANY, found) for wanted, found in pairs)
+
+    def as_json(self) -> dict[str, object]:
+        """The object that `simpar constants --json` prints."""
+        shown = ("value", "neutral", "rows", "gain", "gain_se", "status")
+        return {"name": self.name, "group": self.group, "sources": list(self.sources), "meaning": MEANING[self.name]} | {
+            key: getattr(self, key) for key in shown
+        }
+
+
+class Unseen(Spec):
+    """How far off predictions are on runs of sources that no fit has seen.
+
+    Attributes:
+        family, architecture: the runs; "*" = all.
+        rows, sources: how many.
+        neutral_median, neutral_mean: absolute relative error of the step time with every constant neutral.
+        median, mean: the same with the whole fit repeated without the run's source.
+        coverage: share of these runs inside an 80 % interval of the expected error alone.
+    """
+
+    family: str = ANY
+    architecture: str = ANY
+    rows: int
+    sources: int
+    neutral_median: float
+    neutral_mean: float
+    median: float
+    mean: float
+    coverage: float
+
+
+class ConstantsFile(Spec):
+    """constants.toml."""
+
+    constants: tuple[Constant, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunCalibration:
+    """The constants in force for one framework on one GPU; factors, seconds, and a share (`expected_error`)."""
+
+    compute: float = 1.0
+    memory: float = 1.0
+    communication: float = 1.0
+    pass_s: float = 0.0
+    step_s: float = 0.0
     expected_error: float = 0.0
-    """The same for the next run: drawn towards that of the group around, all the more the fewer rows there are."""
-    without: dict[str, float] = {}
-    """Constant -> cross-validated median when it alone is left at its neutral value."""
 
 
-class CalibrationFile(Spec):
-    """run_calibration.toml."""
-
-    entries: tuple[RunCalibration, ...] = ()
-
-
-NEUTRAL = RunCalibration(framework="", architecture="")
-UNSEEN_ERROR = 0.162
-"""Error expected of a run on an architecture that no constants were fitted for: that of sources left out wholly, without constants
-(validation/fit_runs.py)."""
-_OTHERS: ContextVar[tuple[RunCalibration, ...] | None] = ContextVar("calibrations", default=None)
+_OTHERS: ContextVar[tuple[Constant, ...] | None] = ContextVar("constants", default=None)
 """Constants in place of the shipped ones."""
 
 
 @lru_cache(maxsize=1)
-def calibrations() -> tuple[RunCalibration, ...]:
-    """The shipped constants."""
-    return read_calibrations(FILE) if FILE.is_file() else ()
+def constants() -> tuple[Constant, ...]:
+    """The shipped registry."""
+    return read_constants(FILE)
 
 
-def read_calibrations(path: Path) -> tuple[RunCalibration, ...]:
-    """The constants of a file that `fit_runs` wrote.
+def read_constants(path: Path) -> tuple[Constant, ...]:
+    """The registry in a file that `fit_constants` wrote.
 
     Raises:
         InputError: unreadable, or an entry that breaks a rule.
     """
-    return validate(CalibrationFile, read_toml(path), file=str(path)).entries
+    return validate(ConstantsFile, read_toml(path), file=str(path)).constants
+
+
+def unseen() -> tuple[Unseen, ...]:
+    """Errors on sources left out of the shipped fit, all runs first."""
+    return validate(ConstantsFile, read_toml(FILE), file=str(FILE)).unseen
 
 
 @contextmanager
-def uncalibrated() -> Iterator[None]:
-    """Prices as the parts alone give them, for fitting and for reports without the constants."""
-    with calibrated_by(()):
-        yield
-
-
-@contextmanager
-def calibrated_by(entries: tuple[RunCalibration, ...]) -> Iterator[None]:
+def calibrated_by(entries: tuple[Constant, ...]) -> Iterator[None]:
     """These constants instead of the shipped ones."""
     token = _OTHERS.set(entries)
     try:
@@ -104,47 +188,68 @@ def calibrated_by(entries: tuple[RunCalibration, ...]) -> Iterator[None]:
         _OTHERS.reset(token)
 
 
-def family_name(framework: str) -> str:
-    """What the entries of all frameworks of the same descent are called."""
-    return f"family {family_of(framework)}"
+@contextmanager
+def uncalibrated() -> Iterator[None]:
+    """Prices with every constant neutral, for fits and for reports without constants."""
+    with calibrated_by(()):
+        yield
 
 
-def calibration_for(framework: str, since: tuple[int, int], architecture: str, gpu: str = "") -> RunCalibration:
-    """The constants in force: of the framework on this GPU; else the framework's (its family's, everybody's) on the architecture,
-    moved by what the family's constants on this GPU differ from those on its architecture.
-    """
-    month = 12 * since[0] + since[1]
-    if (own := _generation(framework, gpu, month)) is not None:
-        return own
-    family = family_name(framework)
-    around = (_generation(name, architecture, month) for name in (framework, family, "*"))
-    found = next((entry for entry in around if entry is not None), _unseen())
-    here, everywhere = _generation(family, gpu, month), _generation(family, architecture, month)
-    if here is None or everywhere is None:
-        return found
-    moved = {name: getattr(found, name) + getattr(here, name) - getattr(everywhere, name) for name in BOUNDS}
-    return found.model_copy(update={name: min(max(moved[name], low), high) for name, (low, high) in BOUNDS.items()})
-
-
-def _unseen() -> RunCalibration:
-    """Neutral constants; with the error of a run that nothing is known about, where constants are in use at all."""
-    return NEUTRAL.model_copy(update={"expected_error": UNSEEN_ERROR}) if _entries() else NEUTRAL
-
-
-def _entries() -> tuple[RunCalibration, ...]:
+def in_force() -> tuple[Constant, ...]:
+    """The constants that predictions use here and now."""
     others = _OTHERS.get()
-    return calibrations() if others is None else others
+    return constants() if others is None else others
 
 
-def _generation(name: str, chip: str, month: int) -> RunCalibration | None:
-    """The latest entry not after `month` (counted from year 0), or one that begins within a year of it."""
-    found = [c for c in _entries() if c.framework == name and c.architecture == chip]
-    past = [c for c in found if _month(c) <= month]
-    if past:
-        return max(past, key=_month)
-    return min((c for c in found if _month(c) - month <= 12), key=_month, default=None)
+def calibration_for(framework: str, architecture: str, gpu: str = "") -> RunCalibration:
+    """The run-level constants of a framework on a GPU: nested groups combined and kept within `BOUNDS`.
+
+    The expected error is that of the narrowest group that has one; on an architecture that no group has seen, the largest of all.
+    """
+    return _combined(in_force(), family_of(framework), architecture, gpu)
 
 
-def _month(entry: RunCalibration) -> int:
-    year, month = entry.since.split("-")
-    return 12 * int(year) + int(month)
+def calibration_on(framework: FrameworkSpec, hardware: HardwareProfile) -> RunCalibration:
+    """The constants of published runs of `framework` on the accelerator that `hardware` has, whatever it is called there."""
+    name = hardware.gpu.name
+    if any(entry.gpu != ANY for entry in in_force()) and not any(entry.gpu == name for entry in in_force()):
+        name = known_gpu(hardware)  # reads every shipped profile
+    return calibration_for(framework.name, hardware.gpu.architecture, name)
+
+
+def measured_here(published: RunCalibration) -> RunCalibration:
+    """Constants of a calibrated machine: neutral. What a real run adds to measured parts is as uncertain as it ever was."""
+    return RunCalibration(expected_error=published.expected_error)
+
+
+@lru_cache(maxsize=512)
+def _combined(entries: tuple[Constant, ...], family: str, architecture: str, gpu: str) -> RunCalibration:
+    found = {name: NEUTRAL[name] for name in (*FACTORS, *SECONDS)}
+    error, narrow = 0.0, -1
+    for entry in entries:
+        if not entry.holds(family, architecture, gpu):
+            continue
+        if entry.name in FACTORS:
+            found[entry.name] *= entry.value
+        elif entry.name in SECONDS:
+            found[entry.name] += entry.value
+        elif entry.name == "expected_error":
+            width = sum(key != ANY for key in (entry.family, entry.architecture, entry.gpu))
+            error, narrow = (entry.value, width) if width > narrow else (error, narrow)
+    if narrow < 0:
+        error = max((entry.value for entry in entries if entry.name == "expected_error"), default=0.0)
+    clipped = {name: min(max(value, BOUNDS[name][0]), BOUNDS[name][1]) for name, value in found.items()}
+    return RunCalibration(**clipped, expected_error=error)
+
+
+@lru_cache(maxsize=16)
+def constant(name: str) -> float:
+    """A property of kernels, the same for every run and in every context: prices of kernels are remembered."""
+    return next((entry.value for entry in constants() if entry.name == name), NEUTRAL[name])
+
+
+__all__ = [
+    "BOUNDS", "FACTORS", "MEANING", "NEUTRAL", "SECONDS", "Constant", "RunCalibration", "Unseen", "calibrated_by",
+    "calibration_for", "calibration_on", "constant", "constants", "in_force", "measured_here", "read_constants",
+    "uncalibrated", "unseen",
+]  # fmt: skip

@@ -8,11 +8,15 @@ from math import gcd
 from typing import Final
 
 from simpar.errors import InputError, Violation
+from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.framework import framework, framework_names
+from simpar.specs.framework_options import Ability, missing_options, option_conflicts
 from simpar.specs.hardware import HardwareProfile
+from simpar.specs.losses import losses_of
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.size import too_large
 
 DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
 
@@ -23,7 +27,8 @@ RECOMPUTE_MODULES: Final = (
 ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "dualpipe")
 """Schedules with one model chunk per pipeline rank (DualPipe: one per direction)."""
 
-TWO_CHUNK_SCHEDULES: Final = ("zb-v", "dualpipe-v")
+TWO_CHUNK_SCHEDULES: Final = ("zb-v", "v-half", "v-min", "dualpipe-v")
+"""Those with two, placed as a V."""
 
 _PRECISION_NEEDS: Final = {
     "bf16": ("bf16",), "fp16": ("fp16",), "fp32": (), "tf32": ("tf32",), "fp8": ("fp8",), "fp8-rowwise": ("fp8",),
@@ -55,8 +60,10 @@ def model_stages(plan: PlanSpec) -> int:
     return plan.pp * chunks
 
 
-def layer_count(model: TransformerSpec | MlpSpec | CnnSpec) -> int:
+def layer_count(model: TransformerSpec | MlpSpec | CnnSpec | ArchitectureSpec) -> int:
     """Layers that pipeline stages share out (multi-token-prediction modules are not among them)."""
+    if isinstance(model, ArchitectureSpec):
+        return model.num_layers
     if isinstance(model, TransformerSpec):
         return model.num_hidden_layers + model.num_decoder_layers
     if isinstance(model, MlpSpec):
@@ -69,7 +76,9 @@ def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -
 
     `schedules` are the known schedule names; None leaves the name (and the schedule's own demands) to the lowering.
     """
-    found = [*_framework(scenario), *_plan(scenario, schedules), *_model(scenario)]
+    if large := too_large(scenario):
+        return large
+    found = [*_framework(scenario), *_loss(scenario), *_plan(scenario, schedules), *_model(scenario)]
     try:
         hardware = scenario.hardware
     except InputError as error:
@@ -77,23 +86,6 @@ def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -
     else:
         found += [*_cluster(scenario, hardware), *_batch(scenario), *_precision(scenario, hardware)]
     return [Violation(v.field, v.value, v.rule, v.right, v.file or scenario.file) for v in found]
-
-
-def scenario_notes(scenario: Scenario) -> list[str]:
-    """What is unusual but not wrong, one sentence each."""
-    model, plan, notes = scenario.model, scenario.plan, []
-    length = scenario.training.sequence_length
-    if isinstance(model, TransformerSpec) and length > model.max_position_embeddings:
-        limit = model.max_position_embeddings
-        notes.append(f"training.sequence_length {length} is beyond the model's max_position_embeddings {limit}")
-    stages, layers = model_stages(plan), layer_count(model)
-    less = plan.first_stage_less_layers + plan.last_stage_less_layers
-    if not plan.layers_per_stage and not plan.embedding_alone and (layers + less) % stages:
-        notes.append(f"{layers} layers do not divide evenly over {stages} pipeline stages: some hold one more")
-    domain = scenario.hardware.domain_size
-    if plan.tp > domain:
-        notes.append(f"plan.tp {plan.tp} is wider than the scale-up domain of {domain} GPUs")
-    return notes
 
 
 def _divides(field: str, value: int, whole: int, what: str) -> Iterator[Violation]:
@@ -120,10 +112,17 @@ def _framework(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("framework", scenario.framework, "unknown framework", f"{hint}known: {', '.join(names)}")
         return
     spec = framework(scenario.framework, scenario.framework_version)
+    yield from missing_options(scenario, spec, _having)
+    yield from option_conflicts(scenario, spec)
     name, largest = spec.name, spec.zero_stage_with_pp
     if scenario.plan.pp > 1 and scenario.plan.zero_stage > largest:
         rule = f"{name} combines pipeline parallelism with zero_stage up to {largest} only"
         yield Violation("plan.zero_stage", scenario.plan.zero_stage, rule, f"at most {largest}, or plan.pp = 1")
+
+
+def _having(ability: Ability) -> list[str]:
+    found = {name: framework(name) for name in framework_names()}
+    return [name for name, spec in found.items() if spec.name == name and ability in spec.abilities]
 
 
 def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violation]:
@@ -145,7 +144,7 @@ def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violatio
     shards = resolved_dp(scenario) * plan.cp
     if plan.shard_size:
         yield from _divides("plan.shard_size", plan.shard_size, shards, "the dp x cp ranks")
-    if isinstance(scenario.model, TransformerSpec) and scenario.model.moe:
+    if isinstance(scenario.model, TokenModel) and scenario.model.moe:
         experts = resolved_etp(plan) * plan.ep * plan.pp
         if world % group == 0 and world % experts:
             rule = f"etp {resolved_etp(plan)} x ep {plan.ep} x pp {plan.pp} = {experts} must divide the {world} GPUs"
@@ -179,6 +178,15 @@ def _sound_dp(scenario: Scenario) -> int:
     return resolved_dp(scenario) if scenario.world_size % group else scenario.world_size // group
 
 
+def _loss(scenario: Scenario) -> Iterator[Violation]:
+    wanted, known = scenario.training.cross_entropy, framework_names()
+    if wanted == "auto" or scenario.framework not in known:
+        return
+    has = losses_of(framework(scenario.framework, scenario.framework_version))
+    if wanted not in has:
+        yield Violation("training.cross_entropy", wanted, f"{scenario.framework} does not have it", f"auto, {', '.join(has)}")
+
+
 def _precision(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violation]:
     precision = scenario.training.precision
     peaks = hardware.gpu.peak_flops
@@ -193,6 +201,9 @@ def _plan(scenario: Scenario, schedules: Sequence[str] | None) -> Iterator[Viola
     if sorted(plan.placement.split("-")) != sorted(DIMENSIONS):
         rule = "must name each of tp, cp, ep, dp, pp once, joined by '-', fastest first"
         yield Violation("plan.placement", plan.placement, rule, 'such as "tp-cp-ep-dp-pp"')
+    if scenario.training.optimizer == "muon" and plan.offload.optimizer:
+        rule = "muon multiplies whole matrices, which stay on the device"
+        yield Violation("plan.offload.optimizer", True, rule, 'false, or training.optimizer = "adamw"')
     yield from _schedule(plan, schedules)
     yield from _recompute(plan)
     yield from _stages(plan, layer_count(scenario.model))
@@ -222,6 +233,25 @@ def _recompute(plan: PlanSpec) -> Iterator[Violation]:
         if module not in RECOMPUTE_MODULES:
             right = f"one of {', '.join(RECOMPUTE_MODULES)}"
             yield Violation("plan.recompute.modules", module, "unknown module", right)
+    yield from _full_recompute(plan.recompute)
+
+
+def _full_recompute(recompute: RecomputeSpec) -> Iterator[Violation]:
+    """What belongs to one granularity or method and says nothing under another."""
+    full, block = recompute.granularity == "full", recompute.method == "block"
+    if recompute.modules and recompute.granularity != "selective":
+        rule = f"granularity {recompute.granularity!r} has no modules"
+        yield Violation("plan.recompute.modules", recompute.modules, rule, 'leave them out, or granularity = "selective"')
+    for field, given, fits, right in (
+        ("method", block, full, 'granularity = "full"'),
+        ("num_layers", recompute.num_layers is not None, full and block, 'granularity = "full" and method = "block"'),
+        ("uniform_layers", recompute.uniform_layers > 1, full and not block, 'granularity = "full" and method = "uniform"'),
+    ):
+        if given and not fits:
+            yield Violation(f"plan.recompute.{field}", getattr(recompute, field), f"belongs to {right}", "leave it out")
+    if full and block and recompute.num_layers is None:
+        right = 'how many layers of each stage, or method = "uniform"'
+        yield Violation("plan.recompute.num_layers", None, 'method = "block" recomputes the first layers of each stage', right)
 
 
 def _stages(plan: PlanSpec, layers: int) -> Iterator[Violation]:
@@ -262,27 +292,49 @@ def _shortened_ends(plan: PlanSpec, layers: int, stages: int) -> Iterator[Violat
 
 
 def _model(scenario: Scenario) -> Iterator[Violation]:
-    if isinstance(scenario.model, TransformerSpec):
+    if isinstance(scenario.model, TokenModel):
+        if isinstance(scenario.model, ArchitectureSpec):
+            yield from _layered(scenario.model)
+        else:
+            yield from _norms(scenario.model)
         yield from _tensor(scenario.model, scenario.plan)
         yield from _sequence(scenario.model, scenario)
         yield from _experts(scenario.model, scenario)
     else:
+        yield from _no_experts(scenario)
         yield from _simple(scenario.model, scenario.plan)
 
 
-def _tensor(model: TransformerSpec, plan: PlanSpec) -> Iterator[Violation]:
+def _layered(model: ArchitectureSpec) -> Iterator[Violation]:
+    """What a model of layers may be that no step is built for."""
+    if not model.vocab_size:
+        yield Violation("model", model.name, "has no vocabulary (a diffusion model or an encoder of images), which no step runs")
+
+
+def _norms(model: TransformerSpec) -> Iterator[Violation]:
+    if model.block_norms == 1 and not model.parallel_block:
+        rule = "one norm serves attention and feed-forward only where they stand side by side"
+        yield Violation("model.block_norms", 1, rule, "2, or model.parallel_block = true")
+
+
+def _tensor(model: TokenModel, plan: PlanSpec) -> Iterator[Violation]:
     """Every width that tensor parallelism splits; the vocabulary is padded and no rule."""
-    tp, kv = plan.tp, model.num_key_value_heads
+    tp = plan.tp
     right = f"one of {_listed(_fitting_tp(model))}"
-    for what, width in _tensor_widths(model):
+    split = list(_tensor_widths(model))
+    for what, width in split:
         if width % tp:
             yield Violation("plan.tp", tp, f"must divide {what} ({width})", right)
-    if model.num_attention_heads % tp == 0 and kv % tp and tp % kv:
-        rule = f"must divide num_key_value_heads ({kv}) or be a multiple of it (heads are then replicated)"
-        yield Violation("plan.tp", tp, rule, right)
+    for what, groups in _tensor_groups(model):
+        if all(width % tp == 0 for _, width in split) and groups % tp and tp % groups:
+            rule = f"must divide {what} ({groups}) or be a multiple of it (heads are then replicated)"
+            yield Violation("plan.tp", tp, rule, right)
 
 
-def _tensor_widths(model: TransformerSpec) -> Iterator[tuple[str, int]]:
+def _tensor_widths(model: TokenModel) -> Iterator[tuple[str, int]]:
+    if isinstance(model, ArchitectureSpec):
+        yield from model.tensor_widths()
+        return
     yield "num_attention_heads", model.num_attention_heads
     if model.moe is None or model.moe.first_k_dense_replace or model.moe.moe_layer_freq > 1:
         yield "intermediate_size", model.intermediate_size
@@ -290,21 +342,28 @@ def _tensor_widths(model: TransformerSpec) -> Iterator[tuple[str, int]]:
         yield "the shared expert's width", model.moe.shared_expert_intermediate_size
 
 
-def _fitting_tp(model: TransformerSpec) -> list[int]:
+def _tensor_groups(model: TokenModel) -> list[tuple[str, int]]:
+    if isinstance(model, ArchitectureSpec):
+        return model.tensor_groups()
+    return [("num_key_value_heads", model.num_key_value_heads)]
+
+
+def _fitting_tp(model: TokenModel) -> list[int]:
     """Tensor-parallel degrees that satisfy every rule of the model."""
-    kv = model.num_key_value_heads
     common = gcd(*(width for _, width in _tensor_widths(model)))
-    return [d for d in _divisors(common) if kv % d == 0 or d % kv == 0]
+    groups = [count for _, count in _tensor_groups(model)]
+    return [d for d in _divisors(common) if all(count % d == 0 or d % count == 0 for count in groups)]
 
 
-def _sequence(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]:
+def _sequence(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
     plan, length = scenario.plan, scenario.training.sequence_length
     if "sequence_length" not in scenario.training.model_fields_set:
         limit = f"at most {model.max_position_embeddings} for this model"
         yield Violation("training.sequence_length", None, "is required for a transformer", limit)
         return
-    if plan.cp_style == "ulysses" and model.num_attention_heads % plan.tp == 0:
-        heads = model.num_attention_heads // plan.tp
+    counts = [width for what, width in _tensor_widths(model) if "heads" in what]
+    if plan.cp_style == "ulysses" and counts and all(count % plan.tp == 0 for count in counts):
+        heads = gcd(*counts) // plan.tp
         yield from _divides("plan.cp", plan.cp, heads, "the attention heads of one tensor-parallel rank for ulysses")
     halves = 1 if plan.cp_style == "ulysses" or plan.cp == 1 else 2
     if length % (halves * plan.cp):
@@ -318,15 +377,14 @@ def _sequence(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]
         yield Violation("plan.tp", plan.tp, rule, right)
 
 
-def _experts(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]:
-    plan, routing = scenario.plan, scenario.training.routing
+def _experts(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
+    plan = scenario.plan
     if model.moe is None:
         if plan.ep > 1:
             yield Violation("plan.ep", plan.ep, "the model has no experts", "1")
         if plan.etp and plan.etp > 1:
             yield Violation("plan.etp", plan.etp, "the model has no experts", "leave it out")
-        if routing.kind != "balanced" or routing.capacity_factor:
-            yield Violation("training.routing", routing.kind, "the model has no experts", "leave it out")
+        yield from _no_experts(scenario)
         return
     yield from _divides("plan.ep", plan.ep, model.moe.num_experts, "num_experts")
     etp, width = resolved_etp(plan), model.moe.moe_intermediate_size
@@ -334,8 +392,24 @@ def _experts(model: TransformerSpec, scenario: Scenario) -> Iterator[Violation]:
     yield from _routing(model.moe, scenario)
 
 
+def _no_experts(scenario: Scenario) -> Iterator[Violation]:
+    routing = scenario.training.routing
+    if routing != type(routing)():
+        yield Violation("training.routing", routing.kind, "the model has no experts", "leave it out")
+
+
 def _routing(moe: MoeSpec, scenario: Scenario) -> Iterator[Violation]:
     routing = scenario.training.routing
+    if routing.counts and routing.kind != "counts":
+        rule = f"kind {routing.kind!r} has no counts"
+        yield Violation("training.routing.counts", f"{len(routing.counts)} numbers", rule, 'kind = "counts", or leave them out')
+    if routing.alpha and routing.kind != "zipf":
+        yield Violation("training.routing.alpha", routing.alpha, f"kind {routing.kind!r} has no exponent", 'kind = "zipf"')
+    if bool(moe.n_group) != bool(moe.topk_group):
+        rule = "n_group groups of experts, topk_group of which a token reaches: one without the other limits nothing"
+        yield Violation("model.moe.topk_group", moe.topk_group, rule, f"from 1 to n_group ({moe.n_group}), or both 0")
+    elif moe.topk_group > moe.n_group:
+        yield Violation("model.moe.topk_group", moe.topk_group, "more than there are groups", f"at most n_group ({moe.n_group})")
     if routing.kind == "counts" and len(routing.counts) != moe.num_experts:
         rule = f"needs one number per expert, {moe.num_experts}"
         yield Violation("training.routing.counts", f"{len(routing.counts)} numbers", rule)
@@ -354,6 +428,8 @@ def _simple(model: MlpSpec | CnnSpec, plan: PlanSpec) -> Iterator[Violation]:
     if isinstance(model, MlpSpec):
         yield from _divides("plan.tp", plan.tp, model.width, "the width")
         return
+    if model.layers and model.layers[0].kind == "pool":
+        yield Violation("model.layers", "pool", "the first layer must hold weights", "a conv or linear layer before it")
     channels = 0
     for layer in model.layers:
         channels = gcd(channels, layer.out_channels or 0)

@@ -1,4 +1,4 @@
-"""Fitted collective constants of a machine, as `python -m simpar.calibration.fit collectives` writes them.
+"""Fitted collective constants of a machine, as `python -m simpar.evidence.fit collectives` writes them.
 
 Numbers are plain SI floats (the files are written by a script); the laws they enter stand in docs/formulas_collectives.md.
 Efficiencies are fractions of the raw rate of the profile's link or NIC, so that constants carry over to a machine with
@@ -14,7 +14,8 @@ from pydantic import Field
 
 from simpar.specs.base import Evidence, Spec
 
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=True)]
+"""Infinite where a limit does not apply."""
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Scope = Literal["domain", "network", "expert", "custom"]

@@ -33,7 +33,7 @@ class EffectsSpec(Spec):
     """Compute slows while a collective of the same rank holds SMs."""
     expand: bool = False
     """Every rank has streams of its own (needed for slow ranks other than whole pipeline ranks)."""
-    slow_ranks: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(gt=0)]] = {}
+    slow_ranks: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=1e-6, le=1e6)]] = {}
     """Pipeline rank (global rank when expanded) -> factor on its compute seconds; 1.1 is 10 % slower."""
     dead_rails: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """NIC slots that are down in every node."""

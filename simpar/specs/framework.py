@@ -12,21 +12,15 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from simpar.registry import unknown
+from simpar.specs.framework_options import Ability
 from simpar.specs.framework_releases import NEWEST as NEWEST
 from simpar.specs.framework_releases import Month as Month
 from simpar.specs.framework_releases import month_of as month_of
+from simpar.specs.losses import LOSS_WORK, LossKind
 
 AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "selective", "full"]
-
-LOSS_WORK: Final = (
-    ("fused", "cross_entropy", 6.0, 6.0), ("unfused", "cross_entropy", 18.0, 18.0), ("compiled", "cross_entropy", 4.0, 4.0),
-    ("chunked", "cross_entropy", 10.0, 10.0),
-)  # fmt: skip
-"""Fused: TransformerEngine's and flash-attn's kernels (logits read twice and turned into their gradient in place, then scaled).
-Unfused: torch's cross_entropy over a cast to fp32. Compiled: the 16-bit logits read twice, and read and turned into their
-gradient."""
 
 _NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}
 """FlashAttention-2 and cuDNN's fused attention start with Ampere, FlashAttention with Turing (Dao-AILab/flash-attention README)."""
@@ -47,14 +41,15 @@ class FrameworkSpec:
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
-        fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see BlockStyle.
+        fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
         saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and does
             not gather again in the backward.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
-        value_views, expert_output_fp32: see BlockStyle.
+        value_views, expert_output_fp32: see graph/kernels.py.
         qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out of
             place).
+        narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
@@ -85,15 +80,20 @@ class FrameworkSpec:
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
             the weights, and reduces them bucket by bucket.
-        ddp_slowdown: times by which the reduction of such a bucket takes longer beside the backward than alone.
         gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from the
             first backward on.
-        weight_gradients: 16-bit weight-gradient tensors in a backward, real or (where the matmul accumulates in place)
-            placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
+        weight_gradients: weight-gradient tensors in a backward, as wide as activations, real or (where the matmul accumulates in
+            place) placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
         grouped_weight_gradients: the same of grouped expert matmuls.
         update_bytes: per parameter that a rank updates, what exists only meanwhile: fp32 gradients of a 16-bit optimizer, the
-            intermediate tensors of an update that is not fused.
-        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation), loop (per tensor).
+            intermediate tensors of an update that is not fused (but the one of `foreach`).
+        pure_bf16: trained weights, gradients and moments rest in bf16 where a run does not say.
+        autocast: without sharding, weights of fp32 are cast to 16 bits where they are used, and the copies are kept for the
+            backward unless layers are recomputed.
+        sharded_weights_fp32: fully sharded trained weights rest in fp32 whatever they were loaded in.
+        abilities: options of specs/framework_options.py that the framework has.
+        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation, with one tensor of every
+            weight's size in between), loop (per tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
         whole_gradient_bytes: the same per parameter of a rank, however few of them its optimizer owns: norm, clipping and zeroing
@@ -102,11 +102,8 @@ class FrameworkSpec:
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
         gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
             a piece for each data-parallel rank.
-        gather_piece_cpu_s: host time per piece of that unpacking, one piece for each weight tensor and data-parallel rank.
         bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
             of everything.
-        state_link_share: of one network adapter's bandwidth, what weights and gradients reach between nodes where the framework
-            moves them parameter by parameter; 0 = what the collective itself takes.
         bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
         buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
         zero_stage_default: where a run does not say.
@@ -130,13 +127,16 @@ class FrameworkSpec:
 
     Loss
 
-        loss: fused (in-place vocabulary-parallel), unfused (fp32 copies) or chunked.
-        loss_chunks: chunks of the chunked loss.
-        loss_work: (loss, class of its kernels, bytes per logit forward, backward) of each kind; "compiled" by torch.compile.
+        loss: fused (in-place vocabulary-parallel), unfused (fp32 copies), chunked or linear; see losses.py.
+        loss_chunks: pieces of the chunked loss for which logits exist one after the other; 0 = the usual number.
+        loss_tile: tokens (0: all) and words of the vocabulary for which a tiled loss has logits at a time.
+        loss_work: (loss, class of its kernels, bytes per logit forward, backward) of each kind that the framework has;
+            "compiled" by torch.compile.
         logits_fp32_copies: fp32 tensors of logits size alive at the peak beside the 2-byte ones.
         logits_fp32_copies_compiled: the same where the loss is compiled; none = compiling changes nothing.
         logits_fp32_copies_parallel: the same where the vocabulary is split over tensor ranks; none = no difference.
         logits_fp32_copies_fused: the same where a run asks for its framework's fused loss; none = no difference.
+        logits_fp32_copies_chunked: the same of a loss by pieces; none = no difference.
         cross_entropy_all_reduces: all-reduces of one value per token over the tensor group (two where a run asks for the fused
             loss).
         logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
@@ -148,15 +148,7 @@ class FrameworkSpec:
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
-        dropless_cpu_s: further host time per pass of a layer whose experts take all tokens routed to them (it waits for the
-            counts).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
-        layers_traced_alone: step times are put together from traces of single layers, a simulator's own prediction: the host's
-            lead over the device carries neither from block to block nor over a collective.
-        collective_rank_cpu_s: further host time of it per rank of the tensor group while pipeline neighbours sit on other nodes:
-            the threads that serve the sends share the host with the launches; a ring across nodes adds its steps (below).
-        far_send_s: further time of a pipeline send where the tensor group spans more than two nodes.
-        collective_step_s: further time of a tensor-parallel collective per step of its ring where the ring crosses nodes.
 
     Attention
 
@@ -198,6 +190,10 @@ class FrameworkSpec:
         one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
             start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
         fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
+        fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
+        fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
+        fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
+            of the device than a module or two (DeepSpeed ZeRO-3).
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
@@ -234,6 +230,7 @@ class FrameworkSpec:
     value_views: bool = False
     expert_output_fp32: bool = False
     qkv_copies: float = 0.0
+    narrow_inputs: tuple[str, ...] = ()
     fp8_storage: tuple[tuple[str, float], ...] = ()
     saves_exchanged_output: bool = False
     torch_ring: bool = False
@@ -255,22 +252,23 @@ class FrameworkSpec:
     separate_casts: bool = False
     gradient_copy_bytes: float = 0.0
     ddp_buckets: bool = False
-    ddp_slowdown: float = 1.0
     gradients_persist: bool = True
     weight_gradients: Literal["none", "each", "shapes"] = "each"
     grouped_weight_gradients: Literal["none", "each", "shapes"] = "each"
     update_bytes: float = 0.0
+    pure_bf16: bool = False
+    autocast: bool = False
+    sharded_weights_fp32: bool = False
+    abilities: tuple[Ability, ...] = ()
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0
     whole_gradient_bytes: float = 0.0
     optimizer_cpu_s: float = 2e-3
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
-    gather_piece_cpu_s: float = 0.0
     bucket_elements_min: float = 40e6
     bucket_elements_per_rank: float = 1e6
     bucket_bytes: float = 0.0
-    state_link_share: float = 0.0
     buckets_on_first_pipeline_rank_only: bool = True
     zero_stage_default: int = 1
     overlap_grad_reduce: bool = True
@@ -283,13 +281,15 @@ class FrameworkSpec:
     optimizer_post_validation: bool = False
     tp_backward_overlap: bool = True
     tp_scatter_gather_p2p: bool = False
-    loss: Literal["fused", "unfused", "chunked"] = "fused"
-    loss_chunks: int = 1
+    loss: LossKind = "fused"
+    loss_chunks: int = 0
+    loss_tile: tuple[int, int] = (0, 8192)
     loss_work: tuple[tuple[str, str, float, float], ...] = LOSS_WORK
     logits_fp32_copies: float = 1.0
     logits_fp32_copies_compiled: float | None = None
     logits_fp32_copies_parallel: float | None = None
     logits_fp32_copies_fused: float | None = None
+    logits_fp32_copies_chunked: float | None = None
     cross_entropy_all_reduces: int = 3
     logits_vocab_parallel: bool = True
     compile: bool = False
@@ -297,12 +297,7 @@ class FrameworkSpec:
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
-    dropless_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
-    layers_traced_alone: bool = False
-    collective_rank_cpu_s: float = 0.0
-    collective_step_s: float = 0.0
-    far_send_s: float = 0.0
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
     context_bytes: float = 0.0
@@ -326,6 +321,9 @@ class FrameworkSpec:
     fsdp_prefetch_groups: int = 1
     one_queue: bool = False
     fsdp_reduce_dtype: GradientDtype = "fp32"
+    fsdp_gather_copy_bytes: float = 0.0
+    fsdp_reduce_copy_bytes: float = 0.0
+    fsdp_module_cpu_s: float = 0.0
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
     whole_embedding_gradient: bool = False
@@ -349,21 +347,6 @@ class FrameworkSpec:
     def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
         """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
         return not self.all_reduces_whole(zero_stage) and (self.overlap_grad_reduce if chosen is None else chosen)
-
-    def loss_kernels(self, loss: str, *, compiled: bool) -> tuple[str, tuple[float, float]]:
-        """(Class of kernels, bytes per logit forward and backward) of a loss; `compiled`: the run compiles its model."""
-        work = {name: (kernel, (forward, backward)) for name, kernel, forward, backward in self.loss_work}
-        return work["compiled" if compiled and loss == "unfused" and self.logits_fp32_copies_compiled is not None else loss]
-
-    def logits_copies(self, compiled: bool, tp: int = 1, *, fused: bool = False) -> float:
-        """fp32 tensors of logits size alive at the peak; `fused`: the run asks for the fused loss."""
-        if fused and self.logits_fp32_copies_fused is not None:
-            return self.logits_fp32_copies_fused
-        if compiled and self.logits_fp32_copies_compiled is not None:
-            return self.logits_fp32_copies_compiled
-        if tp > 1 and self.logits_fp32_copies_parallel is not None:
-            return self.logits_fp32_copies_parallel
-        return self.logits_fp32_copies
 
     def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
         """The attention kernel this framework ran at that time on a GPU of `architecture` ("ampere", "hopper", ...), for heads

@@ -26,6 +26,7 @@ RELEASES: Final[dict[str, dict[str, Month]]] = {
 """Release -> month, for versions that carry no date. Release tags of the projects' repositories, to the month."""
 
 _DATE = re.compile(r"(?<!\d)(20[12]\d)(?:[-./ ](0?[1-9]|1[0-2])(?!\d))?")
+_NIGHTLY = re.compile(r"dev(20[12]\d)(0[1-9]|1[0-2])[0-3]\d(?!\d)")
 _CALENDAR_RELEASE = re.compile(r"(?<!\d)(2[0-9])\.(0[1-9]|1[0-2])(?!\d)")
 _RELEASE = re.compile(r"(?<![\d.])v?(\d+\.\d+)(?:\.\d+)*")
 
@@ -40,6 +41,8 @@ def month_of(name: str, version: str | None) -> Month:
         return NEWEST
     if (calendar := _CALENDAR_RELEASE.search(version)) is not None:
         return 2000 + int(calendar[1]), int(calendar[2])
+    if (nightly := _NIGHTLY.search(version)) is not None:
+        return int(nightly[1]), int(nightly[2])
     if (date := _DATE.search(version)) is not None:
         return int(date[1]), int(date[2] or 7)
     known = RELEASES.get(name, {})

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.specs.framework import LOSS_WORK
 from simpar.specs.framework import FrameworkRow as Row
+from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
 from simpar.specs.framework_torch import NANOTRON
 from simpar.specs.framework_torch import TORCH as _TORCH
-from simpar.specs.inferred import inferred
+from simpar.specs.losses import LOSS_WORK
 
 _LOSS_CHAINS: Final = (("unfused", "stream", 38.0, 14.0), ("fused", "stream", 24.0, 14.0))
 """Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum
@@ -29,7 +29,7 @@ _MEGATRON: Final = (
             "zero_stage_default": 0, "overlap_grad_reduce": False, "overlap_param_gather": False,
             "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
-            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6, "dropless_cpu_s": inferred("megatron-core.dropless_cpu_s"),
+            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
             "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always",
         },
@@ -191,25 +191,6 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "--accumulate-allreduce-grads-in-fp32, CUDA_DEVICE_MAX_CONNECTIONS=8; the memory of arXiv 2411.05288 Table 5 grows "
              "by 16 bytes per parameter of the vocabulary")),
     ),
-    "vtrain": (
-        "",
-        (Row((2021, 6),
-             {**_TORCH, "fused_norm": True, "fused_activation": True, "fused_residual": True, "fused_softmax": True,
-              "dropout": 0.1, "zero_stage_default": 0, "gradient_dtype": "fp16", "overlap_grad_reduce": False,
-              "overlap_param_gather": False, "bucket_bytes": 0.0, "tp_backward_overlap": False, "attention": (("", "unfused"),),
-              "launch_s": inferred("vtrain.launch_s"), "backward_launch_s": inferred("vtrain.backward_launch_s"),
-              "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
-              "layers_traced_alone": True, "optimizer_cpu_s": 0.0, "optimizer_traffic_bytes": 22.0, "vocabulary_multiple": 0,
-              "gradients_persist": True},
-             "VIA-Research/vTrain: step times put together from the kernel trace of one layer of a model of its own "
-             "(src/model/gpt_modeling.py: apex norms, jit-fused bias and dropout, Megatron's softmax kernel) and a table of "
-             "all-reduce times (src/predictor.py), without recomputation: its single-node table is a straight line in the number "
-             "of micro-batches to the nanosecond, its layers take the same time in every pipeline, and each send adds what "
-             "_compute_p2p_latency says. A trace holds the gaps in which the device waits for the host, and all-reduces are added "
-             "to them; gpt_modeling.py gives a rank vocabulary // tp words; fused_adam.py updates 16-bit weights with fp32 moments "
-             "(22 bytes). Host time per kernel from its launch-bound layers (3.0 ms forward and backward at hidden 1024) and ends "
-             "(2.0-2.5 ms at tp 8)"),),
-    ),
     "aa-scaling": (
         "megatron-core",
         (Row((2023, 1),
@@ -248,8 +229,10 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
-              "gradient_adds": "pipelines"},
-             "torchao float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
+              "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0},
+             "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
+             "chunked into the one that is reduced in fp32, both on the compute stream; torchao "
+             "float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
              "Float8RowwiseParallel gather after the cast); torch context_parallel, which gathers keys and values unless told "
              "otherwise; the per-op policy of selective checkpointing; of 2024: as many micro-batches as pipeline ranks; "
              "torchtitan models/deepseek_v3 (values split off the up-projection) and models/moe (scores applied after the experts, "
@@ -264,7 +247,8 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "from the row statistics)"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "torch 2.8-2.9 SDPA backend order on Hopper and Blackwell"),
-         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8}, "torchtitan ChunkedLossWrapper as the default")),
+         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",)},
+             "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits")),
     ),
     "llm-foundry": (
         "",
@@ -280,8 +264,9 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "torch-fsdp": (
         "llm-foundry",
         (Row((2023, 3),
-             {"fused_norm": False, "optimizer_traffic_bytes": 92.0},
-             "plain torch modules under FSDP1: norm and rotary embedding as chains of elementary kernels (transformers and "
+             {"fused_norm": False, "optimizer_traffic_bytes": 92.0, "fsdp_reduce_copy_bytes": 4.0},
+             "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm "
+             "and rotary embedding as chains of elementary kernels (transformers and "
              "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
              "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
@@ -298,20 +283,23 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2020, 1),
              {**_TORCH, "zero_stage_with_pp": 1,
+              "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels"),
               "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full",
-              "state_link_share": inferred("deepspeed.state_link_share")},
+              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full"},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
-             "assumed; Narayanan et al. 2021 Table 2: ZeRO-3 takes 66.7 s for 174.6 and 180 s for 529.6 billion parameters "
-             "however many GPUs there are, 16 and 17.5 GB/s for two gathers and a reduction in fp16 (one HDR adapter: 25)"),
-         Row((2022, 1), {"state_link_share": 0.0}, "DeepSpeed PR 1188 and 1453: gathers of several parameters at once, "
-             "without a synchronisation of the device after each"),
+             "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
+         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3},
+             "DeepSpeed stage3.py, partition_parameters.py: each weight is put together from its ranks' parts, gradients are put "
+             "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
+             "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
                          "recompute_default": "none"},
              "transformers with FlashAttention 2; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, "
-             "which is not priced: the one run known, 5 ms per expert and pass, tells no law")),
+             "which is not priced: the one run known, 5 ms per expert and pass, tells no law"),
+         Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
+             "torch 2.8 SDPA, the default of transformers' models")),
     ),
     "internevo": (
         "megatron-core",
@@ -344,12 +332,12 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "3.3.3: inputs of the experts' SwiGLU are "
              "cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
     ),
-    "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16"},
+    "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16", "abilities": ()},
      "Colossal-AI README; assumed"),)),
     "maxtext": (
         "",
         (Row((2023, 6),
-             {**_TORCH, "compile": True, "fused_activation": True, "fused_residual": True, "fused_rope": True,
+             {**_TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
               "loss": "unfused", "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn"))},
              "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph"),),
     ),
@@ -372,12 +360,13 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
         "",
         (Row((2026, 1),
              {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": True, "saves_gathered_input": True,
+              "logits_fp32_copies": 1.5,
               "wgrad_accumulation_fusion": True, "tp_backward_overlap": False, "optimizer_traffic_bytes": 36.0,
               "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
-              "gradients_persist": True, "keeps_stage_outputs": True, "context_bytes": 0.0,
+              "gradients_persist": True, "keeps_stage_outputs": True, "receive_buffers_per_microbatch": True, "context_bytes": 0.0,
               "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0, "nccl_peer_bytes": 0.0, "blas_workspace_bytes": (),
               "engine_workspace_bytes": (), "weight_gradients": "each"},
-             "simpar/validation/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient "
+             "simpar/live/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient "
              "norm and fused AdamW; the measured times of its kernels hold the time to launch them"),),
     ),
     "torch-steps-fsdp": (
@@ -388,6 +377,13 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False,
      "fused_norm": False},
                        "torch modules with DistributedDataParallel"),)),
+    "lit-gpt": (
+        "torchtitan",
+        (Row((2023, 6), {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": ""},
+             "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; lightning-thunder's "
+             "benchmark_litgpt.py sets the same default dtype"),),
+    ),
+    **FINETUNING,
 }  # fmt: skip
 """Canonical name -> (framework it builds on or "", its rows in order of time)."""
 
@@ -406,5 +402,6 @@ ALIASES: Final[dict[str, str]] = {
     "bloom": "megatron-deepspeed",
     "torch": "plain",
     "pytorch": "plain",
+    **FINETUNING_ALIASES,
 }
 """Other names -> canonical ones."""

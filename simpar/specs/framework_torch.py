@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simpar.specs.framework import FrameworkRow as Row
-from simpar.specs.inferred import inferred
 
 TORCH: Final[dict[str, Any]] = {
     "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,
-    "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 2.5, "optimizer_kernel": "fused",
+    "wgrad_accumulation_fusion": False, "loss": "unfused", "logits_fp32_copies": 2.5, "logits_fp32_copies_fused": 0.0,
+    "optimizer_kernel": "fused",
     "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "bucket_bytes": 25.0 * 2**20,
     "buckets_on_first_pipeline_rank_only": False, "attention": (("", "fa2"),), "input_gradient_releases": False,
     "gradients_persist": False, "contiguous_buffers": False,
+    "abilities": ("pure_bf16", "optimizer_in_backward", "narrow_optimizers", "quantised_base", "host_parameters", "fused_kernels"),
 }  # fmt: skip
 """What every framework on plain torch modules shares: torch 2.13 sources, saved tensors measured with hooks; 12 bytes per
-logit at the peak as torch's memory tracker counts them (bf16 logits, fp32 log-softmax, its gradient and a transient)."""
+logit at the peak as torch's memory tracker counts them (bf16 logits, fp32 log-softmax, its gradient and a transient); a fused loss
+(Liger's, flash-attn's) turns the 16-bit logits into their gradient in place."""
 
 NANOTRON: Final = (
     Row(
@@ -23,22 +25,18 @@ NANOTRON: Final = (
         {
             **TORCH, "fused_norm": True, "fused_activation": False, "fused_rope": True, "fused_residual": False,
             "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "layer_rounding": "cost",
-            "zero_stage_with_pp": 1,
+            "zero_stage_with_pp": 1, "abilities": (),
             # gradients and optimizer
             "gradient_dtype": "fp32", "gradient_copy_bytes": 0.0, "gradients_persist": True, "gradient_adds": "always",
             "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,
             # data parallelism
             "zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": False, "ddp_buckets": True,
-            "ddp_slowdown": inferred("nanotron.ddp_slowdown"),
             "sharded_grad_reduce": "all_reduce", "gather_copy_bytes": 12.0, "gather_buffer_bytes": 4.0,
-            "gather_piece_cpu_s": inferred("nanotron.gather_piece_cpu_s"),
             # pipeline
             "p2p_blocking": True, "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
-            "pending_collectives": 50, "far_send_s": inferred("nanotron.far_send_s"),
+            "pending_collectives": 50,
             # host
-            "layer_cpu_s": inferred("nanotron.layer_cpu_s"), "collective_cpu_s": inferred("nanotron.collective_cpu_s"),
-            "collective_rank_cpu_s": inferred("nanotron.collective_rank_cpu_s"),
-            "collective_step_s": inferred("nanotron.collective_step_s"),
+            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
         },
         "nanotron sources: 25 MB buckets, stages cut by compute cost, all-gather redone in the backward. trainer.py make_ddp: "
         "DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients; optim/gradient_accumulator.py all-reduces "

@@ -6,8 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field, model_validator
 
+from simpar.boundary import reader
 from simpar.registry import unknown
 from simpar.specs.base import Evidence, Spec, data_dir, read_toml, validate
 from simpar.specs.collective_constants import CollectiveConstants
@@ -18,13 +19,20 @@ Q = TypeVar("Q")
 
 
 class Sourced(Spec, Generic[Q]):
-    """A number with the place it comes from."""
+    """A number with the place it comes from. A bare value counts as assumed."""
 
     value: Q
     kind: Evidence
     """How the number is known: measured, published, derived (arithmetic on published ones) or assumed."""
     source: str
     """Where it stands: document, table, log; for derived numbers the arithmetic; for assumed ones the reason."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: object) -> object:
+        if isinstance(value, dict | BaseModel):
+            return value
+        return {"value": value, "kind": "assumed", "source": "given without a source"}
 
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -132,6 +140,9 @@ class HardwareProfile(Spec):
     """Fitted kernel constants; empty ones are scaled from the peaks, with a wider interval."""
     collectives: CollectiveConstants = CollectiveConstants()
     """Fitted collective constants; empty ones are derived from the links, with a wider interval."""
+    calibrated: str = ""
+    """When and by what this very machine was measured (`simpar calibrate` writes it); empty = a type of machine. Times of a
+    calibrated machine stand as they were measured: no factor that was fitted on other clusters' runs applies to them."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -153,31 +164,92 @@ class HardwareProfile(Spec):
         return next(iter(self.gpu.peak_flops.values())).value
 
 
+ALIKE = 0.06
+"""Largest relative difference of two figures of the same accelerator: boards report a little less memory than data sheets."""
+
+
+def _figures(profile: HardwareProfile) -> tuple[float, ...]:
+    gpu = profile.gpu
+    return gpu.memory.value, gpu.memory_bandwidth.value, gpu.power.value, profile.scale_up.bandwidth.value
+
+
+def known_gpu(profile: HardwareProfile) -> str:
+    """Name of the shipped accelerator that `profile` has, whatever it is called there; its own where nothing is like it.
+
+    Alike are accelerators of one architecture with as many multiprocessors whose memory, memory bandwidth, board power and
+    links to the others of a node differ by less than `ALIKE`; of several the closest.
+    """
+    own, found = _figures(profile), []
+    for name, chip, figures in _shipped_gpus():
+        if name == profile.gpu.name:
+            return name
+        if chip == (profile.gpu.architecture, profile.gpu.sm_count.value):
+            found.append((max(abs(a / b - 1.0) for a, b in zip(own, figures, strict=True)), name))
+    apart, name = min(found, default=(1.0, ""))
+    return name if apart <= ALIKE else profile.gpu.name
+
+
+@lru_cache(maxsize=1)
+def _shipped_gpus() -> tuple[tuple[str, tuple[str, int], tuple[float, ...]], ...]:
+    """Name, (architecture, multiprocessors) and figures of the accelerator of every shipped profile."""
+    profiles = [load_hardware(name) for name in profile_names()]
+    return tuple((p.gpu.name, (p.gpu.architecture, p.gpu.sm_count.value), _figures(p)) for p in profiles)
+
+
 def profile_names() -> list[str]:
     """Names of the shipped hardware profiles."""
     return sorted(p.stem for p in data_dir("hardware_profiles").glob("*.toml"))
 
 
-def _include(table: dict[str, Any], base: Path) -> dict[str, Any]:
-    """`kernels = "fitted/x.toml"` style references replaced by the tables they name."""
-    for key in ("kernels", "collectives"):
-        if isinstance(table.get(key), str):
-            # A profile copied elsewhere still finds the shipped constants.
-            own = base / table[key]
-            table[key] = read_toml(own if own.is_file() else data_dir("hardware_profiles") / table[key])
-    return table
-
-
-@lru_cache(maxsize=64)
-def load_hardware(name: str) -> HardwareProfile:
-    """The shipped profile called `name`, or the profile in the TOML file at that path.
+def profile_path(name: str) -> Path:
+    """The file of a profile: at the path `name`, if that ends in .toml, else the shipped one of that name.
 
     Raises:
-        InputError: unknown name, or a file that breaks a rule.
+        UnknownNameError: no such name.
     """
     path = Path(name)
     if path.suffix != ".toml":
         path = data_dir("hardware_profiles") / f"{name}.toml"
         if not path.is_file():
             raise unknown("hardware profile", name, profile_names())
-    return validate(HardwareProfile, _include(read_toml(path), path.parent), file=str(path))
+    return path
+
+
+def included(table: dict[str, Any], base: Path) -> dict[str, Any]:
+    """A copy of the raw profile `table` with `kernels = "fitted/x.toml"` style references replaced by the tables they name."""
+    found = dict(table)
+    for key in ("kernels", "collectives"):
+        if isinstance(found.get(key), str):
+            # A profile copied elsewhere still finds the shipped constants.
+            own = base / found[key]
+            found[key] = read_toml(own if own.is_file() else data_dir("hardware_profiles") / found[key])
+    return found
+
+
+@reader("name", "a hardware profile, TOML")
+def read_profile(name: str, *, constants: bool = True) -> HardwareProfile:
+    """The shipped profile called `name`, or the profile in the TOML file at that path, read anew.
+
+    Args:
+        constants: with the fitted constants; without them it is read many times faster.
+
+    Raises:
+        InputError: unknown name, or a file that breaks a rule.
+    """
+    path = profile_path(name)
+    table = read_toml(path)
+    if constants:
+        table = included(table, path.parent)
+    else:
+        table = {key: value for key, value in table.items() if key not in ("kernels", "collectives")}
+    return validate(HardwareProfile, table, file=str(path))
+
+
+@lru_cache(maxsize=64)
+def load_hardware(name: str) -> HardwareProfile:
+    """As `read_profile`, remembered.
+
+    Raises:
+        InputError: unknown name, or a file that breaks a rule.
+    """
+    return read_profile(name)

@@ -106,13 +106,11 @@ class TransformerSpec(Spec):
     def _consistent(self) -> TransformerSpec:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_key_value_heads ({self.num_key_value_heads}) must divide num_attention_heads "
-                f"({self.num_attention_heads})"
+                f"num_key_value_heads ({self.num_key_value_heads}) must divide num_attention_heads ({self.num_attention_heads})"
             )
         if self.moe and self.moe.num_experts_per_tok > self.moe.num_experts:
             raise ValueError(
-                f"moe.num_experts_per_tok ({self.moe.num_experts_per_tok}) must be at most moe.num_experts "
-                f"({self.moe.num_experts})"
+                f"moe.num_experts_per_tok ({self.moe.num_experts_per_tok}) must be at most moe.num_experts ({self.moe.num_experts})"
             )
         return self
 
@@ -161,6 +159,3 @@ class CnnSpec(Spec):
     published_parameters: Positive | None = None
     published_as: str = ""
     source: str = ""
-
-
-ModelSpec = Annotated[TransformerSpec | MlpSpec | CnnSpec, Field(discriminator="kind")]

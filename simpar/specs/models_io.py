@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from simpar.boundary import read_json, reader
 from simpar.errors import InputError, Violation
 from simpar.registry import unknown
+from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.base import read_toml, validate
-from simpar.specs.huggingface import from_huggingface
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
 
 _PRESETS = Path(__file__).resolve().parent / "models"
-_KINDS: dict[str, type[TransformerSpec] | type[MlpSpec] | type[CnnSpec]] = {
+AnyModel = TransformerSpec | MlpSpec | CnnSpec | ArchitectureSpec
+_KINDS: dict[str, type[TransformerSpec] | type[MlpSpec] | type[CnnSpec] | type[ArchitectureSpec]] = {
     "transformer": TransformerSpec,
     "mlp": MlpSpec,
     "cnn": CnnSpec,
+    "layers": ArchitectureSpec,
 }
 
 
 def model_names() -> list[str]:
-    """Names of the shipped presets."""
+    """Names of the shipped presets: TOML tables, and published config.json files by another name."""
+    return sorted(path.stem for suffix in ("toml", "json") for path in _PRESETS.glob(f"*.{suffix}"))
+
+
+def table_names() -> list[str]:
+    """Names of the presets that are TOML tables: models of one kind of layer, read in no time."""
     return sorted(path.stem for path in _PRESETS.glob("*.toml"))
 
 
-def load_model(name_or_path: str, base: Path | None = None) -> TransformerSpec | MlpSpec | CnnSpec:
+def load_model(name_or_path: str, base: Path | None = None, *, approximate: bool = False) -> AnyModel:
     """The model called `name_or_path`: a preset, or a path to a Hugging Face config.json or a TOML model table.
+
+    `approximate` accepts structural keys of a config.json that are not read, with a note.
 
     A path is looked up from `base` (the scenario's folder) first, then from the working directory; a folder means the
     config.json in it.
@@ -36,10 +46,10 @@ def load_model(name_or_path: str, base: Path | None = None) -> TransformerSpec |
         InputError: an unknown name, an unreadable file, or every violation in it together.
     """
     path = _existing(Path(name_or_path), base or Path())
-    if path.is_dir() and (path / "config.json").is_file():
+    if os.path.isdir(path) and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        return from_huggingface(_read_json(path), file=str(path))
+        return _from_config(path, approximate=approximate)
     if path.suffix == ".toml":
         return _from_toml(path)
     if name_or_path in model_names():
@@ -47,8 +57,8 @@ def load_model(name_or_path: str, base: Path | None = None) -> TransformerSpec |
     raise unknown("model", name_or_path, model_names())
 
 
-def model_from_table(table: dict[str, Any], *, file: str = "", prefix: str = "") -> TransformerSpec | MlpSpec | CnnSpec:
-    """A model from a raw `table`, whose `kind` (transformer, mlp, cnn) defaults to transformer.
+def model_from_table(table: dict[str, Any], *, file: str = "", prefix: str = "") -> AnyModel:
+    """A model from a raw `table`, whose `kind` (transformer, mlp, cnn, layers) defaults to transformer.
 
     Raises:
         InputError: every violation, together.
@@ -62,29 +72,33 @@ def model_from_table(table: dict[str, Any], *, file: str = "", prefix: str = "")
 
 def _existing(path: Path, base: Path) -> Path:
     """`path` from `base` if it exists there, else as it stands."""
-    return base / path if (base / path).exists() else path
+    try:
+        return base / path if (base / path).exists() else path
+    except (OSError, ValueError):  # no path: too long, or a NUL in it
+        return path
 
 
 @lru_cache(maxsize=128)
-def _preset(name: str) -> TransformerSpec | MlpSpec | CnnSpec:
-    return _from_toml(_PRESETS / f"{name}.toml")
+def _preset(name: str) -> AnyModel:
+    path = _PRESETS / f"{name}.toml"
+    return _from_toml(path) if path.is_file() else _from_config(path.with_suffix(".json"), name=name)
 
 
-def _from_toml(path: Path) -> TransformerSpec | MlpSpec | CnnSpec:
+@reader("path", "a Hugging Face config.json")
+def _from_config(path: Path, *, name: str = "", approximate: bool = False) -> AnyModel:
+    """The model of a config.json; a preset carries its `_source` and its count of `_parameters`."""
+    # A scenario names its model, so the reader of model files is called from here; simpar.model imports the specs.
+    from simpar.model.huggingface import from_huggingface
+
+    config = read_json(path, "a Hugging Face config.json, one object", finite=False)  # limits of time steps are Infinity
+    model = from_huggingface(config, file=str(path), approximate=approximate)
+    if not name:
+        return model
+    return model.model_copy(update={"name": name, "source": config["_source"], "published_parameters": config["_parameters"]})
+
+
+@reader("path", "a [model] table, TOML")
+def _from_toml(path: Path) -> AnyModel:
     table = read_toml(path)
     table = table.get("model", table)
     return model_from_table({"name": path.stem, **table}, file=str(path))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not valid JSON: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: a config.json holds one object, this one a {type(content).__name__}")
-    return content

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from simpar.errors import InputError
 from simpar.specs.base import Spec, read_toml, validate
+from simpar.specs.catalog import plan_path
 from simpar.specs.reliability import MaintenanceWindow, ReliabilitySpec
 from simpar.specs.scenario import Published, apply_override
 from simpar.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts, parse
@@ -188,6 +190,9 @@ class CheckpointPlan(Spec):
 
     interval: Interval = "optimal"
     """Training time between checkpoints, or the rule that chooses it: optimal (exact exponential form), young, daly."""
+    least_interval: Seconds = 300.0
+    """No rule chooses a shorter one: what a save costs beside the stall (wear and load of the storage, files, interference) is in
+    no closed form. The shortest that is published for a shared storage: DeepSeek, "usually 5 minutes" (arXiv 2408.14158)."""
     mode: Literal["blocking", "asynchronous"] = "asynchronous"
     """blocking: training stands still until the data are stored; asynchronous: while they are copied to host memory."""
     bytes: Bytes | None = None
@@ -304,15 +309,19 @@ class PlanFile(Spec):
 
 
 def read_plan_table(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """The raw table of the plan file at `path`, with `overrides` ("cluster.num_nodes=256") applied.
+    """The raw table of the plan file at `path`, or of the shipped plan of that name, with `overrides` ("cluster.num_nodes=256")
+    applied.
 
     Raises:
         InputError: the file cannot be read or an override cannot be applied.
     """
-    table = read_toml(Path(path))
+    file = plan_path(path)
+    table = read_toml(file)
+    if "phases" not in table and "plan" in table:
+        raise InputError(f"{file}: is a scenario, not the plan of a whole run; `simpar simulate {path}` predicts its step")
     for assignment in overrides or []:
         apply_override(table, assignment)
-    return {**table, "name": table.get("name", Path(path).stem), "file": str(path)}
+    return {**table, "name": table.get("name", file.stem), "file": str(file)}
 
 
 def make_plan(table: dict[str, Any]) -> PlanFile:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from simpar.boundary import reader, toml_value
 from simpar.errors import InputError, Violation
+from simpar.specs.architecture import ModelSpec
 from simpar.specs.base import Spec, read_toml, validate
+from simpar.specs.catalog import scenario_path
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.hardware import HardwareProfile, load_hardware
-from simpar.specs.model import ModelSpec
 from simpar.specs.node_size import with_gpus_per_node
 from simpar.specs.plan import PlanSpec
 from simpar.specs.training import TrainingSpec
+
+Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""What if: a multiple."""
 
 
 class ClusterSpec(Spec):
@@ -34,11 +41,11 @@ class ClusterSpec(Spec):
     """Overrides the number of adapters."""
     sharp: bool = False
     """The network's switches reduce (SHARP, NCCL_COLLNET_ENABLE=1): a licence and a setting of the job, off by default."""
-    memory_scale: Annotated[float, Field(gt=0)] = 1.0
+    memory_scale: Scale = 1.0
     """What if: device memory, as a multiple of the profile's."""
-    scale_up_bandwidth_scale: Annotated[float, Field(gt=0)] = 1.0
+    scale_up_bandwidth_scale: Scale = 1.0
     """What if: links inside the scale-up domain, as a multiple of the profile's."""
-    nic_bandwidth_scale: Annotated[float, Field(gt=0)] = 1.0
+    nic_bandwidth_scale: Scale = 1.0
     """What if: each adapter, as a multiple of the profile's."""
 
 
@@ -49,6 +56,8 @@ class Published(Spec):
     value: float
     source: str
     note: str = ""
+    fitted: bool = False
+    """The constants were fitted with this run, so that agreement with it is no evidence."""
 
 
 class Scenario(Spec):
@@ -74,9 +83,7 @@ class Scenario(Spec):
         if self.cluster.gpus_per_node:
             profile = with_gpus_per_node(profile, self.cluster.gpus_per_node)
         fabric = {
-            key: value
-            for key in ("oversubscription", "pod_oversubscription")
-            if (value := getattr(self.cluster, key)) is not None
+            key: value for key in ("oversubscription", "pod_oversubscription") if (value := getattr(self.cluster, key)) is not None
         }
         changes: dict[str, Any] = {}
         if fabric:
@@ -120,15 +127,10 @@ def filled_domain(profile: HardwareProfile, world_size: int) -> int:
 
 def apply_override(table: dict[str, Any], assignment: str) -> None:
     """Set one field of the raw `table`: "plan.pp=8" (values are TOML, bare words are strings)."""
-    import tomllib
-
     path, equals, text = assignment.partition("=")
     if not equals or not path.strip():
         raise InputError(f"--set {assignment}: write it as field=value, such as plan.pp=8")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+    value = toml_value(text)
     *parents, last = path.strip().split(".")
     for parent in parents:
         nested = table.setdefault(parent, {})
@@ -138,18 +140,47 @@ def apply_override(table: dict[str, Any], assignment: str) -> None:
     table[last] = value
 
 
+@reader("path", "a scenario, TOML")
 def read_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
-    """The scenario in the TOML file at `path`, with `overrides` ("plan.pp=8") applied, checked.
+    """The scenario in the TOML file at `path`, or the shipped one of that name, with `overrides` ("plan.pp=8") applied, checked.
 
     Raises:
         InputError: all violations, together.
     """
-    table = read_toml(Path(path))
-    for assignment in overrides or []:
-        apply_override(table, assignment)
-    return make_scenario(table, file=str(path))
+    file = scenario_path(path)
+    return make_scenario(read_table(file, overrides or []), file=str(file))
 
 
+def read_table(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The raw table of a scenario's file, or of the shipped scenario of that name, with `overrides` applied.
+
+    Raises:
+        InputError: no such scenario, not TOML, or an override that is no assignment.
+    """
+    file = scenario_path(path)
+    table = read_toml(file)
+    if "phases" in table:
+        raise InputError(f"{file}: is the plan of a whole run, not a scenario; answer it with `simpar plan {path}`")
+    return overridden(table, overrides)
+
+
+def overridden(table: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """The raw `table` of a scenario with `assignments` applied."""
+    changed = deepcopy(table)
+    for assignment in assignments:
+        apply_override(changed, assignment)
+    return as_published(changed, table)
+
+
+def as_published(changed: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """`changed`, the raw `table` of a scenario with changes, without what is published about that where they change what runs."""
+    told = {"name", "description", "published", "effects"}
+    if {k: v for k, v in changed.items() if k not in told} != {k: v for k, v in table.items() if k not in told}:
+        changed.pop("published", None)
+    return changed
+
+
+@reader("file", "a scenario")
 def make_scenario(table: dict[str, Any], *, file: str = "") -> Scenario:
     """A checked scenario from a raw `table`; `model` may be a preset's name, a path to a config.json, or a table.
 
@@ -157,8 +188,12 @@ def make_scenario(table: dict[str, Any], *, file: str = "") -> Scenario:
         InputError: all violations, together.
     """
     from simpar.specs.checks import check_scenario
+    from simpar.specs.open_values import open_fields
 
     table = dict(table)
+    if left_open := open_fields(table, file):
+        rule = "is left open, which only `simpar simulate` and simpar.simulate answer"
+        raise InputError([Violation(f.path, [v for v, _ in f.values], rule, "give one of these values", file) for f in left_open])
     base = Path(file).parent if file else Path()
     wrong_model: list[Violation] = []
     if "model" in table:

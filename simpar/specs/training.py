@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from simpar.specs.base import Spec
 
+BASE_BYTES: Final = {"int8": 1.0 + 4.0 / 4096.0, "nf4": 0.5 + 4.0 / 64.0, "nf4-double": 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)}
+"""Bytes per quantised frozen weight with its scales: bitsandbytes' LLM.int8 has one fp32 scale per row (4,096 wide here), nf4 one
+per 64 weights, which double quantisation turns into a byte and an fp32 per 256 of them (Dettmers et al. 2023, arXiv 2305.14314)."""
+
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"]
+
+
+Optimizer = Literal[
+    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adamw-bf16-moments", "adamw-8bit", "adamw-8bit-paged", "adamw-4bit",
+    "adamw-fp8", "lion", "muon", "none",
+]  # fmt: skip
 
 
 class RoutingSpec(Spec):
     """How tokens spread over experts."""
 
-    kind: Literal["balanced", "uniform", "zipf", "counts"] = "balanced"
-    """balanced: every expert has the mean; uniform: every expert is as likely, so chance alone spreads the tokens."""
+    kind: Literal["balanced", "uniform", "lognormal", "zipf", "counts"] = "balanced"
+    """balanced: every expert has the mean; uniform: every expert is as likely, so chance alone spreads the tokens; lognormal: a
+    trained router's popularity of experts."""
+    spread: Annotated[float, Field(ge=0, le=3)] = 0.3
+    """lognormal: standard deviation of the experts' loads over their mean. 0.05-0.1 under a bias that balances them, 0.2-0.45 of
+    trained models, 1 early in training (docs/finetuning.md)."""
     alpha: Annotated[float, Field(ge=0)] = 0.0
     """Zipf exponent of the expert popularity."""
     counts: tuple[float, ...] = ()
@@ -34,17 +48,36 @@ class TrainingSpec(Spec):
     micro_batch_size: Annotated[int, Field(gt=0)] = 1
     """Sequences per micro-batch and data-parallel rank."""
     precision: Precision = "bf16"
-    optimizer: Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adamw-bf16-moments", "muon", "none"] = "adamw"
+    optimizer: Optimizer = "adamw"
+    """What each keeps: parallel/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
+    torchao's."""
+    pure_bf16: bool | None = None
+    """Trained weights, their gradients and the optimizer's states all rest in bf16, without an fp32 copy; none = the framework's
+    way."""
+    optimizer_in_backward: bool = False
+    """Each weight is updated and its gradient dropped as soon as that is complete (one micro-batch, no global gradient norm)."""
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Accumulation and reduction; none = the framework's default."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "cudnn"] = "auto"
     """auto = the framework's of that time on that GPU."""
-    cross_entropy: Literal["auto", "unfused", "fused", "chunked"] = "auto"
+    cross_entropy: Literal["auto", "unfused", "fused", "chunked", "linear", "tiled"] = "auto"
+    """unfused: torch's on an fp32 copy of the logits; fused: one kernel that turns 16-bit logits into their gradient; chunked: by
+    pieces of the sequence; linear: head and loss in one (Liger's fused linear cross-entropy), which never keeps logits; tiled: the
+    same by tiles whose logits are computed again in the backward (TRL, prime-rl's RL, cut cross-entropy); auto: the framework's."""
     compile: bool | None = None
+    fused_kernels: bool = False
+    """Norm, rotary embedding and gated activation by a library's single kernels in a model of plain modules (Liger, Unsloth)."""
     cuda_graphs: bool = False
     cuda_graph_scope: Literal["layer", "attention"] = "layer"
     """What graphs hold: whole layers, or all but experts and their dispatch."""
     routing: RoutingSpec = RoutingSpec()
     trainable: Literal["all", "lora"] = "all"
     lora_rank: Annotated[int, Field(gt=0)] = 16
+    lora_modules: Literal["attention", "all"] = "attention"
+    """Matmuls with a low-rank pair: those of attention, or every one of a layer (experts included, the router not)."""
+    lora_adapters: Annotated[int, Field(gt=0)] = 1
+    """Adapters that are held and updated side by side; a token passes through one of them."""
+    base_weights: Literal["auto", "int8", "nf4", "nf4-double"] = "auto"
+    """Format of a layer's frozen matrices; auto = 16 bits (fp8 in an fp8 run). nf4-double: its scales are quantised as well, as in
+    QLoRA."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.specs.base import read_toml
+from simpar.specs.catalog import scenario_names, scenario_path
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import read_scenario
 from simpar.topology.cluster import Cluster
@@ -37,7 +38,7 @@ def cluster_of(path: str | Path, num_nodes: int | None = None) -> tuple[Hardware
     """The machine and the number of nodes that the file at `path`, a scenario or a hardware profile, describes.
 
     Args:
-        path: a TOML file, or the name of a shipped profile.
+        path: a TOML file, or the name of a shipped profile or scenario.
         num_nodes: for a profile (1 if not given); a scenario has its own, which this overrides.
 
     Raises:
@@ -46,7 +47,9 @@ def cluster_of(path: str | Path, num_nodes: int | None = None) -> tuple[Hardware
     if num_nodes is not None and num_nodes < 1:
         raise InputError([Violation("num_nodes", num_nodes, "must be at least 1")])
     file = Path(path)
-    if file.suffix != ".toml" and not file.is_file():
+    if str(path) in scenario_names():
+        file = scenario_path(path)
+    elif file.suffix != ".toml" and not file.is_file():
         return load_hardware(str(path)), num_nodes or 1
     if "gpu" in read_toml(file):
         return load_hardware(str(file)), num_nodes or 1

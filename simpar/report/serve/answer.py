@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simpar.errors import InputError, Violation
+from simpar.report.serve.front import refused
 from simpar.report.serve.programs import Programs, step_of
 from simpar.report.serve.state import Bases, State
 from simpar.result.result import Result
@@ -105,6 +106,7 @@ class Answers:
         Raises:
             InputError: everything wrong with it, as on the command line.
         """
+        refused()
         query = state.query(self.bases)
         with self._lock:
             if outdated():
@@ -126,6 +128,7 @@ class Answers:
         """
         from simpar.report.serve.preview import preview
 
+        refused()
         scenario = state.scenario(self.bases)
         numbers = run_numbers(state)
         check_size(scenario)

@@ -1,4 +1,4 @@
-"""The server of the page: bound to this machine, one process, nothing read but the registries."""
+"""The server of the page: bound to this machine, nothing read but the registries."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import InputError, Violation
+from simpar.report.serve.front import LOOPBACK, Front, Pool
 from simpar.specs.scenario import Scenario
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 Export = Callable[[Scenario], str]
 """A scenario's launch script as text; raises InputError where the framework cannot run it."""
@@ -41,7 +39,7 @@ def make_app(scenario: Path | None = None, export: Export | None = None) -> Any:
     bases = Bases(scenario)
     app = Dash("simpar", title="simpar: what if", update_title="", assets_folder="no-assets", index_string=INDEX)
     app.layout = lambda: page(bases, can_export=export is not None)
-    register(app, Answers(bases), export)
+    app.searches = register(app, Answers(bases), export)
     return app
 
 
@@ -68,23 +66,7 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
-def only_named(app: Any, host: str) -> None:
-    """Refuse requests under a foreign name: a page elsewhere may not reach a server of this machine through its own DNS."""
-    if host not in LOOPBACK:
-        return
-    from flask import abort, request
-
-    def check() -> None:
-        name = request.host.rsplit(":", 1)[0].strip("[]") if request.host != "::1" else "::1"
-        if name not in LOOPBACK:
-            abort(403)
-
-    app.server.before_request(check)
-
-
-def serve(
-    host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None, export: Export | None = None
-) -> None:
+def serve(host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None, export: Export | None = None) -> None:
     """Serve the page until interrupted.
 
     Raises:
@@ -92,7 +74,6 @@ def serve(
     """
     app = make_app(scenario, export)
     bound = listen(host, port)
-    only_named(app, host)
     import logging
 
     from werkzeug.serving import make_server
@@ -100,11 +81,16 @@ def serve(
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     shown = f"[{host}]" if ":" in host else host
     port = bound.getsockname()[1]
-    server = make_server(host, port, app.server, threaded=True, fd=bound.fileno())
+    pool = Pool(scenario, export)
+    pool.warm()
+    server = make_server(host, port, Front(app.server, pool, host, app.searches.close), threaded=True, fd=bound.fileno())
     _say(f"simpar serve: http://{shown}:{port}/ (stop with Ctrl-C)")
     if host not in LOOPBACK:
         _say("simpar serve: reachable from other machines, without a password")
-    server.serve_forever()
+    try:
+        server.serve_forever()
+    finally:
+        pool.stop()
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +16,18 @@ from simpar.report.serve.fields import FIELDS, SLIDERS
 from simpar.report.serve.gantt_canvas import SCRIPT, canvas_data
 from simpar.report.serve.page import slider_id, value_id
 from simpar.report.serve.preview import Preview
+from simpar.report.serve.search_job import Jobs
 from simpar.report.serve.search_view import register_search
 from simpar.report.serve.state import check_words, of_controls, of_query
-from simpar.report.serve.style import ADDRESS, NEAREST
+from simpar.report.serve.style import ADDRESS, CLOSING, NEAREST
 from simpar.specs.scenario import Scenario
 
 MAX_PINS = 5
 _CONTROLS = [*(f.key for f in FIELDS)]
 
 
-def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | None = None) -> None:
-    """Attach all callbacks."""
+def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | None = None) -> Jobs:
+    """Attach all callbacks; returns the searches that they start."""
     for field in SLIDERS:
         app.clientside_callback(
             NEAREST.replace("STOPS", repr(list(field.stops))),
@@ -38,7 +40,8 @@ def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | No
     _register_compute(app, answers)
     _register_pins(app, answers)
     _register_downloads(app, answers, export)
-    register_search(app, answers)
+    app.clientside_callback(CLOSING, Output("closing", "data"), Input("tab", "data"))
+    return register_search(app, answers)
 
 
 class Latest:
@@ -53,7 +56,8 @@ class Latest:
         with self._lock:
             if len(self._newest) > 1000:
                 self._newest.clear()
-            self._newest[tab] = self._newest.get(tab, 0) + 1
+            # By the clock: a tab's requests may be answered in several processes.
+            self._newest[tab] = max(self._newest.get(tab, 0) + 1, time.monotonic_ns())
             return self._newest[tab]
 
     def outdated(self, tab: str, ticket: int) -> bool:

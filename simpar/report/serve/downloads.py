@@ -12,10 +12,10 @@ from simpar.errors import InputError, Violation
 from simpar.report.serve.answer import Answer
 from simpar.report.serve.state import Bases
 from simpar.report.step_html import step_page
-from simpar.simulate import simulate
 from simpar.specs.hardware import profile_names
 from simpar.specs.models_io import model_names
 from simpar.specs.scenario import Scenario
+from simpar.step import simulate
 
 NO_FLAGS = "this page was started without an exporter of launch flags"
 """Why the button for launch flags is off, where it is."""

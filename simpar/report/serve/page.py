@@ -34,7 +34,7 @@ def page(bases: Bases, *, can_export: bool = False) -> html.Div:
     stores = [
         dcc.Location(id="url", refresh=False), dcc.Store(id="query"), dcc.Store(id="pins", data=[]), dcc.Store(id="address"),
         dcc.Store(id="tab", data=uuid.uuid4().hex), dcc.Store(id="found", data=[]), dcc.Store(id="whole"),
-        dcc.Store(id="gantt-data"), dcc.Store(id="gantt-drawn"),
+        dcc.Store(id="closing"), dcc.Store(id="gantt-data"), dcc.Store(id="gantt-drawn"),
         dcc.Download(id="download"), dcc.Interval(id="tick", interval=400, disabled=True),
     ]  # fmt: skip
     side = html.Div([_start(bases), *[_group(name, base) for name in GROUPS], _more()], className="side")

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from simpar.errors import SimparError
 from simpar.report.serve.answer import Run, actions_of, run_for
 from simpar.report.serve.programs import Programs, step_of
+from simpar.result.folded import with_microbatches
 from simpar.result.result import Result
 from simpar.specs.checks import resolved_dp
 from simpar.specs.scenario import Scenario
-from simpar.validation.predicted import with_microbatches
 
 CHEAP = 4_000
 """Passes up to which a second short step is simulated, for the exact slope of the first."""
-_ONCE = frozenset({"dp", "optimizer", "host"})
+_ONCE = frozenset({"dp", "skew", "optimizer", "host"})
 """Categories that a step has once; the others it has for every micro-batch."""
 
 
@@ -37,9 +37,7 @@ class Preview:
     waterfall: list[tuple[str, float]]
 
 
-def preview(
-    scenario: Scenario, tokens: float, usd_per_gpu_hour: float, goodput: float, lowering: Programs
-) -> Preview | None:
+def preview(scenario: Scenario, tokens: float, usd_per_gpu_hour: float, goodput: float, lowering: Programs) -> Preview | None:
     """The first answer; None where a step with so few micro-batches is not possible."""
     every = _microbatches(scenario)
     for few in _counts(scenario, every):
@@ -94,10 +92,9 @@ def _extended(short: Result, step_s: float, times: float) -> list[tuple[str, flo
     """The waterfall of the whole step: what every micro-batch has, `times` as long; what is left is the pipeline's bubble."""
     grown = {name: s * (1.0 if name in _ONCE else times) for name, s in short.breakdown.items()}
     grown["bubble"] = step_s - sum(s for name, s in grown.items() if name != "bubble")
-    layout = short.layout
     scaled = replace(short, breakdown=grown)
     found = scaled.waterfall()
     # The ideal of the short step, and the two entries that are told from it.
-    ideal = layout.model_flops / short.world_size / short.peak_flops_per_s
+    ideal = short.ideal_s
     (first, _), (second, below), *rest = found
     return [(first, ideal * times), (second, below + ideal - ideal * times), *rest]

@@ -18,9 +18,9 @@ from simpar.program.pipelines import Detail
 from simpar.program.program import Program
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule
-from simpar.simulate import interpret, prepare, run, simulate
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
+from simpar.step import interpret, prepare, run, simulate
 
 PRICES_ONLY = {
     "tp", "sequence_parallel", "cp", "cp_style", "ep", "etp", "dp", "shard_size", "recompute", "overlap_tp", "overlap_ep",

@@ -7,11 +7,14 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from simpar.errors import InputError
 from simpar.report.serve.state import Bases, State
 
+SILENCE_S = 90.0
+"""A browser lets a page in the background ask once a minute."""
 MAX_JOBS = 2
 """Searches at a time, over all tabs."""
 
@@ -23,6 +26,7 @@ class Job:
         self.state = state
         self.report: dict[str, Any] = {}
         self.stopped = False
+        self.asked = time.monotonic()
         given = json.dumps({"table": state.table(bases), "file": bases[state.base].file}, default=str)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "simpar.report.serve.search_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -78,15 +82,32 @@ class Jobs:
         with self._lock:
             if tab in self._jobs:
                 self._jobs[tab].stop()
+            self._drop_silent()
             if sum(j.running for j in self._jobs.values()) >= MAX_JOBS:
-                raise InputError(f"{MAX_JOBS} searches run already: stop one of them first")
+                raise InputError(f"{MAX_JOBS} searches run already, in other tabs: stop one of them or close its tab")
             self._jobs = {t: j for t, j in self._jobs.items() if j.running}
             self._jobs[tab] = Job(state, self.bases)
             return self._jobs[tab]
 
     def of(self, tab: str) -> Job | None:
-        """The last search of a tab."""
-        return self._jobs.get(tab)
+        """The last search of a tab, which asks for it every now and then while it is open."""
+        job = self._jobs.get(tab)
+        if job is not None:
+            job.asked = time.monotonic()
+        return job
+
+    def close(self, tab: str) -> None:
+        """The tab is closed: so is its search."""
+        with self._lock:
+            job = self._jobs.pop(tab, None)
+        if job is not None:
+            job.stop()
+
+    def _drop_silent(self) -> None:
+        """A tab that was killed says nothing: its search ends once another wants to start."""
+        for job in self._jobs.values():
+            if time.monotonic() - job.asked > SILENCE_S:
+                job.stop()
 
     def stop_all(self) -> None:
         """End them with the server."""

@@ -11,13 +11,13 @@ import time
 from typing import Any
 
 from simpar.errors import SimparError
-from simpar.search.account import Progress
-from simpar.search.branch import Branch
-from simpar.search.choice import recompute_text, split_text
-from simpar.search.incumbents import Scored
-from simpar.search.space import Space
-from simpar.simulate import simulate
+from simpar.searching.account import Progress
+from simpar.searching.branch import Branch
+from simpar.searching.choice import recompute_text, split_text
+from simpar.searching.incumbents import Scored
+from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import simulate
 
 KEEP = 5
 EVERY_S = 0.25

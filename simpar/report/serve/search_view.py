@@ -16,8 +16,8 @@ from simpar.units import format_bytes, format_seconds
 _FREE = "Free: tp, pp, virtual stages, micro-batch, recomputation (none, selective, full), 1F1B or interleaved; all else as set."
 
 
-def register_search(app: Dash, answers: Answers) -> None:
-    """Attach the callbacks of the search."""
+def register_search(app: Dash, answers: Answers) -> Jobs:
+    """Attach the callbacks of the search; returns what runs for them."""
     jobs = Jobs(answers.bases)
 
     @app.callback(
@@ -39,6 +39,8 @@ def register_search(app: Dash, answers: Answers) -> None:
             job.stop()
         found = [_query(job.state, best["settings"], answers) for best in job.report.get("best", [])]
         return shown(job), not job.running, found, not job.running
+
+    return jobs
 
 
 def _query(state: PageState, settings: dict[str, Any], answers: Answers) -> str:

@@ -103,3 +103,11 @@ INDEX: Final = (
     + STYLE
     + "</style></head><body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body></html>"
 )
+
+CLOSING = """
+function(tab) {
+    window.addEventListener("pagehide", () => navigator.sendBeacon("/closed", tab));
+    return window.dash_clientside.no_update;
+}
+"""
+"""A tab that is closed says so: its search ends."""

@@ -11,8 +11,8 @@ from simpar.errors import InputError
 from simpar.report.serve.answer import Answer
 from simpar.report.serve.preview import Preview
 from simpar.report.serve.state import Bases, State
-from simpar.search.choice import recompute_text
-from simpar.specs.model import TransformerSpec
+from simpar.searching.choice import recompute_text
+from simpar.specs.architecture import TokenModel
 from simpar.units import format_bytes, format_seconds
 
 Row = tuple[str, str, bool]
@@ -22,7 +22,7 @@ Row = tuple[str, str, bool]
 def headline(answer: Answer) -> list[tuple[str, str, str, str]]:
     """(id, label, number, more) of every tile."""
     result, run = answer.result, answer.run
-    unit = "tokens" if isinstance(answer.scenario.model, TransformerSpec) else "samples"
+    unit = "tokens" if isinstance(answer.scenario.model, TokenModel) else "samples"
     low, high = result.step_interval.low, result.step_interval.high
     worst = result.worst_rank
     verdict = "fits" if result.fits else "DOES NOT FIT"

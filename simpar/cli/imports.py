@@ -1,0 +1,190 @@
+"""`simpar import ...`: files of other programs to parts of a hardware profile, launch files of frameworks to scenarios.
+
+A further importer is one function here.
+
+Only parsing and printing; readers are imported inside the command that needs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from simpar.interop.carried import Imported
+    from simpar.interop.profile_parts import Part
+
+import_app = typer.Typer(no_args_is_help=True, help="Take what other programs measured or know of a machine.")
+
+File = Annotated[Path, typer.Argument(help="The file to read.", metavar="FILE")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Write it as TOML.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def _finish(part: Part, out: Path | None, as_json: bool) -> None:
+    """Write and print a part: notes to stderr, TOML (without --out) or JSON to stdout."""
+    from simpar.interop.profile_parts import toml_of, write_part
+
+    if out is not None:
+        write_part(part, out)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(part.to_json(), indent=2, allow_nan=False))
+        return
+    for note in part.notes:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"wrote {out}" if out is not None else toml_of(part.to_json()).strip())
+
+
+@import_app.command("nccl-tests")
+def nccl_tests(
+    file: File,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    collective: Annotated[str, typer.Option(help="Where the output does not name it: all_reduce, ...")] = "",
+    ranks: Annotated[int, typer.Option(help="Where the output lists no devices.", min=0)] = 0,
+    nodes: Annotated[int, typer.Option(help="Where the output lists no devices.", min=0)] = 0,
+) -> None:
+    """Output of nccl-tests, text or -J: measured collectives and their fit."""
+    from simpar.interop.nccl_tests import read
+
+    _finish(read(file, collective=collective, ranks=ranks, nodes=nodes), out, as_json)
+
+
+@import_app.command("nvidia-topo")
+def nvidia_topo(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
+    """Output of `nvidia-smi topo -m`: GPUs, NVLinks, NICs of a node."""
+    from simpar.interop.nvidia_topo import read
+
+    _finish(read(file), out, as_json)
+
+
+@import_app.command("nccl-xml")
+def nccl_xml(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
+    """NCCL's topology (NCCL_TOPO_DUMP_FILE): the same with rates."""
+    from simpar.interop.nccl_xml import read
+
+    _finish(read(file), out, as_json)
+
+
+@import_app.command("slurm")
+def slurm(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
+    """Slurm's topology.conf or topology.yaml: the fabric."""
+    from simpar.interop.slurm import read
+
+    _finish(read(file), out, as_json)
+
+
+@import_app.command("kineto")
+def kineto(file: File, out: OutOption = None, as_json: JsonOption = False) -> None:
+    """A torch.profiler trace (.json, .json.gz): kernels by class, overlap, launch gaps, measured GEMMs."""
+    from simpar.interop.kineto import read
+
+    _finish(read(file), out, as_json)
+
+
+HardwareOption = Annotated[str | None, typer.Option(help="A shipped profile or a path, where the file does not say.")]
+NodesOption = Annotated[int | None, typer.Option(help="Nodes, where the file does not say.", min=1)]
+ScenarioOut = Annotated[Path | None, typer.Option("--out", help="Write the scenario here.")]
+
+
+def _finish_scenario(found: Imported, out: Path | None, as_json: bool) -> None:
+    """Write and print a scenario: warnings to stderr, TOML (without --out) or JSON to stdout."""
+    from simpar.interop.export import write_files
+    from simpar.interop.scenario_text import scenario_table, scenario_text
+
+    text = scenario_text(found.scenario)
+    if out is not None:
+        write_files({out.name: text}, out if out.suffix else out / "scenario.toml")
+    if as_json:
+        import json
+
+        table = scenario_table(found.scenario)
+        typer.echo(json.dumps({"scenario": table, "warnings": list(found.warnings)}, indent=2, allow_nan=False))
+        return
+    for warning in found.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(f"wrote {out}" if out is not None else text.rstrip())
+
+
+@import_app.command("megatron")
+def megatron(
+    file: Annotated[Path, typer.Argument(help="A launch script of Megatron-LM.", metavar="SCRIPT.sh")],
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    variables: Annotated[list[str] | None, typer.Option("--var", help="A variable set before: PP=4. Repeatable.")] = None,
+    out: ScenarioOut = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A launch script of Megatron-LM: the scenario that it runs."""
+    from simpar.boundary import MOST_CONFIG_BYTES, read_text
+    from simpar.errors import InputError, Violation
+    from simpar.interop.megatron_import import load
+
+    pairs = [text.partition("=") for text in variables or []]
+    if wrong := [Violation("--var", "".join(p), "is no assignment", "NAME=VALUE") for p in pairs if not p[0] or not p[1]]:
+        raise InputError(wrong)
+    found = load(
+        read_text(file, MOST_CONFIG_BYTES),
+        file=str(file),
+        hardware=hardware,
+        num_nodes=num_nodes,
+        variables={p[0]: p[2] for p in pairs},
+    )
+    _finish_scenario(found, out, as_json)
+
+
+@import_app.command("torchtitan")
+def torchtitan(
+    file: Annotated[Path, typer.Argument(help="A configuration of torchtitan up to v0.2.2, TOML.", metavar="FILE")],
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    out: ScenarioOut = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A configuration of torchtitan: the scenario that it runs."""
+    from simpar.boundary import MOST_CONFIG_BYTES, read_text
+    from simpar.interop.torchtitan_import import load
+
+    _finish_scenario(load(read_text(file, MOST_CONFIG_BYTES), file=str(file), hardware=hardware, num_nodes=num_nodes), out, as_json)
+
+
+@import_app.command("nanotron")
+def nanotron(
+    file: Annotated[Path, typer.Argument(help="A configuration of nanotron's run_train.py, YAML.", metavar="FILE")],
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    out: ScenarioOut = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A configuration of nanotron: the scenario that it runs."""
+    from simpar.boundary import MOST_CONFIG_BYTES, read_text
+    from simpar.interop.nanotron import load
+
+    text = read_text(file, MOST_CONFIG_BYTES)
+    _finish_scenario(load(text, file=str(file), hardware=hardware, num_nodes=num_nodes), out, as_json)
+
+
+@import_app.command("merge")
+def merge(
+    base: Annotated[str, typer.Argument(help="A shipped hardware profile or a path.")],
+    parts: Annotated[list[Path], typer.Argument(help="Parts that the other commands wrote, later ones on top.")],
+    out: Annotated[Path, typer.Option("--out", help="The profile to write.")],
+    as_json: JsonOption = False,
+) -> None:
+    """A hardware profile: a base with measured parts laid over it."""
+    from simpar.interop.profile_parts import merge_with_notes, write_profile
+
+    merged = merge_with_notes(base, parts)
+    write_profile(merged.profile, out)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({"profile": str(out), "name": merged.profile.name, "notes": list(merged.notes)}, indent=2))
+        return
+    for note in merged.notes:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"wrote {out}")

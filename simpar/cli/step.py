@@ -1,0 +1,190 @@
+"""Commands about one training step: simulate, compare, explain, diff, topology."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simpar.cli.options import (
+    BatchOption,
+    FrameworkOption,
+    HardwareOption,
+    HtmlOption,
+    JsonOption,
+    MaybeScenario,
+    ModelOption,
+    NodesOption,
+    ScenarioFile,
+    SequenceOption,
+    SetOption,
+    SizeOption,
+    chosen_scenario,
+    chosen_table,
+    print_json,
+    say_written,
+)
+
+if TYPE_CHECKING:
+    from simpar.specs.scenario import Scenario
+
+
+def simulate(
+    scenario: MaybeScenario = None,
+    overrides: SetOption = None,
+    limit: SizeOption = None,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    sequence_length: SequenceOption = None,
+    global_batch: BatchOption = None,
+    framework: FrameworkOption = None,
+    as_json: JsonOption = False,
+    html: HtmlOption = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write a Perfetto trace (.json.gz).")] = None,
+    detail: Annotated[str, typer.Option(help="stage, layer or op.")] = "layer",
+    contention: Annotated[bool, typer.Option(help="Transfers share links; same as --set effects.contention=true.")] = False,
+    placement: Annotated[bool, typer.Option("--placement", help="Find the best order of the dimensions over the ranks.")] = False,
+) -> None:
+    """Predict one training step: time, throughput, where it goes, memory."""
+    from simpar.api.steps import simulated
+    from simpar.errors import InputError, Violation
+    from simpar.specs.options import RunOptions
+
+    if detail not in ("stage", "layer", "op"):
+        raise InputError([Violation("--detail", detail, "no such detail", "choose stage, layer or op")])
+    changes = [*(overrides or []), *(["effects.contention=true"] if contention else [])]
+    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
+    table, file = chosen_table(scenario, options, changes)
+    result = simulated(table, file, detail=detail, arrange=_placed if placement else None)  # type: ignore[arg-type]
+    written = []
+    if html is not None:
+        written.append(result.save_html(html))
+    if trace is not None:
+        written.append(result.save_trace(trace))
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        from simpar.report.step_table import show, step_report
+
+        if result.readings is not None:
+            from simpar.report.readings_view import readings_report
+
+            show(readings_report(result.readings))
+        show(step_report(result.details))
+    for path in written:
+        say_written(path)
+    raise typer.Exit(0 if result.fits else 1)
+
+
+def _placed(scenario: Scenario) -> Scenario:
+    """The scenario with the best order of the dimensions over the ranks."""
+    from simpar.searching.placement import best_placement
+
+    return best_placement(scenario)
+
+
+def compare(
+    first: ScenarioFile, second: ScenarioFile, overrides: SetOption = None, limit: SizeOption = None, as_json: JsonOption = False
+) -> None:
+    """Two scenarios side by side; --set applies to the second."""
+    from simpar.api.steps import compare as both
+    from simpar.specs.scenario import read_scenario
+
+    found = both(read_scenario(first), read_scenario(second, overrides))
+    if as_json:
+        print_json(found.to_dict())
+        return
+    from simpar.report.step_table import comparison, show
+
+    show(comparison(found.first.details, found.second.details))
+
+
+def explain(
+    scenario: MaybeScenario = None,
+    measured: Annotated[
+        list[str] | None,
+        typer.Option("--measured", help="step_time=12.3s, mem=71GiB (or allocated=, reserved=, device=). Repeatable."),
+    ] = None,
+    overrides: SetOption = None,
+    limit: SizeOption = None,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    sequence_length: SequenceOption = None,
+    global_batch: BatchOption = None,
+    framework: FrameworkOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Why a step takes what it takes; with a measurement, where the gap most probably lies."""
+    from simpar.api.steps import explain as explanation
+    from simpar.report.explain import parse_measured
+    from simpar.report.explain_view import explain_report
+    from simpar.specs.options import RunOptions
+
+    values = parse_measured(measured or [])
+    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
+    found = explanation(chosen_scenario(scenario, options, overrides or []), measured=values)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    from simpar.report.step_table import show
+
+    show(explain_report(found.result.details, found.to_dict()))
+
+
+def trace_diff(
+    scenario: ScenarioFile,
+    trace: Annotated[Path, typer.Argument(help="A torch.profiler trace of one rank, .json or .json.gz.")],
+    rank: Annotated[int | None, typer.Option(help="Global rank of the trace; without it what the trace says.")] = None,
+    overrides: SetOption = None,
+    limit: SizeOption = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A measured step beside the predicted one: the difference by cause, op by op."""
+    from functools import partial
+
+    from simpar.interop.kineto_step import read_steps
+    from simpar.live.trace_diff import diff
+    from simpar.specs.scenario import read_scenario
+
+    found = diff(read_scenario(scenario, overrides), partial(read_steps, trace), rank)
+    if html is not None:
+        from simpar.report.diff_html import write_diff_html
+
+        write_diff_html(found, html)
+        say_written(html)
+    if as_json:
+        print_json(found.to_json())
+        return
+    from simpar.report.diff_view import diff_report
+    from simpar.report.step_table import show
+
+    show(diff_report(found))
+
+
+def topology(
+    scenario: Annotated[Path, typer.Argument(help="A scenario or a hardware profile: a TOML file or a name.")],
+    html: HtmlOption = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file is a profile.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The cluster's network: switches, links, bisection; --html draws it."""
+    from simpar.topology.describe import cluster_of, summary
+
+    hardware, nodes = cluster_of(scenario, num_nodes)
+    facts = summary(hardware, nodes)
+    if html is not None:
+        from simpar.report.topology_view import write_topology_html
+
+        write_topology_html(hardware, nodes, html)
+        say_written(html)
+    if as_json:
+        print_json(facts)
+        return
+    from simpar.report.step_table import show
+    from simpar.report.topology_view import topology_report
+
+    show(topology_report(hardware, nodes))

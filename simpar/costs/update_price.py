@@ -1,0 +1,131 @@
+"""Seconds of the optimizer's update on one pipeline rank: traffic of its states, products of whole matrices, gradient norm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from simpar.costs.key_price import KeyPrice, scaled
+from simpar.costs.price import Price, Provenance
+from simpar.parallel.layout import Layout
+from simpar.parallel.optimizers import ADAM_BYTES, NEWTON_SCHULZ_STEPS, Matrix, dealt_out, matrices, more_moments
+from simpar.parallel.traffic import tensor_parameters
+from simpar.parallel.work import Collective, Dimension, Gemm, HostCopy, MemoryWork, OptimizerWork, Work
+from simpar.specs.hardware import HardwareProfile
+
+HOST_ADAM_BYTES_PER_S = 25e9
+"""Host memory traffic of one GPU's share of a CPU Adam step. Assumed: a two-socket host's 400 GB/s at half efficiency over 8."""
+TENSOR_SYNC_S = 50e-6
+"""Host time to update one tensor and wait for it: a kernel's launch and a synchronisation of the device (assumed; 24 us for torch's
+loop over tensors alone)."""
+MATRIX_BYTES = 2.0
+"""Per weight of a momentum or an update on its way between the ranks that share a matrix: 16 bits, as in Liu et al. 2025 ("Muon is
+scalable for LLM training")."""
+Pricing = Callable[[Work], Price]
+
+
+def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: float) -> KeyPrice:
+    """Update of the shard a rank owns, plus the gradient-norm all-reduce and the host's work.
+
+    Args:
+        stages: model stages the rank holds.
+        work: the price of any work alone.
+        norm_s: seconds of the norm's all-reduce.
+    """
+    spec, kind, calibration = layout.framework, layout.optimizer, layout.calibration
+    weights = [0.0, 0.0]
+    for stage in stages:
+        for index, count in enumerate(layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)):
+            weights[index] += count
+    shards = _shards(layout)
+    own = weights[0] / shards[0] + weights[1] / shards[1]
+    if layout.plan.offload.optimizer:
+        state = layout.state_bytes
+        copies = work(HostCopy(own * (state.gradient + 2.0)))
+        seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
+        seconds += norm_s + spec.optimizer_cpu_s
+        spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
+        return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), Provenance.ASSUMED)
+    each = spec.optimizer_traffic_bytes
+    parts = [scaled(work(OptimizerWork(own, each * kind.traffic(layout.weight_bytes), spec.optimizer_kernel)), calibration.memory)]
+    blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
+    if more := sum(amount / ranks for amount, ranks in zip(more_moments(kind, blocks), shards, strict=True)):
+        moved = OptimizerWork(more, 2.0 * each / ADAM_BYTES, spec.optimizer_kernel)
+        parts.append(scaled(work(moved), calibration.memory))
+    if kind.paged:
+        # Up for the update and down again: two directions of one link.
+        parts.append(work(HostCopy(own * kind.moments)))
+    if spec.whole_gradient_bytes:
+        parts.append(scaled(work(MemoryWork("copy", sum(weights) * spec.whole_gradient_bytes)), calibration.memory))
+    gathers: list[Price] = []
+    cut: list[Price] = []
+    if kind.orthogonalises:
+        found = tuple(m for m in matrices(blocks) if not m.outside)
+        for expert in (False, True):
+            same = tuple(m for m in found if m.expert is expert)
+            owned = dealt_out(same, shards[expert])
+            parts += [scaled(p, calibration.compute) for p in _newton_schulz(layout, [m.joined for m in owned], work)]
+            cut += _tensor_gathers(owned, work, expert=expert)
+            gathers += _matrix_gathers(layout, same, work, expert=expert)
+    update_s = sum(p.seconds for p in parts) + norm_s + spec.optimizer_cpu_s + calibration.step_s
+    if kind.synchronises:
+        update_s += TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
+    busy = tuple((name, sum(p.seconds for p in prices)) for name, prices in (("tp", cut), ("dp", gathers)) if prices)
+    spreads = [_spread("optimizer", parts), *(_spread(name, prices) for name, prices in (("tp", cut), ("dp", gathers)) if prices)]
+    kinds = list(Provenance)
+    worst = max((p.provenance for p in (*parts, *cut, *gathers)), key=kinds.index)
+    return KeyPrice(update_s + sum(s for _, s in busy), (("optimizer", update_s), *busy), tuple(spreads), 0.0, busy, worst)
+
+
+def _shards(layout: Layout) -> tuple[int, int]:
+    """Ranks that share the update of the same dense and of the same expert weights."""
+    return (layout.shard_ranks, layout.expert_shard_ranks) if layout.plan.zero_stage >= 1 else (1, 1)
+
+
+def _spread(name: str, prices: Sequence[Price]) -> tuple[str, float, float]:
+    seconds = sum(p.seconds for p in prices)
+    return name, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)
+
+
+def _newton_schulz(layout: Layout, held: Sequence[Matrix], work: Pricing) -> list[Price]:
+    """Products of the iteration, matrix by matrix: of a x b with a <= b, X X^T, its square, and their sum times X.
+
+    Every tensor rank iterates on the whole matrix (--muon-tp-mode duplicated, the default of Megatron-LM's training scripts).
+    """
+    dtype = _half(layout.hardware)
+    shapes: Counter[tuple[int, int]] = Counter()
+    for matrix in held:
+        shapes[min(matrix.rows, matrix.columns), max(matrix.rows, matrix.columns)] += matrix.count
+    found = []
+    for (a, b), count in shapes.items():
+        products = [work(Gemm(a, n, k, dtype, "forward")) for n, k in ((a, b), (a, a), (b, a))]
+        found += [scaled(price, float(count * NEWTON_SCHULZ_STEPS)) for price in products]
+    return found
+
+
+def _half(hardware: HardwareProfile) -> str:
+    """The 16-bit type that matrices are multiplied in, fp32 where there is none."""
+    return next((dtype for dtype in ("bf16", "fp16") if dtype in hardware.gpu.peak_flops), "fp32")
+
+
+def _tensor_gathers(owned: Sequence[Matrix], work: Pricing, *, expert: bool) -> list[Price]:
+    """Matrices that tensor parallelism cuts are gathered before the iteration; a rank keeps its part of the update."""
+    group: Dimension = "etp" if expert else "tp"
+    counts: Counter[float] = Counter()
+    for matrix in owned:
+        if matrix.whole is not None:
+            counts[matrix.joined.weights / matrix.count] += matrix.count
+    return [work(Collective("all_gather", weights * MATRIX_BYTES, group, count)) for weights, count in counts.items()]
+
+
+def _matrix_gathers(layout: Layout, found: Sequence[Matrix], work: Pricing, *, expert: bool) -> list[Price]:
+    """Under full sharding momenta are gathered for the ranks that own a matrix, and updates for those that hold its shards
+    (DeepSpeed stage3.py); with sharded states alone whole matrices are dealt out and nothing more moves."""
+    group: Dimension = "expert_shard" if expert else "shard"
+    amount = sum(m.weights for m in found) * MATRIX_BYTES
+    if layout.plan.zero_stage < 3 or not amount or _shards(layout)[expert] == 1:
+        return []
+    return [work(Collective("all_gather", amount, group)) for _ in ("momenta", "updates")]
+
+
+__all__ = ["HOST_ADAM_BYTES_PER_S", "update_price"]

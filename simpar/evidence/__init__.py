@@ -1,0 +1,1 @@
+"""Measured runs, kernels and collectives, the predictions beside them, and the fits that they carry."""

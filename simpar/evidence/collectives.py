@@ -1,0 +1,274 @@
+"""Predicted against measured collectives: per series (hardware, nodes, collective), above and below 1 MiB, and bias by size.
+
+Understands the tables of measured collectives (nccl-tests columns), of DeepEP exchanges (normal and low latency) and of
+custom all-reduce kernels; a folder is every such table in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from simpar.boundary import read_records, reader
+from simpar.costs.collective_defaults import shipped
+from simpar.costs.collective_rows import Row, harness_costs, parse
+from simpar.costs.collectives import CollectiveModel
+from simpar.costs.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
+from simpar.costs.price import Price
+from simpar.errors import InputError
+from simpar.specs.hardware import HardwareProfile
+from simpar.statistics import Comparison, ErrorSummary, summarize
+
+LARGE: Final = 2**20
+DECADES: Final = ((0, "below 64 KiB"), (2**16, "64 KiB - 1 MiB"), (2**20, "1 - 16 MiB"), (2**24, "16 - 256 MiB"),
+                  (2**28, "256 MiB and more"))  # fmt: skip
+TOLERANCE_LARGE: Final = 0.08
+TOLERANCE_SMALL: Final = 0.20
+"""Mean over series of the mean |predicted / measured - 1| that the fitted tables keep."""
+KERNEL_TOLERANCE: Final = 0.25
+"""The same for kernels of libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveGroup:
+    """Errors of the rows that share `keys`."""
+
+    keys: Mapping[str, Any]
+    summary: ErrorSummary
+
+    def as_json(self) -> dict[str, Any]:
+        """The group of `simpar validate --json`."""
+        return {"metric": "time_s", "by": dict(self.keys), **self.summary.as_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveReport:
+    """What `validate_collectives` found.
+
+    Attributes:
+        rows: one for each measured value.
+        groups: all; by size class; by series and size class; by size decade.
+        seconds: wall time.
+    """
+
+    rows: tuple[Comparison, ...]
+    groups: tuple[CollectiveGroup, ...]
+    seconds: float
+
+    def mean_over_series(self, size: str) -> float | None:
+        """Mean over series, equal weight, of the MAPE of `size` (">=1MiB" or "<1MiB")."""
+        found = [g.summary.mape for g in self.groups if g.keys.get("group") == "series" and g.keys.get("size") == size]
+        kept = [m for m in found if m is not None]
+        return float(np.mean(kept)) if kept else None
+
+    @property
+    def within_tolerance(self) -> bool:
+        """Whether the means over series keep the stated tolerances."""
+        kernels = all(str(r.group.get("collective", "")).startswith(("expert", "custom")) for r in self.rows)
+        limits = ((">=1MiB", KERNEL_TOLERANCE if kernels else TOLERANCE_LARGE),
+                  ("<1MiB", KERNEL_TOLERANCE if kernels else TOLERANCE_SMALL))  # fmt: skip
+        means = [(self.mean_over_series(size), limit) for size, limit in limits]
+        return all(mean is None or mean <= limit for mean, limit in means)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `simpar validate collectives --json`."""
+        return {
+            "rows": [row.as_json() for row in self.rows],
+            "groups": [group.as_json() for group in self.groups],
+            "mean_over_series": {size: self.mean_over_series(size) for size in (">=1MiB", "<1MiB")},
+            "tolerance": {">=1MiB": TOLERANCE_LARGE, "<1MiB": TOLERANCE_SMALL},
+            "within_tolerance": self.within_tolerance,
+            "seconds": self.seconds,
+        }
+
+
+class _Models:
+    """One model for each machine and option, so that prices are shared by rows."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, bool, bool], CollectiveModel] = {}
+        self._kept: list[HardwareProfile] = []
+
+    def of(self, hardware: HardwareProfile, variant: str = "", *, nvls: bool = True, sharp: bool = False) -> CollectiveModel:
+        key = (id(hardware), nvls, sharp)
+        if key not in self._found:
+            self._kept.append(hardware)
+            self._found[key] = CollectiveModel(_with_variant(hardware, variant), nvls=nvls, sharp=sharp)
+        return self._found[key]
+
+
+def _with_variant(hardware: HardwareProfile, variant: str) -> HardwareProfile:
+    """`hardware` with the constants of a fabric that its NIC kind does not tell apart, where there are fitted ones."""
+    if not variant:
+        return hardware
+    found = next((c for key, c in shipped().items() if key[3:] == (variant,)), None)
+    return hardware.model_copy(update={"collectives": found}) if found is not None else hardware
+
+
+def _compare(row_id: str, measured: float, group: Mapping[str, Any], skipped: str, price: Price | None) -> Comparison:
+    if price is None:
+        return Comparison(row_id, "time_s", measured, None, group=group, skipped=skipped)
+    details = {"provenance": str(price.provenance), "law": price.terms[0][0].rsplit("/", 1)[0] if price.terms else ""}
+    return Comparison(row_id, "time_s", measured, price.seconds, price.low, price.high, group, details=details)
+
+
+def _collective(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
+    row: Row = parse(raw, row_id)
+    if row.hardware is None or row.placement is None:
+        yield _compare(row_id, row.measured_s, row.group, row.skipped, None)
+        return
+    model = models.of(row.hardware, row.variant, nvls=row.nvls, sharp=row.sharp)
+    price = model.time(row.collective, row.bytes_, row.placement)
+    added, rate = harness_costs().get(row.harness, (0.0, 1.0))
+    seconds = added + price.seconds / rate
+    scale = seconds / price.seconds
+    price = Price(seconds, price.low * scale, price.high * scale, price.provenance, price.terms)
+    yield _compare(row_id, row.measured_s, row.group, "", price)
+
+
+def _exchange(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
+    for row in expert_rows(raw, row_id):
+        yield _kernel(row, models, _exchange_price)
+
+
+def _published(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
+    for row in published_rows(raw, row_id):
+        yield _kernel(row, models, _exchange_price)
+
+
+def _custom(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Comparison]:
+    yield _kernel(custom_row(raw, row_id), models, _custom_price)
+
+
+def _exchange_price(row: KernelRow, model: CollectiveModel) -> Price:
+    assert row.placement is not None
+    call = model.expert_dispatch if row.direction == "dispatch" else model.expert_combine
+    dispatcher = "deepep" if row.mode == "normal" else "deepep_low_latency"
+    return call(row.tokens, row.hidden, row.topk, row.experts, row.placement, dtype_bytes=row.value_bytes,
+                dispatcher=dispatcher, sms=row.sms)  # fmt: skip
+
+
+def _custom_price(row: KernelRow, model: CollectiveModel) -> Price:
+    assert row.placement is not None
+    return model.custom_all_reduce(row.bytes_, row.placement, kernel=row.kernel, graph=row.graph)
+
+
+def _kernel(row: KernelRow, models: _Models, price: Callable[[KernelRow, CollectiveModel], Price]) -> Comparison:
+    if row.hardware is None or row.placement is None or row.skipped:
+        return _compare(row.row_id, row.measured_s, row.group, row.skipped, None)
+    if row.placement.size < 2:
+        return _compare(row.row_id, row.measured_s, row.group, "a group of one", None)
+    size = row.bytes_ or row.tokens * row.hidden * row.value_bytes
+    group = {**row.group, "bytes": int(size), "gpus": row.placement.size}
+    return _compare(row.row_id, row.measured_s, group, "", price(row, models.of(row.hardware)))
+
+
+Reader = Callable[[Mapping[str, str], str, _Models], Iterator[Comparison]]
+FORMATS: Final[tuple[tuple[frozenset[str], Reader], ...]] = (
+    (frozenset({"hardware", "gpus", "collective", "bytes", "time_us"}), _collective),
+    (frozenset({"hardware", "kernel", "gpus", "bytes", "time_us"}), _custom),
+    (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_transmit_us"}), _exchange),
+    (frozenset({"hardware", "mode", "node_num", "num_token", "dispatch_avg_t_us"}), _exchange),
+    (frozenset({"library", "hardware", "mode", "ep", "dispatch_us", "combine_us"}), _published),
+)
+"""Columns that tell a format, and its reader; the first that fits holds."""
+
+
+def _reader(columns: Sequence[str]) -> Reader | None:
+    return next((reader for needed, reader in FORMATS if needed <= set(columns)), None)
+
+
+def _files(data: Path) -> list[Path]:
+    if not data.exists():
+        raise InputError(f"{data}: no such file or folder")
+    return sorted(data.glob("*.csv")) if data.is_dir() else [data]
+
+
+def _read(path: Path, models: _Models) -> Iterator[Comparison]:
+    """The comparisons of one file; nothing for a table of another kind.
+
+    Raises:
+        InputError: not a CSV file, or a cell that is no number.
+    """
+    reader = None
+    for line, raw in enumerate(read_records(path, empty=True), 2):
+        reader = reader or _reader(list(raw))
+        if reader is None:
+            return
+        try:
+            yield from reader(raw, raw.get("id") or f"{path.name}:{line}", models)
+        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+            raise InputError(f"{path}, line {line}: cannot be read: {error}") from None
+
+
+def size_class(row: Comparison) -> str:
+    """The two classes that tolerances are stated for."""
+    return ">=1MiB" if int(row.group.get("bytes", 0)) >= LARGE else "<1MiB"
+
+
+def decade(row: Comparison) -> str:
+    """The size decade of a row."""
+    size = int(row.group.get("bytes", 0))
+    return next(name for start, name in reversed(DECADES) if size >= start)
+
+
+def _groups(rows: Sequence[Comparison]) -> tuple[CollectiveGroup, ...]:
+    by: dict[tuple[tuple[str, Any], ...], list[Comparison]] = defaultdict(list)
+    for row in rows:
+        series = {k: row.group.get(k) for k in ("hardware", "nodes", "collective")}
+        size = size_class(row)
+        by[("group", "all"),].append(row)
+        by[("group", "size"), ("size", size)].append(row)
+        by[("group", "decade"), ("decade", decade(row))].append(row)
+        by[("group", "series"), ("size", "all"), *series.items()].append(row)
+        by[("group", "series"), ("size", size), *series.items()].append(row)
+    return tuple(CollectiveGroup(dict(keys), summarize(members)) for keys, members in by.items())
+
+
+@reader("data", "tables of measured collectives, CSV")
+def validate_collectives(data: Path) -> CollectiveReport:
+    """Every measured collective of the file or folder `data` beside its prediction.
+
+    Raises:
+        InputError: no such file, not a CSV file, or no table of a known format.
+    """
+    start, models = time.perf_counter(), _Models()
+    rows = [row for path in _files(Path(data)) for row in _read(path, models)]
+    if not rows:
+        known = "; ".join(", ".join(sorted(columns)) for columns, _ in FORMATS)
+        raise InputError(f"{data}: no table of measured collectives; the columns of one are {known}")
+    return CollectiveReport(tuple(rows), _groups(rows), time.perf_counter() - start)
+
+
+def run(data: Path, as_json: bool = False) -> int:
+    """`simpar validate collectives --data FILE [--json]`; exit code 1 past the stated tolerance.
+
+    Raises:
+        InputError: see `validate_collectives`.
+    """
+    report = validate_collectives(data)
+    if as_json:
+        sys.stdout.write(json.dumps(_finite(report.as_json())) + "\n")
+    else:
+        from simpar.evidence.report_collectives import print_report
+
+        print_report(report)
+    return 0 if report.within_tolerance else 1
+
+
+def _finite(value: Any) -> Any:
+    """`value` without infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

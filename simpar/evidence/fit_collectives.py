@@ -1,0 +1,213 @@
+"""Constants of the collective laws from tables of measured collectives, written as fitted/*.collectives.toml.
+
+Stages, each with the earlier ones fixed: (1) links of a scale-up fabric, by GPU generation and fabric kind, on groups inside
+one domain; (2) the cost that a benchmark program itself adds; (3) the network, by generation, fabric and NIC kind, on groups
+across domains. All series (hardware, nodes, collective) weigh the same; within one, large and small messages apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from simpar.costs.collective_defaults import published_network, shipped
+from simpar.errors import InputError
+from simpar.evidence.collective_cells import Cell, Harnesses, Key, cells_of, errors, predict, read_rows
+from simpar.evidence.collective_kernels import band, fit_custom, fit_expert
+from simpar.evidence.collective_stages import fit_harnesses, fit_network, fit_scale_up
+from simpar.evidence.collective_toml import write_constants, write_harnesses
+from simpar.evidence.robust import Array
+from simpar.specs.collective_constants import (
+    CollectiveConstants,
+    CollectiveFit,
+    NetworkConstants,
+    ScaleUpConstants,
+    Scope,
+    TimeBand,
+)
+
+TABLE = "collectives_fit.csv"
+NO_NETWORK = published_network(2e-6)
+DECADES = (0.0, 2.0**16, 2.0**20, 2.0**24, 2.0**28)
+"""Message sizes at which the interval changes."""
+FEWEST = 12
+"""Rows that a band of its own needs."""
+STAND_INS: dict[Key, Key] = {("volta", "nvswitch"): ("ampere", "nvswitch")}
+
+
+@dataclass(slots=True)
+class Fitted:
+    """Everything the fit found."""
+
+    ups: dict[Key, ScaleUpConstants] = field(default_factory=dict)
+    nets: dict[Key, NetworkConstants] = field(default_factory=dict)
+    harnesses: Harnesses = field(default_factory=dict)
+
+    def predict(self, cell: Cell) -> Array:
+        """Predicted seconds [rows of the cell]."""
+        up = self.ups[STAND_INS.get(cell.key[:2], cell.key[:2])]
+        return predict(cell, up, self.nets.get(cell.key, NO_NETWORK), self.harnesses)
+
+
+def _keyed(cells: Iterable[Cell], length: int | None) -> dict[Key, list[Cell]]:
+    found: dict[Key, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        found[cell.key[:length]].append(cell)
+    return dict(sorted(found.items()))
+
+
+def fit_all(cells: Sequence[Cell]) -> Fitted:
+    """The three stages over all cells."""
+    near, far = [c for c in cells if c.geometry.domains == 1], [c for c in cells if c.geometry.domains > 1]
+    plain = _keyed((c for c in near if not c.harness and c.key[:2] not in STAND_INS), 2)
+    result = Fitted({key: fit_scale_up(key, mine, {}) for key, mine in plain.items()})
+    for _ in range(2):  # a benchmark's cost and what only that benchmark measured depend on each other
+        result.harnesses = fit_harnesses([c for c in near if c.key[:2] in result.ups], result.ups)
+        for key, mine in _keyed((c for c in near if c.key[:2] in result.ups), 2).items():
+            if {c.collective for c in mine} - {c.collective for c in plain[key]}:
+                result.ups[key] = fit_scale_up(key, mine, result.harnesses)
+    for key, mine in _keyed((c for c in far if c.key[:2] in result.ups), None).items():
+        result.nets[key] = fit_network(mine, result.ups, result.harnesses)
+    return result
+
+
+def bands_of(cells: Sequence[Cell], model: Callable[[Cell], Array]) -> tuple[TimeBand, ...]:
+    """80 % intervals of measured / predicted by scope and size, where there are rows enough."""
+    found = []
+    scopes: tuple[tuple[Scope, bool], ...] = (("domain", False), ("network", True))
+    for scope, far in scopes:
+        mine = [c for c in cells if (c.geometry.domains > 1) == far]
+        if not mine:
+            continue
+        ratio = np.concatenate([c.measured_s / model(c) for c in mine])
+        size = np.concatenate([c.bytes_ for c in mine])
+        for start, stop in zip(DECADES, (*DECADES[1:], np.inf), strict=True):
+            inside = ratio[(size >= start) & (size < stop)]
+            inside = inside if len(inside) >= FEWEST else ratio
+            low, high = np.quantile(inside, [0.1, 0.9])
+            found.append(TimeBand(scope=scope, from_bytes=start, low=round(float(min(low, 0.99)), 4),
+                                  high=round(float(max(high, 1.01)), 4)))  # fmt: skip
+    return tuple(found)
+
+
+def held_out(cells: Sequence[Cell], label: Callable[[Cell], int], refit: Callable[[list[Cell]], Callable[[Cell], Array]]) -> float:
+    """Mean error over series of at least 1 MiB when each label (node count, group size) is predicted from the others."""
+    labels = sorted({label(c) for c in cells})
+    if len(labels) < 3:
+        return 0.0
+    found: list[float] = []
+    for left_out in labels:
+        model = refit([c for c in cells if label(c) != left_out])
+        _, _, by_series = errors([c for c in cells if label(c) == left_out], model)
+        found += [large for large, _ in by_series.values() if np.isfinite(large)]
+    return float(np.mean(found))
+
+
+def _record(cells: Sequence[Cell], model: Callable[[Cell], Array], held: float) -> CollectiveFit:
+    large, small, by_series = errors(cells, model)
+    bias = float(np.median(np.concatenate([model(c) / c.measured_s - 1 for c in cells])))
+    return CollectiveFit(
+        source=TABLE, rows=sum(len(c.bytes_) for c in cells), series=len(by_series), mape_large=round(large, 4),
+        mape_small=round(small, 4), bias=round(bias, 4), held_out_mape_large=round(held, 4),
+    )  # fmt: skip
+
+
+def held_out_network(key: Key, cells: Sequence[Cell], result: Fitted) -> float:
+    """Leave-one-node-count-out error of one network."""
+
+    def refit(rest: list[Cell]) -> Callable[[Cell], Array]:
+        net = fit_network(rest, result.ups, result.harnesses)
+        return lambda cell: predict(cell, result.ups[cell.key[:2]], net, result.harnesses)
+
+    return held_out([c for c in cells if c.key == key and c.geometry.domains > 1], lambda c: c.series[1], refit)
+
+
+def held_out_scale_up(key: Key, cells: Sequence[Cell], result: Fitted) -> float:
+    """Leave-one-group-size-out error of one scale-up fabric, over what nccl-tests measured."""
+    mine = [c for c in cells if c.key[:2] == key and c.geometry.domains == 1 and not c.harness]
+
+    def refit(rest: list[Cell]) -> Callable[[Cell], Array]:
+        up = fit_scale_up(key, rest, result.harnesses, result.ups[key])
+        return lambda cell: predict(cell, up, NO_NETWORK, result.harnesses)
+
+    return held_out([c for c in mine if c.collective != "send_recv"], lambda c: c.geometry.size, refit)
+
+
+def finished(cells: Sequence[Cell], result: Fitted, *, cross_validate: bool) -> dict[Key, CollectiveConstants]:
+    """Constants with the errors they reach and their intervals, one set per (generation, scale-up kind, NIC kind)."""
+    ups, nets = {}, {}
+    for key, up in result.ups.items():
+        mine = [c for c in cells if c.key[:2] == key and c.geometry.domains == 1]
+        held = held_out_scale_up(key, cells, result) if cross_validate else 0.0
+        ups[key] = up.model_copy(update={"machine": " ".join(key), "kind": "measured",
+                                         "fit": _record(mine, result.predict, held)})  # fmt: skip
+    for full, net in result.nets.items():
+        mine = [c for c in cells if c.key == full and c.geometry.domains > 1]
+        held = held_out_network(full, cells, result) if cross_validate else 0.0
+        nets[full] = net.model_copy(update={"machine": " ".join(full), "kind": "measured",
+                                            "fit": _record(mine, result.predict, held)})  # fmt: skip
+    found: dict[Key, CollectiveConstants] = {}
+    for key in sorted({c.key for c in cells if c.key[:2] in ups}):
+        mine = [c for c in cells if c.key == key or (c.key[:2] == key[:2] and c.geometry.domains == 1)]
+        bands = bands_of(mine, result.predict)
+        found[key] = CollectiveConstants(scale_up=ups[key[:2]], network=nets.get(key), bands=bands)
+    return found
+
+
+def _path(out: Path, key: Key) -> Path:
+    return out / f"{'_'.join(key)}.collectives.toml"
+
+
+def add_kernels(data: Path, out: Path, found: dict[Key, CollectiveConstants]) -> None:
+    """Adds the constants of expert-parallel and custom all-reduce kernels to what is written already.
+
+    The custom kernels hand large messages to NCCL, so the constants just written are read again first.
+    """
+    shipped.cache_clear()
+    expert, expert_ratios = fit_expert(data)
+    custom, custom_ratios = fit_custom(data)
+    for key, constants in found.items():
+        bands = [b for b in constants.bands if b.scope not in ("expert", "custom")]
+        if key[0] in expert:
+            bands.append(band("expert", expert_ratios[key[:1]]["expert"]))
+        if key[:2] in custom:
+            bands.append(band("custom", custom_ratios[key[:2]]["custom"]))
+        more = {"expert": expert.get(key[0]), "custom": custom.get(key[:2]), "bands": tuple(bands)}
+        write_constants(_path(out, key), constants.model_copy(update=more))
+    records = [(name, k.fit) for name, k in expert.items()] + [(" ".join(key), k.fit) for key, k in custom.items()]
+    for name, record in records:
+        print(f"{name:36s} kernels  {record.rows:5d} rows  mean error {record.mape_large:6.1%}  ({record.source})")
+
+
+def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
+    """Fits on DATA/collectives_fit.csv and writes OUT/*.collectives.toml; prints what it reached.
+
+    Raises:
+        InputError: the table is missing or has no row to fit on.
+    """
+    path = data / TABLE if data.is_dir() else data
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; --data names the folder that holds {TABLE}")
+    cells = cells_of(read_rows(path))
+    if not cells:
+        raise InputError(f"{path}: no row can be fitted; rows need hardware, nodes, gpus, collective, bytes, time_us")
+    result = fit_all(cells)
+    out.mkdir(parents=True, exist_ok=True)
+    write_harnesses(out / "benchmark_programs.toml", result.harnesses)
+    found = finished(cells, result, cross_validate=cross_validate)
+    for key, constants in found.items():
+        write_constants(_path(out, key), constants)
+    add_kernels(path.parent, out, found)
+    for key, constants in found.items():
+        up, net = constants.scale_up, constants.network
+        for part, r in (("links", up.fit if up else None), ("network", net.fit if net else None)):
+            if r is not None:
+                print(f"{' '.join(key):36s} {part:8s} {r.series:3d} series {r.rows:5d} rows  >=1 MiB {r.mape_large:6.1%}  "
+                      f"below {r.mape_small:6.1%}  held out {r.held_out_mape_large:6.1%}")  # fmt: skip
+    large, small, by_series = errors(cells, result.predict)
+    print(f"all {len(by_series)} series: >=1 MiB {large:.1%}, below {small:.1%}")
+    return 0

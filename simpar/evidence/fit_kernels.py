@@ -1,0 +1,258 @@
+"""Kernel constants of every GPU in a folder of measured tables, written as hardware_profiles/fitted/{gpu}.kernels.toml.
+
+One set per GPU, kernel library and power mode. Where a GPU has no sustained table, sustained constants are derived from a
+GPU with the same die and power cap; every such set says so in `derived`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from simpar.costs.compute import GemmShapes, gemm_seconds
+from simpar.costs.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
+from simpar.errors import InputError
+from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_moe, fit_training_ops
+from simpar.evidence.kernel_toml import dump
+from simpar.specs.hardware import HardwareProfile
+from simpar.specs.kernel_constants import (
+    AttentionConstants,
+    BackwardConstants,
+    FitRecord,
+    GemmConstants,
+    GroupedConstants,
+    KernelConstants,
+    MoeConstants,
+)
+
+TRAINING_MACHINES = {"a100_pcie": "a100", "b200": "b200"}
+"""Machine of `simumax_ops.csv` -> GPU whose constants its rows refine."""
+SAME_DIE = {"h100": "h200"}
+"""GPU without a sustained table -> GPU of the same die and power cap that has one."""
+DEFAULTS = {
+    "a100": ("sglang0510", "trtllm100"),
+    "h100": ("trtllm130rc10",),
+    "h200": ("vllm0220_sustained", "trtllm130rc10"),
+    "b200": ("vllm0220_sustained", "trtllm130rc20"),
+    "gb200": ("trtllm130rc17_sustained", "trtllm130rc10"),
+}
+"""Libraries first in order: the defaults of their dtype and mode."""
+LARGE = GemmShapes(np.array([8192.0, 4096.0, 16384.0]), np.array([8192.0, 8192.0, 8192.0]), np.array([8192.0, 8192.0, 4096.0]))
+"""Typical big GEMMs, for ratios between power modes."""
+SUSTAINED_PRIOR = 0.88
+"""Sustained over burst rate where no GPU of the family has both (H200 0.87, B200 0.94, GB200 0.87 on big GEMMs)."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What the tables gave for one GPU."""
+
+    gemm: list[GemmConstants] = field(default_factory=list)
+    attention: list[AttentionConstants] = field(default_factory=list)
+    moe: list[MoeConstants] = field(default_factory=list)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _told(fit: FitRecord) -> str:
+    return f"{fit.median:.2%} / {fit.p90:.2%}, held out {fit.held_out_median:.2%} / {fit.held_out_p90:.2%}"
+
+
+def _tables(data: Path, pattern: str, skip: str) -> list[Path]:
+    return [path for path in sorted(data.glob(pattern)) if skip not in path.stem]
+
+
+def fit_tables(data: Path) -> dict[str, Found]:
+    """Fits of every GEMM, attention and expert table of a known GPU."""
+    found: dict[str, Found] = defaultdict(Found)
+    for path in _tables(data, "gemm_*.csv", "model"):
+        gpu, dtype = gemm_name(path)
+        hardware = profile_of(gpu)
+        if hardware is None:
+            _say(f"{path.name}: no profile for {gpu}, left out")
+            continue
+        table = columns(path, ("m", "n", "k"))
+        for column in [c for c in table if c.startswith("us_") and not c.endswith("_W")]:
+            c = fit_gemm.fit_column(table, column, column_source(gpu, dtype, column), hardware, path.name)
+            if c is not None:
+                found[gpu].gemm.append(c)
+                _say(f"{path.name} {column}: {_told(c.fit)}")
+    for path in _tables(data, "attention_*.csv", "model"):
+        gpu, kernel, library = attention_name(path)
+        hardware = profile_of(gpu)
+        if hardware is not None:
+            a = fit_attention.fit_table(
+                columns(path, ("b", "s", "h", "kv", "d", "causal", "us")), kernel, library, hardware, path.name
+            )
+            found[gpu].attention.append(a)
+            _say(f"{path.name}: {_told(a.fit)}")
+    for path in _tables(data, "moe_*.csv", "model"):
+        gpu, _, _ = moe_name(path)
+        hardware = profile_of(gpu)
+        if hardware is not None:
+            e = fit_moe.fit_table(path, hardware)
+            found[gpu].moe.append(e)
+            _say(f"{path.name}: {_told(e.fit)}")
+    return found
+
+
+def _typical(c: GemmConstants, sm_count: float) -> float:
+    return float(np.median(gemm_seconds(c, sm_count, LARGE)))
+
+
+def _sustained_ratio(sets: list[GemmConstants], sm_count: float) -> float | None:
+    """Burst over sustained time of big bf16 GEMMs: the share of the rate that the power cap leaves."""
+    burst = [c for c in sets if c.dtype == "bf16" and c.mode == "burst" and "uninit" not in c.library]
+    held = [c for c in sets if c.dtype == "bf16" and c.mode == "sustained" and not c.derived]
+    if not burst or not held:
+        return None
+    return _typical(burst[0], sm_count) / _typical(held[0], sm_count)
+
+
+def derive_sustained(found: dict[str, Found]) -> None:
+    """Adds sustained sets where a GPU has burst tables only."""
+    for gpu, own in found.items():
+        hardware = profile_of(gpu)
+        assert hardware is not None
+        sm_count = float(hardware.gpu.sm_count.value)
+        twin = SAME_DIE.get(gpu)
+        ratio = _sustained_ratio(own.gemm, sm_count)
+        if ratio is None and twin in found:
+            ratio = _sustained_ratio(found[twin].gemm, sm_count)
+        bf16 = [c for c in own.gemm if c.dtype == "bf16"]
+        if bf16 and not any(c.mode == "sustained" for c in bf16):
+            donor = (
+                next((c for c in found[twin].gemm if c.dtype == "bf16" and c.mode == "sustained"), None) if twin in found else None
+            )
+            if donor is not None and twin is not None:
+                own.gemm.append(
+                    donor.model_copy(
+                        update={
+                            "bandwidth_bytes_per_s": bf16[0].bandwidth_bytes_per_s,
+                            "derived": f"{twin} {donor.library} (same die and power cap) with the memory bandwidth of {gpu}",
+                        }
+                    )
+                )
+            else:
+                own.gemm.append(
+                    bf16[0].model_copy(
+                        update={
+                            "mode": "sustained",
+                            "derived": f"{bf16[0].library}: no sustained table; random cold operands at 400 W",
+                        }
+                    )
+                )
+        for dtype in ("fp8", "fp8_block"):
+            sets = [c for c in own.gemm if c.dtype == dtype]
+            if sets and not any(c.mode == "sustained" for c in sets):
+                share = ratio or SUSTAINED_PRIOR
+                own.gemm.append(
+                    sets[0].model_copy(
+                        update={
+                            "mode": "sustained",
+                            "rate_flops_per_s": sets[0].rate_flops_per_s * share,
+                            "derived": f"{sets[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16",
+                        }
+                    )
+                )
+
+
+def _ordered(gpu: str, sets: list[GemmConstants]) -> list[GemmConstants]:
+    order = DEFAULTS.get(gpu, ())
+
+    def rank(c: GemmConstants) -> tuple[int, int]:
+        unreal = int("uninit" in c.library or "constW" in c.library)
+        return (unreal, order.index(c.library) if c.library in order else len(order))
+
+    return sorted(sets, key=rank)
+
+
+def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> KernelConstants:
+    """Everything known about one GPU."""
+    sm_count = float(hardware.gpu.sm_count.value)
+    gemm, attention = _ordered(gpu, own.gemm), list(own.attention)
+    training, charts, membound = (data / f"{n}.csv" for n in ("simumax_ops", "flash_attention_charts", "membound"))
+    directions, grouped = None, None
+    for machine, parent in TRAINING_MACHINES.items():
+        base = next((c for c in gemm if c.dtype == "bf16"), None)
+        if parent == gpu and training.is_file() and base is not None:
+            pair = fit_training_ops.fit_machine(training, machine, base, sm_count)
+            if pair is not None:
+                gemm.append(pair[0])
+                directions = pair[1]
+                grouped = fit_training_ops.fit_grouped(training, machine, pair[0], pair[1], sm_count)
+                attention += fit_training_ops.fit_sdp(training, machine, sm_count)
+                _say(f"{training.name} {machine}: {pair[0].fit.median:.2%} / {pair[0].fit.p90:.2%}, scalar {directions.scale:.3f}")
+    backward: tuple[BackwardConstants, ...] = ()
+    if charts.is_file():
+        attention += fit_charts.forward_constants(charts, gpu, sm_count)
+        backward = fit_charts.backward_constants(charts, gpu)
+    memory, best = fit_memory.fit_classes(membound, gpu, hardware.gpu.architecture) if membound.is_file() else ({}, None)
+    return KernelConstants(
+        gpu=hardware.gpu.name,
+        gemm=tuple(gemm),
+        attention=tuple(attention),
+        backward=backward,
+        moe=tuple(own.moe),
+        directions=directions,
+        grouped=grouped,
+        memory=memory,
+        memory_bandwidth_share=best,
+    )
+
+
+def _between(a: GroupedConstants, b: GroupedConstants) -> GroupedConstants:
+    """Geometric mean of two generations' factors, with an interval that reaches both."""
+    values = {name: float(np.sqrt(getattr(a, name) * getattr(b, name))) for name in ("forward", "dgrad", "wgrad_accumulate")}
+    source = f"assumed: between {a.source} and {b.source}"
+    streams = round(float(np.sqrt(a.streams * b.streams)))
+    return GroupedConstants(**values, streams=streams, low=min(a.low, b.low), high=max(a.high, b.high), source=source)
+
+
+def _inherit(all_of: dict[str, KernelConstants]) -> None:
+    """Direction and grouped factors measured on one GPU serve those without, by generation; Hopper's grouped lie between."""
+    ampere, blackwell = all_of.get("a100"), all_of.get("b200")
+    for gpu, c in all_of.items():
+        donor = blackwell if gpu.startswith(("b", "gb", "h")) else ampere
+        if donor is None or c.directions is not None:
+            continue
+        update: dict[str, object] = {"grouped": donor.grouped}
+        if gpu.startswith("h") and ampere is not None and ampere.grouped is not None and donor.grouped is not None:
+            update["grouped"] = _between(ampere.grouped, donor.grouped)
+        if donor.directions is not None:
+            update["directions"] = donor.directions.model_copy(update={"scale": 1.0, "machine": f"as {donor.directions.machine}"})
+        all_of[gpu] = c.model_copy(update=update)
+
+
+def run(data: Path, out: Path, say: Callable[[str], None] = _say) -> int:
+    """Fit every table in `data` and write one file per GPU into `out`.
+
+    Raises:
+        InputError: `data` is no folder or holds no table.
+    """
+    if not data.is_dir():
+        raise InputError(f"{data}: no such folder of measured tables")
+    found = fit_tables(data)
+    if not found:
+        raise InputError(f"{data}: no gemm_*.csv, attention_*.csv or moe_*.csv of a known GPU")
+    derive_sustained(found)
+    all_of: dict[str, KernelConstants] = {}
+    for gpu, own in found.items():
+        hardware = profile_of(gpu)
+        assert hardware is not None
+        all_of[gpu] = assemble(data, gpu, own, hardware)
+    _inherit(all_of)
+    out.mkdir(parents=True, exist_ok=True)
+    for gpu, constants in all_of.items():
+        name = re.sub(r"[^a-z0-9_]", "_", gpu)
+        (out / f"{name}.kernels.toml").write_text(dump(constants), encoding="utf-8")
+        counts = f"{len(constants.gemm)} GEMM, {len(constants.attention)} attention, {len(constants.moe)} expert sets"
+        say(f"{out / name}.kernels.toml: {counts}")
+    return 0

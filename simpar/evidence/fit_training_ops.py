@@ -1,0 +1,200 @@
+"""Training layouts, grouped GEMMs and fused attention as Transformer Engine measures them (`simumax_ops.csv`).
+
+One machine per GPU name, each in its own power state, so each gets its own set of GEMM constants: the forward rows refine
+the GPU's fitted constants (same form, priors at those), and the input- and weight-gradient rows give the direction factors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.costs.attention import AttentionShapes, attention_seconds
+from simpar.costs.compute import GemmShapes, gemm_seconds
+from simpar.costs.gemm_tiles import geometry
+from simpar.costs.kernels import SMALL_GEMM
+from simpar.costs.training_ops import TrainingRow, gemm_rows, grouped_rows, sdp_rows
+from simpar.evidence.fit_gemm import Entry, Rows, errors, fit_rows, subset
+from simpar.evidence.kernel_errors import bands, halves, record
+from simpar.evidence.soft_l1 import soft_l1
+from simpar.specs.kernel_constants import (
+    AttentionConstants,
+    Band,
+    DirectionConstants,
+    GemmConstants,
+    GroupedConstants,
+    HeadConstants,
+)
+
+Array = NDArray[np.float64]
+LIBRARY = "transformer_engine"
+STREAMS = (1, 2, 4)
+"""Experts' GEMMs that may run beside each other."""
+_SIGMA = {
+    "rate_flops_per_s": 0.3,
+    "size_exponent": 0.05,
+    "wave_beta": 0.2,
+    "wave_first": 0.2,
+    "k_overhead": 0.4,
+    "latency_s": 0.4,
+    "overlap_power": 0.4,
+    "bandwidth_bytes_per_s": 0.1,
+    "unaligned": 0.03,
+}
+
+
+def _entries(parent: GemmConstants) -> list[Entry]:
+    found = [
+        Entry(name, getattr(parent, name), sigma, log=name not in ("size_exponent", "wave_beta", "wave_first", "unaligned"))
+        for name, sigma in _SIGMA.items()
+    ]
+    found += [Entry("ridge", v, 0.04 if i < 3 else 0.015, log=False, index=i) for i, v in enumerate(parent.ridge)]
+    return found + [Entry("tile_efficiency", v, 0.1, index=i) for i, v in enumerate(parent.tile_efficiency)]
+
+
+def _rows(measured: list[TrainingRow], sm_count: float) -> Rows:
+    m, n, k = (np.array([getattr(r, name) for r in measured], dtype=float) for name in ("m", "n", "k"))
+    out = np.array([r.output_bytes for r in measured])
+    shapes = GemmShapes(m, n, k, output_bytes=float(out[0]))
+    return Rows(shapes, geometry("heuristic", sm_count, m, n, k), np.array([r.seconds for r in measured]))
+
+
+def fit_machine(
+    path: Path, machine: str, parent: GemmConstants, sm_count: float
+) -> tuple[GemmConstants, DirectionConstants] | None:
+    """(constants, direction factors) of one machine of the table, or None where it has no rows."""
+    by = {d: gemm_rows(path, machine, d) for d in ("forward", "dgrad", "wgrad", "wgrad_accumulate")}
+    if not by["forward"]:
+        return None
+    # The forward library's residual grid says nothing about these layouts.
+    base = parent.model_copy(update={"library": LIBRARY, "mode": "sustained", "residual": ()})
+    table = _entries(base)
+    rows = _rows(by["forward"] + by["dgrad"], sm_count)
+    fitted, _ = fit_rows(base, table, rows, sm_count)
+    mask = halves(rows.shapes.m, rows.shapes.n, rows.shapes.k)
+    held = np.empty(len(rows.seconds))
+    for half in (mask, ~mask):
+        held[half] = errors(fit_rows(base, table, subset(rows, ~half), sm_count)[0], subset(rows, half), sm_count)
+    flops = 2.0 * rows.shapes.m * rows.shapes.n * rows.shapes.k
+    name = f"{path.name}:{machine}"
+    fitted = fitted.model_copy(
+        update={
+            "bands": bands(flops, held),
+            "fit": record(name, errors(fitted, rows, sm_count), held),
+            "derived": "",
+        }
+    )
+    factors: dict[str, float] = {}
+    logs: list[Array] = []
+    for direction, measured in by.items():
+        if measured:
+            own = _rows(measured, sm_count)
+            log = errors(fitted, own, sm_count)
+            factors[direction] = float(np.exp(-np.median(log)))
+            logs.append(log - np.median(log))
+    scalar = float(np.exp(-np.median(errors(parent, rows, sm_count))))
+    directions = DirectionConstants(
+        dgrad=factors.get("dgrad", 1.0) / factors["forward"],
+        wgrad=factors.get("wgrad", 1.02 * factors["forward"]) / factors["forward"],
+        wgrad_accumulate=factors.get("wgrad_accumulate", 1.03 * factors["forward"]) / factors["forward"],
+        scale=scalar,
+        machine=machine,
+        fit=record(name, np.concatenate(logs), held),
+    )
+    return fitted, directions
+
+
+def fit_grouped(path: Path, machine: str, c: GemmConstants, d: DirectionConstants, sm_count: float) -> GroupedConstants | None:
+    """How many experts' GEMMs run beside each other, and the factor on top by direction, on sizes of at least SMALL_GEMM (smaller
+    ones are no training sizes); the interval is that of all rows."""
+    tried = [_grouped_with(streams, path, machine, c, d, sm_count) for streams in STREAMS]
+    return min((g for g in tried if g is not None), key=lambda g: g.fit.median, default=None)
+
+
+def _grouped_with(
+    streams: int, path: Path, machine: str, c: GemmConstants, d: DirectionConstants, sm_count: float
+) -> GroupedConstants | None:
+    medians: dict[str, float] = {}
+    left: list[Array] = []
+    large: list[NDArray[np.bool_]] = []
+    for direction in ("forward", "dgrad", "wgrad_accumulate"):
+        measured = grouped_rows(path, machine, direction)
+        m, n, k, groups = (np.array([getattr(r, name) for r in measured], dtype=float) for name in ("m", "n", "k", "groups"))
+        big = np.minimum(np.minimum(m, n), k) >= SMALL_GEMM
+        if not big.any():
+            return None
+        beside = np.minimum(groups, streams)
+        shapes = GemmShapes(m, n, k, batch=beside, output_bytes=measured[0].output_bytes)
+        factor = {"dgrad": d.dgrad, "wgrad_accumulate": d.wgrad_accumulate}.get(direction, 1.0)
+        predicted = factor * groups / beside * gemm_seconds(c, sm_count, shapes)
+        logs = np.log(np.array([r.seconds for r in measured]) / predicted)
+        centre = np.median(logs[big])
+        medians[direction] = float(np.exp(centre))
+        left.append(logs - centre)
+        large.append(big)
+    rest, inside = np.concatenate(left), np.concatenate(large)
+    ends = np.exp(np.quantile(rest, [0.1, 0.9]))
+    fit = record(f"{path.name}:{machine}", -rest[inside], -rest)
+    source = f"{path.name}: {machine}"
+    return GroupedConstants(**medians, streams=streams, low=float(ends[0]), high=float(ends[1]), source=source, fit=fit)
+
+
+def _sdp_shapes(measured: list[TrainingRow]) -> AttentionShapes:
+    def column(name: str) -> Array:
+        return np.array([getattr(r, name) for r in measured], dtype=float)
+
+    s = column("m")
+    return AttentionShapes(column("batch"), s, s, column("heads"), column("n"), column("head_dim"), column("v_head_dim"))
+
+
+def fit_sdp(path: Path, machine: str, sm_count: float) -> tuple[AttentionConstants, ...]:
+    """Fused attention of the machine, forward and backward, by head size of queries (192 with values of 128: latent attention)."""
+    found = []
+    for direction in ("forward", "backward"):
+        measured = sdp_rows(path, machine, direction)
+        if not measured:
+            continue
+        heads = sorted({r.head_dim for r in measured})
+        shapes, seconds = _sdp_shapes(measured), np.array([r.seconds for r in measured])
+        share = 1.0 if direction == "forward" else 2.5
+        rates = [float(np.max([r.flops / r.seconds for r in measured if r.head_dim == d])) / share for d in heads]
+
+        def constants(x: Array, direction: str = direction, heads: list[int] = heads) -> AttentionConstants:
+            own = tuple(
+                HeadConstants(
+                    head_dim=d, rate_flops_per_s=float(np.exp(x[3 + i])), sequence_overhead=float(np.exp(x[3 + len(heads) + i]))
+                )
+                for i, d in enumerate(heads)
+            )
+            return AttentionConstants(
+                kernel="cudnn",
+                library=LIBRARY,
+                mode="sustained",
+                causal=True,
+                direction=direction,
+                heads=own,
+                latency_s=float(np.exp(x[0])),
+                critical_share=float(np.exp(x[1])),
+                overlap_power=float(np.clip(np.exp(x[2]), 0.5, 20.0)),
+            )
+
+        mean = np.array([np.log(8e-6), np.log(0.6), np.log(2.0), *np.log(rates), *([np.log(300.0)] * len(heads))])
+        sigma = np.array([0.5, 0.4, 0.5, *([0.3] * len(heads)), *([0.6] * len(heads))])
+
+        def predict(x: Array, a: AttentionShapes = shapes) -> Array:
+            return np.asarray(np.log(attention_seconds(constants(x), sm_count, a)))
+
+        x, _ = soft_l1(predict, np.log(seconds), mean, mean, sigma)
+        logs = predict(x) - np.log(seconds)
+        ends = np.exp(np.quantile(-logs, [0.1, 0.9]))
+        found.append(
+            constants(x).model_copy(
+                update={
+                    "fit": record(f"{path.name}:{machine}", logs, logs),
+                    "bands": (Band(from_size=0.0, low=float(ends[0]), high=float(ends[1])),),
+                }
+            )
+        )
+    return tuple(found)

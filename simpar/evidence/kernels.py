@@ -1,0 +1,128 @@
+"""Measured kernels against their prices: `simpar validate kernels --data DIR`.
+
+Every table format of the folder is read (docs/formulas_kernels.md, section Tables). A time column is priced with the
+constants of its own library and power mode where there are any, else with the GPU's defaults; a GPU without a profile is
+skipped with the reason. Predictions are arrays, so a folder of half a million rows takes about a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from simpar.errors import InputError
+from simpar.evidence import kernel_blocks, kernel_priced
+from simpar.evidence.kernel_blocks import Block
+from simpar.evidence.kernel_groups import GroupErrors, Report, judge, summarise
+
+READERS: tuple[tuple[str, Callable[[Path], list[Block]]], ...] = (
+    ("gemm_*.csv", kernel_blocks.gemm_blocks),
+    ("attention_*.csv", kernel_blocks.attention_blocks),
+    ("moe_*.csv", kernel_blocks.moe_blocks),
+    ("simumax_ops*.csv", kernel_priced.training_blocks),
+    ("flash_attention_charts*.csv", kernel_priced.chart_blocks),
+    ("membound*.csv", kernel_priced.memory_blocks),
+)
+"""File name pattern -> reader; files of fitted constants (`*_fits.csv`) are no measurements."""
+
+
+def read_blocks(data: Path) -> list[Block]:
+    """Every measured table of a folder (or one file), predicted.
+
+    Raises:
+        InputError: no such path, or no table in it.
+    """
+    if not data.exists():
+        raise InputError(f"{data}: no such file or folder of measured kernels")
+    blocks: list[Block] = []
+    for pattern, reader in READERS:
+        paths = sorted(data.glob(pattern)) if data.is_dir() else [data] if data.match(pattern) else []
+        for path in paths:
+            if not path.stem.endswith("_fits"):
+                blocks += reader(path)
+    if not blocks:
+        raise InputError(f"{data}: no measured kernel table; known names: {', '.join(pattern for pattern, _ in READERS)}")
+    return blocks
+
+
+def validate_kernels(data_dir: Path) -> Report:
+    """Errors of every table in `data_dir` (a folder or one file).
+
+    Raises:
+        InputError: no such path, or no table in it.
+    """
+    blocks = read_blocks(data_dir)
+    groups = summarise(blocks)
+    return Report(blocks=tuple(blocks), groups=tuple(groups), failures=tuple(judge(groups)))
+
+
+def _chunks(report: Report) -> Iterator[str]:
+    """The JSON text in parts, so that half a million rows never stand in memory as objects."""
+    yield '{"rows": ['
+    first = True
+    for row in report.rows():
+        yield ("" if first else ",\n") + json.dumps(row)
+        first = False
+    yield (
+        '], "groups": '
+        + json.dumps([g.as_json() for g in report.groups])
+        + ', "failures": '
+        + json.dumps(list(report.failures))
+        + "}\n"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _show(console: Console, groups: list[GroupErrors], title: str) -> None:
+    table = Table(title=title)
+    for name in ("table", "op", "dtype", "size", "rows", "median %", "p90 %", "bias %", "in interval %", "allowed"):
+        table.add_column(name, justify="left" if name in ("table", "op", "dtype", "size") else "right")
+    for g in groups:
+        allowed = "" if g.allowed is None else f"{100 * g.allowed[0]:g} / {100 * g.allowed[1]:g}"
+        table.add_row(
+            g.key["table"],
+            g.key["op"],
+            g.key["dtype"],
+            g.key["size"],
+            str(g.rows),
+            _percent(g.median),
+            _percent(g.p90),
+            _percent(g.bias),
+            _percent(g.coverage),
+            allowed,
+        )
+    console.print(table)
+
+
+def run(data: Path, as_json: bool) -> int:
+    """The command: prints the report; 1 where a group is past its tolerance.
+
+    Raises:
+        InputError: no such path, or no table in it.
+    """
+    report = validate_kernels(data)
+    if as_json:
+        for text in _chunks(report):
+            sys.stdout.write(text)
+        return 1 if report.failures else 0
+    console = Console(width=170 if not sys.stdout.isatty() else None)
+    _show(console, [g for g in report.groups if g.allowed is not None], "Kernels inside the stated region")
+    _show(console, [g for g in report.groups if g.allowed is None], "By size")
+    for block in report.blocks:
+        if block.skipped:
+            console.print(f"skipped {block.table}: {block.skipped} ({len(block)} rows)")
+    for failure in report.failures:
+        console.print(f"past tolerance: {failure}")
+    return 1 if report.failures else 0
+
+
+__all__ = ["Any", "Report", "read_blocks", "run", "validate_kernels"]

@@ -1,0 +1,112 @@
+"""The report of `simpar validate runs` for a terminal and as JSON. Its page is runs_html.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from simpar.evidence.runs import Group, Report
+from simpar.ranking import SweepRanking, summarize_rankings
+from simpar.statistics import ABSOLUTE_METRICS, LABEL_METRICS, ErrorSummary
+
+METRIC_TITLES: Final = {
+    "step_time_s": "Step time", "peak_memory_bytes": "Peak memory", "bubble_fraction": "Bubble fraction",
+    "oom": "Out of memory",
+}  # fmt: skip
+NAMED: Final = 6
+"""Ids of one reason in the terminal; JSON and page have all."""
+ERROR_HEAD: Final = ("rows", "skipped", "mape", "median", "p90", "bias", "in interval")
+RANKING_HEAD: Final = ("source", "sweeps", "layouts", "mean tau", "mean regret", "of five", "worst regret")
+
+
+def print_report(report: Report, as_json: bool) -> None:
+    """The report on standard output, as JSON or as tables."""
+    if as_json:
+        sys.stdout.write(json.dumps(_finite(report.as_json())) + "\n")
+        return
+    console = Console()
+    for metric in dict.fromkeys(group.metric for group in report.groups):
+        if metric not in LABEL_METRICS:
+            console.print(_table(metric, [group for group in report.groups if group.metric == metric]))
+    fits = report.fits
+    if fits.rows:
+        console.print(
+            f"Out of memory: {fits.accuracy:.1%} of {fits.rows} labelled runs told right "
+            f"(ran, called fitting {fits.fits_called_fits}; ran, called OOM {fits.fits_called_oom}; "
+            f"OOM, called OOM {fits.oom_called_oom}; OOM, called fitting {fits.oom_called_fits})"
+        )
+    ranking = report.ranking
+    if ranking.sweeps and ranking.mean_tau is not None and ranking.mean_regret_1 is not None:
+        table = Table(title="Ranking of layouts (each sweep: --json, --html)")
+        table.add_column(RANKING_HEAD[0], overflow="fold")
+        for name in RANKING_HEAD[1:]:
+            table.add_column(name, justify="right")
+        for line in ranking_lines(report.sweeps):
+            table.add_row(*line)
+        console.print(table)
+        console.print(
+            f"Ranking over {ranking.sweeps} sweeps: Kendall tau {ranking.mean_tau:.3f}, regret of the predicted best "
+            f"{ranking.mean_regret_1:.2%}, of the best of five {ranking.mean_regret_5:.2%}"
+        )
+    _print_named(console, "not expressed", report.not_expressed)
+    _print_named(console, "excluded by the data", report.excluded)
+    if report.repeated:
+        _print_named(console, "several runs each", {"have one id": report.repeated})
+    console.print(f"{len(report.rows)} values of {report.runs} runs in {report.seconds:.1f} s")
+
+
+def _print_named(console: Console, title: str, reasons: Mapping[str, Sequence[str]]) -> None:
+    for reason, ids in reasons.items():
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        console.print(f"{title}: {len(ids)} x {reason}: {', '.join(ids[:NAMED])}{more}", markup=False, soft_wrap=True)
+
+
+def ranking_lines(sweeps: Sequence[SweepRanking]) -> list[tuple[str, ...]]:
+    """Ranking quality by source, the columns of RANKING_HEAD."""
+    lines = []
+    for source in dict.fromkeys(str(sweep.key.get("source")) for sweep in sweeps):
+        mine = [sweep for sweep in sweeps if str(sweep.key.get("source")) == source]
+        s = summarize_rankings(mine)
+        tau = "-" if s.mean_tau is None else f"{s.mean_tau:.3f}"
+        layouts = str(sum(sweep.layouts for sweep in mine))
+        lines.append((source, str(s.sweeps), layouts, tau, *map(percent, (s.mean_regret_1, s.mean_regret_5, s.worst_regret_1))))
+    return lines
+
+
+def _finite(value: Any) -> Any:
+    """`value` with every number that JSON cannot hold as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def percent(value: float | None) -> str:
+    """A share for people; "-" where there is none."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def error_cells(s: ErrorSummary) -> list[str]:
+    """The columns of ERROR_HEAD."""
+    return [str(s.rows), str(s.skipped), *map(percent, (s.mape, s.median, s.p90, s.bias, s.coverage))]
+
+
+def _table(metric: str, groups: Sequence[Group]) -> Table:
+    unit = " (points)" if metric in ABSOLUTE_METRICS else ""
+    table = Table(title=METRIC_TITLES.get(metric, metric) + unit)
+    table.add_column("group", overflow="fold")
+    for name in ERROR_HEAD:
+        table.add_column(name, justify="right")
+    for group in groups:
+        label = ", ".join(f"{key} {value}" for key, value in group.by.items()) or "all"
+        table.add_row(label, *error_cells(group.summary))
+    return table

@@ -1,0 +1,169 @@
+"""validation/RESULTS.md and the recorded bounds that keep the results from getting worse.
+
+`python -m simpar.evidence.results_md` runs every case, writes RESULTS.md, and fails when a group is worse than its bound;
+`--record` records bounds from what was found, with a margin: they are lowered, never raised.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from simpar.evidence.cases import CaseReport
+from simpar.evidence.constants_md import write_constants
+from simpar.specs.base import checkout_dir, data_dir, read_toml
+from simpar.statistics import Comparison
+
+MARGIN: Final = 1.1
+"""A recorded bound over the error found when it was recorded."""
+FLOOR: Final = 0.005
+"""Smallest bound: below it a group is as good as exact."""
+_TITLES: Final = {
+    "step_time_s": "step time", "peak_memory_bytes": "peak memory", "state_memory_bytes": "model states",
+    "bubble_fraction": "bubble (points)", "oom": "fits or not (share wrong)",
+}  # fmt: skip
+
+
+def bounds_path() -> Path:
+    """Where the bounds are recorded."""
+    return data_dir("validation") / "bounds.toml"
+
+
+def load_bounds(path: Path | None = None) -> dict[tuple[str, str], float]:
+    """(group, metric) -> the largest mean absolute error allowed; empty where none is recorded."""
+    path = path or bounds_path()
+    if not path.is_file():
+        return {}
+    return {(str(b["group"]), str(b["metric"])): float(b["mape"]) for b in read_toml(path).get("bound", [])}
+
+
+def check_bounds(report: CaseReport, bounds: dict[tuple[str, str], float] | None = None) -> list[str]:
+    """One sentence per group that is worse than its bound."""
+    bounds = load_bounds() if bounds is None else bounds
+    worse = []
+    for key, summary in report.groups.items():
+        bound = bounds.get(key)
+        if bound is not None and summary.mape is not None and summary.mape > bound:
+            worse.append(f"{key[0]}: {_TITLES.get(key[1], key[1])} error {summary.mape:.2%} is above its bound {bound:.2%}")
+    return worse
+
+
+def bounds_text(report: CaseReport, before: dict[tuple[str, str], float] | None = None) -> str:
+    """bounds.toml for `report`; a bound of `before` stays where it is the lower one."""
+    before = before or {}
+    lines = ["# Largest mean absolute error of each group of cases; a change that makes one worse fails CI."]
+    for (group, metric), summary in report.groups.items():
+        if summary.mape is not None:
+            bound = min(max(summary.mape * MARGIN, FLOOR), before.get((group, metric), inf))
+            lines += ["", "[[bound]]", f'group = "{group}"', f'metric = "{metric}"', f"mape = {bound:.4f}"]
+    return "\n".join(lines) + "\n"
+
+
+def results_text(report: CaseReport) -> str:
+    """RESULTS.md for `report`."""
+    bounds = load_bounds()
+    lines = [
+        "# Published measurements against predictions",
+        "",
+        "Written by `simpar validate`; do not edit. Errors are predicted / measured - 1 (bubbles: difference in points). "
+        "Cases marked *fit* took part in fitting the global constants; *test* ones did not. No constant is set per case; "
+        "[CONSTANTS.md](CONSTANTS.md) has the errors with and without each.",
+        "",
+        "## By group",
+        "",
+        "| group | metric | cases | mean abs. error | median | worst | bias | bound |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (group, metric), s in report.groups.items():
+        bound = bounds.get((group, metric))
+        figures = " | ".join(_percent(value) for value in (s.mape, s.median, s.max, s.bias, bound))
+        lines.append(f"| {group} | {_TITLES.get(metric, metric)} | {s.rows} | {figures} |")
+    lines += ["", "## Every case", ""]
+    head = "| case | where | use | metric | measured | predicted | 80 % interval | error |"
+    lines += [head, "|---|---|---|---|---:|---:|---:|---:|"]
+    lines += [_case_line(row) for row in report.rows]
+    if report.outside:
+        lines += ["", "## Outside their tolerance", ""]
+        lines += [
+            f"- {row.id} ({_TITLES.get(row.metric, row.metric)}): {_percent(row.error)}, tolerance "
+            f"{_percent(row.details['tolerance'])}" for row in report.outside
+        ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _amount(metric: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if metric == "oom":
+        return "out of memory" if value else "fits"
+    if metric.endswith("_bytes"):
+        return f"{value / 2**30:.2f} GiB"
+    return f"{value:.1%}" if metric == "bubble_fraction" else f"{value:.4g} s"
+
+
+def _case_line(row: Comparison) -> str:
+    interval = "-" if row.low is None else f"{_amount(row.metric, row.low)} to {_amount(row.metric, row.high)}"
+    error = "-" if row.error is None else f"{row.error:+.1%}"
+    amounts = " | ".join(_amount(row.metric, value) for value in (row.measured, row.predicted))
+    where, use = row.group["where"], row.group["use"]
+    return f"| {row.id} | {where} | {use} | {_TITLES.get(row.metric, row.metric)} | {amounts} | {interval} | {error} |"
+
+
+def write_results(report: CaseReport, path: Path | None = None) -> None:
+    """RESULTS.md of the checkout, and CONSTANTS.md beside it; nothing from an installed package or a read-only checkout."""
+    if path is None:
+        folder = checkout_dir("validation")
+        if folder is None:
+            return
+        path = folder / "RESULTS.md"
+        write_constants(folder / "CONSTANTS.md")
+    try:
+        path.write_text(results_text(report), encoding="utf-8")
+    except PermissionError:
+        return
+
+
+def print_cases(report: CaseReport, worse: list[str]) -> None:
+    """The groups as a table, then what is outside its tolerance or bound."""
+    console = Console()
+    table = Table(title="Published cases")
+    table.add_column("group", overflow="fold")
+    table.add_column("metric", overflow="fold")
+    for name in ("cases", "mape", "worst", "bias", "in interval"):
+        table.add_column(name, justify="right")
+    for (group, metric), s in report.groups.items():
+        figures = [_percent(value) for value in (s.mape, s.max, s.bias, s.coverage)]
+        table.add_row(group, _TITLES.get(metric, metric), str(s.rows), *figures)
+    console.print(table)
+    for row in report.outside:
+        console.print(f"outside its tolerance: {row.id} {_TITLES.get(row.metric, row.metric)} {row.error:+.1%}")
+    for sentence in worse:
+        console.print(f"worse than recorded: {sentence}")
+    console.print(f"{len(report.rows)} values in {report.seconds:.1f} s")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run every case, write RESULTS.md, check or (`--record`) record the bounds."""
+    from simpar.evidence.cases import load_cases, run_cases
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    report = run_cases(load_cases())
+    if "--record" in arguments:
+        bounds_path().write_text(bounds_text(report, load_bounds()), encoding="utf-8")
+    worse = check_bounds(report)
+    write_results(report)
+    print_cases(report, worse)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,108 @@
+"""What a row leaves out and follows from the rest of it, or from the model it names.
+
+Nothing here guesses: a size that neither arithmetic nor a published model gives stays missing, and the rule that needs it says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any, Final
+
+from simpar.evidence.row_model import MLA_FIELDS, MLP
+from simpar.specs.model import TransformerSpec
+from simpar.specs.models_io import load_model, table_names
+
+Row = Mapping[str, Any]
+
+_DIMENSIONS: Final = ("layers", "hidden", "heads")
+
+
+def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
+    """`row` with what follows from it, and a note on each addition."""
+    notes: list[str] = []
+    found = _with_dimensions(dict(row), notes)
+    found = _with_layout(found, notes)
+    if not found.get("global_batch") and not found.get("micro_batch") and found.get("tokens_per_s_per_gpu") and found.get("dp"):
+        found |= {"micro_batch": 1, "grad_accum": found.get("grad_accum") or 1}
+        notes.append("batch not stated: one sequence per rank, for a rate per GPU")
+    degrees = [found.get(key) for key in ("micro_batch", "grad_accum", "dp")]
+    if not found.get("global_batch") and all(degrees):
+        found["global_batch"] = prod(int(value) for value in degrees if value)
+        notes.append(f"global batch not stated: {found['global_batch']}, micro batch x accumulation x dp")
+    return found, notes
+
+
+def _with_layout(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The one of tensor, pipeline and data ranks and GPUs that is missing follows from the others.
+
+    A run that shards all its weights and says nothing of other dimensions has none.
+    """
+    if row.get("fsdp") or row.get("zero_stage") == 3:
+        assumed = [key for key in ("tp", "pp") if not row.get(key)]
+        row |= dict.fromkeys(assumed, 1)
+        if assumed:
+            notes.append(f"layout not stated: {', '.join(assumed)} 1 beside fully sharded data parallelism")
+    missing = [key for key in ("tp", "pp", "dp", "n_gpus") if not row.get(key)]
+    if len(missing) != 1:
+        return row
+    known = prod(int(row.get(key) or 1) for key in ("tp", "pp", "cp", "dp"))
+    if missing == ["n_gpus"]:
+        row["n_gpus"] = known
+        notes.append(f"number of GPUs not stated: {known}, the product of the degrees")
+    elif int(row["n_gpus"]) % known == 0:
+        row[missing[0]] = int(row["n_gpus"]) // known
+        notes.append(f"{missing[0]} not stated: {row[missing[0]]}, from the number of GPUs")
+    return row
+
+
+def _with_dimensions(row: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    if not row.get("heads") and row.get("hidden") and row.get("head_dim"):
+        row["heads"] = max(1, int(row["hidden"]) // int(row["head_dim"]))
+        notes.append(f"heads not stated: {row['heads']}, the hidden size over the head size")
+    complete = all(row.get(key) for key in _DIMENSIONS) and (row.get("ffn") or row.get("moe_ffn"))
+    name = None if complete else _preset_of(str(row.get("model_name") or ""))
+    known = _columns_of(name) if name else {}
+    if not known or any(row.get(key) not in (None, 0, known.get(key)) for key in (*_DIMENSIONS, "ffn", "moe_experts")):
+        return row  # another model under that name: cut in depth, say
+    notes.append(f"model dimensions not stated: those of {name}")
+    return {**known, **row}
+
+
+def _preset_of(model: str) -> str | None:
+    """The shipped model that `model` names ("Meta-Llama-3-8B-Instruct", "Mixtral 8x7B", "GPT-3 175B"), or None."""
+    text = re.sub(r"[\s_]+", "-", model.lower())
+    text = re.sub(r"llama-?3(\.[013])?-", "llama3.1-", text)
+    text = re.sub(r"llama-?(\d)", r"llama\1", text).replace("gpt-3", "gpt3")
+    found = [name for name in table_names() if re.search(rf"(?<![a-z0-9.]){re.escape(name)}(?![a-z0-9.])", text)]
+    return max(found, key=len, default=None)
+
+
+def _columns_of(name: str) -> dict[str, Any]:
+    """The columns of a row that describe the shipped model `name`; none where it is no transformer that rows can state."""
+    model = load_model(name)
+    if not isinstance(model, TransformerSpec):
+        return {}
+    columns: dict[str, Any] = {
+        "layers": model.num_hidden_layers, "hidden": model.hidden_size, "heads": model.num_attention_heads,
+        "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim, "ffn": model.intermediate_size,
+        "vocab": model.vocab_size, "mlp_type": _mlp_word(model), "position": model.position,
+        "tied_embeddings": model.tie_word_embeddings,
+    }  # fmt: skip
+    if (moe := model.moe) is not None:
+        columns |= {
+            "moe_experts": moe.num_experts, "moe_topk": moe.num_experts_per_tok, "moe_ffn": moe.moe_intermediate_size,
+            "moe_shared_ffn": moe.shared_expert_intermediate_size, "moe_dense_layers": moe.first_k_dense_replace,
+            "dense_ffn": model.intermediate_size,
+        }  # fmt: skip
+    if (mla := model.mla) is not None:
+        stated = {word: getattr(mla, field) for word, field in MLA_FIELDS.items()}
+        columns["mla"] = ", ".join(f"{word} {rank}" for word, rank in stated.items() if rank)
+    return {key: value for key, value in columns.items() if value is not None}
+
+
+def _mlp_word(model: TransformerSpec) -> str:
+    if model.gated_mlp:
+        return "geglu" if model.activation == "gelu" else "swiglu"
+    return model.activation if model.activation in MLP else "gelu"

@@ -1,0 +1,222 @@
+"""From what a run says about its software to a framework, its month, a precision and an attention kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simpar.specs.framework_releases import NEWEST, Month, month_of
+from simpar.specs.hardware import load_hardware
+
+Row = Mapping[str, Any]
+
+FRAMEWORK_PATTERNS: Final = (
+    (r"nanotron", "nanotron"),
+    (r"prime-?rl", "prime-rl"),
+    (r"torchtune", "torchtune"),
+    (r"tinyllama", "tinyllama"),
+    (r"torchtitan", "torchtitan"),
+    (r"llm-?foundry|composer|mosaic", "llm-foundry"),
+    (r"zero[- ]?bubble|vocabulary ?parallelism", "zero-bubble"),
+    (r"bigscience|megatron-?deepspeed|gpt-neox", "megatron-deepspeed"),
+    (r"aa-scaling|aleph", "aa-scaling"),
+    (r"internevo|internlm-train", "internevo"),
+    (r"hai-?llm", "hai-llm"),
+    (r"swift.*deepspeed|transformers.*deepspeed", "deepspeed"),
+    (r"megatron-?bridge", "megatron-bridge"),
+    (r"^megatron-core\b.*nemo", "megatron-core"),
+    (r"nemo|nvidia release|\bngc\b", "nemo"),
+    (r"primus.*maxtext|maxtext.*primus", "maxtext"),
+    (r"megatron|megascale|primus|vescale|flagscale|nnscaler", "megatron-core"),
+    (r"meta internal", "llama3-internal"),
+    (r"maxtext|\bjax\b|praxis|paxml|\bxla\b", "maxtext"),
+    (r"colossal", "colossal-ai"),
+    (r"deepspeed", "deepspeed"),
+    (r"\btrl\b", "trl"),
+    (r"accelerate|axolotl|llama-?factory|hf trainer", "transformers"),
+    (r"fms-fsdp", "torch-fsdp"),
+    (r"lit-?gpt", "lit-gpt"),
+    (r"fsdp2", "torchtitan"),
+    (r"fsdp|fairscale|metaseq|lightning|accelerate|transformers|axolotl", "torch-fsdp"),
+)
+"""First match in the framework's name wins; then NEAREST's; then the same in the source's name; then plain torch."""
+
+NEAREST: Final = (
+    (r"primus.*torchtitan|olmo-?core|modalities|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
+    (r"picotron", "nanotron", "it is a small sibling of nanotron"),
+    (
+        r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bpax\b|\bkeras\b",
+        "maxtext",
+        "XLA partitions the program",
+    ),
+    (r"openrlhf|deepspeed-?chat|bmtrain|fastmoe|\btutel\b", "deepspeed", "it builds on DeepSpeed or its ZeRO"),
+    (
+        r"galvatron|\bhetu\b|libai|oneflow|paddle|mindspore|mindformers|merak|varuna|pipedream|\bslime\b",
+        "megatron-core",
+        "its layouts are Megatron's",
+    ),
+    (
+        r"\bverl\b|\bolmo\b|ms-?swift|xtuner",
+        "torch-fsdp",
+        "it drives torch's own data parallelism",
+    ),
+    (r"unsloth|hugging ?face|\bhf\b|trainer|peft|fastchat", "transformers", "it drives the Trainer of transformers"),
+)
+"""Frameworks without rows of their own, the nearest that has some, and why."""
+
+_STAND_INS: Final = re.compile(
+    r"gpt-neox|megascale|primus|vescale|flagscale|nnscaler|praxis|paxml|fairscale|metaseq|lightning|"
+    r"transformers|axolotl|llama-?factory",
+    re.IGNORECASE,
+)
+"""Names of FRAMEWORK_PATTERNS that share another framework's rows."""
+
+_VARIANTS: Final = (
+    ("aa-scaling", r"rms kernel", "aa-scaling-fused-norm"),
+    ("aa-scaling", r"kernel: torch\b", "aa-scaling-torch-softmax"),
+)
+"""Builds of one framework that a run's notes and assumptions tell apart."""
+
+_COMPUTED: Final = re.compile(r"config/validation/single")
+"""In the notes of rows that are no measurements: vTrain's single-node table is its own predictor's output, put together from the
+kernel trace of one layer (a straight line in the number of micro-batches to the nanosecond)."""
+
+_MLPERF_ROUNDS: Final[dict[str, Month]] = {
+    "2.0": (2022, 6), "2.1": (2022, 11), "3.0": (2023, 6), "3.1": (2023, 11), "4.0": (2024, 6), "4.1": (2024, 11),
+    "5.0": (2025, 6), "5.1": (2025, 11), "6.0": (2026, 6),
+}  # fmt: skip
+"""Publication months of MLPerf Training rounds (mlcommons.org)."""
+
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+PRECISIONS: Final = (
+    (r"nvfp4|\bfp4", "nvfp4"),
+    (r"mxfp8|fp8[- ]?mx", "mxfp8"),
+    (r"fp8.*(block|fine-grained|1x128|128x128|deepgemm)|block.*fp8", "fp8-block"),
+    (r"(fp8|float8).*row-?wise|row-?wise.*(fp8|float8)", "fp8-rowwise"),
+    (r"fp8|float8", "fp8"),
+    (r"fp16", "fp16"),
+    (r"bf16|bfloat16", "bf16"),
+    (r"tf32", "tf32"),
+    (r"fp32|float32", "fp32"),
+)
+
+_DEFAULT_PRECISION: Final[tuple[tuple[Month, str], ...]] = (((0, 0), "fp16"), ((2022, 6), "bf16"))
+"""Precision of runs that do not say, from a month on."""
+
+_UNFUSED: Final[dict[str, Month]] = {"megatron-core": (2022, 4), "nemo": (2022, 4)}
+"""The month that a run without flash attention shows where nothing else dates it: the last before FlashAttention."""
+
+ATTENTION_KERNELS: Final = (
+    (r"flash[ _-]?attention[ _-]?(3|v3)|\bfa3\b", "fa3"),
+    (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
+    (r"flash[ _-]?attention[ _-]?v?1|\bfa1\b", "fa1"),
+    (r"cudnn", "cudnn"),
+    (r"kernel: (torch|fused)\b", "unfused"),
+)
+
+
+def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
+    return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
+
+
+def is_computed(row: Row) -> bool:
+    """Whether the step time of `row` is a simulator's output."""
+    return any(_COMPUTED.search(str(text)) for text in (row.get("notes") or "", *(row.get("assumed") or ())))
+
+
+def framework_of(row: Row) -> tuple[str, list[str]]:
+    """The framework's name and what was assumed."""
+    stated, source = str(row.get("framework") or ""), str(row.get("source") or "")
+    name, notes = _named(stated)
+    if name is None and "mlperf" in source.lower():
+        name, notes = "nemo", ["MLPerf language models: NeMo"]
+    if name is None:
+        name, notes = _named(source)
+    if name is None:
+        return "plain", [f"framework {stated!r} unknown: plain torch" if stated else "framework not stated: plain torch"]
+    remark = " ".join((str(row.get("notes") or ""), *map(str, row.get("assumed") or ())))
+    for base, pattern, variant in _VARIANTS:
+        if name == base and re.search(pattern, remark, re.IGNORECASE):
+            return variant, notes
+    return name, notes
+
+
+def _named(text: str) -> tuple[str | None, list[str]]:
+    """The framework that `text` names or is nearest to, and a note where it is not the framework itself."""
+    if name := _first(FRAMEWORK_PATTERNS, text):
+        return name, [f"framework {text!r}: as {name}"] if _STAND_INS.search(text) else []
+    found = next(((name, why) for pattern, name, why in NEAREST if re.search(pattern, text, re.IGNORECASE)), None)
+    return (found[0], [f"framework {text!r}: as {found[0]}, {found[1]}"]) if found else (None, [])
+
+
+def month_of_row(row: Row, name: str) -> Month:
+    """The month whose behaviour the run shows, from the best evidence there is.
+
+    MLPerf rounds come first (their framework texts are often stale), then the version, the framework's text, what was
+    assumed, an unfused attention kernel (which dates a Megatron run before FlashAttention), the source's version, its
+    arXiv number, its title.
+    """
+    source = str(row.get("source") or "")
+    mlperf = re.search(r"mlperf training v?(\d\.\d)", source, re.IGNORECASE)
+    if mlperf and mlperf[1] in _MLPERF_ROUNDS:
+        return _MLPERF_ROUNDS[mlperf[1]]
+    assumed = " ".join(a for a in row.get("assumed") or () if re.search(r"megatron.* 20\d\d", a, re.I))
+    for text in (row.get("framework_version"), row.get("framework"), assumed):
+        if (month := _read(name, text)) != NEWEST:
+            return month
+    if row.get("flash_attention") is False and name in _UNFUSED:
+        return _UNFUSED[name]
+    for text in (row.get("source_version"), _arxiv(source), source):
+        if (month := _read(name, text)) != NEWEST:
+            return month
+    return NEWEST
+
+
+def _read(name: str, text: object) -> Month:
+    """The month in `text`, "Feb 2022" included."""
+    words = str(text or "")
+    named = re.search(r"\b(" + "|".join(_MONTHS) + r")[a-z]*\.? (20[12]\d)\b", words, re.IGNORECASE)
+    if named:
+        return int(named[2]), _MONTHS.index(named[1].lower()) + 1
+    return month_of(name, words)
+
+
+def _arxiv(source: str) -> str:
+    number = re.search(r"arXiv[: ](\d\d)(\d\d)\.\d{4,5}", source, re.IGNORECASE)
+    return f"20{number[1]}-{number[2]}" if number else ""
+
+
+def stated_precision(row: Row) -> str | None:
+    """The precision in the words of `row`, None where there is none."""
+    return _first(PRECISIONS, str(row.get("precision") or ""))
+
+
+def precision_of(row: Row, month: Month, hardware: str = "") -> tuple[str, list[str]]:
+    """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022) and on a GPU without it."""
+    if found := stated_precision(row):
+        return found, []
+    stated = str(row.get("precision") or "")
+    usual = next(precision for since, precision in reversed(_DEFAULT_PRECISION) if month >= since)
+    default = "fp16" if hardware and "bf16" not in load_hardware(hardware).gpu.peak_flops else usual
+    return default, [f"precision {stated!r} unknown: {default}" if stated else f"precision not stated: {default}"]
+
+
+_FLASH: Final[tuple[tuple[Month, str], ...]] = (((0, 0), "fa1"), ((2023, 8), "fa2"))
+"""What a run with flash attention takes that its framework's scripts had not, from a month on (FlashAttention-2: 2023-07)."""
+
+
+def attention_of(row: Row, usual: str = "", month: Month = NEWEST) -> str:
+    """The attention kernel: stated in the notes, unfused where flash attention was off, else the framework's.
+
+    Args:
+        usual: the framework's kernel; where that is unfused and the run says that it had flash attention, it had that of `month`.
+    """
+    kernel = row.get("flash_attention")
+    texts = (row.get("notes"), kernel if isinstance(kernel, str) else "", (row.get("extra") or {}).get("attention"))
+    if stated := _first(ATTENTION_KERNELS, " ".join(str(text or "") for text in texts)):
+        return stated
+    if row.get("flash_attention") is True and usual == "unfused":
+        return next(kernel for since, kernel in reversed(_FLASH) if month >= since)
+    return "unfused" if row.get("flash_attention") is False else "auto"

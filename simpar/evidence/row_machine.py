@@ -1,0 +1,260 @@
+"""From what a run says about its machine to a hardware profile and the cluster fields that differ from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.node_size import with_gpus_per_node
+
+Row = Mapping[str, Any]
+
+
+class CannotExpress(Exception):  # noqa: N818 - a result with a reason, not an error
+    """A run that simpar cannot express; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRule:
+    """A profile and the runs it stands for.
+
+    Attributes:
+        gpu: pattern of the whole gpu name.
+        profile: name in hardware_profiles/.
+        text: pattern looked for in interconnect, notes and framework_version; "" = any.
+        memory: nominal memory in GB from and to, both included; a run that does not say fits.
+        gpus_per_node: 0 = any.
+    """
+
+    gpu: str
+    profile: str
+    text: str = ""
+    memory: tuple[float, float] = (0.0, 1e9)
+    gpus_per_node: int = 0
+
+
+MACHINES: Final = (
+    MachineRule("GB300.*", "gb300-nvl72"),
+    MachineRule("GB200.*", "gb200-nvl72"),
+    MachineRule("B300.*", "dgx-b300"),
+    MachineRule("B200.*", "dgx-b200-750w", r"power[- ]limited"),
+    MachineRule("B200.*", "dgx-b200"),
+    MachineRule("GH200.*", "gh200-quad", gpus_per_node=4),
+    MachineRule("GH200.*", "gh200"),
+    MachineRule("H200[- ]?NVL.*", "h200-nvl"),
+    MachineRule("H200.*", "aws-p5en-h200", r"\bEFA\b|\bp5en\b"),
+    MachineRule("H200.*", "dgx-h200"),
+    MachineRule("H800.*", "hgx-h800"),
+    MachineRule("H20.*", "hgx-h20"),
+    MachineRule("H100[- ]?NVL.*", "h100-nvl"),
+    MachineRule("H100.*PCIe.*", "h100-pcie"),
+    MachineRule("H100.*", "h100-pcie", r"\bH100[ -]PCIe\b"),
+    MachineRule("H100.*", "dgx-h100-96gb-500w", memory=(90, 100)),
+    MachineRule("H100.*", "aws-p5-h100", r"\bEFA\b|\bp5\b|\bAWS\b"),
+    MachineRule("H100.*", "gcp-a3-mega-h100", r"tcpx|a3[- ]mega|\bGCP\b|gpu-recipes"),
+    MachineRule("H100.*", "grand-teton-h100-roce", r"grand teton|\bRoCE"),
+    MachineRule("H100.*", "dgx-h100"),
+    MachineRule("A800.*", "hgx-a800"),
+    MachineRule("A100.*", "a100-pcie", r"A100[ -]PCIe|\bPCIe A100"),
+    MachineRule("A100.*PCIe.*", "a100-pcie"),
+    MachineRule("A100.*", "aws-p4d-a100", r"\bEFA\b|\bp4de?\b|\bAWS\b", memory=(30, 50)),
+    MachineRule("A100.*", "aws-p4de-a100", r"\bEFA\b|\bp4de?\b|\bAWS\b"),
+    MachineRule("A100.*", "hgx-a100-4gpu-40gb", memory=(30, 50), gpus_per_node=4),
+    MachineRule("A100.*", "hgx-a100-4gpu-80gb", gpus_per_node=4),
+    MachineRule("A100.*", "dgx-a100-40gb", memory=(30, 50)),
+    MachineRule("A100.*", "dgx-a100-80gb"),
+    MachineRule("L40S.*", "l40s"),
+    MachineRule("L4", "l4"),
+    MachineRule("A10G?", "a10g"),
+    MachineRule("T4", "t4"),
+    MachineRule("V100.*", "dgx2-v100-32gb", gpus_per_node=16),
+    MachineRule("V100.*", "dgx1-v100-16gb", memory=(10, 20)),
+    MachineRule("V100.*", "dgx1-v100-32gb"),
+    MachineRule("(RTX[- ]?)?4090.*", "rtx-4090"),
+    MachineRule("(RTX[- ]?)?3090.*", "rtx-3090"),
+    MachineRule("(RTX[- ]?)?6000[- ]?Ada.*", "rtx-6000-ada"),
+    MachineRule("(RTX[- ]?)?A6000", "rtx-a6000"),
+    MachineRule("MI300X.*", "mi300x"),
+    MachineRule("MI325X.*", "mi325x"),
+    MachineRule("MI350X.*", "mi350x"),
+    MachineRule("MI355X.*", "mi355x"),
+    MachineRule("MI250X?.*", "mi250x", memory=(50, 70)),
+    MachineRule("MI250X?.*", "mi250x", gpus_per_node=8),
+)
+"""First match wins; a GPU without a rule is not taken for another. Sources: in each profile."""
+
+_RATE: Final = re.compile(
+    r"(\d+(?:\.\d+)?)\s*-?(Tb/s|Tbps|Tb|T|GB/s|Gb/s|Gbps|Gbit/s|Gbit|GbE|Gb|G)(?![a-zA-Z])|[x×]\s*(\d{2,4})(?=\s*(?:IB\b|InfiniBand|RoCE|$))",
+    re.IGNORECASE,
+)
+_NAMED: Final = (
+    (r"HDR100|EDR|Omni-?Path|OPA|Slingshot[- ]?10", 100.0),
+    (r"HDR-?200|NDR-?200|HDR|Slingshot", 200.0),
+    (r"NDR-?400|NDR", 400.0),
+    (r"XDR", 800.0),
+    (r"FDR", 56.0),
+)
+"""Link names -> Gb/s of one port; the first that matches."""
+_COUNT: Final = re.compile(
+    r"(?<![\w.])(\d+)\s*[x×*](?!\s*(?:NVIDIA\s+)?(?:GPUs?\b|[ABHLV]\d{2,3}\b|GH\d00|GB\d00|MI\d))(?=\s*[\w(])"
+    r"|(?<![\w.])(\d+)\s*-?(?:NICs?|HCAs?|adapters?|ports?|cards?|rails?)\b"
+    rf"|(?:{'|'.join(names for names, _ in _NAMED)}|G|Gbps|Gb/s)\s*[x×*]\s*(\d+)\b",
+    re.IGNORECASE,
+)
+_IN_BRACKETS: Final = re.compile(r"\(([^()]*)\)")
+_PAIRS: Final = (("dual", 2), ("quad", 4))
+_OF_A_GPU: Final = re.compile(r"(per|/|each)\s*GPU", re.IGNORECASE)
+_OF_A_NODE: Final = re.compile(r"(per|/|each)\s*(node|server|host|machine|instance)", re.IGNORECASE)
+
+
+def node_gigabits(text: str, gpus_per_node: int) -> float | None:
+    """Network bandwidth of one node that `text` states, in Gb/s and one direction, or None.
+
+    Only part of the text that speaks of compute links counts; storage and management links are left out.
+
+    >>> node_gigabits("4 x 100Gb RoCE per node", 8)
+    400.0
+    >>> node_gigabits("NVL72 NVLink5, 800G per GPU", 4)
+    3200.0
+    >>> node_gigabits("2 x dual HDR100 InfiniBand", 4)
+    400.0
+    >>> node_gigabits("2 x dual-port HDR100 (4 x 100 Gb/s) InfiniBand per node", 4)
+    400.0
+    """
+    # A count with a rate in brackets says the same once more.
+    if (again := _IN_BRACKETS.search(text)) is not None and _COUNT.search(again[1]) and _RATE.search(again[1]):
+        return node_gigabits(f"{again[1]} per node", gpus_per_node)
+    parts = re.split(r"[,;+]|\band\b", text)
+    other = r"storage|management|nvlink|pcie"
+    if re.search(r"infiniband|connectx|\bIB\b", text, re.IGNORECASE):
+        other += "|ethernet"
+    totals = [total for part in parts if not re.search(other, part, re.IGNORECASE) if (total := _part(part, gpus_per_node))]
+    return max(totals) if totals else None
+
+
+def _part(text: str, gpus_per_node: int) -> float | None:
+    """Gb/s of a node that one clause states: a rate or a link's name, and of how many adapters, GPUs or nodes it is."""
+    rate = _rate(text)
+    if rate is None:
+        return None
+    if _OF_A_GPU.search(text):
+        return rate * gpus_per_node
+    counts = [float(next(filter(None, found.groups()))) for found in _COUNT.finditer(text)]
+    counts += [float(number) for word, number in _PAIRS if re.search(rf"\b{word}\b", text, re.IGNORECASE)]
+    if not counts and not _OF_A_NODE.search(text):
+        return None
+    for count in counts:
+        rate *= count
+    return rate
+
+
+def _rate(text: str) -> float | None:
+    if found := _RATE.search(text):
+        unit = found[2]
+        if unit is None:
+            return float(found[3])
+        return float(found[1]) * (1000.0 if unit[0] in "Tt" else 8.0 if unit == "GB/s" else 1.0)
+    return next((rate for names, rate in _NAMED if re.search(rf"\b(?:{names})", text, re.IGNORECASE)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The cluster table of a scenario and what was assumed to get it."""
+
+    cluster: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def chip_name(text: str) -> str:
+    """The GPU's name without a leading number and makers' and product lines' names.
+
+    >>> chip_name("8 x NVIDIA A100-SXM4-40GB")
+    'A100-SXM4-40GB'
+    """
+    words = r"(?:\d+\s*[x×]\s*|(?:NVIDIA|AMD|Google|Cloud|Tesla|Instinct|GeForce|Quadro|Radeon|HGX|DGX)\b[\s-]*)+"
+    return re.sub(f"^{words}", "", text.strip(), flags=re.IGNORECASE).strip()
+
+
+def machine_of(row: Row) -> Machine:
+    """The cluster that `row` ran on.
+
+    Raises:
+        CannotExpress: no GPU or no number of them stated, or no profile for it.
+    """
+    gpu = chip_name(str(row.get("gpu") or ""))
+    if not gpu:
+        raise CannotExpress("the GPU is not stated")
+    if not row.get("n_gpus"):
+        raise CannotExpress("the number of GPUs is not stated")
+    if not row.get("gpu_mem_gb") and (named := re.search(r"(\d+)\s*G(?:i?B)?\b", gpu, re.IGNORECASE)):
+        row = {**row, "gpu_mem_gb": int(named[1])}
+    if gpu.upper().startswith("TPU"):
+        raise CannotExpress("TPU runs under XLA are outside the scope of this validation")
+    text = " ".join(str(row.get(k) or "") for k in ("interconnect", "notes", "framework_version", "source"))
+    memory = row.get("gpu_mem_gb")
+    profile = next((rule.profile for rule in MACHINES if _matches(rule, gpu, text, memory, row)), None)
+    if profile is None:
+        raise CannotExpress(f"no hardware profile for GPU {gpu!r}")
+    return _cluster(row, profile)
+
+
+def _matches(rule: MachineRule, gpu: str, text: str, memory: float | None, row: Row) -> bool:
+    low, high = rule.memory
+    stated = low <= memory <= high if memory is not None else rule.memory == (0.0, 1e9)
+    per_node = not rule.gpus_per_node or row.get("gpus_per_node") == rule.gpus_per_node
+    named = not rule.text or re.search(rule.text, text, re.IGNORECASE) is not None
+    return re.fullmatch(rule.gpu, gpu, re.IGNORECASE) is not None and stated and per_node and named
+
+
+def _cluster(row: Row, profile: str) -> Machine:
+    hardware = load_hardware(profile)
+    per_node = hardware.gpus_per_node
+    gpus = int(row["n_gpus"])
+    stated = int(row.get("gpus_per_node") or 0)
+    notes: list[str] = []
+    cluster: dict[str, Any] = {"hardware": profile, "num_nodes": -(-gpus // per_node)}
+    if stated and stated != per_node and gpus > min(stated, per_node):
+        notes.append(f"nodes of {stated} GPUs with the links and the adapters per GPU of {profile}, which has {per_node}")
+        hardware, per_node = with_gpus_per_node(hardware, stated), stated
+        cluster |= {"num_nodes": -(-gpus // stated), "gpus_per_node": stated}
+    if gpus % per_node:
+        cluster["num_gpus"] = gpus
+    if gpus > per_node:
+        cluster |= _network(row, hardware, notes)
+    cluster |= _memory(row, hardware, notes)
+    return Machine(cluster, notes)
+
+
+def _network(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, Any]:
+    """What differs from the profile's network: another bandwidth is another number of its adapters, else slower ones."""
+    text = str(row.get("interconnect") or "")
+    total = node_gigabits(text, hardware.gpus_per_node)
+    if not text:
+        notes.append(f"network not stated: that of {hardware.name}")
+    if not total or not hardware.nic.count:
+        return {}
+    one = hardware.nic.bandwidth.value * 8e-9
+    if abs(total / (one * hardware.nic.count) - 1) <= 0.2:
+        return {}
+    count = max(1, round(total / one))
+    notes.append(f"{total:g} Gb/s per node as {count} adapters of {one:g} Gb/s")
+    rest = total / (one * count)
+    if abs(rest - 1) <= 0.2:
+        return {"nics_per_node": count}
+    notes[-1] += f" at {rest:.3g} of their rate"
+    return {"nics_per_node": count, "nic_bandwidth_scale": rest}
+
+
+def _memory(row: Row, hardware: HardwareProfile, notes: list[str]) -> dict[str, Any]:
+    """A part with clearly more or less memory than the profile's: the same chip otherwise."""
+    stated = row.get("gpu_mem_gb")
+    if not stated:
+        return {}
+    share = float(stated) * 2.0**30 / hardware.gpu.memory.value
+    if abs(share - 1) <= 0.15:
+        return {}
+    notes.append(f"a part with {stated:g} GB of memory; else as {hardware.gpu.name}")
+    return {"memory_scale": share}

@@ -1,0 +1,172 @@
+"""From a run's model columns to a transformer spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simpar.evidence.row_machine import CannotExpress
+
+Row = Mapping[str, Any]
+
+GPT2_VOCAB: Final = 50257
+LLAMA_VOCAB: Final = 32000
+
+MLP: Final[dict[str, dict[str, Any]]] = {
+    "swiglu": {"gated_mlp": True, "activation": "silu", "norm": "rmsnorm"},
+    "geglu": {"gated_mlp": True, "activation": "gelu", "norm": "rmsnorm"},
+    "squared_relu": {"gated_mlp": False, "activation": "squared_relu", "norm": "layernorm"},
+    "gelu": {
+        "gated_mlp": False, "activation": "gelu", "norm": "layernorm",
+        "attention_bias": True, "attention_out_bias": True, "mlp_bias": True,
+    },
+    "relu": {"gated_mlp": False, "activation": "relu", "norm": "layernorm", "mlp_bias": True},
+}  # fmt: skip
+"""First word of mlp_type -> what goes with it in the published models of that kind."""
+
+_FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    (r"qwen-?(1\.5|2)", {"attention_bias": True}),
+    (r"qwen-?3", {"qk_norm": True}),
+    (r"gemma-?2|grok", {"block_norms": 4}),
+    (r"gpt-oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True, "swiglu_limit": 7.0}),
+)
+"""Pattern in model_name -> fields (config.json of the published checkpoints)."""
+
+_SOURCES: Final[tuple[tuple[str, dict[str, Any]], ...]] = ((r"bigscience|bloom", {"position": "alibi", "embedding_norm": True}),)
+"""Pattern in the source's name -> fields (BLOOM, arXiv 2211.05100 Table 3)."""
+
+_SOURCE_DEFAULTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    (r"zero bubble", {"vocab": LLAMA_VOCAB, "tied_embeddings": False}),
+)
+"""Pattern in the source's name -> columns that hold where a row leaves them out. Zero Bubble (arXiv 2401.10241): its launch
+script names a SentencePiece tokenizer and untied embeddings, and the printed sizes of its largest models (14.6 and 28.3
+billion) are 12 L h^2 + V h only for V of 26,000 to 34,000."""
+
+
+def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
+    """The table of a TransformerSpec and what was assumed.
+
+    Raises:
+        CannotExpress: not a pure transformer, or a dimension is missing.
+    """
+    arch = str(row.get("arch") or "dense")
+    if re.search(r"hybrid|mamba|rwkv|state.space|\bssm\b", arch, re.IGNORECASE):
+        raise CannotExpress("hybrid Mamba model")
+    if re.search(r"diffusion|\bdit\b|unet|\bcnn\b|resnet|dlrm|encoder-decoder|\bt5\b|\bvlm\b", arch, re.IGNORECASE):
+        raise CannotExpress(f"not a decoder of text: {arch}")
+    notes: list[str] = []
+    needed = [k for k in ("layers", "hidden", "heads") if not row.get(k)]
+    if not row.get("ffn") and not row.get("moe_ffn"):
+        needed.append("ffn")
+    if needed:
+        raise CannotExpress(f"model dimensions not stated: {', '.join(needed)}")
+    if not row.get("seq_len"):
+        raise CannotExpress("sequence length not stated")
+    for pattern, columns in _SOURCE_DEFAULTS:
+        if re.search(pattern, str(row.get("source") or ""), re.IGNORECASE):
+            row = {**columns, **{key: value for key, value in row.items() if value is not None}}
+            notes.append("of the source's other documents: " + ", ".join(f"{k} {v}" for k, v in columns.items()))
+    heads = int(row["heads"])
+    if not re.search(r"swiglu|silu|geglu|relu|gelu", _mlp_text(row)):
+        notes.append(f"feed-forward {row['mlp_type']!r} unknown: swiglu")
+    table: dict[str, Any] = {
+        "kind": "transformer",
+        "name": str(row.get("model_name") or ""),
+        "hidden_size": int(row["hidden"]),
+        "num_hidden_layers": int(row["layers"]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(row.get("kv_heads") or heads),
+        "head_dim": int(row.get("head_dim") or row["hidden"] // heads),
+        "intermediate_size": int(row.get("dense_ffn") or row.get("ffn") or row["moe_ffn"]),
+        "vocab_size": _vocab(row, notes),
+        "max_position_embeddings": int(row["seq_len"]),
+        "tie_word_embeddings": bool(row.get("tied_embeddings", _style(row) == "gelu")),
+        **MLP[_style(row)],
+        **_position(row),
+    }
+    for patterns, text in ((_FAMILIES, row.get("model_name")), (_SOURCES, row.get("source"))):
+        for pattern, fields in patterns:
+            if re.search(pattern, str(text or ""), re.IGNORECASE):
+                table |= fields
+    if "bias" in str(row.get("mlp_type") or ""):
+        table["mlp_bias"] = True
+    if "parallel block" in arch:
+        table["parallel_block"] = True
+    table |= _window(row, notes)
+    if row.get("moe_experts"):
+        table["moe"] = _moe(row)
+    if "mla" in arch or row.get("mla"):
+        table["mla"] = _mla(row)
+    if row.get("mtp_layers"):
+        table["num_nextn_predict_layers"] = int(row["mtp_layers"])
+    return table, notes
+
+
+def _style(row: Row) -> str:
+    words = re.findall(r"swiglu|geglu|squared_relu|gelu|relu", re.sub(r"relu\^?2|squared relu", "squared_relu", _mlp_text(row)))
+    return words[0] if words else "swiglu"
+
+
+def _mlp_text(row: Row) -> str:
+    return str(row.get("mlp_type") or "swiglu").lower()
+
+
+def _position(row: Row) -> dict[str, Any]:
+    stated = str(row.get("position") or "").lower()
+    for word in ("rope", "learned", "alibi", "relative", "none"):
+        if stated.startswith(word):
+            return {"position": word}
+    return {"position": "learned" if _style(row) == "gelu" else "rope"}
+
+
+def _vocab(row: Row, notes: list[str]) -> int:
+    vocab = row.get("vocab")
+    if not vocab:
+        vocab = GPT2_VOCAB if _style(row) == "gelu" else LLAMA_VOCAB
+        notes.append(f"vocabulary not stated: {vocab}")
+    return int(vocab)
+
+
+def _window(row: Row, notes: list[str]) -> dict[str, Any]:
+    stated = row.get("attn_window")
+    if not stated:
+        return {}
+    if isinstance(stated, int | float) or str(stated).strip().isdigit():
+        return {"sliding_window": int(stated)}
+    notes.append(f"attention window {stated!r} taken as full attention")
+    return {}
+
+
+def _moe(row: Row) -> dict[str, Any]:
+    layers, dense = int(row["layers"]), int(row.get("moe_dense_layers") or 0)
+    table: dict[str, Any] = {
+        "num_experts": int(row["moe_experts"]),
+        "num_experts_per_tok": int(row.get("moe_topk") or 1),
+        "moe_intermediate_size": int(row.get("moe_ffn") or row["ffn"]),
+        "shared_expert_intermediate_size": int(row.get("moe_shared_ffn") or 0),
+    }
+    if dense and dense * 2 == layers:
+        table["moe_layer_freq"] = 2  # every other layer dense (Llama 4 Maverick, GLaM)
+    elif dense:
+        table["first_k_dense_replace"] = dense
+    groups = re.search(r"node-limited (\d+)", str(row.get("moe_routing") or ""))
+    if groups:
+        table |= {"n_group": 2 * int(groups[1]), "topk_group": int(groups[1])}
+    if row.get("mla"):
+        table["router_bias"] = True
+    return table
+
+
+MLA_FIELDS: Final = {
+    "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "qk_nope": "qk_nope_head_dim", "qk_rope": "qk_rope_head_dim",
+    "v": "v_head_dim",
+}  # fmt: skip
+
+
+def _mla(row: Row) -> dict[str, int]:
+    """The ranks in "q_lora 1536, kv_lora 512, qk_nope 128, qk_rope 64, v 128"."""
+    found = dict(re.findall(r"(q_lora|kv_lora|qk_nope|qk_rope|v)\D{0,3}(\d+)", str(row.get("mla") or "")))
+    if "kv_lora" not in found or "v" not in found:
+        raise CannotExpress("ranks of the multi-head latent attention not stated")
+    return {MLA_FIELDS[key]: int(value) for key, value in found.items()}

@@ -1,0 +1,444 @@
+"""From a run's parallelism columns to a plan and a training table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simpar.evidence.row_framework import attention_of
+from simpar.evidence.row_machine import CannotExpress
+from simpar.specs.framework import FrameworkSpec, Month
+from simpar.specs.layer_split import split_by_cost
+from simpar.specs.losses import losses_of
+
+Row = Mapping[str, Any]
+
+SCHEDULE_PATTERNS: Final = (
+    (r"\bv[- ]?half", "v-half"),
+    (r"\bv[- ]?min", "v-min"),
+    (r"zb[- ]?v|zbv", "zb-v"),
+    (r"zb[- ]?2p", "zb-2p"),
+    (r"zb[- ]?h2", "zb-h2"),
+    (r"zb[- ]?1p.*automatic", "zb-1p"),
+    (r"zb[- ]?1p|zb[- ]?h1|zero[- ]?bubble", "zb-h1"),
+    (r"dualpipe[- ]?v", "dualpipe-v"),
+    (r"dualpipe", "dualpipe"),
+    (r"interleaved.*(zb|zero)", "interleaved_zb"),
+    (r"breadth|bfs", "interleaved_bfs"),
+    (r"interleaved", "interleaved"),
+    (r"1f1b", "1f1b"),
+    (r"gpipe|afab|all.forward", "gpipe"),
+)
+"""First match in pp_schedule -> name of a schedule."""
+
+RECOMPUTE_MODULES: Final = (
+    (r"core.?att|core_attn|qk\^t|attention internals|minimal_flash", "core_attn"),
+    (r"moe_act|swiglu output|\bmoe.act", "moe_act"),
+    (r"layernorm|rmsnorm", "layernorm"),
+    (r"mla", "mla_up_proj"),
+    (r"shared", "shared_experts"),
+    (r"(?<![_.])\bmlp\b", "mlp"),
+    (r"\bmoe\b(?!_act)", "moe"),
+    (r"per-op|\bop\b|op-level", "op"),
+)
+"""Pattern in recompute_detail -> a module that is recomputed; several may match."""
+
+_CHUNKS: Final = {"zb-v": 2, "v-half": 2, "v-min": 2, "dualpipe-v": 2, "dualpipe": 1}
+"""Schedules whose number of model chunks per rank is fixed."""
+
+OPTIMIZERS: Final = (
+    (r"paged.*8-?bit|8-?bit.*paged", "adamw-8bit-paged"),
+    (r"8-?bit", "adamw-8bit"),
+    (r"4-?bit", "adamw-4bit"),
+    (r"\blion\b", "lion"),
+    (r"bf16 (moments|states)|precision-aware", "adamw-bf16-moments"),
+    (r"muon", "muon"),
+    (r"adafactor", "adafactor"),
+    (r"sgd", "sgd-momentum"),
+    (r"adamw", "adamw"),
+    (r"adam", "adam"),
+)
+
+LOSSES: Final = (
+    (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
+    (r"cross.entropy fusion on|\bfoak\b|unsloth", "fused"),
+    (r"chunked cross.entropy", "chunked"),
+)
+"""Pattern in the notes -> the loss that a run names."""
+
+_SEVERAL_ADAPTERS: Final = 4
+"""Of runs that hold several and say no number: prime-rl's benchmarks/scripts/run_single_benchmark.py (MAX_LORAS)."""
+
+MOST_MICRO_BATCHES: Final = 8192
+"""A step of more is a slip of units: a batch counted in tokens."""
+
+CP_STYLES: Final = (
+    (r"^a2a|ulysses", "ulysses"),
+    (r"^all.?gather|^ag\b", "all_gather"),
+    (r"torch context_parallel", "all_gather"),  # torch's ring gathers keys and values by default
+    (r"ring|p2p", "ring"),
+)
+DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))
+
+_SC21_BEFORE: Final[Month] = (2022, 5)
+"""Narayanan et al. 2021 and what was run like it, before sequence parallelism (Korthikanti et al. 2022)."""
+# run_table_1.sh and run_figure_12.sh (175B) of Megatron-LM's sc21: micro batch and virtual stages by (layers, hidden, pp), which
+# Narayanan
+# et al. 2021 Table 1 does not print.
+_SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
+    (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4,
+    1),
+    (60, 10240, 4): (2, 3), (80, 12288, 8): (2, 2), (96, 16384, 16): (1, 2), (105, 20480, 35): (1, 3),
+    (128, 25600, 64): (1, 1), (96, 12288, 12): (1, 4),
+}  # fmt: skip
+
+_NEMO_MICRO_BATCH: Final[dict[tuple[int, int, str], int]] = {(32, 6144, "squared_relu"): 2, (96, 18432, "squared_relu"): 1}
+"""(Layers, hidden size, feed-forward) -> micro batch of recipes/nemotron4_15b.py and nemotron4_340b.py in NeMo; its layout of the
+340B model is that of the report (arXiv 2406.11704 Table 2)."""
+
+
+def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
+    return next((value for pattern, value in table if re.search(pattern, str(text or ""), re.IGNORECASE)), None)
+
+
+def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[str]]:
+    """The table of a PlanSpec and what was assumed.
+
+    Raises:
+        CannotExpress: the layout is not stated or contradicts the number of GPUs.
+    """
+    missing = [k for k in ("tp", "pp", "dp", "n_gpus") if not row.get(k)]
+    if missing:
+        raise CannotExpress(f"layout not stated: {', '.join(missing)}")
+    notes: list[str] = []
+    tp, pp, cp, dp = int(row["tp"]), int(row["pp"]), int(row.get("cp") or 1), int(row["dp"])
+    if tp * pp * cp * dp != int(row["n_gpus"]):
+        raise CannotExpress(f"tp*pp*cp*dp = {tp * pp * cp * dp} is not n_gpus = {row['n_gpus']}")
+    ep = int(row.get("ep") or 1)
+    plan: dict[str, Any] = {
+        "tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep,
+        "sequence_parallel": bool(row.get("sp", False)) and tp > 1,
+        "virtual_stages": _virtual_stages(row, framework, notes),
+        "recompute": recompute_of(row, framework, notes),
+        "overlap_tp": bool(row.get("overlap_tp")),
+        "overlap_ep": bool(row.get("overlap_ep")),
+        "ep_dispatcher": _first(DISPATCHERS, row.get("moe_routing")) or framework.ep_dispatcher,
+    }  # fmt: skip
+    if framework.rank_order:
+        plan["placement"] = framework.rank_order
+    if row.get("etp"):
+        plan["etp"] = int(row["etp"])
+    for key in ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p"):
+        if row.get(key) is not None:
+            plan[key] = bool(row[key])
+    if cp > 1:
+        plan["cp_style"] = _cp_style(row, framework)
+    plan |= _sharding(row, framework, dp * cp, notes)
+    plan |= _schedule(row, plan, framework)
+    if re.search(r"synchroni[sz]ed optimi[sz]er", str(row.get("notes") or "")):
+        plan["synchronous_optimizer"] = True
+    layout = layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
+    if framework.layer_rounding == "cost" and not row.get("pp_layout") and pp > 1:
+        layout = {"layers_per_stage": _by_cost(row, pp * plan["virtual_stages"])}
+    if framework.layer_rounding == "fill" and not row.get("pp_layout"):
+        layout = _filled(int(row["layers"]), pp * plan["virtual_stages"]) or layout
+    if framework.layer_rounding == "last" and not row.get("pp_layout"):
+        layout = _last_longer(int(row["layers"]), pp * plan["virtual_stages"]) or layout
+    if framework.layer_rounding == "ends" and not row.get("pp_layout"):
+        layout = _ends(int(row["layers"]), pp * plan["virtual_stages"]) or layout
+    plan |= layout
+    plan |= _offload(row, pp)
+    return plan, notes
+
+
+def _filled(layers: int, stages: int) -> dict[str, Any]:
+    """Every stage the rounded-up share, the last what is left; nothing where they divide or a stage would stay empty."""
+    share = -(-layers // stages)
+    rest = layers - share * (stages - 1)
+    return {"layers_per_stage": [share] * (stages - 1) + [rest]} if layers % stages and rest > 0 else {}
+
+
+def _last_longer(layers: int, stages: int) -> dict[str, Any]:
+    """The layers that are left over go to the last stages; nothing where they divide."""
+    share, rest = divmod(layers, stages)
+    return {"layers_per_stage": [share] * (stages - rest) + [share + 1] * rest} if share and rest else {}
+
+
+def _cp_style(row: Row, framework: FrameworkSpec) -> str:
+    if framework.only_cp_style:
+        return framework.only_cp_style
+    stated = str(row.get("cp_type") or "")
+    if str(row.get("task") or "").startswith("lora") and (not stated or " or " in stated):
+        return framework.adapter_cp_style
+    return _first(CP_STYLES, stated) or "ring"
+
+
+def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int:
+    pp, layers = int(row["pp"]), int(row["layers"])
+    if row.get("vpp"):
+        return int(row["vpp"])
+    if pp == 1:
+        return 1
+    recipe = _SC21.get((layers, int(row["hidden"]), pp))
+    if recipe and framework.since < _SC21_BEFORE:
+        notes.append("virtual stages from Megatron-LM sc21/run_table_1.sh")
+        return recipe[1]
+    if "interleaved" in str(row.get("pp_schedule") or "") or "interleaved" in " ".join(row.get("assumed") or ()):
+        notes.append("virtual stages not stated: one layer per chunk")
+        return max(1, -(-layers // pp))
+    if row.get("moe_experts") and framework.expert_virtual_stages == "middle" and layers % pp == 0:
+        parts = [v for v in range(1, layers // pp + 1) if layers // pp % v == 0]
+        notes.append(f"virtual stages not stated: {parts[len(parts) // 2]} (the framework's advice)")
+        return parts[len(parts) // 2]
+    notes.append("virtual stages not stated: 1")
+    return 1
+
+
+def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[str, Any]:
+    if plan["pp"] == 1:
+        return {}
+    name = _first(SCHEDULE_PATTERNS, row.get("pp_schedule"))
+    if name is None:
+        name = "interleaved" if plan["virtual_stages"] > 1 else framework.schedule
+    if name == "1f1b" and plan["virtual_stages"] > 1:
+        name = "interleaved"
+    if name == "interleaved" and plan["virtual_stages"] == 1:
+        name = "1f1b"
+    chunks = _CHUNKS.get(name)
+    return {"schedule": name, "virtual_stages": chunks} if chunks else {"schedule": name}
+
+
+def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str]) -> dict[str, Any]:
+    stage = row.get("zero_stage")
+    fsdp = str(row.get("fsdp") or "")
+    if stage is None:
+        stage = 3 if fsdp else 1 if row.get("dist_opt") else framework.zero_stage_default
+        notes.append(f"optimizer sharding not stated: ZeRO stage {stage}")
+    table: dict[str, Any] = {"zero_stage": int(stage)}
+    if "not reshard" in fsdp or "shard_grad_op" in fsdp or fsdp == "":
+        table["reshard_after_forward"] = fsdp == "" and framework.reshard_after_forward
+    group = (row.get("extra") or {}).get("zero1_group")
+    replicas = row.get("hsdp_replicas")
+    if isinstance(replicas, int | float) and replicas > 1 and domain % int(replicas) == 0:
+        table["shard_size"] = domain // int(replicas)
+    elif isinstance(group, int) and domain % group == 0:
+        table["shard_size"] = group
+    return table
+
+
+def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | dict[str, Any]:
+    """The recomputation: none, full, or the modules named in words."""
+    word, detail = str(row.get("recompute") or ""), str(row.get("recompute_detail") or "")
+    if not word:
+        word = framework.recompute_default
+        notes.append(f"recomputation not stated: {word} (framework's default)")
+    if word.startswith(("none", "full")):
+        return word.split()[0]
+    stages = int(row.get("pp") or 1) * int(row.get("vpp") or 1)
+    if budget := re.search(r"memory budget (0?\.\d+|[01])", detail):
+        # torch.compile's partitioner keeps that share of what full checkpointing would free; here of the layers.
+        again = round((1.0 - float(budget[1])) * int(row["layers"]) / stages)
+        return {"granularity": "full", "method": "block", "num_layers": again}
+    if re.search(r"every (2nd|second) layer", detail):
+        return {"granularity": "full", "method": "block", "num_layers": int(row["layers"]) // stages // 2}
+    modules = tuple(m for pattern, m in RECOMPUTE_MODULES if re.search(pattern, f"{word} {detail}", re.IGNORECASE))
+    if not modules:
+        modules = framework.selective_recompute
+    return {"granularity": "selective", "modules": modules}
+
+
+def layout_of(text: str, layers: int, stages: int) -> dict[str, Any]:
+    """Plan fields of a pp_layout: words about the first and last stage, or Megatron's layout language.
+
+    >>> layout_of("Et*2|(t*3|)*2tL", 9, 4)
+    {'layers_per_stage': (2, 3, 3, 1)}
+
+    Raises:
+        CannotExpress: a layout that does not hold all layers.
+    """
+    if not text:
+        return _more_stages_than_layers(layers, stages)
+    if re.fullmatch(r"[EtmL*()|,\d\s]+", text):
+        counts = parse_layout(text)
+        if sum(counts) != layers or len(counts) != stages:
+            held = f"{sum(counts)} layers in {len(counts)} stages"
+            raise CannotExpress(f"pp_layout {text!r} has {held}, not {layers} in {stages}")
+        return {"layers_per_stage": counts}
+    if re.search(r"first.*last.*(fewer|removed)|removed from first|counted as layers", text):
+        if stages >= layers:
+            return _more_stages_than_layers(layers, stages)
+        if (layers + 2) % stages == 0:
+            return {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
+        if (layers + 1) % stages == 0:
+            return {"last_stage_less_layers": 1}
+        return {}
+    raise CannotExpress(f"pp_layout {text!r} is not understood")
+
+
+def _by_cost(row: Row, stages: int) -> tuple[int, ...]:
+    """Layers per stage of a framework that deals them out by matmul weights, the head's included."""
+    hidden, heads = int(row["hidden"]), int(row["heads"])
+    attention = 4 * heads * int(row.get("head_dim") or hidden // heads) * hidden
+    layer = attention + 3 * int(row["ffn"]) * hidden
+    return split_by_cost(int(row["layers"]), layer, float(row.get("vocab") or 0) * hidden, stages)
+
+
+def _ends(layers: int, stages: int) -> dict[str, Any]:
+    """The rounded-up share in between; what is left on the first and the last stage."""
+    share = -(-layers // stages)
+    left = layers - share * (stages - 2)
+    if stages < 3 or layers % stages == 0 or left < 1:
+        return {}
+    return {"layers_per_stage": (left - left // 2, *(share,) * (stages - 2), left // 2)}
+
+
+def _more_stages_than_layers(layers: int, stages: int) -> dict[str, Any]:
+    """Single-layer stages; the first and last (embedding and head) without, further empty ones at the end."""
+    empty = stages - layers
+    if empty <= 0:
+        return {}
+    first = 1 if empty >= 2 else 0
+    return {"layers_per_stage": (0,) * first + (1,) * layers + (0,) * (empty - first)}
+
+
+def parse_layout(text: str) -> tuple[int, ...]:
+    """Transformer layers per stage of Megatron's pipeline layout ("E" embedding, "t" layer, "m" MTP, "L" loss).
+
+    "|" ends a stage, "," is ignored, "x*3" repeats one symbol, "(...)*3" a group.
+    """
+    expanded = re.sub(r"\s|,", "", text)
+    group = re.compile(r"\(([^()]*)\)\*(\d+)")
+    while (found := group.search(expanded)) is not None:
+        expanded = expanded[: found.start()] + found[1] * int(found[2]) + expanded[found.end() :]
+    expanded = re.sub(r"([A-Za-z|])\*(\d+)", lambda m: m[1] * int(m[2]), expanded)
+    return tuple(stage.count("t") for stage in expanded.split("|"))
+
+
+def _offload(row: Row, pp: int) -> dict[str, Any]:
+    text = str(row.get("offload") or "none")
+    table: dict[str, Any] = {}
+    if layers := re.search(r"activation.* (\d+) layers", text):
+        table["activations"] = min(1.0, int(layers[1]) / max(1.0, int(row["layers"]) / pp))
+    elif "activation" in text:
+        table["activations"] = 1.0
+    if "optimizer" in text:
+        table["optimizer"] = True
+    if re.search(r"\bparam|weights", text):
+        table["parameters"] = True
+    return {"offload": table} if table else {}
+
+
+def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month) -> tuple[dict[str, Any], list[str]]:
+    """The table of a TrainingSpec and what was assumed.
+
+    Raises:
+        CannotExpress: no global batch, or one that does not divide.
+    """
+    if not row.get("global_batch"):
+        raise CannotExpress("global batch not stated")
+    notes: list[str] = []
+    batch, dp = int(row["global_batch"]), int(row["dp"])
+    micro = _micro_batch(row, framework, batch // dp if dp else batch, month, notes)
+    if batch % (micro * dp):
+        raise CannotExpress(f"global batch {batch} is not a multiple of micro batch {micro} x dp {dp}")
+    if batch // (micro * dp) > MOST_MICRO_BATCHES:
+        raise CannotExpress(f"{batch // (micro * dp)} micro batches a step: is the global batch of {batch} in tokens?")
+    task = str(row.get("task") or "pretrain")
+    table: dict[str, Any] = {
+        "sequence_length": int(row["seq_len"]),
+        "global_batch_size": batch,
+        "micro_batch_size": micro,
+        "precision": precision,
+        "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
+        "dropout": framework.dropout,
+        "attention_kernel": attention_of(row, dict(framework.attention)[""], month),
+        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
+        "cuda_graph_scope": "attention" if "moe_router" in str(row.get("cuda_graphs")) else "layer",
+        "routing": _routing(str(row.get("moe_routing") or "")),
+    }
+    table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
+    if row.get("compile") is not None:
+        table["compile"] = bool(row["compile"])
+    if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
+        table["gradient_dtype"] = dtype[0]
+    if task.startswith("lora"):
+        table |= _adapters(f"{task} {row.get('notes') or ''}", str(row.get("precision") or ""), framework)
+    return table, notes
+
+
+def _loss(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
+    """The loss that a run names, where its framework has it; the step of an RL trainer takes log-probabilities by tiles."""
+    notes, has = str(row.get("notes") or ""), losses_of(framework)
+    found = _first(LOSSES, notes)
+    if re.match(r"rl\b", str(row.get("task") or "")) or "buffers for several adapters" in notes:
+        found = "tiled"
+    return {"cross_entropy": found} if found in has else {}
+
+
+def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any]:
+    """Widths of the trained states, and when they are updated."""
+    texts = " ".join(str(row.get(key) or "") for key in ("precision", "optimizer", "notes"))
+    table: dict[str, Any] = {}
+    if re.search(r"liger|\bfoak\b|unsloth", texts, re.IGNORECASE) and "fused_kernels" in framework.abilities:
+        table["fused_kernels"] = True
+    sharded = framework.sharded_weights_fp32 and row.get("zero_stage") == 3
+    if re.search(r"pure|weights and \w+ states bf16", str(row.get("precision") or "")) and "pure_bf16" in framework.abilities:
+        table = {} if sharded else {"pure_bf16": True}
+        table["optimizer"] = "adamw" if optimizer == "adamw-bf16-moments" else optimizer
+    if "optimizer in backward" in texts and "optimizer_in_backward" in framework.abilities:
+        table["optimizer_in_backward"] = True
+    return table
+
+
+def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, Any]:
+    """Low-rank adaptation as a run describes it."""
+    rank, several = re.search(r"rank (\d+)", text), re.search(r"(\d+) adapters", text)
+    table: dict[str, Any] = {"trainable": "lora", "lora_rank": int(rank[1]) if rank else 16}
+    if re.search(r"all attention and MLP|all.linear|every linear", text, re.IGNORECASE):
+        table["lora_modules"] = "all"
+    if several or "several adapters" in text:
+        table["lora_adapters"] = int(several[1]) if several else _SEVERAL_ADAPTERS
+    base = _first(((r"nf4|qlora|4-?bit", "nf4"), (r"int8|8-?bit base", "int8")), f"{text} {precision}")
+    if base and "quantised_base" in framework.abilities:
+        table["base_weights"] = base
+    return table
+
+
+def _micro_batch(row: Row, framework: FrameworkSpec, local: int, month: Month, notes: list[str]) -> int:
+    if row.get("micro_batch"):
+        return int(row["micro_batch"])
+    if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
+        return max(1, local // int(row["grad_accum"]))
+    recipe = _SC21.get((int(row["layers"]), int(row["hidden"]), int(row["pp"])))
+    if recipe and month < _SC21_BEFORE:
+        notes.append("micro batch from Megatron-LM sc21/run_table_1.sh")
+        return recipe[0]
+    shape = (int(row["layers"]), int(row["hidden"]), str(row.get("mlp_type")))
+    if (published := _NEMO_MICRO_BATCH.get(shape)) and local % published == 0:
+        notes.append(f"micro batch from NeMo's recipe of the model: {published}")
+        return published
+    if framework.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
+        notes.append("micro batch not stated: local batch / pp (framework's default)")
+        return local // int(row["pp"])
+    notes.append("micro batch not stated: 1")
+    return 1
+
+
+def _graphs(text: str) -> bool:
+    """Whether the attention and feed-forward of a layer run from CUDA graphs."""
+    implementation = text.split("/")[0]
+    if implementation == "none":
+        return False
+    return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
+
+
+def _routing(text: str) -> dict[str, Any]:
+    capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
+    table: dict[str, Any] = {"kind": "balanced"}
+    if "natural" in text:
+        # Loads of experts in trained checkpoints have Ginis of 0.1 to 0.25 (arXiv 2605.20982), spreads of 0.2 to 0.45: its middle.
+        table = {"kind": "lognormal", "spread": 0.3}
+    if capacity or "token drop" in text or "token-drop" in text:
+        table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
+    return table

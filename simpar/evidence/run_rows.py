@@ -1,0 +1,254 @@
+"""One measured training run, as a row of runs.jsonl, to a scenario and what was measured, or the reason why not.
+
+The columns are described where the data lives. Everything that is not printed by the source is filled by rules in
+tables
+(row_machine, row_framework, row_model, row_plan), never by the identity of a row, and named in `assumptions`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from simpar.boundary import read_json_lines
+from simpar.errors import InputError
+from simpar.evidence.predicted import BubbleOf
+from simpar.evidence.row_complete import completed
+from simpar.evidence.row_framework import framework_of, is_computed, month_of_row, precision_of
+from simpar.evidence.row_machine import CannotExpress, machine_of
+from simpar.evidence.row_model import model_of
+from simpar.evidence.row_open import with_open_facts
+from simpar.evidence.row_plan import plan_of, training_of
+from simpar.evidence.row_values import read_values
+from simpar.specs.framework import framework as framework_named
+from simpar.specs.scenario import Scenario
+
+Row = Mapping[str, Any]
+MemoryKind = Literal["allocated", "reserved", "device", "band"]
+"""What a memory figure counts: live bytes, reserved bytes, all that the process holds, or one of the first two."""
+
+GROUP_KEYS: Final = (
+    "source", "gpu", "arch", "confidence", "framework", "model_name", "n_params_b", "n_gpus", "tp", "sp", "pp", "vpp", "cp", "ep",
+    "etp", "dp", "zero_stage", "micro_batch", "global_batch", "seq_len", "precision", "recompute", "pp_schedule", "task",
+)  # fmt: skip
+"""The row's own keys that identify a measurement in reports."""
+
+_MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
+    (r"nvidia-smi", "device"),
+    (r"band|allocated or reserved|kind not stated|^not stated", "band"),
+    (r"^\s*max reserved|max reserved", "reserved"),
+    (r"allocated", "allocated"),
+)
+"""First match in mem_kind."""
+_BUBBLE_KINDS: Final[tuple[tuple[str, BubbleOf], ...]] = ((r"profiled T_F", "one stage"), (r"profiled", "busiest"))
+"""First match in bubble_kind."""
+_FIRST_RANK: Final = r"rank 0|logging rank|nanotron logs"
+"""mem_kind of figures that the first pipeline rank alone reports (nanotron logs the memory of global rank 0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run measured.
+
+    Attributes:
+        step_time_s: seconds per step.
+        step_time_from: how it follows from what is printed.
+        peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
+        memory_first_rank: the figure is the first pipeline rank's, not the worst's.
+        bubble_fraction: idle share of the pipeline.
+        bubble_of: whose idling it counts.
+        out_of_memory: whether the run is labelled as out of memory (None: not labelled).
+    """
+
+    step_time_s: float | None = None
+    step_time_from: str = ""
+    peak_memory_bytes: float | None = None
+    memory_kind: MemoryKind = "band"
+    memory_first_rank: bool = False
+    bubble_fraction: float | None = None
+    bubble_of: BubbleOf = "all"
+    out_of_memory: bool | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether the row measured anything at all."""
+        values = (self.step_time_s, self.peak_memory_bytes, self.bubble_fraction, self.out_of_memory)
+        return any(value is not None for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A row read: its scenario or the reason there is none.
+
+    Attributes:
+        id: the row's, or file:line.
+        group: the row's own identifying keys.
+        measured: what the row measured.
+        scenario: None when it cannot be expressed.
+        skipped: the reason, "" when there is a scenario.
+        excluded: the data's own reason to leave the row out, "" when there is none.
+        assumptions: everything filled in by rules.
+        table: the scenario's table with what the row leaves open as sets of values.
+        row: the row as read, its values in their types, completed.
+    """
+
+    id: str
+    group: dict[str, Any]
+    measured: Measured
+    scenario: Scenario | None
+    skipped: str
+    excluded: str
+    assumptions: tuple[str, ...]
+    row: dict[str, Any]
+    table: dict[str, Any] | None = None
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, row) of the JSON-lines file at `path`.
+
+    Raises:
+        InputError: unreadable, or a line that is not a JSON object; with its number.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give the runs file with --data")
+    yield from read_json_lines(path, finite=False)  # a row with nan is skipped with its reason, others go on
+
+
+def read_runs(path: Path) -> Iterator[Run]:
+    """Every row of the file as a run."""
+    for number, row in read_rows(path):
+        yield run_of(row, f"{path.name}:{number}")
+
+
+def run_of(raw: Row, fallback_id: str = "row") -> Run:
+    """`raw` as a run; never raises for what a row may hold."""
+    values = read_values(raw)
+    row, completions = completed(values.row)
+    name = str(row.get("id") or fallback_id)
+    given = ((key, row[key]) for key in GROUP_KEYS if row.get(key) is not None)
+    group = {key: value if isinstance(value, str | int | float) else str(value) for key, value in given}
+    scenario: Scenario | None = None
+    table: dict[str, Any] | None = None
+    skipped, notes = "", ()  # type: str, tuple[str, ...]
+    try:
+        if values.wrong:
+            raise CannotExpress(f"a column has an unexpected value: {'; '.join(values.wrong.values())}")
+        usual, notes = table_of(row, name)
+        scenario, table = checked(usual), with_open_facts(row, usual)
+        notes = (*completions, *notes, *values.notes)
+    except CannotExpress as reason:
+        skipped = str(reason)
+    except InputError as error:
+        skipped = f"not a valid scenario: {str(error).splitlines()[0]}"
+    except KeyError as error:
+        skipped = f"not stated: {error.args[0]}"
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        skipped = f"a column has an unexpected value: {error}"
+    measured = measured_of(row)
+    if not skipped and not measured.anything:
+        skipped = "; ".join(("nothing measured", *values.notes))
+    return Run(name, group, measured, scenario, skipped, excluded_because(row), tuple(notes), row, table)
+
+
+def excluded_because(row: Row) -> str:
+    """Why a row is left out: the data's own reason, or that it is no measurement; "" where it counts."""
+    return str(row.get("exclude") or ("another simulator's output, not a measured step" if is_computed(row) else ""))
+
+
+def scenario_of(row: Row, name: str = "run") -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario of `row`, with every open fact as the rules fill it in, and what was assumed.
+
+    Raises:
+        CannotExpress: outside what simpar models, or too little is stated; the message says which.
+        InputError: the scenario breaks a rule.
+    """
+    table, notes = table_of(row, name)
+    return checked(table), notes
+
+
+def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The table of `row`'s scenario and what was assumed.
+
+    Raises:
+        CannotExpress: outside what simpar models, or too little is stated; the message says which.
+    """
+    task = str(row.get("task") or "pretrain")
+    if "microbenchmark" in task:
+        raise CannotExpress("a layer microbenchmark, not a training step")
+    key, notes = framework_of(row)
+    month = month_of_row(row, key)
+    version = f"{month[0]}-{month[1]:02d}" if month[0] < 9000 else None
+    semantics = framework_named(key, version)
+    machine = machine_of(row)
+    precision, more = precision_of(row, month, machine.cluster["hardware"])
+    notes += more
+    model, model_notes = model_of(row)
+    plan, plan_notes = plan_of(row, semantics)
+    training, training_notes = training_of(row, semantics, precision, month)
+    table = {
+        "name": name,
+        "model": model,
+        "framework": key,
+        "framework_version": version,
+        "cluster": machine.cluster,
+        "plan": plan,
+        "training": training,
+    }
+    notes += [*machine.notes, *model_notes, *plan_notes, *training_notes]
+    return table, tuple(notes)
+
+
+def checked(table: dict[str, Any]) -> Scenario:
+    """`table` as a checked scenario.
+
+    Raises:
+        InputError: all violations together.
+    """
+    from simpar.specs.scenario import make_scenario
+
+    return make_scenario(table)
+
+
+def measured_of(row: Row) -> Measured:
+    """What `row`, read by `read_values`, measured; in SI units."""
+    seconds, derivation = _step_time(row)
+    memory = row.get("mem_gib")
+    kind = str(row.get("mem_kind") or "not stated")
+    bubble, oom = row.get("bubble_fraction"), row.get("oom")
+    return Measured(
+        seconds,
+        derivation,
+        memory * 2.0**30 if memory else None,
+        next((k for pattern, k in _MEMORY_KINDS if re.search(pattern, kind, re.IGNORECASE)), "band"),
+        memory is not None and re.search(_FIRST_RANK, kind, re.IGNORECASE) is not None,
+        bubble,
+        next((of for pattern, of in _BUBBLE_KINDS if re.search(pattern, str(row.get("bubble_kind") or ""))), "all"),
+        None if oom is None else bool(oom),
+    )
+
+
+def _step_time(row: Row) -> tuple[float | None, str]:
+    """Seconds per step, from the best that is stated, and from which."""
+    for key in ("step_time_s_best", "step_time_s", "step_time_s_derived"):
+        if seconds := row.get(key):
+            return seconds, key
+    batch, length, gpus = (row.get(key) for key in ("global_batch", "seq_len", "n_gpus"))
+    if not batch or not gpus:
+        return None, ""
+    tokens = batch * (length or 0.0)
+    rates = (
+        ("tokens_per_s_per_gpu_best", tokens / gpus), ("tokens_per_s_per_gpu", tokens / gpus),
+        ("tokens_per_s_per_gpu_from_flops", tokens / gpus), ("tokens_per_s", tokens), ("samples_per_s", batch),
+        ("samples_per_s_per_gpu", batch / gpus),
+    )  # fmt: skip
+    for key, amount in rates:
+        if amount and (rate := row.get(key)):
+            return amount / rate, key
+    tflops, per_token = row.get("tflops_per_gpu"), row.get("gflops_per_token_causal")
+    if tokens and tflops and per_token and "model" in str(row.get("tflops_def") or "").lower():
+        # Which attention count a source used is rarely stated; causal is what recent papers use.
+        return tokens * per_token / (gpus * tflops * 1e3), "tflops_per_gpu / gflops_per_token_causal"
+    return None, ""

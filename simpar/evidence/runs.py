@@ -1,0 +1,365 @@
+"""`simpar validate runs`: every measured training run of a file against its prediction, in parallel and with
+progress."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.errors import InputError, SimparError
+from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, stalled
+from simpar.evidence.row_framework import framework_of, stated_precision
+from simpar.evidence.row_values import read_values
+from simpar.evidence.run_rows import GROUP_KEYS, Run, excluded_because, read_rows, run_of
+from simpar.evidence.run_workers import Bar, in_workers
+from simpar.evidence.spread import predict_run
+from simpar.output import check_writable
+from simpar.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
+from simpar.readings import Open
+from simpar.statistics import (
+    Comparison,
+    ErrorSummary,
+    FitConfusion,
+    Key,
+    fit_confusion,
+    group_by,
+    summarize,
+)
+
+CHUNK: Final = 16
+STALLED: Final = "stalled sends"
+"""State of a run whose pipeline lost half a second at every blocking send; such runs are counted apart (`predicted.stalled`)."""
+FAULT: Final = "a fault in simpar, please report it"
+"""Begins the reason of a row whose prediction broke off in a way that simpar does not know."""
+KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device": "whole device", "band": "kind not stated"}
+"""Kind of a memory figure -> its name in the report."""
+
+_OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One line of the report: the metric, what its rows share, and their errors."""
+
+    metric: str
+    by: dict[str, Any]
+    summary: ErrorSummary
+
+    def as_json(self) -> dict[str, Any]:
+        """Flat: metric, by, rows, mape, median, p90, bias, coverage."""
+        return {"metric": self.metric, "by": self.by, **self.summary.as_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything `validate_runs` found.
+
+    Attributes:
+        rows: one comparison per measured value, excluded rows left out.
+        groups: errors by metric and grouping.
+        fits: confusion of the labelled runs.
+        sweeps, ranking: ranking quality.
+        runs: runs read, excluded ones left out.
+        repeated: ids that several of them have; each counts.
+        not_expressed: reason -> ids of the runs that cannot be expressed.
+        excluded: the data's own reason -> ids.
+        seconds: wall time.
+    """
+
+    rows: tuple[Comparison, ...]
+    groups: tuple[Group, ...]
+    fits: FitConfusion
+    sweeps: tuple[SweepRanking, ...]
+    ranking: RankingSummary
+    runs: int
+    repeated: tuple[str, ...]
+    not_expressed: dict[str, list[str]]
+    excluded: dict[str, list[str]]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `simpar validate runs --json`."""
+        return {
+            "rows": [row.as_json() for row in self.rows],
+            "groups": [group.as_json() for group in self.groups],
+            "oom": self.fits.as_json(),
+            "ranking": {**self.ranking.as_json(), "per_sweep": [sweep.as_json() for sweep in self.sweeps]},
+            "runs": self.runs,
+            "repeated_ids": list(self.repeated),
+            "skipped": {reason: len(ids) for reason, ids in self.not_expressed.items()},
+            "not_expressed": self.not_expressed,
+            "excluded": {reason: len(ids) for reason, ids in self.excluded.items()},
+            "seconds": self.seconds,
+        }
+
+
+def matches(row: dict[str, Any], conditions: Sequence[str]) -> bool:
+    """Whether `row` meets every condition: "source=nanotron" (part of a text, any case), "n_gpus>=64", "oom!=true".
+
+    Raises:
+        InputError: a condition that is not key, operator, value.
+    """
+    for condition in conditions:
+        key, sign, text = _parsed(condition)
+        value = row.get(key)
+        if isinstance(value, str) or value is None:
+            found = text.lower() in str(value or "").lower()
+            if sign not in ("=", "!="):
+                return False
+            if found != (sign == "="):
+                return False
+            continue
+        try:
+            wanted: Any = json.loads(text.lower())
+        except (ValueError, RecursionError):
+            return False
+        try:
+            met = _OPERATORS[sign](value, wanted)
+        except TypeError:  # a list or a table: no order
+            return False
+        if not met:
+            return False
+    return True
+
+
+def _parsed(condition: str) -> tuple[str, str, str]:
+    parsed = re.fullmatch(r"\s*(\w+)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", condition)
+    if parsed is None:
+        raise InputError(f"--where {condition}: write it as key=value, such as source=nanotron or n_gpus>=64")
+    return parsed[1], parsed[2], parsed[3]
+
+
+def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: Open | None = None) -> list[Comparison]:
+    """One comparison per value that `run` measured; `answer` lists the readings where facts were open."""
+    skipped = run.skipped or failure
+    measured = run.measured
+    shared: dict[str, Any] = {"assumptions": list(run.assumptions)} if run.assumptions else {}
+    if answer is not None:
+        shared["readings"] = [reading.as_json() for reading in answer.readings]
+        shared["look_up"] = [path for path, _ in answer.look_up]
+    rows = []
+
+    def add(metric: str, value: float | bool, **fields: Any) -> None:
+        group = run.group | fields.pop("more", {})
+        rows.append(Comparison(run.id, metric, value, fields.pop("predicted", None), group=group, skipped=skipped,
+                               details=shared | fields.pop("details", {}), **fields))  # fmt: skip
+
+    p = prediction
+    if measured.step_time_s is not None:
+        fields: dict[str, Any] = {"predicted": p.step_time_s, "low": p.step_low_s, "high": p.step_high_s} if p else {}
+        if p and p.waterfall:
+            fields["details"] = {"waterfall_s": dict(p.waterfall)}
+        if p and run.scenario is not None and stalled(p, run.scenario, measured.step_time_s):
+            fields["more"] = {"state": STALLED}
+        add("step_time_s", measured.step_time_s, **fields)
+    if measured.peak_memory_bytes is not None:
+        kind = {"memory_kind": KIND_TITLES[measured.memory_kind]}
+        add("peak_memory_bytes", measured.peak_memory_bytes, more=kind, **({} if p is None else _memory(run, p)))
+    if measured.bubble_fraction is not None:
+        alike = {} if p is None or run.scenario is None else {"predicted": bubble_of(p, run.scenario, measured.bubble_of)}
+        add("bubble_fraction", measured.bubble_fraction, **alike)
+    if measured.out_of_memory is not None:
+        add("oom", measured.out_of_memory, **({} if p is None else {"predicted": not p.fits}))
+    return rows
+
+
+def _memory(run: Run, p: Prediction) -> dict[str, Any]:
+    """Predicted memory of the kind that was measured."""
+    peak, low, high, band = memory_of(p, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
+    return {"predicted": peak, "low": low, "high": high, "band": band}
+
+
+def _validate_chunk(rows: list[tuple[str, dict[str, Any]]], predictor: Predictor) -> list[tuple[Run, list[Comparison]]]:
+    """A worker's share: runs without their scenario and row (they are large), and their comparisons."""
+    done = []
+    for name, row in rows:
+        run = run_of(row, name)
+        prediction, answer, failure = None, None, ""
+        if run.scenario is not None and not run.skipped:
+            try:
+                prediction, answer = predict_run(run, predictor)
+            except SimparError as error:
+                failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            except Exception as error:  # one row must not cost the others their results
+                failure = f"{FAULT}: {type(error).__name__}: {str(error)[:200]}"
+        done.append((run, compare(run, prediction, failure, answer)))
+    return done
+
+
+def validate_runs(
+    path: Path | str,
+    where: Sequence[str] = (),
+    workers: int | None = None,
+    predictor: Predictor = predict,
+    progress: bool = False,
+) -> Report:
+    """Every run of the JSON-lines file at `path` that meets `where`, predicted and compared.
+
+    Args:
+        path: a file in the format of the shared runs.
+        where: conditions on the rows, see `matches`.
+        workers: processes; none = all cores; 1 = in this process.
+        predictor: what predicts; a module-level function.
+        progress: show a bar on standard error.
+
+    Raises:
+        InputError: the file or a condition is wrong.
+    """
+    start = time.perf_counter()
+    path = Path(path)
+    everything = [(f"{path.name}:{number}", row) for number, row in read_rows(path)]
+    if not everything:
+        raise InputError(f"{path}: holds no runs; one JSON object per line is needed")
+    check_conditions([row for _, row in everything], where)
+    rows = [(name, row, seen) for name, row in everything if matches(seen := read_values(row).row, where)]
+    if not rows:
+        raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
+    excluded = _named((excluded_because(seen), str(row.get("id") or name)) for name, row, seen in rows)
+    wanted = [(name, row) for name, row, seen in rows if not excluded_because(seen)]
+    done = _run_all(wanted, workers or os.cpu_count() or 1, predictor, progress)
+    comparisons = [row for _, part in done for row in part]
+    reasons = _named((_reason(run, part), run.id) for run, part in done)
+    return report_of(comparisons, [run.id for run, _ in done], reasons, excluded, time.perf_counter() - start)
+
+
+def check_conditions(rows: Sequence[dict[str, Any]], conditions: Sequence[str]) -> None:
+    """That every condition can be read and names a key that the rows have.
+
+    Raises:
+        InputError: one that does not; with the keys that come close.
+    """
+    known = dict.fromkeys(key for row in rows for key in row)
+    for condition in conditions:
+        key = _parsed(condition)[0]
+        if key not in known:
+            close = get_close_matches(key, known, n=3) or sorted(set(known) & set(GROUP_KEYS)) or sorted(known)
+            raise InputError(f"--where {condition}: no row has a key {key!r}; there are {', '.join(close)}, ...")
+
+
+def _reason(run: Run, part: list[Comparison]) -> str:
+    return run.skipped or next((row.skipped for row in part if row.skipped), "")
+
+
+def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Reason -> ids, the commonest reason first; nothing for an empty reason."""
+    found: dict[str, list[str]] = {}
+    for reason, name in pairs:
+        if reason:
+            found.setdefault(reason, []).append(name)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _run_all(
+    rows: list[tuple[str, dict[str, Any]]], workers: int, predictor: Predictor, progress: bool
+) -> list[tuple[Run, list[Comparison]]]:
+    """All rows through the workers, in the order of the file; neighbours share a worker so that its caches help."""
+    chunks = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
+    results: dict[int, list[tuple[Run, list[Comparison]]]] = {}
+    with Bar(len(rows), progress) as bar:
+        for index, done in in_workers(partial(_validate_chunk, predictor=predictor), chunks, workers):
+            results[index] = done
+            bar.advance(len(done))
+    return [pair for index in range(len(chunks)) for pair in results[index]]
+
+
+def size_class(row: Comparison) -> str:
+    """GPUs in powers of eight, as text."""
+    return _class(_degree(row.group.get("n_gpus")), (8, 64, 512, 4096), "GPUs")
+
+
+def model_class(row: Comparison) -> str | None:
+    """Parameters in steps of about four, as text; None where they are not stated."""
+    billions = row.group.get("n_params_b")
+    return _class(float(billions), (2, 8, 32, 128, 512), "billion parameters") if isinstance(billions, int | float) else None
+
+
+def _class(value: float, limits: tuple[int, ...], unit: str) -> str:
+    above = next((limit for limit in limits if value <= limit), None)
+    return f"more than {limits[-1]} {unit}" if above is None else f"up to {above} {unit}"
+
+
+def parallelism_class(row: Comparison) -> str:
+    """The dimensions in use: "tp+pp", "fsdp", "dp"."""
+    degrees = [name for name in ("tp", "pp", "cp", "ep") if _degree(row.group.get(name)) > 1]
+    if row.group.get("zero_stage") == 3:
+        degrees.append("fsdp")
+    elif _degree(row.group.get("dp")) > 1 and not degrees:
+        degrees.append("dp")
+    return "+".join(degrees) or "one GPU"
+
+
+def _degree(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
+GROUPINGS: Final[dict[str, Key]] = {
+    "source": "source",
+    "framework": lambda row: framework_of(row.group)[0],
+    "gpu": "gpu",
+    "arch": "arch",
+    "confidence": "confidence",
+    "precision": lambda row: stated_precision(row.group) or row.group.get("precision"),
+    "size": size_class,
+    "model_size": model_class,
+    "parallelism": parallelism_class,
+    "memory_kind": "memory_kind",
+}
+"""Groupings of the report, beside one over everything: a key of the rows or what follows from them, such as the framework that
+a row's words mean; those that no row of a metric has are left out."""
+
+
+Named = dict[str, list[str]]
+"""Reason -> ids."""
+
+
+def report_of(
+    comparisons: Sequence[Comparison], runs: Sequence[str], not_expressed: Named, excluded: Named, seconds: float
+) -> Report:
+    """Groups, confusion and rankings over `comparisons`, of `runs` (ids)."""
+    groups: list[Group] = []
+    for metric in dict.fromkeys(row.metric for row in comparisons):
+        found_rows = [row for row in comparisons if row.metric == metric]
+        rows = [row for row in found_rows if row.group.get("state") != STALLED]
+        groups.append(Group(metric, {}, summarize(rows)))
+        if apart := [row for row in found_rows if row.group.get("state") == STALLED]:
+            groups.append(Group(metric, {"state": STALLED}, summarize(apart)))
+        for key, value_of in GROUPINGS.items():
+            found = group_by(rows, key=value_of)
+            if any(value is not None for (value,) in found):
+                parts = [Group(metric, {key: "-" if v is None else v}, summarize(members)) for (v,), members in found.items()]
+                groups += sorted(parts, key=lambda group: -group.summary.rows - group.summary.skipped)
+    sweeps = rank_sweeps([row for row in comparisons if row.group.get("state") != STALLED])
+    return Report(
+        tuple(comparisons), tuple(groups), fit_confusion(comparisons), tuple(sweeps), summarize_rankings(sweeps),
+        len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), not_expressed, excluded, seconds,
+    )  # fmt: skip
+
+
+def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None) -> int:
+    """`simpar validate runs --data FILE [--json] [--html OUT] [--where ...]`; returns the exit code.
+
+    Raises:
+        InputError: the file or a condition is wrong.
+    """
+    from simpar.evidence.report_runs import print_report
+    from simpar.evidence.runs_html import write_html
+
+    if html is not None:
+        check_writable(Path(html), "--html")  # now, not after minutes of simulation
+    report = validate_runs(data, where, workers, progress=True)
+    if html is not None:
+        write_html(report, Path(html), data)
+    print_report(report, as_json)
+    return 0

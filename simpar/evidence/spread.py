@@ -1,0 +1,59 @@
+"""A published run predicted over everything that its source leaves open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from simpar.errors import InputError
+from simpar.evidence.predicted import Prediction, Predictor, memory_of
+from simpar.evidence.run_rows import Run
+from simpar.readings import Open, Outcome, spread_over
+from simpar.specs.open_values import Choice, choices, open_fields
+from simpar.specs.scenario import Scenario
+
+MEMORY_SPREAD: Final = 0.15
+"""Standard deviation of log(measured / predicted) of a peak that weighs readings by a measured one (assumed: wide, so that only a
+reading that is far off goes)."""
+
+
+def predict_run(run: Run, predictor: Predictor) -> tuple[Prediction, Open | None]:
+    """The prediction of a run's likeliest reading with the step time of all of them; a measured memory weighs the readings, the
+    measured step time never does.
+
+    Raises:
+        InputError: the plan cannot be run at all.
+    """
+    assert run.scenario is not None
+    fields = open_fields(run.table or {})
+    if not fields or run.table is None:
+        return predictor(run.scenario), None
+    usual = run.scenario
+    found: dict[str, Prediction] = {}
+    capacity = usual.hardware.gpu.memory.value
+
+    def outcome(choice: Choice, scenario: Scenario) -> Outcome:
+        p = found[choice.key] = predictor(scenario)
+        return Outcome(p.step_time_s, p.step_low_s, p.step_high_s, p.device_bytes, capacity)
+
+    def likelihood(choice: Choice) -> float:
+        return _memory_likelihood(run, found[choice.key])
+
+    try:
+        answer = spread_over(choices(run.table, fields), fields, outcome, likelihood=likelihood)
+    except InputError:
+        return predictor(usual), None
+    likeliest = found[answer.readings[0].key]
+    step = answer.step
+    whole = replace(likeliest, step_time_s=step.seconds, step_low_s=step.low, step_high_s=step.high)
+    return whole, answer
+
+
+def _memory_likelihood(run: Run, found: Prediction) -> float:
+    measured = run.measured.peak_memory_bytes
+    if measured is None:
+        return 1.0
+    peak, _, _, band = memory_of(found, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
+    near = peak if band is None else min(max(measured, band[0]), band[1])
+    return math.exp(-0.5 * (math.log(measured / max(near, 1.0)) / MEMORY_SPREAD) ** 2)

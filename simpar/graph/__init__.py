@@ -1,0 +1,1 @@
+"""A layer as a typed graph, and the passes over it."""

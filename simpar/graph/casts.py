@@ -1,0 +1,143 @@
+"""Cast: kernels that turn 16-bit tensors into fp8 (or fp4) around products.
+
+Two ways of making them. **Kernels of their own** (torchao under torch.compile): each of the three products of a linear layer
+contracts another axis, and fp8 operands must lie along it, so every tensor is cast twice, once as it lies and once transposed.
+Bytes per element, kernel by kernel, as torchao counts them (torchao/testing/training/roofline_utils.py,
+`get_tensor_memory_traffic_ovhd_s`):
+
+    scale per tensor    maximum (read 2), cast (read 2, write 1), cast to the transposed layout (read 2, write 1; of a
+                        gradient both layouts in one kernel: 4)
+    scale per row       cast (read 2, write 1); for the other axis a transposed 16-bit copy (read 2, write 2), then its cast
+    scale per block     cast (read 2, write 1 and the scales) along either axis
+
+Weights that fully sharded ranks gather in fp8 are cast as shards; only the transposed copy is left to make.
+
+**TransformerEngine** makes one kernel per input and per gradient: a linear layer casts its input, and in the backward the gradient
+of its output, each in the layouts that its products need (pytorch/module/linear.py and grouped_linear.py, quantizers with rowwise
+and columnwise usage). Only the norm of a LayerNormLinear writes the narrow format itself. Copies of weights last for the step.
+Bytes per element:
+
+    scale known beforehand (delayed), blocks     read 2, write 1; a second layout 1 more
+    scale of the tensor's own values (current)   2 more for reading it once before; the norm writes 16 bits
+    fp4                                          as current; half a byte for each layout
+
+The second layout is for the weight gradient: transposed on Hopper, whose fp8 tensor cores multiply one layout only, scaled along
+the other axis with blocks; Blackwell's multiply one copy with a scale per tensor either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simpar.graph.types import Einsum, Layer, Norm
+
+GATHERED: Final = "fp8_gathered"
+"""Recipe of scales per tensor with weights that arrive in fp8."""
+QUANTIZE: Final = "quantize"
+"""Class of the memory-bound price of TransformerEngine's casts."""
+_BLOCK: Final = 3.0 + 1.0 / 32.0
+Operand = Literal["input", "weight", "gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One kernel over one operand.
+
+    Attributes:
+        tensor: whose elements.
+        kernel: class of the memory-bound price.
+        bytes: moved per element.
+        implementation: tier of that price. A compiled cast along rows moves 2.0-2.2 of an H100's 2.4 TB/s (pytorch issue
+            149982), as tuned ones do; a pass for the maximum 1.7 (issue 130015).
+        maximum: a pass for the scale alone; per-op checkpointing keeps its result (torchtitan's list of saved ops).
+    """
+
+    tensor: Operand
+    kernel: str
+    bytes: float
+    implementation: Literal["tuned", "framework", "eager"] = "tuned"
+    maximum: bool = False
+
+
+Recipe = dict[str, tuple[Cast, ...]]
+
+
+def _maximum(tensor: Operand) -> Cast:
+    return Cast(tensor, "cast", 2.0, "framework", maximum=True)
+
+
+_ROW: Final = (Cast("gradient", "cast_column", 4.0, "framework"), Cast("gradient", "cast", 3.0))
+_PER_TENSOR: Final[Recipe] = {
+    "forward": (_maximum("input"), Cast("input", "cast", 3.0), _maximum("weight"), Cast("weight", "cast", 3.0)),
+    "dgrad": (_maximum("gradient"), Cast("gradient", "cast_transpose", 4.0, "framework"),
+              Cast("weight", "cast_transpose", 3.0, "framework")),
+    "wgrad": (Cast("input", "cast_transpose", 3.0, "framework"),),
+}  # fmt: skip
+_PER_BLOCK: Final[Recipe] = {
+    "forward": (Cast("input", "cast", _BLOCK), Cast("weight", "cast", _BLOCK)),
+    "dgrad": (Cast("gradient", "cast", _BLOCK), Cast("weight", "cast_column", _BLOCK)),
+    "wgrad": (Cast("gradient", "cast_column", _BLOCK), Cast("input", "cast_column", _BLOCK)),
+}
+RECIPES: Final[dict[str, Recipe]] = {
+    "fp8": _PER_TENSOR,
+    GATHERED: {
+        "forward": (_maximum("input"), Cast("input", "cast", 3.0)),
+        "dgrad": (*_PER_TENSOR["dgrad"][:2], Cast("weight", "cast_transpose", 2.0, "framework")),
+        "wgrad": _PER_TENSOR["wgrad"],
+    },
+    "fp8_row": {
+        "forward": (Cast("input", "cast", 3.0), Cast("weight", "cast", 3.0)),
+        "dgrad": (Cast("gradient", "cast", 3.0), Cast("weight", "cast_column", 4.0, "framework"), Cast("weight", "cast", 3.0)),
+        "wgrad": (*_ROW, Cast("input", "cast_column", 4.0, "framework"), Cast("input", "cast", 3.0)),
+    },
+    "mxfp8": _PER_BLOCK,
+    "fp8_block": _PER_BLOCK,
+}
+"""Recipe -> casts before each product of a linear layer, in order."""
+
+
+def casts(recipe: str, direction: str, *, again: bool = False) -> tuple[Cast, ...]:
+    """What is cast right before a product in one direction; `again`: it is recomputed, from scales that were kept."""
+    return tuple(c for c in RECIPES.get(recipe, {}).get(direction, ()) if not (again and c.maximum))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCasts:
+    """HBM traffic of one of TransformerEngine's casts, bytes per element.
+
+    Attributes:
+        once: of one layout.
+        second: more for the layout of the weight gradient.
+        norms: norms do not write the narrow format.
+    """
+
+    once: float
+    second: float
+    norms: bool = False
+
+    def skips(self, layer: Layer, node: Einsum, *, backward: bool) -> bool:
+        """Whether a product finds its input narrow already, or is none of TransformerEngine's."""
+        return node.wide or (not backward and not self.norms and holds_norm(layer, node))
+
+
+def holds_norm(layer: Layer, node: Einsum) -> bool:
+    """Whether a linear layer holds the norm before it: one that it alone reads (TELayerNormColumnParallelLinear)."""
+    before = layer.producer.get(node.inputs[0])
+    return isinstance(before, Norm) and layer.consumers[node.inputs[0]] == (node,)
+
+
+def engine_casts(precision: str, architecture: str, scaling: str) -> EngineCasts | None:
+    """The casts of training in `precision` on a GPU of `architecture`; none in 16 bits.
+
+    Args:
+        scaling: of formats with one scale per tensor: delayed or current; "" = not TransformerEngine.
+    """
+    if not scaling:
+        return None
+    current = scaling == "current"
+    if precision == "fp8":
+        return EngineCasts(5.0 if current else 3.0, 0.0 if architecture == "blackwell" else 1.0, norms=current)
+    return {
+        "fp8-block": EngineCasts(3.0, 1.0), "mxfp8": EngineCasts(3.0, 1.0), "nvfp4": EngineCasts(4.5, 0.5, norms=True),
+    }.get(precision)  # fmt: skip

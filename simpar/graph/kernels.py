@@ -1,0 +1,388 @@
+"""Fuse and cast: which kernels run a layer, what they move and what they keep, as rules by kind of node.
+
+A `KernelPlan` says which rewrite rules of a kernel library are in force (TransformerEngine fuses, torch eager runs chains of
+elementary kernels, a compiler fuses those again). Bytes are per element at 16-bit activations and are widened where training is in
+fp32; sources of the counts stand in docs/formulas.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from simpar.graph.types import (
+    Attention,
+    Convolution,
+    Custom,
+    Einsum,
+    Elementwise,
+    Layer,
+    Lookup,
+    Loss,
+    Node,
+    Norm,
+    Permute,
+    Scan,
+    Select,
+    View,
+)
+
+Axes = tuple[str, ...]
+Traffic = tuple[tuple[Axes, float], ...]
+"""(axes of a tensor, bytes moved per element), summed."""
+HALF: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """Which rules are in force.
+
+    Attributes:
+        element: bytes of an activation.
+        fused_activation: gate and activation in one kernel that saves only its input (Megatron, compiled torch).
+        fused_residual: bias, dropout and residual addition in one kernel.
+        fused_norm: one-kernel norm saving its input and the row statistics.
+        fused_rope: one kernel for queries and keys; False = several elementwise kernels.
+        flash_attention: no score matrix is stored; False stores softmax output (and its dropout) per head.
+        dropout: probability; > 0 stores one mask byte per element of each residual branch.
+        linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
+        loss: how logits and cross-entropy are kept: fused (in place), unfused (fp32 copies), chunked over the sequence, linear
+            (chunked, with the head and its gradients in the forward), tiled (the head's product again in the backward).
+        loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
+        loss_chunks: pieces of the logits that exist one after the other.
+        loss_keeps_weight_gradient: the gradient of the head's weight exists from the forward on (linear loss of a trained head).
+        loss_kernel, loss_bytes: class of the loss's kernels, and what they move per logit forward and backward.
+        logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
+        logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
+        fused_expert_bias: the experts' biases and the clamp of their activation are part of other kernels; else each is a chain of
+            elementary operations, in fp32 where routing probabilities scale the bias (Megatron-LM experts.py `_apply_bias`).
+        whole_embedding_gradient: the gradient of a vocabulary split over tensor ranks is whole on each (DTensor).
+        value_views: latent attention keeps its values as a view of the whole up-projection of keys and values.
+        expert_output_fp32: the experts' outputs are weighed by the routing probabilities in fp32, and kept so.
+        qkv_copies: further copies of the packed queries, keys and values that attention keeps.
+        output_copies: further copies of the attention output kept until the backward.
+        stored: (tensor, bytes per element) of saved tensors that are kept in another format than they are computed in.
+        gather_share: bytes of a tensor-parallel gather before a matmul, or of an output's gradient, over 16-bit ones (cast to fp8
+            first: a half).
+        overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
+        saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
+            (torch eager) instead of gathering again (Megatron).
+    """
+
+    element: float = HALF
+    fused_activation: bool = True
+    fused_residual: bool = True
+    fused_norm: bool = True
+    fused_rope: bool = True
+    flash_attention: bool = True
+    dropout: float = 0.0
+    linear_input_bytes: float = 2.0
+    loss: Literal["fused", "unfused", "chunked", "linear", "tiled"] = "fused"
+    loss_all_reduces: int = 3
+    loss_chunks: int = 1
+    loss_keeps_weight_gradient: bool = False
+    loss_kernel: str = "cross_entropy"
+    loss_bytes: tuple[float, float] = (6.0, 6.0)
+    logits_fp32_copies: float = 1.0
+    logits_gathered: int = 1
+    gather_share: float = 1.0
+    overlapped_gathers: bool = True
+    saves_gathered_input: bool = False
+    fused_expert_bias: bool = True
+    whole_embedding_gradient: bool = False
+    value_views: bool = False
+    expert_output_fp32: bool = False
+    qkv_copies: float = 0.0
+    output_copies: float = 0.0
+    stored: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor that a forward leaves for its backward: bytes per element of `axes`."""
+
+    name: str
+    axes: Axes
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How a node runs.
+
+    Attributes:
+        price: class of the memory-bound price; "" = a product, attention or a scan.
+        forward, backward: memory traffic.
+        launches: kernels in the forward.
+        keeps: what is left for the backward.
+        bare: the rewrite rules left nothing of the node.
+    """
+
+    node: Node
+    price: str = ""
+    forward: Traffic = ()
+    backward: Traffic = ()
+    launches: int = 1
+    keeps: tuple[Kept, ...] = ()
+    bare: bool = False
+
+
+Rule = Callable[[Layer, Any, KernelPlan], Kernel]
+
+
+def _input(layer: Layer, node: Node) -> Axes:
+    return layer.tensor[node.inputs[0]].axes
+
+
+def _keep(layer: Layer, name: str, each: float = HALF) -> Kept:
+    return Kept(name, layer.tensor[name].axes, each)
+
+
+def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
+    """One kernel; or, as torch's dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17 backward)."""
+    if node.over:
+        kept = tuple(Kept(name, axes, HALF) for name, axes in zip(node.saved, node.over, strict=True))
+        return Kernel(node, "norm", tuple((a, 4.0) for a in node.over), tuple((a, 8.0) for a in node.over), len(node.over), kept)
+    axes = _input(layer, node)
+    keeps = [_keep(layer, name) for name in node.inputs]
+    keeps.append(Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0))
+    if plan.fused_norm:
+        gate = 2.0 * node.gated
+        return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 8.0 + 2 * gate),), 1, tuple(keeps))
+    keeps.append(Kept(f"{node.name}_fp32", axes, 8.0))
+    return Kernel(node, "composite", ((axes, 36.0),), ((axes, 95.0),), 8, tuple(keeps))
+
+
+def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kernel:
+    """A product keeps its operands: the weight is there anyway, the input in the format in which it is multiplied."""
+    return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
+
+
+def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:
+    """Over channels as products; channel by channel (the short causal convolutions of scans) it moves its input and output."""
+    source, out = layer.tensor[node.inputs[0]].axes, layer.tensor[node.outputs[0]].axes
+    if layer.tensor[node.weight].axes[-1] not in source:
+        return _product(layer, node, plan)
+    keep = (_keep(layer, node.inputs[0]),)
+    return Kernel(node, "activation", ((source, 2.0), (out, 2.0)), ((source, 4.0), (out, 2.0)), 1, keep)
+
+
+def _input_bytes(layer: Layer, name: str, plan: KernelPlan) -> float:
+    """A tensor that only products in 16 bits read is kept in 16 bits."""
+    readers = layer.consumers.get(name, ())
+    return plan.linear_input_bytes if any(isinstance(n, Einsum) and not n.wide for n in readers) else HALF
+
+
+def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
+    """Queries, keys, values and the output; beside them the log-sum-exp of each row, or the whole score matrix."""
+    path = node.name.rsplit("/", 1)[0]
+    out = node.outputs[0]
+    keeps = [_keep(layer, name) for name in node.inputs]
+    if plan.value_views and len(node.inputs) == 3:
+        keeps[2] = Kept(node.inputs[2], _viewed(layer, node.inputs[2], node.value_dim), HALF)
+    keeps.append(_keep(layer, out))
+    rows = (node.batch, node.queries, node.heads)
+    if plan.flash_attention:
+        keeps.append(Kept(f"{path}/lse", rows, 4.0))
+    else:
+        # softmax output, and under dropout its mask and its output (Korthikanti et al. 2022: 5 a s per token)
+        each = 5.0 if plan.dropout else plan.element
+        keeps.append(Kept(f"{path}/softmax", (node.batch, node.heads, node.queries), each * layer.size(node.keys)))
+    if plan.qkv_copies and len(node.inputs) == 1:
+        keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, 2 * plan.qkv_copies))
+    if plan.output_copies:
+        keeps.append(Kept(f"{path}/out_copies", layer.tensor[out].axes, 2 * plan.output_copies))
+    return Kernel(node, launches=1 if plan.flash_attention else 4, keeps=tuple(keeps))
+
+
+def _viewed(layer: Layer, values: str, width: str) -> Axes:
+    """Axes of the packed tensor that values are a part of."""
+    for name in layer.producer[values].inputs:
+        axes = layer.tensor[name].axes
+        if any(width in part for part in layer.axis[axes[-1]].parts):
+            return axes
+    return layer.tensor[values].axes
+
+
+def is_product(kernel: Kernel) -> bool:
+    """Whether a kernel is a matrix product with a gradient of its input and one of its weight."""
+    return isinstance(kernel.node, Einsum | Convolution) and not kernel.price
+
+
+def _scan(layer: Layer, node: Scan, plan: KernelPlan) -> Kernel:
+    """Inputs and output pass once; what the kernel keeps of its inputs is the node's; states are made again in the backward."""
+    del plan
+    moved: Traffic = tuple((layer.tensor[name].axes, HALF) for name in (*node.inputs, *node.outputs))
+    backward: Traffic = tuple((axes, 2 * each) for axes, each in moved)
+    return Kernel(node, "scan", moved, backward, 5, tuple(_keep(layer, name) for name in node.saved or node.inputs))
+
+
+def _select(layer: Layer, node: Select, plan: KernelPlan) -> Kernel:
+    """Scores, probabilities and the mask of the chosen, in fp32."""
+    del plan
+    axes = _input(layer, node)
+    path = node.name.rsplit("/", 1)[0]
+    keeps = (Kept(f"{path}/logits", axes, 4.0), Kept(f"{path}/probs", axes, 4.0), Kept(f"{path}/mask", axes, 1.0))
+    return Kernel(node, "softmax", ((axes, 16.0),), ((axes, 16.0),), 6, keeps)
+
+
+def _permute(layer: Layer, node: Permute, plan: KernelPlan) -> Kernel:
+    """Rows read and written once, the router's probability of each with them; back, they are weighed by it."""
+    rows = layer.tensor[node.inputs[0] if node.back else node.outputs[0]].axes
+    path = node.name.rsplit("/", 1)[0]
+    if not node.back:
+        keeps: tuple[Kept, ...] = (Kept(f"{path}/row_probs", rows[:1], 4.0),)
+    else:
+        keeps = (Kept(f"{path}/weighed", rows, 4.0),) if plan.expert_output_fp32 else ()
+    return Kernel(node, "permute", ((rows, 4.0),), ((rows, 4.0),), 2, keeps)
+
+
+def _lookup(layer: Layer, node: Lookup, plan: KernelPlan) -> Kernel:
+    """Rows read and written; the backward adds into the table's gradient."""
+    del plan
+    if not node.inputs:
+        return Kernel(node, "embedding")
+    out = layer.tensor[node.outputs[0]].axes
+    if len(node.inputs) > 1:
+        return Kernel(node, "residual", ((out, 6.0),), ((out, 4.0),))
+    return Kernel(node, "embedding", ((out, 4.0),), ((out, 8.0),), 1, (_keep(layer, node.inputs[0], 8.0),))
+
+
+def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
+    """Logits in 16 bits plus the fp32 copies that live until the backward (semantics of each framework's loss)."""
+    axes = _input(layer, node)
+    if node.kind == "classes":
+        return Kernel(node, "cross_entropy", ((axes, 6.0),), ((axes, 6.0),), 1, (_keep(layer, node.inputs[0]),))
+    forward, backward = plan.loss_bytes
+    kept = (2.0 + 4.0 * plan.logits_fp32_copies) * plan.logits_gathered + (2.0 if plan.logits_gathered > 1 else 0.0)
+    launches = {"fused": 3, "unfused": 8}.get(plan.loss, 3 * plan.loss_chunks)
+    keeps: tuple[Kept, ...] = (_keep(layer, node.inputs[0], kept / plan.loss_chunks),)
+    head = layer.producer.get(node.inputs[0])
+    if plan.loss_keeps_weight_gradient and isinstance(head, Einsum) and head.weight:
+        keeps = (*keeps, Kept(f"{head.name}.weight_gradient", layer.tensor[head.weight].axes, HALF))
+    return Kernel(node, plan.loss_kernel, ((axes, forward),), ((axes, backward),), launches, keeps)
+
+
+def _custom(layer: Layer, node: Custom, plan: KernelPlan) -> Kernel:
+    """Its own bytes, spread over its axes."""
+    del plan
+    over = node.over or _input(layer, node)
+    volume = layer.volume(over)
+    backward = node.backward_bytes or 2.0 * node.forward_bytes
+    kept = tuple(_keep(layer, name) for name in node.saved or node.inputs)
+    return Kernel(node, "custom", ((over, node.forward_bytes / volume),), ((over, backward / volume),), 1, kept)
+
+
+# -- elementwise ---------------------------------------------------------------------------------------------------------
+
+
+def _residual(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    axes, mask = _input(layer, node), 1.0 if plan.dropout else 0.0
+    keeps = (Kept(f"{node.name}_mask", axes, 1.0),) if plan.dropout else ()
+    forward = 6.0 + mask + (0.0 if plan.fused_residual else 4.0)
+    return Kernel(node, "residual", ((axes, forward),), ((axes, 4.0 + mask),), 1 if plan.fused_residual else 2, keeps)
+
+
+def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    return _residual(layer, node, plan) if plan.dropout else Kernel(node, bare=True)
+
+
+def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """The same of a rotary embedding in elementary kernels, by complex numbers or by halves; runs of torchtitan and of
+    transformers under DeepSpeed are met by less, so only where norms are such chains too."""
+    price, forward, backward = ("rope", 4.0, 4.0) if plan.fused_rope else ("rope", 10.0, 10.0)
+    if not plan.fused_rope and not plan.fused_norm:
+        price, forward, backward = "composite", 21.0, 27.0
+    over = node.over or (_input(layer, node),)
+    return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if plan.fused_rope else 8)
+
+
+def _latent_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """Queries and keys of latent attention, the shared rotary part of the keys copied to all heads."""
+    del plan
+    axes = layer.tensor[node.outputs[0]].axes
+    return Kernel(node, "rope", ((axes, 8.0),), ((axes, 8.0),), 2)
+
+
+def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """The non-linearity, and the gate where its input is two halves."""
+    wide, narrow = _input(layer, node), layer.tensor[node.outputs[0]].axes
+    keeps, gated = [_keep(layer, node.inputs[0])], len(layer.axis[wide[-1]].parts) == 2
+    if plan.fused_activation:
+        return Kernel(node, "activation", ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
+    if gated:
+        keeps.append(Kept(f"{node.name}_gate", narrow, HALF))
+    traffic: Traffic = ((wide, 2.0), (narrow, 6.0))
+    return Kernel(node, "activation", traffic, ((wide, 6.0), (narrow, 8.0)), 2 if gated else 1, tuple(keeps))
+
+
+def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """Clamp of both halves and their concatenation; backward: the masked gradient and its two halves put together."""
+    if plan.fused_expert_bias:
+        return Kernel(node, bare=True)
+    axes = _input(layer, node)
+    return Kernel(node, "residual", ((axes, 8.0),), ((axes, 10.0),), 3, (_keep(layer, node.inputs[0]),))
+
+
+def _expert_bias(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """Output bias of each expert times the routing probability, in fp32, concatenated and cast back; backward: casts of the
+    gradient, its sums over the rows (bias) and over the width (probability)."""
+    if plan.fused_expert_bias:
+        return Kernel(node, bare=True)
+    axes = _input(layer, node)
+    return Kernel(node, "residual", ((axes, 28.0),), ((axes, 36.0),), 4)
+
+
+def _pool(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    del plan
+    axes = _input(layer, node)
+    return Kernel(node, "activation", ((axes, 2.5),), ((axes, 4.0),))
+
+
+def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """Reads its inputs, writes its output; backward: the inputs and the gradient read, the gradients of the inputs written."""
+    del plan
+    out = layer.tensor[node.outputs[0]].axes
+    if node.over:
+        return Kernel(node, "activation", tuple((a, 4.0) for a in node.over), tuple((a, 6.0) for a in node.over), 1,
+                      (_keep(layer, node.inputs[0]),))  # fmt: skip
+    read = [layer.tensor[name] for name in node.inputs]
+    moved = (*((t.axes, 2.0) for t in read), (out, 2.0))
+    back = (*((t.axes, 4.0) for t in read), (out, 2.0))
+    return Kernel(node, "activation", moved, back, 1, tuple(_keep(layer, t.name) for t in read))
+
+
+ELEMENTWISE: Final[dict[str, Rule]] = {
+    "residual": _residual, "dropout": _dropout, "rope": _rope, "latent_rope": _latent_rope, "activation": _activation,
+    "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool,
+}  # fmt: skip
+"""Elementwise ops with a rule of their own; any other is `_plain`."""
+
+RULES: Final[dict[type[Node], Rule]] = {
+    Norm: _norm, Einsum: _product, Convolution: _convolution, Attention: _attention, Scan: _scan, Select: _select,
+    Permute: _permute, Lookup: _lookup, Loss: _loss, Custom: _custom,
+    Elementwise: lambda layer, node, plan: ELEMENTWISE.get(node.op, _plain)(layer, node, plan),
+    View: lambda layer, node, plan: Kernel(node, bare=True),
+}  # fmt: skip
+"""Kind of node -> how it runs."""
+
+
+def _widened(kernel: Kernel, plan: KernelPlan) -> Kernel:
+    """`kernel` where activations take `plan.element` bytes; statistics, masks and indices keep their width."""
+    if plan.element == HALF:
+        return kernel
+    scale = plan.element / HALF
+    return Kernel(
+        kernel.node, kernel.price, tuple((axes, each * scale) for axes, each in kernel.forward),
+        tuple((axes, each * scale) for axes, each in kernel.backward), kernel.launches,
+        tuple(Kept(k.name, k.axes, plan.element) if k.bytes == HALF else k for k in kernel.keeps), kernel.bare,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def kernels(layer: Layer, plan: KernelPlan) -> tuple[Kernel, ...]:
+    """Kernels of a layer, in order, without nodes of which nothing is left."""
+    found = (_widened(RULES[type(node)](layer, node, plan), plan) for node in layer.nodes)
+    return tuple(kernel for kernel in found if not kernel.bare)

@@ -1,0 +1,159 @@
+"""Rematerialise: a cut of the joint graph. Tensors that are dropped after the forward are made again from those that stay.
+
+Modules are checkpointed in two ways. A plain one keeps what enters it and what leaves it and makes the rest again; one that
+discards its outputs (Megatron-LM core, `CheckpointWithoutOutput`) keeps what its kernels need and drops what leaves it. Which nodes
+run again follows from the edges: those between what stays and what was dropped, with the collectives on their way.
+
+Sources: Megatron-LM recompute modules (core/transformer), Korthikanti et al. 2022, torchtitan's per-op selective checkpointing
+(every second matmul is saved).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from simpar.graph.differentiate import kept, makers
+from simpar.graph.kernels import KernelPlan
+from simpar.graph.types import Elementwise, Layer, Norm, View
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """What a plan recomputes in each layer.
+
+    Attributes:
+        full: the whole layer from its input.
+        modules: selected modules (see MODULES).
+    """
+
+    full: bool = False
+    modules: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A unit that is checkpointed: modules of nodes, and whether it `discards` what it puts out."""
+
+    nodes: frozenset[str]
+    discards: bool = False
+
+
+def _module(*nodes: str, discards: bool = False) -> Module:
+    return Module(frozenset(nodes), discards)
+
+
+MODULES: Final[dict[str, Module]] = {
+    "core_attn": _module("core_attn"),
+    "layernorm": _module("layernorm", discards=True),
+    "mlp": _module("mlp"),
+    "moe": _module("moe", "moe_act"),
+    "moe_act": _module("moe_act", discards=True),
+    "mla_up_proj": _module("mla_up_proj", discards=True),
+    "shared_experts": _module("shared_experts"),
+    "attention": _module("attention", "core_attn", "mla_up_proj"),
+}
+"""Name in a plan -> what it checkpoints; "op" and "op_compiled" beside them are torchtitan's per-op policy (`_per_op`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one layer drops and runs again.
+
+    Attributes:
+        dropped: tensors freed after the forward.
+        repeated: nodes that run again before the backward, in order.
+        parts: node -> share of it that runs again, of products that stand for several of a framework's.
+        kept_parts: tensor -> share of it that stays.
+        reduces: reductions of partial outputs run again as well; per-op policies keep their results.
+    """
+
+    dropped: frozenset[str] = frozenset()
+    repeated: tuple[str, ...] = ()
+    parts: tuple[tuple[str, float], ...] = ()
+    kept_parts: tuple[tuple[str, float], ...] = ()
+    reduces: bool = True
+
+
+@lru_cache(maxsize=8192)
+def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
+    """The cut of `layer` under `recompute`."""
+    saved = kept(layer, plan)
+    if recompute.full:
+        return Cut(frozenset(saved) - set(layer.inputs), tuple(node.name for node in layer.nodes))
+    dropped: set[str] = set()
+    for name in recompute.modules & MODULES.keys():
+        dropped |= _dropped(layer, plan, MODULES[name])
+    repeated = _between(layer, plan, dropped)
+    parts: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    if "op" in recompute.modules:
+        names, again = _per_op(layer, plan)
+        dropped, repeated = dropped | names, repeated | again
+        parts, shares = _halves(layer, repeated)
+    if "op_compiled" in recompute.modules:
+        # Nothing in the backward reads the output of w2, so the partitioner does not keep it (torch 2.13, backend
+        # aot_eager_decomp_partition: x, wq, wv, attention output, row statistics and w1 are what is saved).
+        dropped |= {"mlp_norm_in"} & saved.keys()
+    order = tuple(node.name for node in layer.nodes if node.name in repeated)
+    return Cut(frozenset(dropped), order, tuple(parts.items()), tuple(shares.items()), "op" not in recompute.modules)
+
+
+def _dropped(layer: Layer, plan: KernelPlan, module: Module) -> set[str]:
+    """Kept tensors that a checkpoint of `module` frees."""
+    found, made_by = set(), makers(layer, plan)
+    for name in kept(layer, plan):
+        maker = made_by.get(name)
+        if maker is None or maker.module not in module.nodes:
+            continue
+        edge = name in layer.tensor
+        leaves = edge and any(node.module not in module.nodes for node in layer.consumers.get(name, ()))
+        if (edge and leaves) if module.discards else not leaves:
+            found.add(name)
+    return found
+
+
+def _between(layer: Layer, plan: KernelPlan, dropped: set[str]) -> set[str]:
+    """Nodes that make `dropped` again from what stays."""
+    saved, made_by = kept(layer, plan), makers(layer, plan)
+    wanted, found = list(dropped), set[str]()
+    while wanted:
+        name = wanted.pop()
+        maker = made_by.get(name)
+        if maker is None or maker.name in found:
+            continue
+        if isinstance(maker, View) and any(other in saved and other not in dropped for other in maker.outputs):
+            continue  # a part of a tensor of which another part stays
+        found.add(maker.name)
+        wanted += [source for source in maker.inputs if source in dropped or source not in saved]
+    return {name for name in found if name}
+
+
+def _per_op(layer: Layer, plan: KernelPlan) -> tuple[set[str], set[str]]:
+    """torchtitan keeps wq, wv, the attention output, w1 and w2 outputs and repeats the rest of a dense layer."""
+    dropped, again = set[str](), set[str]()
+    for node in layer.nodes:
+        norm = isinstance(node, Norm) and node.module == "layernorm"
+        if norm or (node.module == "mlp" and isinstance(node, Elementwise)):
+            dropped |= {*node.outputs, f"{node.name}_fp32", f"{node.name}_gate"}
+            again.add(node.name)
+        elif node.name in ("attention/rope", "attention/proj"):
+            again.add(node.name)
+    return dropped & kept(layer, plan).keys(), again
+
+
+def _halves(layer: Layer, repeated: set[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Per-op selective checkpointing repeats every second matmul: of q, k, v the second, of a gated pair the second."""
+    parts: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    for node in layer.nodes:
+        axis = layer.axis[layer.tensor[node.outputs[0]].axes[-1]] if node.outputs else None
+        if axis is None or node.name in repeated or node.name not in ("attention/qkv", "mlp/fc1"):
+            continue
+        if node.name == "attention/qkv":
+            parts[node.name] = layer.volume(axis.parts[1]) / layer.size(axis.name)
+            shares["attention/qkv_out"] = 1.0 - parts[node.name]
+        elif len(axis.parts) == 2:
+            parts[node.name] = shares["mlp/activation_in"] = 0.5
+    return parts, shares

@@ -1,0 +1,1 @@
+"""Real runs on the user's machine: calibration, torch.distributed steps, single ranks, traces."""

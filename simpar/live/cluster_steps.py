@@ -1,0 +1,434 @@
+"""Real training steps of one layout on one rank: model, sharding, pipeline, optimizer, and what a step took."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from simpar.host import busy_s
+from simpar.live.cluster_attention import positions
+from simpar.live.cluster_autograd import Group, all_reduce
+from simpar.live.cluster_layouts import HAS_CLASS, RunLayout
+from simpar.live.cluster_measure import Busy, Recorder, probe_s, profiled
+from simpar.live.cluster_model import Groups, Mlp, Transformer, token_loss
+from simpar.live.device import Device
+
+Fault = Callable[[str], None]
+BETWEEN = ("norm.weight", "mlp.router")
+"""Names of weights that sequence parallelism leaves a part of the sequence to see."""
+
+
+class World:
+    """All ranks of the launch.
+
+    Args:
+        config: model, training, steps, warmup, device, timeout_s, ...
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        cuda = config["device"] == "cuda"
+        if cuda:
+            if not dist.is_nccl_available():
+                raise RuntimeError("this torch has no NCCL")
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        self.timeout = datetime.timedelta(seconds=config["timeout_s"])
+        where = {"device_id": torch.device("cuda", torch.cuda.current_device())} if cuda else {}
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=self.timeout, **where)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self._groups: dict[tuple[int, ...], Any] = {}
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's value on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def all_of(self, value: Any) -> list[Any]:
+        """Every rank's value."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def group(self, groups: Any) -> Group:
+        """This rank's one of `groups`, which every rank names in the same order; a group of its own where it is in none."""
+        own = Group((self.rank,), self.rank, None)
+        for ranks in groups:
+            if len(ranks) > 1 and ranks not in self._groups:
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=self.timeout)
+            if self.rank in ranks:
+                own = Group(ranks, self.rank, self._groups.get(ranks))
+        return own
+
+    def alone(self) -> Any:
+        """A process group of this rank only."""
+        for rank in range(self.size):
+            if (rank,) not in self._groups:
+                self._groups[rank,] = dist.new_group([rank], timeout=self.timeout)
+        return self._groups[self.rank,]
+
+    def barrier(self) -> None:
+        """All ranks, device idle."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+
+    def reference(self, layout: RunLayout) -> dict[str, Any]:
+        """A layout of one rank on all ranks at once, each for itself, without any communication: mean seconds.
+
+        On a CPU the processor's time of the rank, which others that use its core do not lengthen.
+        """
+        step = Step(self, layout)
+        seconds = []
+        for index in range(self.config["warmup"] + self.config["steps"]):
+            self.barrier()
+            begin, used = time.perf_counter(), time.process_time()
+            step()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            if index >= self.config["warmup"]:
+                alone = self.device.type == "cpu"
+                seconds.append(time.process_time() - used if alone else time.perf_counter() - begin)
+        means = [statistics.fmean(times) for times in zip(*self.all_of(seconds), strict=True)]
+        return {"kind": "reference", "layout": layout.as_json(), "world_size": self.size, "seconds": means}
+
+    def measure(self, layout: RunLayout, fault: Fault, *, instrument: bool = True) -> dict[str, Any]:
+        """Build `layout`, run its steps, and say what they took; with `instrument` also what it sent and kept in memory."""
+        if layout.world_size == 1 and self.size > 1:
+            return self.reference(layout)
+        if self.device.type == "cuda":
+            # What an earlier layout left is no part of this one's peaks.
+            gc.collect()
+            torch.cuda.empty_cache()
+        step = Step(self, layout)
+        config = self.config
+        losses = [step() for _ in range(config["warmup"])]
+        seconds, busy, cpu, probes = [], [], [], [probe_s(self.device)]
+        host: list[float] = []
+        if step.busy:
+            step.busy.take()
+        step.pipeline.take()
+        for index in range(config["steps"]):
+            fault(f"step {index}")
+            self.barrier()
+            begin, used, all_busy = time.perf_counter(), time.process_time(), busy_s()
+            losses.append(step())
+            host.append(time.perf_counter() - begin)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            dist.barrier()
+            seconds.append(time.perf_counter() - begin)
+            cpu.append((time.process_time() - used, busy_s() - all_busy))
+            # Read only now: nothing inside a step waits for the device.
+            pipeline = step.pipeline.take()
+            busy.append((step.busy.take() if step.busy else pipeline, pipeline))
+        probes.append(probe_s(self.device))
+        known = [None if v is None else float(v) for v in losses]
+        record = {
+            "kind": "run", "layout": layout.as_json(), "world_size": self.size, "seconds": self.longest(seconds),
+            "losses": self.losses(known), **self.idle(busy), "foreign": self.foreign(cpu, seconds),
+            "precision": config.get("precision", "fp32"), "host_s": self.longest(host),
+            "versions": Device(self.device.type).versions(),
+            "cpu_s": self.all_of(statistics.median(c for c, _ in cpu)), "probe_s": self.all_of(statistics.fmean(probes)),
+        }  # fmt: skip
+        return record | self.instrumented(step) if instrument else record
+
+    def foreign(self, cpu: list[tuple[float, float]], seconds: list[float]) -> list[float]:
+        """Cores that processes other than the ranks kept busy in each step, seen from one host; 0 on GPUs."""
+        own = [sum(times) for times in zip(*self.all_of([c for c, _ in cpu]), strict=True)]
+        if self.device.type == "cuda":
+            return [0.0] * len(seconds)
+        return [max(busy - o, 0.0) / s for (_, busy), o, s in zip(cpu, own, seconds, strict=True)]
+
+    def longest(self, seconds: list[float]) -> list[float]:
+        """Each of `seconds`, the slowest rank's."""
+        return [max(times) for times in zip(*self.all_of(seconds), strict=True)]
+
+    def losses(self, own: list[float | None]) -> list[float]:
+        """The whole batch's loss of each step: the mean over the ranks that have one."""
+        found = [[v for v in values if v is not None] for values in zip(*self.all_of(own), strict=True)]
+        return [sum(values) / len(values) for values in found]
+
+    def idle(self, busy: list[tuple[float, float]]) -> dict[str, Any]:
+        """Share of the pipeline phase, the longest rank's, that each rank did not compute; medians over steps."""
+        every = self.all_of(busy)
+        phases = [max(rank[i][1] for rank in every) for i in range(len(busy))]
+        idle = [statistics.median(1.0 - rank[i][0] / max(phases[i], 1e-9) for i in range(len(busy))) for rank in every]
+        return {"idle": idle, "pipeline_s": statistics.median(phases)}
+
+    def instrumented(self, step: Step) -> dict[str, Any]:
+        """Three further steps, not timed: collectives with their bytes and the memory, and collectives' seconds."""
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            torch.cuda.synchronize()
+            stats = Device("cuda").memory()
+            memory = {"allocated": stats.pop("allocated_bytes"), "reserved": stats.pop("reserved_bytes"), **stats}
+        recorder = Recorder()
+        recorder.hold(step.tensors())
+        self.barrier()
+        with recorder:
+            step()
+        if not cuda:
+            memory = {"allocated": recorder.peak_bytes}
+        counted: dict[str, list[Any]] = {}
+        for name, amount, ranks in recorder.collectives:
+            entry = counted.setdefault(f"{name}/{len(ranks)}", [0, 0])
+            entry[0], entry[1] = entry[0] + 1, entry[1] + amount
+        self.barrier()
+        with profiled() as spent:
+            step()
+        return {"memory": self.all_of(memory), "collectives": self.all_of(counted), "collective_s": self.all_of(dict(spent))}
+
+
+def _wrapped(module: Any, layout: RunLayout) -> Any:
+    """Layers under checkpointing, or compiled, as the layout says."""
+    for index, layer in enumerate(module.layers):
+        if layout.recompute:
+            module.layers[index] = checkpoint_wrapper(layer, preserve_rng_state=False)
+        if layout.compiled:
+            module.layers[index].compile()
+    return module
+
+
+class Step:
+    """One training step of a layout, callable; returns this rank's mean loss, None where it has none."""
+
+    def __init__(self, world: World, layout: RunLayout) -> None:
+        self.world, self.layout, config = world, layout, world.config
+        self.shape, training = config["models"][layout.model], config["training"][layout.model]
+        self.micro, self.sequence = training["micro_batch_size"], training["sequence_length"]
+        self.microbatches = training["global_batch_size"] // (self.micro * layout.dp)
+        self.groups = Groups(
+            world.group(layout.groups("tp")), world.group(layout.groups("cp")),
+            world.group(layout.expert_groups(replicas=False)), layout.sequence_parallel, layout.cp_style,
+            config.get("precision", "fp32"),
+        )  # fmt: skip
+        self.data = world.group(layout.groups("cp", "dp"))
+        self.replicas = world.group(layout.expert_groups(replicas=True))
+        self.everyone = world.group([tuple(range(layout.world_size))])
+        self.mesh: Any = None
+        self.at = layout.coordinates(world.rank if layout.world_size > 1 else 0)
+        self.busy: Busy | None = None
+        self.held: list[Any] = []
+        self.pipeline = Busy(world.device)
+        if layout.fsdp:
+            self.groups = replace(self.groups, shard=self._shard)
+        self.modules = self._modules()
+        self.wrapped: Any = self._wrap() if layout.pp == 1 else None
+        self.schedule: Any = self._schedule() if layout.pp > 1 else None
+        parameters = [p for m in self.modules for p in m.parameters()]
+        self.optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+        self.inputs, self.targets = self._data()
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def stages(self) -> list[int]:
+        """Virtual stages of this rank."""
+        layout, p = self.layout, self.at["pp"]
+        if self.v_shaped:
+            return [p, 2 * layout.pp - 1 - p]
+        return [p + layout.pp * c for c in range(layout.virtual_stages)]
+
+    @property
+    def v_shaped(self) -> bool:
+        """The second half of the model comes back over the ranks."""
+        return self.layout.schedule in ("zb-v", "v-half", "v-min", "dualpipe-v")
+
+    def layers(self, stage: int) -> range:
+        """Layers of a stage, as the configuration splits them."""
+        count = self.shape["depth"] if self.layout.model == "mlp" else self.shape["num_hidden_layers"]
+        split = self.world.config["stage_layers"].get(self.layout.name) or [count]
+        first = sum(split[:stage])
+        return range(first, first + split[stage])
+
+    def _modules(self) -> list[Any]:
+        count, found = self.layout.stages, []
+        with torch.device(self.world.device):
+            for stage in self.stages():
+                if self.layout.model == "mlp":
+                    module: Any = Mlp(self.shape, self.groups, self.layers(stage))
+                else:
+                    where = positions(self.sequence, self.groups.cp, self.layout.cp_style)
+                    ends = {"first": stage == 0, "last": stage == count - 1}
+                    module = Transformer(self.shape, self.groups, where, self.layers(stage), **ends)
+                found.append(_wrapped(module, self.layout))
+        return found
+
+    def _wrap(self) -> Any:
+        layout, model = self.layout, self.modules[0]
+        if layout.fsdp:
+            return self._sharded(model)
+        if self.data.size > 1 and not layout.folds_experts:
+            from torch.nn.parallel import DistributedDataParallel
+
+            # Positions differ between context-parallel ranks: buffers stay each rank's own.
+            options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+            return DistributedDataParallel(model, process_group=self.data.handle, **options)
+        return model
+
+    def _shard(self, part: Any) -> Any:
+        """A layer, the embedding or the head fully sharded as soon as it is made; in a pipeline it stays gathered in the step."""
+        return fully_shard(part, **self._sharding())
+
+    def _sharding(self) -> dict[str, Any]:
+        if self.mesh is None:
+            self.mesh = DeviceMesh.from_group(self.data.handle or self.world.alone(), self.world.device.type)
+        found: dict[str, Any] = {"mesh": self.mesh, "reshard_after_forward": self.layout.pp == 1}
+        if self.groups.precision != "fp32":
+            found["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return found
+
+    def _sharded(self, model: Any) -> Any:
+        """The model around its sharded parts. The backward begins with the last of them: it stays gathered."""
+        last = [part for part in (model.embedding, *model.layers, model.head) if part is not None][-1]
+        last.set_reshard_after_forward(False)
+        return fully_shard(model, **self._sharding())
+
+    def _schedule(self) -> Any:
+        from torch.distributed.pipelining import PipelineStage, schedules
+
+        group, layout = self.world.group(self.layout.groups("pp")), self.layout
+        own = self.stages()
+        if layout.fsdp:
+            self.modules = [self._sharded(m) for m in self.modules]
+        stages = [
+            PipelineStage(m, s, layout.stages, self.world.device, group=group.handle)
+            for m, s in zip(self.modules, own, strict=True)
+        ]
+        self.busy, self.held = Busy(self.world.device), stages
+        for stage in stages:
+            self.busy.wrap(stage, "forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+        text = self.world.config["schedules"].get(layout.name)
+        options = {"loss_fn": self._loss, "scale_grads": False}
+        if text is None and layout.schedule in HAS_CLASS:
+            kind = getattr(schedules, HAS_CLASS[layout.schedule])
+            built = kind(stages if issubclass(kind, schedules.PipelineScheduleMulti) else stages[0], self.microbatches, **options)
+        else:
+            built = schedules._PipelineScheduleRuntime(stages, self.microbatches, **options)
+            with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+                file.write(text or "")
+                file.flush()
+                built._load_csv(file.name, "compute_only")
+        self.busy.wrap(built, "_maybe_compute_loss")
+        return built
+
+    def _data(self) -> tuple[Any, Any]:
+        """This rank's inputs and targets of one step, the same for all layouts taken together."""
+        layout, device = self.layout, self.world.device
+        whole = self.microbatches * self.micro * layout.dp
+        generator = torch.Generator().manual_seed(0)
+        if layout.model == "mlp":
+            inputs = torch.randn(whole, self.shape["width"], generator=generator)
+            targets = torch.randint(0, self.shape["width"], (whole,), generator=generator)
+        else:
+            tokens = torch.randint(0, self.shape["vocab_size"], (whole, self.sequence + 1), generator=generator)
+            where = positions(self.sequence, self.groups.cp, layout.cp_style)
+            inputs, targets = tokens[:, where], tokens[:, where + 1]
+        part = slice(self.at["dp"] * whole // layout.dp, (self.at["dp"] + 1) * whole // layout.dp)
+        return inputs[part].contiguous().to(device), targets[part].contiguous().to(device)
+
+    def _loss(self, output: Any, target: Any) -> Any:
+        if self.layout.model == "mlp":
+            return torch.nn.functional.cross_entropy(output, target) / self.microbatches
+        return token_loss(output, target, self.groups) / self.microbatches
+
+    def tensors(self) -> list[Any]:
+        """Parameters, buffers, gradients, optimizer states, inputs of this rank and what its pipeline receives into."""
+        own = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
+        own += [p.grad for m in self.modules for p in m.parameters() if p.grad is not None]
+        states = [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        infos = [i for s in self.held for known in (s.args_recv_info, s.grad_recv_info) for each in known.values() for i in each]
+        received = [b for b in (getattr(i, "buffer", None) for i in infos) if isinstance(b, torch.Tensor)]
+        return [*own, *states, *received, self.inputs, self.targets]
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def __call__(self) -> Any:
+        with self.pipeline.running():
+            loss = self._pipeline() if self.schedule else self._accumulate()
+        self._sync()
+        self._norm()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        return loss
+
+    def _accumulate(self) -> Any:
+        total: Any = 0.0
+        inputs, targets = self.inputs.split(self.micro), self.targets.split(self.micro)
+        for index, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+            later = index < self.microbatches - 1 and hasattr(self.wrapped, "no_sync")
+            with self.wrapped.no_sync() if later else nullcontext():
+                loss = self._loss(self.wrapped(x), y)
+                loss.backward()
+            total = total + loss.detach()
+        return total
+
+    def _pipeline(self) -> Any:
+        own = self.stages()
+        losses: list[Any] = []
+        arguments = (self.inputs,) if 0 in own else ()
+        last = {"target": self.targets, "losses": losses} if self.layout.stages - 1 in own else {}
+        self.schedule.step(*arguments, return_outputs=False, **last)
+        return torch.stack([v.detach() for v in losses]).sum() if last else None
+
+    def _sync(self) -> None:
+        """Gradients that no wrapper reduces: flat, dense weights then experts, a stage at a time."""
+        if self.layout.sequence_parallel:
+            # Weights between the tensor-parallel parts saw only this rank's part of the sequence.
+            for module in self.modules:
+                self._sum([p for n, p in module.named_parameters() if n.endswith(BETWEEN) and p.grad is not None])
+        folded = self.layout.folds_experts
+        if self.layout.fsdp or (self.data.size == 1 and not folded) or (self.layout.pp == 1 and not folded):
+            return
+        for module in self.modules:
+            named = [(n, p) for n, p in module.named_parameters() if p.grad is not None]
+            experts = [p for n, p in named if folded and n.endswith(("mlp.fc1", "mlp.fc2"))]
+            dense = [p for _, p in named if not any(p is e for e in experts)]
+            self._average(dense, self.data)
+            self._average(experts, self.replicas)
+
+    def _sum(self, parameters: list[Any]) -> None:
+        local = [getattr(p.grad, "_local_tensor", p.grad) for p in parameters]
+        flat = all_reduce(torch.cat([g.flatten() for g in local]), self.groups.tp)
+        for g, part in zip(local, flat.split([g.numel() for g in local]), strict=True):
+            g.copy_(part.view_as(g))
+
+    def _average(self, parameters: list[Any], group: Group) -> None:
+        scale = 1.0 / self.data.size
+        if not parameters:
+            return
+        if group.size == 1:
+            torch._foreach_mul_([p.grad for p in parameters], scale)
+            return
+        flat = all_reduce(torch.cat([p.grad.flatten() for p in parameters]), group).mul_(scale)
+        for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            p.grad.copy_(part.view_as(p.grad))
+
+    def _norm(self) -> Any:
+        """The global gradient norm: one value over all ranks, read by the host where frameworks log it."""
+        grads = [getattr(p.grad, "_local_tensor", p.grad) for m in self.modules for p in m.parameters() if p.grad is not None]
+        own = torch.stack(torch._foreach_norm(grads)).square().sum()
+        if self.everyone.size > 1:
+            all_reduce(own, self.everyone)
+        return float(own.sqrt())

@@ -1,0 +1,159 @@
+"""The kernels of one rank as a list of shapes: what its prediction prices, its calibration measures and its torch model runs.
+
+simpar prices queries, keys and values as one product, and gate and up as one; the rank's model, like torchtitan's, runs them one
+by one. `executed` is the only place that knows it: prices are moved to it (`unpacked_s`), calibration measures it (`shapes_of`),
+and what torch runs is compared with it in the tests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from simpar.costs.pricer import LayoutPricer
+from simpar.live.bench_gemm import sizes
+from simpar.live.cluster_shapes import shape_of
+from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.keys import BlockOp, OptimizerStep, Overlapped
+from simpar.parallel.layout import Layout
+from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, LocalOp
+from simpar.result.interpret import Priced
+from simpar.specs.model import TransformerSpec
+from simpar.step import cost_models
+
+Kernel = Gemm | GroupedGemm | AttentionWork
+Shape = dict[str, Any]
+ADAM_PIECE: Final = 4096
+"""Width of the square weights on which the optimizer's update is timed."""
+
+
+def counted(priced: Priced, role: int) -> list[tuple[object, int]]:
+    """(price key, how many ops of the role have it)."""
+    program = priced.program
+    counts: dict[int, int] = defaultdict(int)
+    for index in program.price[program.role == role].tolist():
+        counts[index] += 1
+    return [(program.price_keys[index], count) for index, count in counts.items()]
+
+
+def ops_of(priced: Priced, key: object) -> list[tuple[LocalOp, LocalBlock, str]]:
+    """Ops inside blocks that a key stands for, with their block and phase (F, B, I, W)."""
+    blocks = priced.layout.stage_blocks
+    if isinstance(key, BlockOp):
+        block = blocks[key.stage][key.block]
+        lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
+        return [(lists[key.phase][key.index], block, key.phase)]
+    if isinstance(key, Overlapped):
+        forward = [(op, b, "F") for b in blocks[key.forward_stage] for op in b.forward]
+        return forward + [(op, b, "B") for b in blocks[key.backward_stage] for op in b.backward]
+    return []
+
+
+def executed(op: LocalOp, layout: Layout) -> tuple[Kernel, ...]:
+    """The products and attention kernels that the rank's model runs for a priced op; empty for ops that are neither."""
+    work, name, model = op.work, op.name.partition(".")[0], _model(layout)
+    if isinstance(work, AttentionWork):
+        # What visits in a ring has as many heads as the queries.
+        visits = layout.plan.cp > 1 and not work.causal
+        return (replace(work, kv_heads=work.heads) if visits else work,)
+    if not isinstance(work, Gemm | GroupedGemm):
+        return ()
+    if name.endswith("/qkv"):
+        queries = model.num_attention_heads * model.head_dim // layout.plan.tp
+        keys = (work.n - queries) // 2
+        # Per-op recomputation repeats single products.
+        return tuple(replace(work, n=n) for n in (queries, keys, keys)) if keys > 0 else (work,)
+    if name.endswith("/fc1") and model.gated_mlp and work.n * layout.plan.tp in _packed_widths(model):
+        return (replace(work, n=work.n // 2),) * 2
+    return (work,)
+
+
+def _packed_widths(model: TransformerSpec) -> set[int]:
+    """Of gate and up together, of dense layers, experts and shared experts."""
+    moe = model.moe
+    more = (moe.moe_intermediate_size, moe.shared_expert_intermediate_size) if moe else ()
+    return {2 * width for width in (model.intermediate_size, *more) if width}
+
+
+def unpacked_s(priced: Priced, role: int) -> float:
+    """Seconds of a step by which the products of a rank take longer one by one than as simpar packs them."""
+    pricer, more = _pricer(priced), 0.0
+    for key, count in counted(priced, role):
+        for op, _, _ in ops_of(priced, key):
+            parts = executed(op, priced.layout)
+            if parts and parts != (op.work,):
+                apart = sum(pricer.op_price(replace(op, work=part)).seconds for part in parts)
+                more += count * (apart - pricer.op_price(op).seconds)
+    return more
+
+
+def products_of(priced: Priced, role: int) -> dict[tuple[Any, ...], int]:
+    """What the role's step runs: (kind, sizes) of every product and attention kernel -> calls, as `rank_meter.Meter` counts."""
+    found: dict[tuple[Any, ...], int] = defaultdict(int)
+    for key, count in counted(priced, role):
+        for op, _, _ in ops_of(priced, key):
+            for part in executed(op, priced.layout):
+                found[kernel_key(part)] += count
+    return dict(found)
+
+
+def kernel_key(work: Kernel) -> tuple[Any, ...]:
+    """("gemm", smaller and larger side, depth) of what is multiplied, ("grouped_gemm", groups, ...) of experts, or attention's."""
+    if isinstance(work, AttentionWork):
+        pass_ = "attention_backward" if work.backward else "attention"
+        return (pass_, work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim)
+    m = work.m if isinstance(work, Gemm) else round(work.tokens / work.groups)
+    rows, columns, depth = sizes((m, work.n, work.k), work.direction)
+    kind = ("gemm",) if isinstance(work, Gemm) else ("grouped_gemm", work.groups)
+    return (*kind, min(rows, columns), max(rows, columns), depth)
+
+
+def shapes_of(roles: Sequence[tuple[Priced, int]]) -> list[Shape]:
+    """Shapes of all ranks for `simpar calibrate --shapes`, each once, those first that take most of the ranks' time together."""
+    seconds: dict[str, float] = defaultdict(float)
+    found: dict[str, Shape] = {}
+    for priced, role in roles:
+        for shape, time_s in _shapes(priced, role):
+            found.setdefault(repr(shape), shape)
+            seconds[repr(shape)] += time_s
+    return [found[name] for name in sorted(found, key=lambda n: -seconds[n])]
+
+
+def _shapes(priced: Priced, role: int) -> Iterator[tuple[Shape, float]]:
+    pricer, gated = _pricer(priced), 2 if _model(priced.layout).gated_mlp else 0
+    for key, count in counted(priced, role):
+        for op, block, phase in ops_of(priced, key):
+            for part in executed(op, priced.layout) or (op.work,):
+                own = replace(op, work=part)
+                for shape in shape_of(own, block, backward=phase != "F", gated=gated, dtype="bf16"):
+                    if shape["op"] == "attention":
+                        shape["batch_first"] = 1
+                    if shape.get("kernel") == "rope":
+                        shape["dims"]["complex"] = 1
+                    yield shape, count * pricer.op_price(own).seconds
+        if isinstance(key, OptimizerStep) and key.rank == role:
+            yield from _update(priced, key)
+
+
+def _update(priced: Priced, key: OptimizerStep) -> Iterator[tuple[Shape, float]]:
+    layout = priced.layout
+    dense = experts = 0.0
+    for stage in priced.held[key.rank]:
+        more, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)
+        dense, experts = dense + more, experts + more_experts
+    own = dense / layout.shard_ranks + experts / layout.expert_shard_ranks
+    moved = own * layout.framework.optimizer_traffic_bytes
+    dims = {"rows": max(1, round(own / ADAM_PIECE**2)), "width": ADAM_PIECE}
+    index = priced.program.price_keys.index(key)
+    yield {"op": "memory", "kernel": "adam", "shape": [round(moved)], "dtype": "fp32", "dims": dims}, priced.prices[index].seconds
+
+
+def _model(layout: Layout) -> TransformerSpec:
+    assert isinstance(layout.scenario.model, TransformerSpec)
+    return layout.scenario.model
+
+
+def _pricer(priced: Priced) -> LayoutPricer:
+    return LayoutPricer(priced.layout, *cost_models(priced.layout.scenario, priced.layout.hardware))

@@ -1,0 +1,1 @@
+"""What is trained: models as lists of layer graphs."""

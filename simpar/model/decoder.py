@@ -1,0 +1,424 @@
+"""The general reader of a decoder's config.json: sizes, the kind of every layer, attention and feed-forward of each.
+
+A family (simpar/model/families.py) says what its file does not: which norms, biases and gates its class builds. A family with
+mixers of its own derives from `Decoder` and overrides the method that builds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from simpar.model.config_keys import EXPERTS, PER_TOKEN, UNDERSTOOD, Keys
+from simpar.specs.architecture import (
+    MOST_LAYERS,
+    ArchitectureSpec,
+    AttentionSpec,
+    BranchSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    IndexerSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    NormKind,
+    StackSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+Layout = Literal["pre", "post", "sandwich", "parallel", "parallel_norms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a model type's class builds without asking its file. A string names the key that says it."""
+
+    norm: NormKind = "rmsnorm"
+    layout: Layout = "pre"
+    qkv_bias: bool | str = "attention_bias"
+    o_bias: bool | str = "attention_bias"
+    mlp_bias: bool | str = "mlp_bias"
+    expert_bias: bool = False
+    gated: bool = True
+    qk_norm: Literal["none", "head", "full"] | str = "none"
+    """Kind of the norm, or the key that switches one per head on."""
+    qk_norm_kind: NormKind = "rmsnorm"
+    gate: Literal["none", "element", "head"] = "none"
+    sinks: bool = False
+    router_bias: bool = False
+    shared_gate: bool = False
+    window_every_layer: bool = True
+    """A `sliding_window` without a pattern holds for all layers; False: it is void."""
+    full_every: int = 0
+    """Every so many layers one has full attention, the others the window, where no key says it."""
+    position: Literal["rope", "none", "alibi", "absolute"] = "rope"
+    activation: str = "silu"
+    """Where the file has none."""
+    positions: str = ""
+    """Key of the rows of a learned position table."""
+    position_offset: int = 0
+    head_bias: bool | str = False
+    embedding_norm: bool = False
+    final_norm: bool = True
+    mlp_scalars: int = 0
+    """Learned scalars of the activation (Apertus)."""
+    tied: bool = False
+    """Whether the head is tied where neither file nor class says."""
+
+
+class Decoder:
+    """Reads one decoder; `architecture()` is the result."""
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k, self.f = keys, family
+        self.hidden = keys.size("hidden_size", "n_embd", "d_model", "n_embed")
+        self.num_layers = keys.size("num_hidden_layers", "n_layer", "num_layers")
+        if self.num_layers > MOST_LAYERS:
+            keys.violate("num_hidden_layers", self.num_layers, "is more than any model's", f"at most {MOST_LAYERS:,}")
+            self.num_layers = 1
+        self.heads = keys.number("num_attention_heads", "n_head", "num_heads", default=1)
+        self.kv_heads = self._kv_heads()
+        default = max(1, self.hidden // self.heads)
+        self.head_dim = default if keys.config.get("head_dim") == 0 else keys.number("head_dim", "kv_channels", default=default)
+        changes = keys.get("per_layer_config", default={})
+        self.changes: dict[int, dict[str, Any]] = {int(i): v for i, v in changes.items()}
+        self.types = self.layer_types()
+        keys.used.update(UNDERSTOOD)
+        keys.used.update(s for s in (family.qkv_bias, family.o_bias, family.mlp_bias, family.qk_norm) if isinstance(s, str))
+        if set(keys.config.get("attn_type_list") or [0]) == {1} and "attn_type_list" not in keys.used:
+            keys.used.add("attn_type_list")  # softmax everywhere
+        keys.used.update(name for name, value in _constants(family).items() if keys.config.get(name) in value)
+
+    def at(self, i: int, name: str, default: Any) -> Any:
+        """`name` of layer `i` where the file lists it by layer, else `default`."""
+        return self.changes.get(i, {}).get(name, default)
+
+    def _kv_heads(self) -> int:
+        names = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+        if any(name in self.k.config for name in names) and not self.k.has(*names):
+            return self.heads
+        return self.k.number(*names, default=self.heads)
+
+    def flag(self, setting: bool | str) -> bool:
+        """A family's setting, or the key that it names."""
+        return bool(self.k.get(setting, default=False)) if isinstance(setting, str) else setting
+
+    # Which kind of mixer a layer has
+
+    def layer_types(self) -> list[str]:
+        """The attention's kind, layer by layer, in the words of transformers' `layer_types`."""
+        given = self.k.listed("layer_types", "layers_block_type", "attention_types")
+        if given and all(isinstance(kind, str) for kind in given):
+            if len(given) < self.num_layers:
+                rule = f"has {len(given)} entries for {self.num_layers} layers"
+                self.k.violate("layer_types", "...", rule, "one entry per layer")
+            self.k.get("sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
+            return [*given, *["full_attention"] * self.num_layers][: self.num_layers]
+        return [self.layer_type(i) for i in range(self.num_layers)]
+
+    def layer_type(self, i: int) -> str:
+        """The kind of layer `i` by the older keys."""
+        marks = self.k.listed("hybrid_layer_pattern")
+        if marks:
+            return "sliding_attention" if marks[i] else "full_attention"
+        interval = self.k.get("full_attention_interval")
+        if interval:
+            return "full_attention" if (i + 1) % interval == 0 else "linear_attention"
+        window = self.window()
+        every = self.k.get(
+            "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers", default=self.f.full_every
+        )
+        if isinstance(every, str):
+            return "sliding_attention" if every[i % len(every)] in "Ll" and window else "full_attention"
+        if every and window:
+            return "full_attention" if (i + 1) % every == 0 else "sliding_attention"
+        if window is None:
+            return "full_attention"
+        return "sliding_attention" if i >= self.first_window_layer() else "full_attention"
+
+    def window(self) -> int | None:
+        """The sliding window's width in keys; None = no layer has one."""
+        width: int | None = self.k.get("sliding_window", "attention_window_size")
+        switch = self.k.get("use_sliding_window")
+        if switch is not None:
+            return width if switch else None
+        if self.k.has("layer_types", "hybrid_layer_pattern", "sliding_window_pattern"):
+            return width
+        return width if self.f.window_every_layer or self.f.full_every else None
+
+    def first_window_layer(self) -> int:
+        """Qwen: layers from `max_window_layers` on have the window."""
+        return int(self.k.get("max_window_layers", default=0)) if self.k.get("use_sliding_window") else 0
+
+    # Which layers have experts
+
+    def has_experts(self) -> bool:
+        return bool(self.k.get(*EXPERTS, default=0))
+
+    def is_expert_layer(self, i: int) -> bool:
+        """Whether layer `i` (from 0) routes its tokens to experts."""
+        if not self.has_experts():
+            return False
+        kinds = self.k.listed("mlp_layer_types")
+        if kinds:
+            return bool(kinds[i] != "dense")
+        listed = self.k.listed("moe_layers", "moe_layer_idx")
+        if listed:
+            return i in listed
+        freq = self.k.get("moe_layer_freq", "moe_layer_interval", "interleave_moe_layer_step", "decoder_sparse_step", default=1)
+        if isinstance(freq, list):
+            return bool(freq[i])
+        first = self.k.get("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_k_dense", default=0)
+        last = self.k.get("moe_layer_end_index", default=-1)
+        if i < first or (last not in (None, -1) and i > last) or i in (self.k.get("mlp_only_layers") or []):
+            return False
+        if self.k.get("expert_layer_period"):
+            return bool(i % self.k.get("expert_layer_period") == self.k.get("expert_layer_offset", default=0))
+        counts_from_one = self.k.get("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_interval") is not None
+        return bool((i + 1 if counts_from_one else i) % (freq or 1) == 0)
+
+    # What a layer holds
+
+    def attention(self, i: int) -> BranchSpec:
+        """Softmax attention of layer `i`."""
+        if self.k.get("kv_lora_rank"):
+            return self.latent_attention(i)
+        return AttentionSpec(**self.attention_fields(i))
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        """Fields of a plain attention; families with sizes by layer change them."""
+        kind, bias = self.types[i], self.flag(self.f.qkv_bias)
+        qk_norm = self.f.qk_norm
+        if qk_norm not in ("none", "head", "full"):
+            qk_norm = "head" if self.k.get(qk_norm, default=False) else "none"
+        fields: dict[str, Any] = {
+            "num_heads": self.at(i, "num_attention_heads", self.heads),
+            "num_key_value_heads": self.at(i, "num_key_value_heads", self.kv_heads),
+            "head_dim": self.at(i, "head_dim", self.head_dim),
+            "q_bias": bias, "k_bias": bias, "v_bias": bias, "o_bias": self.flag(self.f.o_bias),
+            "qk_norm": qk_norm, "qk_norm_kind": self.f.qk_norm_kind, "gate": self.f.gate, "sinks": self.f.sinks,
+            "position": "absolute" if self.f.positions else self.f.position,
+        }  # fmt: skip
+        if "sliding" in kind:
+            fields["window"] = self.window() or self.k.get("sliding_window")
+        elif "chunked" in kind:
+            fields["chunk"] = self.k.number("attention_chunk_size")
+        return fields
+
+    def latent_attention(self, i: int) -> BranchSpec:
+        """Multi-head latent attention, with an indexer where the file has one."""
+        return LatentAttentionSpec(**self.latent_fields(i))
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        """Fields of a latent attention."""
+        return {
+            "num_heads": self.at(i, "num_attention_heads", self.heads),
+            "q_lora_rank": self.at(i, "q_lora_rank", self.k.get("q_lora_rank", default=0)),
+            "kv_lora_rank": self.at(i, "kv_lora_rank", self.k.number("kv_lora_rank")),
+            "qk_nope_head_dim": self.at(i, "qk_nope_head_dim", self.k.get("qk_nope_head_dim", default=0)),
+            "qk_rope_head_dim": self.at(i, "qk_rope_head_dim", self.k.get("qk_rope_head_dim", default=0)),
+            "v_head_dim": self.at(i, "v_head_dim", self.k.number("v_head_dim")),
+            "window": self.window() if "sliding" in self.types[i] else None,
+            "a_bias": self.flag("attention_bias"),
+            "gate": self.f.gate,
+            "indexer": self.indexer(i),
+        }
+
+    def indexer(self, i: int) -> IndexerSpec | None:
+        """The indexer of a sparse attention (DeepSeek-V3.2, GLM-5)."""
+        if not self.k.get("index_topk") or "sliding" in self.types[i]:
+            return None
+        return IndexerSpec(
+            num_heads=self.k.number("index_n_heads"),
+            head_dim=self.k.number("index_head_dim"),
+            top_k=self.k.number("index_topk"),
+            owned=self.owns_index(i),
+        )
+
+    def owns_index(self, i: int) -> bool:
+        kinds = self.k.listed("indexer_types")
+        if kinds:
+            return bool(kinds[i] == "full")
+        every, offset = self.k.get("index_topk_freq", default=1), self.k.get("index_skip_topk_offset", default=0)
+        return bool(i < offset or every == 1 or (i - offset) % every == every - 1)
+
+    def activation(self) -> str:
+        names = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act", "activation")
+        name = self.k.get(*names, default=self.f.activation)
+        if not isinstance(name, str):
+            self.k.violate(names[0], name, "must be the name of a function", "expected a Hugging Face config.json")
+        return str(name)
+
+    def intermediate(self, i: int) -> int:
+        """Width of layer `i`'s dense feed-forward."""
+        width = self.k.get("dense_intermediate_size", "intermediate_size_mlp", "prefix_dense_intermediate_size")
+        if width is None or not self.has_experts():
+            width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff")
+        if isinstance(width, list):
+            return int(width[i])
+        if width is None:
+            return 4 * self.hidden
+        return int(width)
+
+    def mlp(self, i: int) -> FeedForwardSpec:
+        """The dense feed-forward of layer `i`."""
+        bias = self.flag(self.f.mlp_bias)
+        scalars = (WeightSpec(name="activation", kind="vector", outputs=self.f.mlp_scalars),) if self.f.mlp_scalars else ()
+        width = self.at(i, "intermediate_size", self.intermediate(i))
+        return FeedForwardSpec(width=width, gated=self.f.gated, bias=bias, activation=self.activation(), extra=scalars)
+
+    def experts(self, i: int) -> ExpertsSpec:
+        """The experts of layer `i`."""
+        return ExpertsSpec(**self.expert_fields(i))
+
+    def expert_width(self) -> int:
+        width = self.k.get("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_intermediate_size")
+        if isinstance(width, list):
+            width = width[0]
+        return int(width) if width else self.k.number("intermediate_size")
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        """Fields of routed experts under any family's names."""
+        width = self.expert_width()
+        return {
+            "num_experts": self.k.number(*EXPERTS),
+            "num_experts_per_tok": self.k.number(*PER_TOKEN),
+            "width": width,
+            "gated": self.f.gated,
+            "bias": self.f.expert_bias,
+            "activation": self.activation(),
+            "router_bias": self.f.router_bias,
+            "shared_width": self.shared_width(width),
+            "shared_gate": self.f.shared_gate,
+            "num_groups": self.k.get("n_group", "num_expert_group", default=0) or 0,
+            "top_groups": self.k.get("topk_group", default=0) or 0,
+        }
+
+    def shared_width(self, width: int) -> int:
+        """Total width of the shared experts."""
+        given = self.k.get("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+        if given:
+            return int(given) * int(self.k.get("n_shared_experts", default=1) if self.k.has("shared_intermediate_size") else 1)
+        number = self.k.get("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts", default=0)
+        if isinstance(number, list):
+            number = number[0]
+        return int(number or 0) * width
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        """Feed-forward branches of layer `i`."""
+        return (self.experts(i),) if self.is_expert_layer(i) else (self.mlp(i),)
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        """Mixing branches of layer `i`; a family with other mixers overrides this."""
+        return (self.attention(i),)
+
+    def layer(self, i: int) -> LayerSpec:
+        """Layer `i`."""
+        mixer, feed = self.mixer(i), self.feed_forward(i)
+        if self.f.layout in ("parallel", "parallel_norms"):
+            norms = 1 if self.f.layout == "parallel" else 2
+            return LayerSpec(sublayers=(SublayerSpec(branches=(*mixer, *feed), num_norms=norms),))
+        norm = self.f.layout
+        steps = [SublayerSpec(branches=mixer, norm=norm)] if mixer else []
+        steps += [SublayerSpec(branches=feed, norm=norm)] if feed else []
+        return LayerSpec(sublayers=tuple(steps))
+
+    # The whole
+
+    def stack(self) -> StackSpec:
+        """All layers, equal ones as one kind."""
+        layers, pattern = deal([self.layer(i) for i in range(self.num_layers)], self.types)
+        return StackSpec(
+            hidden_size=self.hidden,
+            layers=layers,
+            pattern=pattern,
+            norm=self.f.norm,
+            final_norm=self.f.final_norm,
+            extra=self.stack_extra(),
+        )
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return ()
+
+    def tied(self) -> bool:
+        return bool(self.k.get("tie_word_embeddings", default=self.f.tied))
+
+    def outside(self) -> dict[str, Any]:
+        """Fields of the model beside its stacks."""
+        extra: list[WeightSpec] = []
+        rows = self.k.get("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=8192)
+        if self.f.positions:
+            rows = self.k.number(self.f.positions) + self.f.position_offset
+            extra.append(WeightSpec(name="position", kind="lookup", inputs=rows, outputs=self.hidden))
+        if self.f.embedding_norm:
+            extra.append(norm_extra("embedding_norm", self.f.norm, self.hidden))
+        return {
+            "vocab_size": self.vocabulary(),
+            "tie_word_embeddings": self.tied(),
+            "head_bias": self.flag(self.f.head_bias),
+            "max_position_embeddings": rows if isinstance(rows, int) and rows > 0 else 8192,
+            "num_nextn_predict_layers": self.mtp_layers(),
+            "extra": tuple(extra),
+        }
+
+    def vocabulary(self) -> int:
+        return self.k.size("vocab_size")
+
+    def mtp_layers(self) -> int:
+        """Modules of multi-token prediction."""
+        return int(self.k.get("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers", default=0))
+
+    def architecture(self) -> ArchitectureSpec:
+        """What the file describes."""
+        return ArchitectureSpec(stacks=(self.stack(),), **self.outside())
+
+
+def _constants(f: Family) -> dict[str, tuple[Any, ...]]:
+    """Keys that say what the family's class builds anyway, and the values with which they agree with it."""
+    found: dict[str, tuple[Any, ...]] = {
+        "attn_output_gate": (f.gate != "none",), "attention_output_gate": (f.gate != "none",),
+        "use_qk_norm": (f.qk_norm != "none",),
+        "qk_norm_type": ({"full": "per_layer", "head": "per_head"}.get(f.qk_norm),), "qk_layernorm": (f.qk_norm != "none",),
+    }  # fmt: skip
+    for name, value in (
+        ("attention_bias", f.qkv_bias),
+        ("qkv_bias", f.qkv_bias),
+        ("mlp_bias", f.mlp_bias),
+        ("use_bias", f.mlp_bias),
+    ):
+        if isinstance(value, bool):
+            found[name] = (value,)
+    return found
+
+
+def norm_extra(name: str, kind: NormKind, width: int) -> WeightSpec:
+    """A norm outside the layers."""
+    values = {"rmsnorm": 1, "layernorm_no_bias": 1, "layernorm": 2, "unweighted": 0}[kind]
+    return vector(name, values * width)
+
+
+def vector(name: str, size: int) -> WeightSpec:
+    """Learned values that are not a matrix."""
+    return WeightSpec(name=name, kind="vector", outputs=size)
+
+
+def deal(layers: list[LayerSpec], kinds: list[str]) -> tuple[dict[str, LayerSpec], tuple[str, ...]]:
+    """Equal layers as one kind, named by its mixer and feed-forward; the pattern in runs ("full_mlp*3")."""
+    names: dict[LayerSpec, str] = {}
+    runs: list[list[Any]] = []
+    for layer, kind in zip(layers, kinds, strict=True):
+        if layer not in names:
+            label = "_".join([kind.replace("_attention", ""), *_feed_label(layer)])
+            taken = sum(name == label or name.startswith(f"{label}_") for name in names.values())
+            names[layer] = f"{label}_{taken + 1}" if taken else label
+        if runs and runs[-1][0] == names[layer]:
+            runs[-1][1] += 1
+        else:
+            runs.append([names[layer], 1])
+    pattern = tuple(f"{name}*{count}" if count > 1 else name for name, count in runs)
+    return {name: layer for layer, name in names.items()}, pattern
+
+
+def _feed_label(layer: LayerSpec) -> list[str]:
+    kinds = [branch.kind for step in layer.sublayers for branch in step.branches]
+    return [kind for kind in ("mlp", "experts") if kind in kinds]

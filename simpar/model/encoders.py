@@ -1,0 +1,329 @@
+"""Encoders (BERT, ModernBERT, ViT) and encoder-decoders (T5, BART, Whisper)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.config_keys import Keys
+from simpar.model.decoder import Decoder, Family, norm_extra, vector
+from simpar.specs.architecture import (
+    ArchitectureSpec,
+    AttentionSpec,
+    BranchSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    NormKind,
+    StackSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+
+class Bert(Decoder):
+    """Post-norm encoder with learned positions; a dense layer and a norm before the tied head."""
+
+    second_bias = True
+    """An untied head has the transform's bias and its own."""
+
+    def layer_types(self) -> list[str]:
+        self.k.get("layer_norm_eps", "position_embedding_type", "is_decoder", "add_cross_attention")
+        return ["bidirectional"] * self.num_layers
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "causal": False, "position": "absolute"}
+
+    def has_head(self) -> bool:
+        """A file that names the bare model has no head (and a pooler in its place)."""
+        names = self.k.get("architectures", default=[])
+        return not (isinstance(names, list) and names and str(names[0]).endswith("Model"))
+
+    def outside(self) -> dict[str, Any]:
+        fields, h = super().outside(), self.hidden
+        width = self.k.get("embedding_size", "input_embedding_size", default=h)
+        rows = self.k.number("max_position_embeddings")
+        extra = [WeightSpec(name="position", kind="lookup", inputs=rows, outputs=width)]
+        types = self.k.get("type_vocab_size", default=0)
+        if types:
+            extra.append(WeightSpec(name="token_type", kind="lookup", inputs=types, outputs=width))
+        extra.append(norm_extra("embedding_norm", self.f.norm, width))
+        if width != h:
+            extra.append(WeightSpec(name="embedding_projection", inputs=width, outputs=h, bias=True))
+        if self.has_head():
+            extra.append(WeightSpec(name="head_dense", inputs=h, outputs=width, bias=True))
+            extra.append(norm_extra("head_norm", self.f.norm, width))
+            if not self.tied() and self.second_bias:
+                extra.append(vector("head_second_bias", self.vocabulary()))
+        else:
+            extra.append(WeightSpec(name="pooler", inputs=h, outputs=h, bias=True, uses=0.0))
+        return {
+            **fields, "embedding_size": width if width != h else 0, "tie_word_embeddings": self.tied(), "head": self.has_head(),
+            "head_bias": self.has_head(), "extra": tuple(extra),
+        }  # fmt: skip
+
+
+class DistilBert(Bert):
+    second_bias = False
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        super().__init__(keys, family)
+        self.heads = self.kv_heads = keys.number("n_heads", "num_attention_heads")
+        self.head_dim = self.hidden // self.heads
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("hidden_dim", "intermediate_size")
+
+
+class Albert(Bert):
+    """One layer's weights for all layers."""
+
+    def layer(self, i: int) -> LayerSpec:
+        group = i * self.k.number("num_hidden_groups", default=1) // self.num_layers
+        inner = self.k.get("inner_group_num", default=1)
+        steps = tuple(
+            step.model_copy(update={"shared_weights": f"group_{group}_{number}"})
+            for number in range(inner)
+            for step in super(Albert, self).layer(i).sublayers
+        )
+        return LayerSpec(sublayers=steps)
+
+
+class EuroBert(Decoder):
+    """Llama's layers, bidirectional."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "causal": False}
+
+
+class ModernBert(Decoder):
+    """Local attention with a full layer each global_attn_every_n_layers; no norm before the first attention."""
+
+    def layer_type(self, i: int) -> str:
+        every = self.k.get("global_attn_every_n_layers", default=3)
+        return "sliding_attention" if i % every else "full_attention"
+
+    def window(self) -> int | None:
+        return self.k.number("local_attention", default=128) // 2
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "causal": False}
+
+    def layer(self, i: int) -> LayerSpec:
+        first, second = super().layer(i).sublayers
+        return LayerSpec(sublayers=(first.model_copy(update={"norm": "pre" if i else "none"}), second))
+
+    def outside(self) -> dict[str, Any]:
+        fields, h = super().outside(), self.hidden
+        dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bool(self.k.get("classifier_bias", default=False)))
+        return {**fields, "tie_word_embeddings": True, "extra": (*fields["extra"], dense, norm_extra("head_norm", self.f.norm, h))}
+
+
+class EncoderDecoder:
+    """An encoder and a decoder with cross-attention; families differ in the fields below."""
+
+    norm: NormKind = "layernorm"
+    biased, gated, k_bias = True, False, True
+    pre_norm = True
+    final_norm = True
+    embedding_norm = False
+    own_tables = 2
+    """Further word embeddings (the encoder's and the decoder's own) where the head is not tied."""
+    position_offset: int | None = 2
+    """Rows of the learned position tables beyond max_position_embeddings; None = no tables."""
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k = keys
+        self.hidden = keys.size("d_model", "hidden_size")
+        self.vocab = keys.size("vocab_size")
+        if keys.config.get("decoder_vocab_size") == self.vocab:
+            keys.used.add("decoder_vocab_size")
+        self.layers = (
+            keys.number("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
+            keys.number("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"),
+        )
+        self.heads = (
+            keys.number("encoder_attention_heads", "num_heads", "num_attention_heads"),
+            keys.number("decoder_attention_heads", "num_heads", "num_attention_heads"),
+        )
+        self.widths = (
+            keys.number("encoder_ffn_dim", "d_ff", "intermediate_size"),
+            keys.number("decoder_ffn_dim", "d_ff", "intermediate_size"),
+        )
+
+    def head_dim(self, side: int) -> int:
+        return self.hidden // self.heads[side]
+
+    def attention(self, side: int, **changes: Any) -> AttentionSpec:
+        bias = self.biased
+        fields: dict[str, Any] = {
+            "num_heads": self.heads[side], "num_key_value_heads": self.heads[side], "head_dim": self.head_dim(side),
+            "causal": side == 1,
+            "q_bias": bias, "k_bias": bias and self.k_bias, "v_bias": bias, "o_bias": bias, "position": "absolute",
+        }  # fmt: skip
+        return AttentionSpec(**{**fields, **changes})
+
+    def feed_forward(self, side: int, i: int) -> BranchSpec:
+        act = str(self.k.get("activation_function", "feed_forward_proj", default="relu"))
+        return FeedForwardSpec(width=self.widths[side], gated=self.gated, bias=self.biased, activation=act)
+
+    def layer(self, side: int, i: int) -> LayerSpec:
+        norm = "pre" if self.pre_norm else "post"
+        steps = [SublayerSpec(branches=(self.attention(side),), norm=norm)]
+        if side:
+            steps.append(SublayerSpec(branches=(self.attention(1, cross=True, causal=False),), norm=norm))
+        steps.append(SublayerSpec(branches=(self.feed_forward(side, i),), norm=norm))
+        return LayerSpec(sublayers=tuple(steps))
+
+    def stack(self, side: int) -> StackSpec:
+        from simpar.model.decoder import deal
+
+        every = [self.layer(side, i) for i in range(self.layers[side])]
+        layers, pattern = deal(every, ["encoder", "decoder"][side : side + 1] * len(every))
+        return StackSpec(
+            name=("encoder", "decoder")[side], hidden_size=self.hidden, layers=layers, pattern=pattern, norm=self.norm,
+            final_norm=self.final_norm, extra=self.stack_extra(side),
+        )  # fmt: skip
+
+    def positions(self, side: int) -> int:
+        return self.k.number("max_position_embeddings", default=1024) + (self.position_offset or 0)
+
+    def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
+        extra: list[WeightSpec] = []
+        if self.position_offset is not None:
+            extra.append(WeightSpec(name="position", kind="lookup", inputs=self.positions(side), outputs=self.hidden))
+        if self.embedding_norm:
+            extra.append(norm_extra("embedding_norm", self.norm, self.hidden))
+        return tuple(extra)
+
+    def architecture(self) -> ArchitectureSpec:
+        tied = bool(self.k.get("tie_word_embeddings", default=True))
+        own = WeightSpec(name="own_words", kind="lookup", inputs=self.vocab, outputs=self.hidden, copies=self.own_tables or 1)
+        return ArchitectureSpec(
+            vocab_size=self.vocab, tie_word_embeddings=tied, stacks=(self.stack(0), self.stack(1)),
+            extra=() if tied or not self.own_tables else (own,),
+        )  # fmt: skip
+
+
+class T5(EncoderDecoder):
+    """Relative biases in the first layer of each stack, RMS norms, no biases; v1.1 has a gated feed-forward and an own head."""
+
+    norm: NormKind = "rmsnorm"
+    biased = False
+    position_offset = None
+    own_tables = 0
+    bias_tables = 1
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        super().__init__(keys, family)
+        self.gated = str(keys.get("feed_forward_proj", default="relu")).startswith("gated")
+        keys.get("relative_attention_max_distance", "n_positions", "is_gated_act", "dense_act_fn")
+
+    def head_dim(self, side: int) -> int:
+        return self.k.number("d_kv")
+
+    def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
+        buckets = self.k.number("relative_attention_num_buckets", default=32)
+        tables = self.bias_tables or self.layers[side]
+        return (WeightSpec(name="relative_bias", kind="lookup", inputs=buckets, outputs=self.heads[side], copies=tables),)
+
+
+class Umt5(T5):
+    """A table of relative biases in every layer."""
+
+    bias_tables = 0
+
+
+class Switch(T5):
+    """Top-1 experts each so many layers."""
+
+    own_tables = 2
+
+    def feed_forward(self, side: int, i: int) -> BranchSpec:
+        step = self.k.number(("encoder_sparse_step", "decoder_sparse_step")[side], default=1)
+        self.k.get("num_sparse_encoder_layers", "num_sparse_decoder_layers", "expert_capacity")
+        if (step and i % step == 1) or step == 1:
+            return ExpertsSpec(
+                num_experts=self.k.number("num_experts"), num_experts_per_tok=1, width=self.widths[side], gated=False
+            )
+        return super().feed_forward(side, i)
+
+
+class Bart(EncoderDecoder):
+    """Post-norm, learned positions from 2 on, a norm on the embeddings and none at the end."""
+
+    pre_norm, final_norm, embedding_norm = False, False, True
+
+
+class Mbart(EncoderDecoder):
+    embedding_norm = True
+
+
+class Pegasus(EncoderDecoder):
+    """Sinusoidal positions that are stored as parameters."""
+
+    position_offset = 0
+
+
+class Marian(EncoderDecoder):
+    pre_norm, final_norm = False, False
+    position_offset = 0
+
+
+class M2m(EncoderDecoder):
+    """Sinusoidal positions."""
+
+    position_offset = None
+
+
+class Whisper(EncoderDecoder):
+    """Two convolutions over the spectrogram, keys without bias."""
+
+    k_bias = False
+    position_offset = 0
+
+    def positions(self, side: int) -> int:
+        return self.k.number(("max_source_positions", "max_target_positions")[side])
+
+    def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
+        extra = super().stack_extra(side)
+        if side:
+            return extra
+        bins, h = self.k.number("num_mel_bins", default=80), self.hidden
+        convolutions = (
+            WeightSpec(name="convolution_1", inputs=3 * bins, outputs=h, bias=True),
+            WeightSpec(name="convolution_2", inputs=3 * h, outputs=h, bias=True),
+        )
+        return (*extra, *convolutions)
+
+
+class Vit:
+    """A vision transformer on its own (ViT, DeiT, DINOv2)."""
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k = keys
+
+    def architecture(self) -> ArchitectureSpec:
+        from simpar.model.towers import TOWERS, vision_stack
+
+        k = self.k
+        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states")
+        stack = vision_stack(k, TOWERS[k.model_type]).model_copy(update={"tower": False})
+        h = stack.hidden_size
+        pooled = k.model_type in ("vit", "deit")
+        extra = (
+            (WeightSpec(name="pooler", inputs=h, outputs=k.get("pooler_output_size", default=h), bias=True, uses=0.0),)
+            if pooled
+            else ()
+        )
+        return ArchitectureSpec(stacks=(stack,), head=False, extra=extra)
+
+
+ENCODER_READERS: dict[str, Any] = {
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text"), Bert
+    ),
+    "distilbert": DistilBert, "albert": Albert, "eurobert": EuroBert, "modernbert": ModernBert,
+    "t5": T5, "mt5": T5, "umt5": Umt5, "switch_transformers": Switch, "bart": Bart, "mbart": Mbart, "pegasus": Pegasus,
+    "marian": Marian, "m2m_100": M2m, "nllb": M2m, "blenderbot": Pegasus, "plbart": Bart, "mvp": Bart,
+    "whisper": Whisper, "vit": Vit, "deit": Vit, "dinov2": Vit, "dinov3_vit": Vit,
+}  # fmt: skip

@@ -1,0 +1,198 @@
+"""The table of Hugging Face families: `model_type` -> what its class builds without asking its file.
+
+A family that differs from Llama by nothing is one word in `SAME`; one whose file says everything needs none: an unknown
+`model_type` is read as Llama-like by its keys, with a note. Each line is checked in tests against transformers' own class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from simpar.model.decoder import Family
+from simpar.model.encoders import ENCODER_READERS
+from simpar.model.gemma import GEMMA_READERS
+from simpar.model.hybrids import HYBRID_READERS
+from simpar.model.linear import LINEAR_READERS
+from simpar.model.older import OLDER_READERS
+from simpar.model.patterns import PATTERN_READERS
+from simpar.model.recent import RECENT_READERS
+from simpar.model.sparse import SPARSE_READERS
+
+LLAMA: Final = Family()
+PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
+GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
+QWEN3: Final = Family(qk_norm="head", mlp_bias=False)
+POST: Final = Family(layout="post", qk_norm="full", mlp_bias=False)
+GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
+COHERE: Final = Family(norm="layernorm_no_bias", layout="parallel", mlp_bias=False)
+GATED_QWEN: Final = Family(qk_norm="head", mlp_bias=False, gate="element", shared_gate=True)
+
+SAME: Final[dict[str, Family]] = {
+    **dict.fromkeys(
+        ("llama", "cwm", "granite", "iquestcoder", "smollm3", "internlm3", "aria_text", "granitemoe",
+         "granitemoeshared", "solar_open", "longcat_flash", "mllama_text_model", "nemotron-nas", "axk1", "deepseek_v2",
+         "deepseek_v3",
+         "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu", "mistral4", "kimi_linear",
+         "bamba", "falcon_h1", "zamba2", "diffllama", "bitnet", "vaultgemma",
+         "hy_v4", "mamba", "mamba2", "falcon_mamba", "transformer", "gated_deltanet", "delta_net", "llama4_text",
+         "deepseek_v4", "exaone", "yi", "baichuan", "internlm2", "deepseek", "minicpm"),
+        LLAMA,
+    ),
+    **dict.fromkeys(
+        ("mistral", "ministral", "ministral3", "mixtral", "phi3", "jetmoe", "minimax",
+         "olmo_hybrid", "xlstm", ),
+        PLAIN,
+    ),
+    **dict.fromkeys(
+        ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "hy_v3", "mellum", "dots1", "hunyuan_v1_dense",
+         "hunyuan_v1_moe"),
+        QWEN3,
+    ),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GATED_QWEN),
+    **dict.fromkeys(("olmo2", "olmo3", "flex_olmo"), POST),
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), COHERE),
+}  # fmt: skip
+"""Families that share a line."""
+
+TABLE: Final[dict[str, Family]] = {
+    **SAME,
+    **dict.fromkeys(
+        (
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm_moe_dsa",
+            "glm4_moe_lite",
+            "mistral4",
+            "axk1",
+            "axk2",
+            "longcat_flash",
+            "minicpm3",
+            "youtu",
+            "kimi_linear",
+            "hy_v4",
+            "aria_text",
+        ),
+        Family(mlp_bias=False),
+    ),
+    **dict.fromkeys(("jamba", "granitemoehybrid"), Family(position="none")),
+    "gemma": Family(mlp_bias=False),
+    "helium": Family(o_bias=False),
+    "mimo_v2_flash": Family(o_bias=False, mlp_bias=False),
+    # Qwen 2
+    "qwen2": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    "mimo": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    "qwen2_moe": Family(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False, shared_gate=True),
+    # GLM, Seed, MiniMax, EXAONE, AFMoE and others of 2025-26
+    "glm": Family(o_bias=False, mlp_bias=False),
+    "glm4": Family(layout="sandwich", o_bias=False, mlp_bias=False),
+    "glm4_moe": Family(qk_norm="use_qk_norm", o_bias=False, mlp_bias=False),
+    "seed_oss": Family(o_bias="attention_out_bias"),
+    "minimax_m2": Family(qk_norm="full", qkv_bias=False, o_bias=False, mlp_bias=False),
+    "minimax_m3_vl_text": Family(qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False),
+    "minimax_m3": Family(qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False),
+    "exaone4": Family(layout="post", qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False, full_every=4),
+    "exaone_moe": Family(qk_norm="head", qkv_bias=False, o_bias=False, mlp_bias=False),
+    "afmoe": Family(layout="sandwich", qk_norm="head", gate="element", router_bias=True, mlp_bias=False, full_every=4),
+    "laguna": Family(qk_norm="head", router_bias=True, mlp_bias=False, gate="head"),
+    "flint": Family(qk_norm="head", sinks=True, mlp_bias=False),
+    "bailing_hybrid": Family(gate="head"),
+    "dots3_note_text": Family(gate="head"),
+    "ernie4_5": Family(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
+    "ernie4_5_moe": replace(PLAIN, router_bias=True),
+    "glm5_next_text": Family(mlp_bias=False),
+    "mistral_large4_text": Family(mlp_bias=False),
+    "muse_glimmer_text": Family(layout="sandwich", gate="element", mlp_bias=False),
+    "muse_spark_text": Family(gate="element", mlp_bias=False),
+    "zaya": Family(mlp_bias=False, head_bias="lm_head_bias"),
+    "kolibri1": Family(layout="sandwich", qk_norm="head", mlp_bias=False),
+    "beam": Family(layout="sandwich", qk_norm="head", gate="element", mlp_bias=False),
+    "step3p7": Family(qk_norm="head", gate="head", mlp_bias=False),
+    "step3p5": Family(qk_norm="head", gate="head", mlp_bias=False),
+    "hyperclovax": Family(layout="sandwich"),
+    "apertus": Family(qk_norm="head", gated=False, mlp_scalars=2),
+    "arcee": Family(gated=False),
+    "nanochat": Family(norm="unweighted", mlp_bias=False, gated=False),
+    "jais2": replace(GPT, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "nemotron": replace(GPT, qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "nemotron_h": Family(position="none", qkv_bias=False, o_bias=False, gated=False),
+    "granite_swa": Family(sinks=True),
+    "granitemoe_swa": Family(sinks=True),
+    "gpt_oss": Family(sinks=True, expert_bias=True, router_bias=True, qkv_bias="attention_bias", full_every=2),
+    # OLMo, Gemma, LFM, Phi
+    "olmo": Family(norm="unweighted", mlp_bias=False),
+    "olmoe": Family(qk_norm="full", mlp_bias=False),
+    "gemma2": replace(GEMMA, full_every=2),
+    "gemma3_text": replace(GEMMA, qk_norm="head", full_every=6),
+    "gemma3n_text": replace(GEMMA, qk_norm="head"),
+    "gemma4_text": replace(GEMMA, qk_norm="head"),
+    "gemma4_unified_text": replace(GEMMA, qk_norm="head"),
+    "lfm2": replace(PLAIN, qk_norm="head"),
+    "lfm2_moe": replace(PLAIN, qk_norm="head"),
+    "lfm3": replace(PLAIN, layout="sandwich", qk_norm="head", gate="head"),
+    "phi": replace(GPT, layout="parallel", head_bias=True, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
+    "phimoe": Family(norm="layernorm", head_bias="lm_head_bias"),
+    "stablelm": Family(norm="layernorm", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "starcoder2": replace(GPT, qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
+    # GPT and its kin
+    "gpt2": replace(GPT, positions="n_positions", tied=True),
+    "gpt-sw3": replace(GPT, positions="n_positions", tied=True),
+    "openai-gpt": replace(GPT, layout="post", positions="n_positions", final_norm=False, tied=True),
+    "gpt_bigcode": replace(GPT, positions="n_positions", tied=True),
+    "gpt_neo": replace(GPT, qkv_bias=False, positions="max_position_embeddings", tied=True),
+    "gptj": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
+    "codegen": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
+    "gpt_neox": replace(GPT, layout="parallel_norms", qkv_bias="attention_bias", o_bias="attention_bias"),
+    "gpt_neox_japanese": replace(GPT, qkv_bias=False, o_bias=False, mlp_bias=False),
+    "opt": replace(GPT, positions="max_position_embeddings", position_offset=2, tied=True),
+    "biogpt": replace(GPT, positions="max_position_embeddings", position_offset=2, tied=True),
+    "bloom": replace(GPT, embedding_norm=True, tied=True, position="alibi", activation="gelu"),
+    "xglm": replace(GPT, tied=True),
+    "mpt": replace(
+        GPT, position="alibi", activation="gelu", norm="layernorm_no_bias", qkv_bias=False, o_bias=False, mlp_bias=False, tied=True
+    ),
+    "falcon": replace(GPT, layout="parallel", qkv_bias="bias", o_bias="bias", mlp_bias="bias", tied=True),
+    "dbrx": Family(norm="layernorm_no_bias", qkv_bias=False, o_bias=False, mlp_bias=False),
+    "persimmon": replace(GPT, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
+    "modernbert-decoder": Family(
+        norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True
+    ),
+    "recurrent_gemma": replace(PLAIN, mlp_bias=True),
+    "doge": Family(qk_norm="head"),
+    # Encoders: BERT's layers have biases everywhere and norms after
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text", "distilbert", "albert"),
+        replace(GPT, layout="post", final_norm=False, tied=True),
+    ),
+    "eurobert": Family(),
+    "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
+    "rwkv": Family(norm="layernorm"),
+}
+
+READERS: Final[dict[str, Any]] = {
+    **HYBRID_READERS,
+    **LINEAR_READERS,
+    **GEMMA_READERS,
+    **SPARSE_READERS,
+    **RECENT_READERS,
+    **PATTERN_READERS,
+    **OLDER_READERS,
+    **ENCODER_READERS,
+}
+"""Families with mixers or layers of their own."""
+
+ALIASES: Final[dict[str, str]] = {
+    "kimi_k2": "deepseek_v3", "deepseek_ref": "deepseek_v4", "deepseek_v3.2": "deepseek_v32", "deepseek": "deepseek_v2",
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text", "mimo", "mimo_vl"), "qwen2"
+    ),
+    **dict.fromkeys(("qwen3_vl", "qwen3_omni_text"), "qwen3"),
+    **dict.fromkeys(("qwen3_vl_moe", "qwen3_omni_moe_text"), "qwen3_moe"),
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text", "llama4": "llama4_text", "minimax_m3": "minimax_m3_vl_text", "mllama": "mllama_text_model",
+    "minimax_text_01": "minimax", "minimax_m1": "minimax", "phi4": "phi3", "phi3small": "phi3", "yi": "llama",
+    "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "glm46v": "glm4", "nemotron_h_puzzle": "nemotron_h",
+    "step3p7_text": "step3p5",
+}  # fmt: skip
+"""Names under which a family of the table goes too."""

@@ -1,0 +1,139 @@
+"""Gemma 3n and 4: streams mixed by AltUp, per-layer embeddings, keys shared by layers, experts beside the dense feed-forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.decoder import Decoder, vector
+from simpar.specs.architecture import (
+    BranchSpec,
+    ExpertsSpec,
+    LayerSpec,
+    StackSpec,
+    WeightSpec,
+)
+
+
+class Gemma3n(Decoder):
+    """Four streams mixed by AltUp, low-rank LAuReL branches, per-layer embeddings, keys shared by the last layers."""
+
+    def layer_type(self, i: int) -> str:
+        return "full_attention" if (i + 1) % 5 == 0 else "sliding_attention"
+
+    def intermediate(self, i: int) -> int:
+        width = self.k.get("intermediate_size", default=16384)
+        return int(width[i] if isinstance(width, list) else width)
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        self.k.get(
+            "activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_lr_multiplier", "query_pre_attn_scalar"
+        )
+        shared = i >= self.num_layers - int(self.k.get("num_kv_shared_layers", default=0))
+        return {**fields, "key_value": "shared"} if shared else fields
+
+    def layer(self, i: int) -> LayerSpec:
+        h, rank = self.hidden, self.k.number("laurel_rank")
+        n, per_layer = self.k.number("altup_num_inputs"), self.k.number("hidden_size_per_layer_input")
+        altup = (
+            vector("altup_scale_and_norm", 2 * h),
+            WeightSpec(name="altup_correction", inputs=n, outputs=n),
+            WeightSpec(name="altup_prediction", inputs=n, outputs=n * n),
+            WeightSpec(name="altup_router", inputs=h, outputs=n),
+        )
+        laurel = (
+            WeightSpec(name="laurel_left", inputs=h, outputs=rank),
+            WeightSpec(name="laurel_right", inputs=rank, outputs=h),
+            vector("laurel_norm", h),
+        )
+        inputs = (
+            WeightSpec(name="per_layer_gate", inputs=h, outputs=per_layer),
+            WeightSpec(name="per_layer_projection", inputs=per_layer, outputs=h),
+            vector("per_layer_norm", h),
+        )
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=(*altup, *laurel, *inputs))
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        h, n = self.hidden, self.k.number("altup_num_inputs")
+        return (
+            *per_layer_embeddings(self),
+            WeightSpec(name="altup_projections", inputs=h, outputs=h, copies=n - 1),
+            WeightSpec(name="altup_unembed_projections", inputs=h, outputs=h, copies=n - 1),
+        )
+
+    def stack(self) -> StackSpec:
+        return super().stack().model_copy(update={"residual_streams": self.k.number("altup_num_inputs")})
+
+
+def per_layer_embeddings(d: Decoder) -> tuple[WeightSpec, ...]:
+    """Gemma 3n and 4: a second table with a row for every layer, and its projection from the hidden state."""
+    width = d.k.get("hidden_size_per_layer_input", default=0)
+    if not width:
+        return ()
+    rows = d.k.number("vocab_size_per_layer_input", default=d.k.number("vocab_size"))
+    return (
+        WeightSpec(name="per_layer_embedding", kind="lookup", inputs=rows, outputs=d.num_layers * width),
+        WeightSpec(name="per_layer_model_projection", inputs=d.hidden, outputs=d.num_layers * width),
+        vector("per_layer_projection_norm", width),
+    )
+
+
+class Gemma4(Decoder):
+    """Global layers with wider heads whose values are the keys; experts beside the dense feed-forward; per-layer inputs."""
+
+    def layer_type(self, i: int) -> str:
+        return "full_attention" if (i + 1) % 6 == 0 or i == self.num_layers - 1 else "sliding_attention"
+
+    def is_full(self, i: int) -> bool:
+        return "full" in self.types[i]
+
+    def shares_keys(self, i: int) -> bool:
+        return i >= self.num_layers - int(self.k.get("num_kv_shared_layers", default=0))
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        heads, kv = self.k.get("global_head_dim"), self.k.get("num_global_key_value_heads")
+        twice = bool(self.k.get("attention_k_eq_v", default=False))
+        if self.is_full(i):
+            if i not in self.changes:
+                fields["head_dim"] = heads or (
+                    512 if self.k.model_type.startswith("gemma4") and not self.changes else self.head_dim
+                )
+            if twice:
+                fields["num_key_value_heads"] = kv or fields["num_key_value_heads"]
+                fields["key_value"] = "key_only"
+        if self.shares_keys(i):
+            fields["key_value"] = "shared"
+        return fields
+
+    def intermediate(self, i: int) -> int:
+        wide = bool(self.k.get("use_double_wide_mlp", default=False)) and self.shares_keys(i)
+        return self.k.number("intermediate_size") * (2 if wide else 1)
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        if not self.k.get("enable_moe_block", default=False):
+            return (self.mlp(i),)
+        fields = self.expert_fields(i)
+        extra = (vector("router_scales", self.hidden + fields["num_experts"]), vector("norms", 3 * self.hidden))
+        return (self.mlp(i), ExpertsSpec(**fields, extra=extra))
+
+    def layer(self, i: int) -> LayerSpec:
+        layer, width = super().layer(i), self.k.get("hidden_size_per_layer_input", default=0)
+        if not width:
+            return layer
+        extra = (
+            WeightSpec(name="per_layer_gate", inputs=self.hidden, outputs=width),
+            WeightSpec(name="per_layer_projection", inputs=width, outputs=self.hidden),
+            vector("per_layer_norm", self.hidden),
+        )
+        return LayerSpec(sublayers=layer.sublayers, extra=extra)
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return per_layer_embeddings(self)
+
+
+GEMMA_READERS: dict[str, type[Decoder]] = {
+    "gemma3n_text": Gemma3n,
+    "gemma4_text": Gemma4,
+    "gemma4_unified_text": Gemma4,
+}

@@ -1,0 +1,152 @@
+"""Hugging Face config.json -> the model it describes, for every family of the table and, by their keys, for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.errors import InputError, Violation
+from simpar.model.config_keys import Keys, class_defaults
+from simpar.model.decoder import Decoder
+from simpar.model.diffusion import DIFFUSION_READERS
+from simpar.model.families import ALIASES, LLAMA, READERS, TABLE
+from simpar.model.forms import short
+from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, mllama_stack, vision_stack
+from simpar.specs.architecture import ArchitectureSpec, StackSpec
+from simpar.specs.model import TransformerSpec
+
+TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
+VISION = ("vision_config", "vision_tower_config", "vit_config")
+
+
+def from_huggingface(
+    config: dict[str, Any], *, file: str = "config.json", approximate: bool = False
+) -> TransformerSpec | ArchitectureSpec:
+    """The model that a config.json describes: a TransformerSpec where all of it can be said in one, else the general form.
+
+    Raises:
+        InputError: as `read`.
+    """
+    model = read(config, file=file, approximate=approximate)
+    name = str(config.get("_name_or_path") or config.get("model_type") or config.get("_class_name"))
+    model = model.model_copy(update={"name": name, "source": f"Hugging Face {file}"})
+    return (None if model.notes else short(model)) or model
+
+
+def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool = False) -> ArchitectureSpec:
+    """The model that a config.json describes, in the general form.
+
+    `approximate` turns structural keys that were not read into notes.
+
+    Raises:
+        InputError: every missing, wrong or unread structural key, together.
+    """
+    keys = Keys(config, file)
+    if not keys.model_type and not config.get("_class_name"):
+        raise InputError([Violation("model_type", None, "is required", "the key by which transformers knows the class", file)])
+    model = _whole(keys)
+    violations = keys.all_violations()
+    for name, value, rule in keys.doubts():
+        shown = value if isinstance(value, (int, float, str, bool)) else "..."
+        if approximate:
+            keys.note(f"{name} = {shown!r}: {rule}")
+        else:
+            violations.append(Violation(name, shown, rule, "--approximate accepts and notes it", file))
+    if violations:
+        raise InputError(violations)
+    return model.model_copy(update={"notes": (*model.notes, *keys.all_notes())})
+
+
+def _whole(keys: Keys) -> ArchitectureSpec:
+    """A model of one stream, or a decoder with the encoders beside it."""
+    for name in (str(keys.config.get("_class_name")), keys.model_type):
+        if name in DIFFUSION_READERS:
+            diffusion: ArchitectureSpec = DIFFUSION_READERS[name](keys).architecture()
+            return diffusion
+    text = _text_keys(keys)
+    if text is None:
+        return _text(keys)
+    if text.config.keys() & set(TEXT):
+        return _whole(text)
+    parent = keys.model_type
+    if parent not in TOWERS and parent not in BY_PARENT and parent not in TYPE_OF_PARENT and parent not in ALIASES:
+        _unknown_family(keys)
+    model = _text(text)
+    tied = _tied(keys, text)
+    stacks = (*_towers(keys, model.stacks[-1].hidden_size), *model.stacks)
+    return model.model_copy(update={"tie_word_embeddings": tied, "stacks": stacks})
+
+
+def _text_keys(keys: Keys) -> Keys | None:
+    """The decoder's keys where the file nests them, or where it is flat beside a vision_config; None = nothing but a decoder."""
+    parent = keys.model_type
+    known = class_defaults()["defaults"]
+    like = next((name for name in (f"{parent}_text", f"{parent}_text_model") if name in known or name in TABLE), parent)
+    inside = keys.child(*TEXT, like=like)
+    if inside is not None:
+        if inside.model_type == parent:  # Qwen writes the whole model's type into both
+            inside.retype(like)
+        return inside
+    if keys.has(*VISION) or (parent in TYPE_OF_PARENT and parent != "mllama"):
+        flat = Keys(keys.config, keys.file, "", like)
+        flat.used = keys.used
+        keys.children.append(flat)
+        return flat
+    return None
+
+
+def _text(keys: Keys) -> ArchitectureSpec:
+    """The model of one stream, by its family."""
+    model_type = ALIASES.get(keys.model_type, keys.model_type)
+    if model_type != keys.model_type:
+        keys.retype(model_type)
+    family = TABLE.get(model_type)
+    if family is None and model_type not in READERS:
+        _unknown_family(keys)
+    reader: Any = READERS.get(model_type, Decoder)
+    model: ArchitectureSpec = reader(keys, family or LLAMA).architecture()
+    return model
+
+
+def _unknown_family(keys: Keys) -> None:
+    """A family without a line: read as Llama-like, unless transformers knows it (then it may well be something else)."""
+    keys.note(f"model_type {keys.model_type!r} is not in the table of families: read by its keys, as Llama is built")
+    if keys.model_type in class_defaults()["defaults"] or keys.get("is_encoder_decoder", default=False):
+        known = "a family of transformers without a line in the table"
+        keys.unknown.append(("model_type", keys.model_type, known))
+
+
+def _tied(keys: Keys, text: Keys) -> bool:
+    """Tied embeddings: the whole file's word, else the decoder's, else their classes'."""
+    keys.used.update(("vocab_size", "tie_word_embeddings"))
+    for side in (text, keys) if keys.model_type == "llama4" else (keys, text):
+        if side.has("tie_word_embeddings"):
+            return bool(side.get("tie_word_embeddings"))
+    return bool(keys.get("tie_word_embeddings", default=text.get("tie_word_embeddings", default=False)))
+
+
+def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:
+    """The vision encoder with its projector; an encoder of another kind stays unread."""
+    vision = keys.child(*VISION)
+    if vision is None and keys.model_type != "step3p7":
+        return ()
+    if vision is None:
+        keys.note("vision_config is missing: the class's default vision encoder")
+        vision = Keys({}, keys.file, "vision_config.", "step3p5_vision")
+    parent = keys.model_type
+    kind = TYPE_OF_PARENT.get(parent, vision.model_type)
+    kind = kind if kind in TOWERS else parent
+    if kind not in TOWERS:
+        keys.violate(
+            "vision_config", vision.model_type or "...", "a vision encoder that is not known", f"one of {', '.join(TOWERS)}"
+        )
+        return ()
+    if vision.model_type != kind:
+        vision.retype(kind)
+    tower = TOWERS[kind]
+    stack = mllama_stack(vision) if kind == "mllama_vision_model" else vision_stack(vision, tower)
+    projector = BY_PARENT.get(parent) or tower.projector
+    if projector is None:
+        keys.violate("vision_config", kind, f"no projector is known for {parent!r}")
+        return ()
+    extra = projector(keys, vision, stack.hidden_size, hidden)
+    return (stack.model_copy(update={"extra": (*stack.extra, *extra)}),)

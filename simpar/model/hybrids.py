@@ -1,0 +1,307 @@
+"""Families of state-space, convolution and recurrent mixers, alone or beside attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.decoder import Decoder, vector
+from simpar.specs.architecture import (
+    AttentionSpec,
+    BranchSpec,
+    CustomSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    RecurrentSpec,
+    ShortConvSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+MAMBA = ("mamba", "mamba2", "linear_attention", "hybrid", "hybrid_mamba")
+
+
+class PureMamba(Decoder):
+    """Mamba 1 and 2: one mixer per layer, no feed-forward."""
+
+    def layer_types(self) -> list[str]:
+        return ["mamba"] * self.num_layers
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        inner = self.k.config.get("intermediate_size") or int(self.k.get("expand", default=2) * self.hidden)
+        rank = self.k.get("time_step_rank", default="auto")
+        return (
+            Mamba1Spec(
+                inner_size=inner,
+                state_size=self.k.number("state_size", "d_state"),
+                time_step_rank=-(-self.hidden // 16) if rank == "auto" else rank,
+                conv_kernel=self.k.number("conv_kernel", "d_conv", default=4),
+                conv_bias=bool(self.k.get("use_conv_bias", default=True)),
+                bias=bool(self.k.get("use_bias", default=False)),
+            ),
+        )
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        return ()
+
+
+class PureMamba2(PureMamba):
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",)),)
+
+
+def mamba2(d: Decoder, heads: tuple[str, ...] = (), head_dim: tuple[str, ...] = (), **changes: Any) -> Mamba2Spec:
+    """Mamba 2 under any family's names."""
+    inner = int(d.k.get("mamba_d_ssm", default=0) or d.k.get("mamba_expand", "expand", default=2) * d.hidden)
+    number = d.k.number(*heads, "mamba_n_heads", "mamba_num_heads", "n_mamba_heads", default=1)
+    width = d.k.get(*head_dim, "mamba_d_head", "mamba_head_dim", "mamba_headdim", default="auto")
+    fields: dict[str, Any] = {
+        "num_heads": number,
+        "head_dim": inner // number if width == "auto" else width,
+        "num_groups": d.k.number("mamba_n_groups", "mamba_ngroups", "n_groups", default=1),
+        "state_size": d.k.number("mamba_d_state", "ssm_state_size", "state_size"),
+        "conv_kernel": d.k.number("mamba_d_conv", "conv_kernel", default=4),
+        "conv_bias": bool(d.k.get("mamba_conv_bias", "use_conv_bias", default=True)),
+        "bias": bool(d.k.get("mamba_proj_bias", "use_bias", default=False)),
+        "chunk": d.k.number("mamba_chunk_size", "chunk_size", default=256),
+    }
+    return Mamba2Spec(**{**fields, **changes})
+
+
+class Jamba(Decoder):
+    """Mamba 1 with an attention layer each attn_layer_period, experts each expert_layer_period."""
+
+    def layer_type(self, i: int) -> str:
+        period, offset = self.k.number("attn_layer_period"), self.k.get("attn_layer_offset", default=0)
+        return "full_attention" if i % period == offset else "mamba"
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] not in MAMBA:
+            return super().mixer(i)
+        rank = self.k.get("mamba_dt_rank", default="auto")
+        return (
+            Mamba1Spec(
+                inner_size=int(self.k.get("mamba_expand", default=2) * self.hidden),
+                state_size=self.k.number("mamba_d_state"),
+                time_step_rank=-(-self.hidden // 16) if rank == "auto" else rank,
+                conv_kernel=self.k.number("mamba_d_conv", default=4),
+                conv_bias=bool(self.k.get("mamba_conv_bias", default=True)),
+                bias=bool(self.k.get("mamba_proj_bias", default=False)),
+                inner_norms=True,
+            ),
+        )
+
+
+class Mamba2Hybrid(Decoder):
+    """Layers of Mamba 2 or attention, each with its feed-forward (Bamba, Granite 4)."""
+
+    def layer_types(self) -> list[str]:
+        if not self.k.listed("layer_types", "layers_block_type"):
+            attention = self.k.get("attn_layer_indices", default=[])
+            return ["full_attention" if i in attention else "mamba" for i in range(self.num_layers)]
+        return super().layer_types()
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        return (mamba2(self),) if self.types[i] in MAMBA else super().mixer(i)
+
+
+class GraniteHybrid(Mamba2Hybrid):
+    """Granite 4: routed experts (where there are any) and a shared feed-forward in every layer."""
+
+    def expert_width(self) -> int:
+        return self.k.number("intermediate_size")
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.has_experts():
+            return (self.experts(i),)
+        return (FeedForwardSpec(width=self.k.number("shared_intermediate_size"), activation=self.activation()),)
+
+
+class FalconH1(Decoder):
+    """Attention and Mamba 2 side by side on one norm."""
+
+    def layer_types(self) -> list[str]:
+        self.k.listed("layer_types", "layers_block_type")
+        return ["hybrid"] * self.num_layers
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        norm = bool(self.k.get("mamba_rms_norm", default=False))
+        return (self.attention(i), mamba2(self, out_norm=norm, bias=bool(self.k.get("mamba_proj_bias", default=False))))
+
+
+NEMOTRON_LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+class NemotronH(Decoder):
+    """One mixer or feed-forward per layer, by a string of letters."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        pattern = keys.get("hybrid_override_pattern")
+        given = keys.listed("layers_block_type", "layer_types")
+        names = [NEMOTRON_LETTERS.get(letter, letter) for letter in pattern.replace("|", "").split("/")[0]] if pattern else given
+        self.names = names or ["mamba", "moe", "full_attention", "mlp"]
+        for name in self.names:
+            if name not in (*MAMBA, "full_attention", "attention", "mlp", "moe"):
+                keys.violate("hybrid_override_pattern", name, "unknown kind of layer", f"one of {', '.join(NEMOTRON_LETTERS)}")
+        if "num_hidden_layers" not in keys.config or keys.config["num_hidden_layers"] is None:
+            keys.config = {**keys.config, "num_hidden_layers": len(self.names)}
+        keys.get("mtp_hybrid_override_pattern", "mtp_layers_block_type")
+        super().__init__(keys, family)
+        self.num_layers = len(self.names)
+
+    def layer_types(self) -> list[str]:
+        return self.names
+
+    def tied(self) -> bool:
+        """Its class has no tied weights, whatever the key says."""
+        self.k.get("tie_word_embeddings")
+        return False
+
+    def layer(self, i: int) -> LayerSpec:
+        kind = self.types[i]
+        branch: BranchSpec
+        if kind in MAMBA:
+            branch = mamba2(self)
+        elif kind == "moe":
+            branch = self.experts(i)
+        elif kind == "mlp":
+            branch = self.mlp(i)
+        else:
+            branch = self.attention(i)
+        return LayerSpec(sublayers=(SublayerSpec(branches=(branch,)),))
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("intermediate_size")
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        fields = super().expert_fields(i)
+        shared = self.k.get("moe_shared_expert_intermediate_size", default=0) if self.k.get("n_shared_experts", default=1) else 0
+        return {**fields, "input_size": self.k.get("moe_latent_size"), "shared_width": int(shared)}
+
+
+class Zamba2(Decoder):
+    """Mamba 2 everywhere; at hybrid layers a shared block of attention and feed-forward on two streams side by side."""
+
+    def layer_types(self) -> list[str]:
+        given = self.k.listed("layers_block_type", "layer_types")
+        hybrid = self.k.get("hybrid_layer_ids", default=[])
+        return list(given) if given else ["hybrid" if i in hybrid else "mamba" for i in range(self.num_layers)]
+
+    def layer(self, i: int) -> LayerSpec:
+        steps = [SublayerSpec(branches=(mamba2(self),))]
+        if "hybrid" in self.types[i]:
+            use = sum("hybrid" in kind for kind in self.types[:i])
+            steps = [*self.shared_block(use), *steps]
+        return LayerSpec(sublayers=tuple(steps))
+
+    def shared_block(self, use: int) -> list[SublayerSpec]:
+        """Block `use` of the alternating shared ones, with the adapters and the projection of this place."""
+        block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
+        wide, width = 2 * self.hidden, self.k.number("intermediate_size")
+        rank, heads = self.k.number("adapter_rank", default=128), self.heads
+        head_dim = self.k.number("attention_head_dim", default=wide // heads)
+        attention = AttentionSpec(
+            num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
+            extra=(WeightSpec(name="second_stream", inputs=self.hidden, outputs=heads * head_dim),),
+        )  # fmt: skip
+        norms = (vector("norms", 3 * self.hidden),)
+        mlp = FeedForwardSpec(width=width, activation=self.activation())
+        adapters = [
+            WeightSpec(name="adapter_down", inputs=self.hidden, outputs=rank),
+            WeightSpec(name="adapter_up", inputs=rank, outputs=2 * width),
+            WeightSpec(name="projection", inputs=self.hidden, outputs=self.hidden),
+        ]
+        if self.k.get("use_shared_attention_adapter", default=False):
+            adapters += [WeightSpec(name="qkv_adapter_down", inputs=wide, outputs=rank, copies=3)]
+            adapters += [WeightSpec(name="qkv_adapter_up", inputs=rank, outputs=heads * head_dim, copies=3)]
+        return [
+            SublayerSpec(branches=(attention,), norm="none", shared_weights=block, extra=norms),
+            SublayerSpec(branches=(mlp,), norm="none", shared_weights=block),
+            SublayerSpec(branches=(CustomSpec(label="adapters of a shared block", extra=tuple(adapters)),), norm="none"),
+        ]
+
+
+class Lfm(Decoder):
+    """Gated short convolutions with attention at listed layers (LFM2, LFM3)."""
+
+    def layer_types(self) -> list[str]:
+        full = self.k.get("full_attn_idxs")
+        if not self.k.listed("layer_types") and full:
+            return ["full_attention" if i in full else "conv" for i in range(self.num_layers)]
+        return super().layer_types()
+
+    def layer_type(self, i: int) -> str:
+        return "full_attention"
+
+    def outside(self) -> dict[str, Any]:
+        self.k.get(
+            "block_dim",
+            "block_use_swiglu",
+            "block_norm_eps",
+            "conv_dim",
+            "conv_dim_out",
+            "num_heads",
+            "use_pos_enc",
+            "block_mlp_init_scale",
+        )
+        self.k.get(
+            "block_ffn_dim_multiplier",
+            "block_multiple_of",
+            "block_out_init_scale",
+            "block_ff_dim",
+            "use_attention_gate",
+            "use_sandwich_norm",
+        )
+        return super().outside()
+
+    def intermediate(self, i: int) -> int:
+        """LFM2 adjusts the width as Llama does: two thirds, times a factor, rounded up."""
+        width = self.k.number("intermediate_size", "block_ff_dim")
+        if not self.k.get("block_auto_adjust_ff_dim", default=False):
+            return width
+        factor, multiple = self.k.get("block_ffn_dim_multiplier", default=1.0), self.k.number("block_multiple_of", default=256)
+        width = int(factor * int(2 * width / 3))
+        return multiple * (-(-width // multiple))
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] != "conv":
+            return super().mixer(i)
+        bias = bool(self.k.get("conv_bias", default=False))
+        return (ShortConvSpec(width=self.hidden, kernel=self.k.number("conv_L_cache", default=3), bias=bias),)
+
+
+class RecurrentGemma(Decoder):
+    """Two recurrent layers for each one of local attention."""
+
+    def layer_types(self) -> list[str]:
+        given = self.k.listed("layers_block_type", "layer_types")
+        cycle = given or self.k.get("block_types", "_block_types", default=["recurrent", "recurrent", "attention"])
+        return [cycle[i % len(cycle)] for i in range(self.num_layers)]
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if "attention" in self.types[i]:
+            fields = self.attention_fields(i)
+            return (AttentionSpec(**{**fields, "window": self.k.number("attention_window_size"), "o_bias": True}),)
+        width = self.k.number("lru_width", default=self.hidden)
+        return (RecurrentSpec(width=width, num_heads=self.heads, conv_kernel=self.k.number("conv1d_width", default=4)),)
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("intermediate_size") // 2
+
+
+HYBRID_READERS: dict[str, type[Decoder]] = {
+    "mamba": PureMamba,
+    "falcon_mamba": PureMamba,
+    "mamba2": PureMamba2,
+    "jamba": Jamba,
+    "bamba": Mamba2Hybrid,
+    "granitemoehybrid": GraniteHybrid,
+    "falcon_h1": FalconH1,
+    "nemotron_h": NemotronH,
+    "zamba2": Zamba2,
+    "lfm2": Lfm,
+    "lfm2_moe": Lfm,
+    "lfm3": Lfm,
+    "recurrent_gemma": RecurrentGemma,
+}

@@ -1,0 +1,264 @@
+"""Families of linear attention and the delta rule, alone or with a full attention every so many layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.decoder import Decoder, vector
+from simpar.specs.architecture import (
+    BranchSpec,
+    CustomSpec,
+    DeltaSpec,
+    LayerSpec,
+    LinearAttentionSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+
+class QwenNext(Decoder):
+    """Gated DeltaNet with a gated full attention each full_attention_interval (Qwen3-Next, Qwen3.5)."""
+
+    def layer_type(self, i: int) -> str:
+        interval = self.k.number("full_attention_interval", default=4)
+        return "full_attention" if (i + 1) % interval == 0 else "linear_attention"
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] != "linear_attention":
+            return super().mixer(i)
+        return (
+            DeltaSpec(
+                num_key_heads=self.k.number("linear_num_key_heads"),
+                num_value_heads=self.k.number("linear_num_value_heads"),
+                key_head_dim=self.k.number("linear_key_head_dim"),
+                value_head_dim=self.k.number("linear_value_head_dim"),
+                conv_kernel=self.k.number("linear_conv_kernel_dim", default=4),
+            ),
+        )
+
+
+class OlmoHybrid(QwenNext):
+    """Gated DeltaNet with a norm before it, full attention with norms after (OLMo)."""
+
+    def layer(self, i: int) -> LayerSpec:
+        norm = "pre" if self.types[i] == "linear_attention" else "post"
+        parts = (self.mixer(i), self.feed_forward(i))
+        return LayerSpec(sublayers=tuple(SublayerSpec(branches=branches, norm=norm) for branches in parts))
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "qk_norm": "full"}
+
+
+class KimiLinear(Decoder):
+    """Kimi Delta Attention, three to one with latent attention without positions."""
+
+    decay_rank_is_head = True
+
+    def layer_types(self) -> list[str]:
+        lists = self.k.child("linear_attn_config")
+        if lists is not None:
+            full = lists.get("full_attn_layers", default=[])
+            lists.get("kda_layers")
+            self.linear = lists
+            return ["full_attention" if i + 1 in full else "linear_attention" for i in range(self.num_layers)]
+        self.linear = self.k
+        return super().layer_types()
+
+    def layer_type(self, i: int) -> str:
+        group = self.k.get("layer_group_size")
+        if group:
+            return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
+        return "full_attention" if i and i % 4 == 0 else "linear_attention"
+
+    def is_expert_layer(self, i: int) -> bool:
+        if not self.k.listed("mlp_layer_types") and self.k.get("first_k_dense_replace") is None:
+            return i >= 1 and self.has_experts()
+        return super().is_expert_layer(i)
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] != "linear_attention":
+            return super().mixer(i)
+        nested = self.linear is not self.k
+        heads = self.linear.number("num_heads" if nested else "linear_num_heads", default=self.heads)
+        dim = self.linear.number("head_dim" if nested else "linear_head_dim")
+        rank = dim if self.decay_rank_is_head else 0
+        gate_rank = 0 if nested and self.linear.get("use_full_rank_gate", default=False) else rank
+        return (
+            DeltaSpec(
+                num_key_heads=heads, num_value_heads=heads, key_head_dim=dim, value_head_dim=dim,
+                conv_kernel=self.linear.number("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
+                decay="channel", decay_rank=rank, gate_rank=gate_rank,
+            ),
+        )  # fmt: skip
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        fields = super().latent_fields(i)
+        self.k.get("mla_use_nope", "attn_res_block_size", "use_grouped_topk")
+        return {**fields, "gate": "element"} if self.k.get("mla_use_output_gate", default=False) else fields
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        """Kimi K3: experts in a narrower space, with a norm on the way back."""
+        fields, latent = super().expert_fields(i), self.k.get("routed_expert_hidden_size")
+        norm = (vector("latent_norm", latent),) if latent and self.k.get("latent_moe_use_norm", default=False) else ()
+        return {**fields, "input_size": latent, "extra": norm}
+
+
+class BailingHybrid(KimiLinear):
+    """Ling and Ring 2.5: Kimi Delta Attention with full-rank gates, latent attention with a gate per head."""
+
+    decay_rank_is_head = False
+
+
+class MiniMaxHybrid(Decoder):
+    """Lightning attention, one softmax layer in so many (MiniMax-Text-01, M1)."""
+
+    def layer_types(self) -> list[str]:
+        kinds = self.k.listed("attn_type_list")
+        if kinds:
+            return ["full_attention" if kind else "linear_attention" for kind in kinds[: self.num_layers]]
+        return super().layer_types()
+
+    def layer_type(self, i: int) -> str:
+        return "full_attention" if (i + 1) % 2 == 0 else "linear_attention"
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] != "linear_attention":
+            return super().mixer(i)
+        h, d = self.heads, self.head_dim
+        chunk = self.k.number("block_size", default=256)
+        return (LinearAttentionSpec(num_heads=h, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=chunk),)
+
+
+class Rwkv(Decoder):
+    """RWKV-4: time mix and channel mix, each with a token shift."""
+
+    def layer_types(self) -> list[str]:
+        return ["rwkv"] * self.num_layers
+
+    def layer(self, i: int) -> LayerSpec:
+        inner, width = (
+            self.k.number("attention_hidden_size", default=self.hidden),
+            self.k.number("intermediate_size", default=4 * self.hidden),
+        )
+        h = self.hidden
+        time = CustomSpec(
+            label="RWKV time mix",
+            kernel_flops=7.0 * inner,
+            extra=(
+                vector("decay_first", 2 * inner), vector("token_shift", 3 * h),
+                WeightSpec(name="key_value_receptance", inputs=h, outputs=3 * inner), WeightSpec(name="out", inputs=inner,
+                outputs=h),
+            ),
+        )  # fmt: skip
+        channel = CustomSpec(
+            label="RWKV channel mix",
+            extra=(
+                vector("token_shift", 2 * h), WeightSpec(name="key", inputs=h, outputs=width),
+                WeightSpec(name="receptance", inputs=h, outputs=h), WeightSpec(name="value", inputs=width, outputs=h),
+            ),
+        )  # fmt: skip
+        return LayerSpec(sublayers=(SublayerSpec(branches=(time,)), SublayerSpec(branches=(channel,))))
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return (vector("pre_norm", 2 * self.hidden),)
+
+
+class GatedDeltaNet(Decoder):
+    """flash-linear-attention's DeltaNet and Gated DeltaNet."""
+
+    gated = True
+
+    def layer_types(self) -> list[str]:
+        return ["linear_attention"] * self.num_layers
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        heads = self.k.number("num_heads", "num_attention_heads")
+        dim = self.k.number("head_dim", default=256)
+        value_heads = self.k.number("num_v_heads", default=heads)
+        value_dim = int(dim * self.k.get("expand_v", default=2))
+        return (
+            DeltaSpec(
+                num_key_heads=heads, num_value_heads=value_heads, key_head_dim=dim, value_head_dim=value_dim,
+                conv_kernel=self.k.number("conv_size", default=4) if self.k.get("use_short_conv", default=True) else 0,
+                conv_bias=bool(self.k.get("conv_bias", default=False)), decay="head" if self.gated else "none",
+                gate=bool(self.k.get("use_gate", default=self.gated)),
+            ),
+        )  # fmt: skip
+
+    def intermediate(self, i: int) -> int:
+        return fla_width(self)
+
+    def vocabulary(self) -> int:
+        return self.k.number("vocab_size", default=32000)
+
+
+def fla_width(d: Decoder) -> int:
+    """flash-linear-attention's feed-forward: hidden_ratio * 2/3 of the hidden size, up to a multiple of 256."""
+    width: int | None = d.k.get("intermediate_size")
+    if width:
+        return width
+    wide = int(d.hidden * d.k.get("hidden_ratio", default=4) * 2 / 3)
+    return 256 * (-(-wide // 256))
+
+
+class DeltaNet(GatedDeltaNet):
+    gated = False
+
+
+class FlaTransformer(Decoder):
+    """flash-linear-attention's own transformer."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        self.heads = keys.number("num_heads", "num_attention_heads")
+        self.kv_heads = keys.number("num_kv_heads", default=self.heads)
+        self.head_dim = self.hidden // self.heads
+
+    def layer_types(self) -> list[str]:
+        return ["sliding_attention" if self.k.get("window_size") else "full_attention"] * self.num_layers
+
+    def window(self) -> int | None:
+        width: int | None = self.k.get("window_size")
+        return width
+
+    def intermediate(self, i: int) -> int:
+        return fla_width(self)
+
+
+class Xlstm(Decoder):
+    """Matrix LSTM: linear attention with input and forget gates, chunkwise."""
+
+    def layer_types(self) -> list[str]:
+        return ["mlstm"] * self.num_layers
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        heads, h = self.k.number("num_heads"), self.hidden
+        self.k.get("num_blocks", "embedding_dim")
+        qk, v = int(h * self.k.get("qk_dim_factor", default=0.5)), int(h * self.k.get("v_dim_factor", default=1.0))
+        gates = WeightSpec(name="input_forget_gates", inputs=h, outputs=2 * heads, bias=True)
+        return (
+            LinearAttentionSpec(
+                num_heads=heads, key_head_dim=qk // heads, value_head_dim=v // heads, norm_size=v,
+                chunk=self.k.number("chunk_size", default=64), extra=(gates,),
+            ),
+        )  # fmt: skip
+
+    def intermediate(self, i: int) -> int:
+        multiple = self.k.number("ffn_round_up_to_multiple_of", default=64)
+        return multiple * (-(-int(self.hidden * self.k.get("ffn_proj_factor", default=2.667)) // multiple))
+
+
+LINEAR_READERS: dict[str, type[Decoder]] = {
+    "qwen3_next": QwenNext,
+    "qwen3_5_text": QwenNext,
+    "qwen3_5_moe_text": QwenNext,
+    "olmo_hybrid": OlmoHybrid,
+    "kimi_linear": KimiLinear,
+    "bailing_hybrid": BailingHybrid,
+    "minimax": MiniMaxHybrid,
+    "rwkv": Rwkv,
+    "gated_deltanet": GatedDeltaNet,
+    "delta_net": DeltaNet,
+    "transformer": FlaTransformer,
+    "xlstm": Xlstm,
+}

@@ -1,0 +1,88 @@
+"""A model as the ordered list of layers that a pipeline cuts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simpar.graph.ledger import parameters
+from simpar.graph.types import Layer
+from simpar.model.blocks import Batch, attention_mask, embedding_graph, head_graph, layer_graph, mtp_graph
+from simpar.model.simple import cnn_layers, mlp_layers
+from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Layers in order.
+
+    Attributes:
+        embedding: before the first layer, or None.
+        layers: equal layers share one object.
+        head: norm, logits and loss, or None where the last layer holds the loss.
+        mtp: multi-token-prediction modules, run before the head on the last stage.
+        mtp_head: logits and loss of each module, with the head's own weight.
+        boundary_elements: activation passed between layers, one micro-batch, unsplit, before each layer (and after the last).
+        tied: head and embedding share the weight.
+    """
+
+    embedding: Layer | None
+    layers: tuple[Layer, ...]
+    head: Layer | None
+    mtp: tuple[Layer, ...]
+    mtp_head: Layer | None
+    boundary_elements: tuple[float, ...]
+    tied: bool
+
+    @property
+    def tied_head(self) -> Layer | None:
+        """The head where its matrix is the embedding's, else none."""
+        return self.head if self.tied else None
+
+    @property
+    def parameters(self) -> int:
+        """All weights, a tied matrix once."""
+        layers = [layer for layer in (self.embedding, *self.layers, *self.mtp, self.head) if layer is not None]
+        total = sum(count for layer in layers for _, count in parameters(layer))
+        if self.tied and self.head is not None:
+            total -= self.head.elements("head/logits.weight")
+        return total
+
+
+def padded_vocabulary(vocab: int, multiple: int, ranks: int = 1) -> int:
+    """`vocab` with each of `ranks` tensor ranks' share rounded up to a multiple (Megatron: 128); 0: rounded down to whole words."""
+    if not multiple:
+        return vocab // ranks * ranks
+    return -(-vocab // (multiple * ranks)) * multiple * ranks
+
+
+@lru_cache(maxsize=512)
+def transformer_network(model: TransformerSpec, micro_batch: int, sequence: int, vocab: int = 0) -> Network:
+    """The layers of a transformer for one micro-batch of `micro_batch` sequences."""
+    batch = Batch(micro_batch, sequence, vocab)
+    stacked = bool(model.num_decoder_layers)
+    mask = attention_mask(model, encoder=stacked)
+    kinds = {model.is_moe_layer(i) for i in range(model.num_hidden_layers)}
+    own = {moe: layer_graph(model, batch, moe=moe, mask=mask) for moe in kinds}
+    layers = [own[model.is_moe_layer(i)] for i in range(model.num_hidden_layers)]
+    if stacked:
+        decoder = {moe: layer_graph(model, batch, moe=moe, mask=attention_mask(model), cross_attention=True) for moe in kinds}
+        layers += [decoder[model.is_moe_layer(i)] for i in range(model.num_decoder_layers)]
+    mtp = tuple(mtp_graph(model, batch, moe=model.moe is not None) for _ in range(model.num_nextn_predict_layers))
+    boundary = float(micro_batch * sequence * model.hidden_size)
+    return Network(
+        embedding_graph(model, batch), tuple(layers), head_graph(model, batch), mtp,
+        head_graph(model, batch, norm=False) if mtp else None, (boundary,) * (len(layers) + 1), model.tie_word_embeddings,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=512)
+def simple_network(model: MlpSpec | CnnSpec, micro_batch: int, split: int) -> Network:
+    """The layers of an MLP or a convolutional net."""
+    if isinstance(model, MlpSpec):
+        layers = mlp_layers(model, micro_batch)
+        sizes = [micro_batch * (model.input_size or model.width)] + [micro_batch * model.width] * len(layers)
+    else:
+        layers = cnn_layers(model, micro_batch, split)
+        sizes = [layer.elements("cnn/in") for layer in layers] + [0]
+    return Network(None, layers, None, (), None, tuple(map(float, sizes)), tied=False)

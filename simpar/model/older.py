@@ -1,0 +1,202 @@
+"""Families from before Llama: GPT-2 and its kin, with their own names of everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.decoder import Decoder, vector
+from simpar.specs.architecture import ExpertsSpec, LayerSpec, WeightSpec
+
+
+class FourTimes(Decoder):
+    """Feed-forward four times as wide unless `n_inner` (or its like) says otherwise."""
+
+    def intermediate(self, i: int) -> int:
+        return int(self.k.get("n_inner", "ffn_hidden_size", "ffn_dim", "intermediate_size") or 4 * self.hidden)
+
+
+class GptNeo(FourTimes):
+    """Global and local attention by turns; biases on the output projection alone."""
+
+    def layer_types(self) -> list[str]:
+        listed = self.k.listed("attention_layers")
+        pairs = self.k.listed("attention_types") or []
+        kinds = listed or [kind for names, count in pairs for _ in range(count) for kind in names]
+        kinds = kinds or ["global", "local"] * self.num_layers
+        return ["sliding_attention" if kind == "local" else "full_attention" for kind in kinds[: self.num_layers]]
+
+    def window(self) -> int | None:
+        return self.k.number("window_size")
+
+
+class GptBigCode(FourTimes):
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        single = bool(self.k.get("multi_query", default=True))
+        return {**super().attention_fields(i), "num_key_value_heads": 1 if single else self.heads}
+
+
+class Falcon(FourTimes):
+    """One or two norms before attention and feed-forward side by side; one key head, or several in the newer layout."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        kv = self.k.get("num_kv_heads", default=self.heads)
+        if not self.k.get("new_decoder_architecture", default=False):
+            kv = 1 if self.k.get("multi_query", default=True) else self.heads
+        return {**fields, "num_key_value_heads": kv}
+
+    def layer(self, i: int) -> LayerSpec:
+        new = bool(self.k.get("new_decoder_architecture", default=False))
+        layer = super().layer(i)
+        (step,) = layer.sublayers
+        if new:
+            norms = int(self.k.get("num_ln_in_parallel_attn", default=2))
+            return LayerSpec(sublayers=(step.model_copy(update={"num_norms": norms}),))
+        if self.k.get("parallel_attn", default=True):
+            return layer
+        return LayerSpec(sublayers=tuple(step.model_copy(update={"branches": (b,), "num_norms": None}) for b in step.branches))
+
+
+class Mpt(Decoder):
+    """ALiBi, no biases, sizes partly in attn_config."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        self.heads = keys.number("n_heads", "num_attention_heads")
+        inner = keys.child("attn_config", like="mpt_attention")
+        self.kv_heads = self.heads if inner is None else inner.get("kv_n_heads", default=self.heads)
+        self.head_dim = self.hidden // self.heads
+        if inner is not None:
+            inner.used.update(inner.config)
+
+    def intermediate(self, i: int) -> int:
+        return int(self.k.get("expansion_ratio", default=4) * self.hidden)
+
+
+class Dbrx(Decoder):
+    """Sizes in attn_config and ffn_config; experts in every layer."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        self.inner, self.ffn = keys.child("attn_config"), keys.child("ffn_config")
+        self.heads = keys.number("n_heads", "num_attention_heads")
+        self.head_dim = self.hidden // self.heads
+        if self.inner is not None:
+            self.kv_heads = self.inner.get("kv_n_heads", default=1)
+
+    def is_expert_layer(self, i: int) -> bool:
+        return True
+
+    def experts(self, i: int) -> ExpertsSpec:
+        keys = self.ffn or self.k
+        return ExpertsSpec(
+            num_experts=keys.number("moe_num_experts", default=4),
+            num_experts_per_tok=keys.number("moe_top_k", default=1),
+            width=keys.number("ffn_hidden_size", default=3584),
+        )
+
+
+class Opt(FourTimes):
+    """Positions from 2 on; the 350M model projects its narrower embedding and has no last norm."""
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        width = self.k.get("word_embed_proj_dim", default=self.hidden)
+        if width == self.hidden:
+            return fields
+        projections = (
+            WeightSpec(name="project_in", inputs=width, outputs=self.hidden, uses=1.0),
+            WeightSpec(name="project_out", inputs=self.hidden, outputs=width, uses=1.0),
+        )
+        return {**fields, "embedding_size": width, "extra": (*fields["extra"], *projections)}
+
+    def layer(self, i: int) -> LayerSpec:
+        layer = super().layer(i)
+        if self.k.get("do_layer_norm_before", default=True):
+            return layer
+        return LayerSpec(sublayers=tuple(step.model_copy(update={"norm": "post"}) for step in layer.sublayers))
+
+    def stack(self) -> Any:
+        keeps = bool(self.k.get("do_layer_norm_before", default=True)) and not self.k.get("_remove_final_layer_norm", default=False)
+        return super().stack().model_copy(update={"final_norm": keeps})
+
+
+class GptNeoxJapanese(FourTimes):
+    """No biases but one, of the last layer's output projection."""
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return (vector("dense_bias", self.hidden),)
+
+    def intermediate(self, i: int) -> int:
+        return int(self.k.get("intermediate_multiple_size", default=4) * self.hidden)
+
+
+class GptNeox(FourTimes):
+    """Attention and feed-forward side by side, each with its norm, or one after the other."""
+
+    def layer(self, i: int) -> LayerSpec:
+        layer = super().layer(i)
+        if self.k.get("use_parallel_residual", default=True):
+            return layer
+        (step,) = layer.sublayers
+        return LayerSpec(sublayers=tuple(step.model_copy(update={"branches": (b,), "num_norms": None}) for b in step.branches))
+
+
+class StableLm(Decoder):
+    """Qwen-like biases by key, LayerNorm, and norms of every head on their own."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        if self.k.get("qk_layernorm", default=False):
+            fields |= {"qk_norm": "full", "qk_norm_kind": "layernorm_no_bias"}
+        return fields
+
+    def layer(self, i: int) -> LayerSpec:
+        layer = super().layer(i)
+        if not self.k.get("use_parallel_residual", default=False):
+            return layer
+        branches = tuple(branch for step in layer.sublayers for branch in step.branches)
+        return LayerSpec(sublayers=(layer.sublayers[0].model_copy(update={"branches": branches, "num_norms": 1}),))
+
+
+class Cohere(Decoder):
+    """A norm of every head on its own, where switched on."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        if self.k.get("use_qk_norm", default=False):
+            fields |= {"qk_norm": "full", "qk_norm_kind": "layernorm_no_bias"}
+        return fields
+
+
+class Xglm(FourTimes):
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        self.heads = self.kv_heads = keys.number("attention_heads", "num_attention_heads")
+        self.head_dim = self.hidden // self.heads
+
+
+class ModernBertDecoder(Decoder):
+    """ModernBERT as a decoder: no norm before the first attention, a dense layer before the head."""
+
+    def layer_type(self, i: int) -> str:
+        every = self.k.get("global_attn_every_n_layers", default=3)
+        return "sliding_attention" if i % every else "full_attention"
+
+    def layer(self, i: int) -> LayerSpec:
+        first, second = super().layer(i).sublayers
+        return LayerSpec(sublayers=(first.model_copy(update={"norm": "pre" if i else "none"}), second))
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        h = self.hidden
+        return {**fields, "extra": (*fields["extra"], WeightSpec(name="head_dense", inputs=h, outputs=h), vector("head_norm", h))}
+
+
+OLDER_READERS: dict[str, type[Decoder]] = {
+    "gpt2": FourTimes, "gpt-sw3": FourTimes, "gptj": FourTimes, "codegen": FourTimes, "bloom": FourTimes, "openai-gpt": FourTimes,
+    "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,
+    "gpt_neox": GptNeox, "gpt_neox_japanese": GptNeoxJapanese, "stablelm": StableLm, "cohere": Cohere, "cohere2": Cohere,
+    "cohere2_moe": Cohere,
+    "xglm": Xglm, "modernbert-decoder": ModernBertDecoder,
+}  # fmt: skip

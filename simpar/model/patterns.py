@@ -1,0 +1,269 @@
+"""Families whose layers have sizes of their own: heads and windows by layer, widths found by search, small oddities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.decoder import Decoder, vector
+from simpar.specs.architecture import (
+    AttentionSpec,
+    BranchSpec,
+    CustomSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    WeightSpec,
+)
+
+
+class Llama4(Decoder):
+    """Chunked attention with RoPE, each no_rope_layer_interval-th layer full without; experts each so many layers."""
+
+    def layer_type(self, i: int) -> str:
+        marks = self.k.listed("no_rope_layers")
+        every = self.k.get("no_rope_layer_interval", default=4)
+        return "chunked_attention" if (marks[i] if marks else (i + 1) % every) else "full_attention"
+
+    def is_expert_layer(self, i: int) -> bool:
+        listed = self.k.listed("moe_layers")
+        step = self.k.get("interleave_moe_layer_step", default=1)
+        return i in listed if listed else (i + 1) % step == 0
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("intermediate_size_mlp", "intermediate_size")
+
+    def expert_width(self) -> int:
+        return self.k.number("intermediate_size")
+
+    def shared_width(self, width: int) -> int:
+        return width
+
+
+class MimoV2(Decoder):
+    """Window layers with heads of their own and sinks (MiMo-V2)."""
+
+    def layer_type(self, i: int) -> str:
+        if self.k.listed("hybrid_layer_pattern"):
+            return super().layer_type(i)
+        return "full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention"
+
+    def is_expert_layer(self, i: int) -> bool:
+        if not self.k.listed("mlp_layer_types") and not self.k.listed("moe_layer_freq"):
+            return i > 0
+        return super().is_expert_layer(i)
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        v = self.k.get("v_head_dim", default=self.head_dim)
+        if "sliding" not in self.types[i]:
+            return {**fields, "v_head_dim": v, "sinks": bool(self.k.get("add_full_attention_sink_bias", default=False))}
+        size = self.k.get("sliding_window_size")  # its reference attends so many earlier tokens and the query's own
+        return {
+            **fields,
+            "num_heads": self.k.get("swa_num_attention_heads", default=fields["num_heads"]),
+            "num_key_value_heads": self.k.get("swa_num_key_value_heads", default=2 * fields["num_key_value_heads"]),
+            "head_dim": self.k.get("swa_head_dim", default=fields["head_dim"]),
+            "v_head_dim": self.k.get("swa_v_head_dim", default=v),
+            "window": size + 1 if size else fields["window"],
+            "sinks": bool(self.k.get("add_swa_attention_sink_bias", default=True)),
+        }
+
+
+class Step(Decoder):
+    """Step-3.5 and 3.7: a gate per head, window layers with a head count of their own, experts from the fourth layer on."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        self.kv_heads = keys.number("num_attention_groups", "num_key_value_heads", default=self.kv_heads)
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        if "sliding" in self.types[i]:
+            other = self.k.get("attention_other_setting", default={})
+            fields["num_heads"] = other.get("num_attention_heads") or self.k.get(
+                "num_sliding_attention_heads", default=fields["num_heads"]
+            )
+        return fields
+
+    def is_expert_layer(self, i: int) -> bool:
+        listed = self.k.get("moe_layers_enum")
+        if listed is not None:
+            items = listed.split(",") if isinstance(listed, str) else listed
+            return i in {int(item) for item in items if str(item).strip()}
+        if self.k.listed("mlp_layer_types") or self.k.get("first_k_dense_replace") is not None:
+            return super().is_expert_layer(i)
+        return i >= 3
+
+    def shared_width(self, width: int) -> int:
+        return int(self.k.get("share_expert_dim", "share_expert_dims", default=super().shared_width(width)))
+
+
+class Laguna(Decoder):
+    """Heads by layer and a gate per head."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        heads = self.k.listed("num_attention_heads_per_layer")
+        gate = "head" if self.k.get("gating", default=True) else "none"
+        return {**fields, "num_heads": heads[i] if heads else fields["num_heads"], "gate": gate}
+
+
+class NemotronNas(Decoder):
+    """Blocks found by search: attention with its own groups or none, feed-forwards of any width or none (DeciLM)."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        self.blocks = keys.listed("block_configs") or []
+        super().__init__(keys, family)
+        keys.get("intermediate_size", "num_key_value_heads")
+        if len(self.blocks) != self.num_layers:
+            keys.violate("block_configs", "...", f"has {len(self.blocks)} entries for {self.num_layers} layers")
+            self.blocks = [{}] * self.num_layers
+
+    def layer_types(self) -> list[str]:
+        return ["full_attention" if self.part(i, "attention") == "own" else "attention_less" for i in range(self.num_layers)]
+
+    def part(self, i: int, name: str) -> str:
+        """Whether block `i` keeps this part, has a matrix in its place, or has none."""
+        block = self.blocks[i].get(name, {}) if i < len(self.blocks) else {}
+        if block.get("no_op"):
+            return "none"
+        return "linear" if block.get("replace_with_linear") else "own"
+
+    def replaced(self) -> CustomSpec:
+        return CustomSpec(label="linear", extra=(WeightSpec(name="linear", inputs=self.hidden, outputs=self.hidden),))
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        kept = self.part(i, "attention")
+        if kept != "own":
+            return (self.replaced(),) if kept == "linear" else ()
+        fields = self.attention_fields(i)
+        groups = self.blocks[i].get("attention", {}).get("n_heads_in_group") or 1
+        window = self.blocks[i].get("attention", {}).get("window_length")
+        return (AttentionSpec(**{**fields, "num_key_value_heads": self.heads // groups, "window": window}),)
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        kept = self.part(i, "ffn")
+        if kept != "own":
+            return (self.replaced(),) if kept == "linear" else ()
+        width = int(2 * (self.blocks[i].get("ffn", {}).get("ffn_mult") or 1) * self.hidden / 3)
+        return (FeedForwardSpec(width=256 * (-(-width // 256)), bias=self.flag("mlp_bias"), activation=self.activation()),)
+
+
+class MllamaText(Decoder):
+    """Llama 3.2 Vision: some layers attend image tokens instead of text."""
+
+    def layer_type(self, i: int) -> str:
+        return "cross_attention" if i in (self.k.get("cross_attention_layers") or []) else "full_attention"
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        if self.types[i] != "cross_attention":
+            return fields
+        return {**fields, "cross": True, "causal": False, "qk_norm": "head", "position": "none", "keys": self.image_tokens()}
+
+    def image_tokens(self) -> int:
+        """Tiles of 560 pixels in patches of 14 with a class token: 4 x 1601."""
+        return 4 * 1601
+
+    def layer(self, i: int) -> LayerSpec:
+        gates = (vector("gates", 2),) if self.types[i] == "cross_attention" else ()
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=gates)
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        return {**fields, "embedding_rows": fields["vocab_size"] + 8}
+
+
+class JetMoe(Decoder):
+    """Experts in the query and output projections of attention as well."""
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        e, per = self.k.number("num_local_experts"), self.k.number("num_experts_per_tok")
+        d, kv = self.k.number("kv_channels"), self.k.number("num_key_value_heads")
+        q = d * kv
+        extra = (
+            WeightSpec(name="router", inputs=self.hidden, outputs=e),
+            WeightSpec(name="q_experts", inputs=self.hidden, outputs=q, copies=e, uses=float(per)),
+            WeightSpec(name="out_experts", inputs=q, outputs=self.hidden, copies=e, uses=float(per)),
+            WeightSpec(name="kv", inputs=self.hidden, outputs=2 * q),
+            vector("bias", self.hidden),
+        )
+        return (CustomSpec(label=f"attention with {e} experts", attention_columns=2 * q * per, extra=extra),)
+
+    def experts(self, i: int) -> ExpertsSpec:
+        return ExpertsSpec(**self.expert_fields(i), extra=(vector("bias", self.hidden),))
+
+
+class BitNet(Decoder):
+    """Norms before the output projections."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "extra": (vector("sub_norm", self.heads * self.head_dim),)}
+
+    def mlp(self, i: int) -> FeedForwardSpec:
+        mlp = super().mlp(i)
+        return mlp.model_copy(update={"extra": (vector("sub_norm", mlp.width),)})
+
+
+class DiffLlama(Decoder):
+    """Two score maps subtracted, by four vectors per layer."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "extra": (vector("lambda", 4 * self.head_dim),)}
+
+
+class Beam(Decoder):
+    """A bias per head in the output gate."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "extra": (vector("gate_bias", self.heads),)}
+
+
+class HunyuanMoe(Decoder):
+    """Every expert, the shared one too, as wide as `intermediate_size`; counts may be lists, one entry per layer."""
+
+    def is_expert_layer(self, i: int) -> bool:
+        return True
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        number, per_token = self.k.get("num_experts", default=1), self.k.get("moe_topk", "num_experts_per_tok", default=1)
+        self.k.get("moe_intermediate_size", "num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe")
+        width = self.k.number("intermediate_size")
+        return {
+            "num_experts": number[i] if isinstance(number, list) else number,
+            "num_experts_per_tok": per_token[i] if isinstance(per_token, list) else per_token,
+            "width": width, "shared_width": width, "activation": self.activation(),
+        }  # fmt: skip
+
+
+class Doge(Decoder):
+    """A dynamic mask by head and weights on both residuals; experts by product keys."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        bias = self.flag("attention_bias")
+        mask = WeightSpec(name="dynamic_mask", inputs=self.kv_heads * self.head_dim, outputs=self.kv_heads, bias=bias)
+        return {**fields, "extra": (mask, vector("mask_scale", self.kv_heads))}
+
+    def has_experts(self) -> bool:
+        return bool(self.k.get("is_moe", default=False))
+
+    def layer(self, i: int) -> LayerSpec:
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=(vector("residuals", 2 * self.hidden),))
+
+
+PATTERN_READERS: dict[str, type[Decoder]] = {
+    "llama4_text": Llama4,
+    "mimo_v2_flash": MimoV2,
+    "step3p7": Step,
+    "step3p5": Step,
+    "laguna": Laguna,
+    "nemotron-nas": NemotronNas,
+    "mllama_text_model": MllamaText,
+    "jetmoe": JetMoe,
+    "bitnet": BitNet,
+    "diffllama": DiffLlama,
+    "doge": Doge,
+    "hunyuan_v1_moe": HunyuanMoe,
+    "beam": Beam,
+}

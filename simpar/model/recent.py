@@ -1,0 +1,136 @@
+"""Families of 2026 with arrangements of their own: GLM-5-next, Muse, Mistral Large 4, ZAYA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.decoder import Decoder, vector
+from simpar.model.linear import KimiLinear
+from simpar.model.sparse import hyper_connection
+from simpar.specs.architecture import (
+    AttentionSpec,
+    BranchSpec,
+    IndexerSpec,
+    LayerSpec,
+    StackSpec,
+    WeightSpec,
+)
+
+
+class Glm5Next(KimiLinear):
+    """Kimi Delta Attention, three to one with indexed latent attention over pooled index keys, on hyper-connections."""
+
+    def layer_type(self, i: int) -> str:
+        return "indexed_attention" if i % 4 == 3 else "linear_attention"
+
+    def is_expert_layer(self, i: int) -> bool:
+        return i >= 3 if not self.k.listed("mlp_layer_types") else Decoder.is_expert_layer(self, i)
+
+    def indexer(self, i: int) -> IndexerSpec | None:
+        index = super().indexer(i)
+        self.k.get("index_kpool_always_select_tail", "hc_sinkhorn_iters")
+        return index.model_copy(update={"compress": self.k.number("index_kpool", default=1)}) if index else None
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        fields, pool = super().latent_fields(i), self.k.number("index_kpool", default=1)
+        index: IndexerSpec | None = fields["indexer"]
+        if index is None or not index.owned:
+            return fields
+        gate = WeightSpec(name="index_pool_gate", inputs=self.hidden, outputs=index.head_dim)
+        return {**fields, "extra": (gate, vector("index_pool_positions", pool * index.head_dim))}
+
+    def layer(self, i: int) -> LayerSpec:
+        extra = (*hyper_connection(self, "attention", 2), *hyper_connection(self, "feed_forward", 2))
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=extra)
+
+    def stack(self) -> StackSpec:
+        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_mult")})
+
+
+class Muse(Decoder):
+    """Windows with a full layer in four, which is without RoPE; an output gate."""
+
+    def layer_type(self, i: int) -> str:
+        return "full_attention" if i % 4 == 3 else "sliding_attention"
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        self.k.get("layer_rope_theta", "qk_scale_factor")
+        return super().attention_fields(i)
+
+
+class MuseSpark(Muse):
+    """Experts in a narrower space, with norms on the way in and out; a gate vector on both residuals."""
+
+    def layer(self, i: int) -> LayerSpec:
+        attention, feed = super().layer(i).sublayers
+        gates = vector("residual_gates", 2 * self.hidden)
+        return LayerSpec(sublayers=(attention, feed.model_copy(update={"norm": "sandwich"})), extra=(gates,))
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        width = self.k.number("moe_hidden_size")
+        return {**super().expert_fields(i), "input_size": width, "extra": (vector("latent_norms", 2 * width),)}
+
+
+class MistralLarge4(Decoder):
+    """Indexed latent attention in every layer, each fourth without RoPE and with wider keys; learned scales of the softmax."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        if keys.config.get("kv_source_layers") == list(range(self.num_layers)):
+            keys.used.add("kv_source_layers")  # no layer takes another's keys
+
+    def layer_type(self, i: int) -> str:
+        return "indexed_attention"
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        fields = super().latent_fields(i)
+        marks = self.k.listed("no_rope_layers")
+        if not (marks[i] if marks else (i + 1) % 4):
+            fields |= {"qk_nope_head_dim": fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"], "qk_rope_head_dim": 0}
+        index: IndexerSpec | None = fields["indexer"]
+        own = 2 * self.hidden + 2 * index.num_heads if index and index.owned else 0
+        return {**fields, "extra": (vector("softmax_scales", 2 * self.heads + own),)}
+
+
+class Zaya(Decoder):
+    """Compressed convolutional attention, a router of three layers with one choice to skip, scaled residuals."""
+
+    def layer_type(self, i: int) -> str:
+        return "hybrid"
+
+    def attention(self, i: int) -> BranchSpec:
+        fields, d = self.attention_fields(i), self.head_dim
+        mixed = (self.heads + self.kv_heads) * d
+        taps = (self.k.number("cca_time0", default=2), self.k.number("cca_time1", default=2))
+        extra = (
+            WeightSpec(name="depthwise", kind="conv", inputs=taps[0], outputs=mixed, bias=True),
+            WeightSpec(name="grouped", kind="conv", inputs=taps[1] * d, outputs=mixed, bias=True),
+            vector("temperature", self.kv_heads),
+        )
+        return AttentionSpec(**{**fields, "extra": extra})
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        width = self.k.number("router_hidden_size")
+        fields = {**super().expert_fields(i), "router": "none", "zero_experts": 1}
+        inner = tuple(WeightSpec(name=f"router_{n}", inputs=width, outputs=width, bias=True) for n in (1, 2))
+        router = (
+            WeightSpec(name="router_down", inputs=self.hidden, outputs=width, bias=True), *inner,
+            WeightSpec(name="router_out", inputs=width, outputs=fields["num_experts"] + 1),
+            vector("router_norm", width * (2 if i else 1)),
+        )  # fmt: skip
+        return {**fields, "extra": router}
+
+    def layer(self, i: int) -> LayerSpec:
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=(vector("residual_scales", 8 * self.hidden),))
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return (vector("input_scales", 2 * self.hidden),)
+
+
+RECENT_READERS: dict[str, type[Decoder]] = {
+    "glm5_next_text": Glm5Next,
+    "muse_glimmer_text": Muse,
+    "muse_spark_text": MuseSpark,
+    "mistral_large4_text": MistralLarge4,
+    "zaya": Zaya,
+}

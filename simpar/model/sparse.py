@@ -1,0 +1,242 @@
+"""Families of sparse and latent attention: indexers, compressed keys, hyper-connections, shortcut and zero experts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from simpar.model.decoder import Decoder, vector
+from simpar.specs.architecture import (
+    BranchSpec,
+    CustomSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    IndexerSpec,
+    LayerSpec,
+    StackSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+
+class MiniMaxM3(Decoder):
+    """Block-sparse attention by a small indexer (MiniMax M3)."""
+
+    def layer_types(self) -> list[str]:
+        sparse = self.k.child("sparse_attention_config")
+        self.sparse = sparse or self.k
+        marks = sparse.listed("sparse_attention_freq") if sparse else None
+        if marks and not self.k.listed("layer_types"):
+            return ["minimax_m3_sparse" if mark else "full_attention" for mark in marks[: self.num_layers]]
+        return super().layer_types()
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        if "sparse" not in self.types[i]:
+            return fields
+        r = self.sparse
+        block = r.number("sparse_block_size", "index_block_size")
+        blocks = r.number("sparse_topk_blocks", "index_topk_blocks")  # the local block is always one of them
+        r.get("sparse_local_block", "index_local_blocks")
+        r.get("sparse_disable_index_value", "use_sparse_attention", "sparse_init_block", "sparse_score_type")
+        index = IndexerSpec(
+            num_heads=r.number("sparse_num_index_heads", "index_n_heads"),
+            head_dim=r.number("sparse_index_dim", "index_head_dim"),
+            top_k=blocks * block,
+            block=block,
+        )
+        return {**fields, "indexer": index}
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("dense_intermediate_size", "intermediate_size")
+
+    def expert_width(self) -> int:
+        return self.k.number("moe_intermediate_size", "intermediate_size")
+
+    def shared_width(self, width: int) -> int:
+        return int(self.k.get("shared_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
+
+
+class DeepseekV4(Decoder):
+    """One key head that is also the value, compressed keys per layer, four residual streams, experts everywhere."""
+
+    ratios: ClassVar = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+
+    def layer_types(self) -> list[str]:
+        ratios = self.k.listed("compress_ratios")
+        if ratios and not self.k.listed("layer_types"):
+            if len(ratios) < self.num_layers or any(ratio not in self.ratios for ratio in ratios):
+                self.k.violate("compress_ratios", "...", "must be 0, 4 or 128 for every layer")
+                return ["sliding_attention"] * self.num_layers
+            return [self.ratios[ratio] for ratio in ratios[: self.num_layers]]
+        return super().layer_types()
+
+    def layer_type(self, i: int) -> str:
+        return self.ratios[4] if i >= 2 and i % 2 else self.ratios[128]
+
+    def is_expert_layer(self, i: int) -> bool:
+        self.k.get("num_hash_layers", "mlp_layer_types")
+        return True
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        k, d, h = self.k, self.head_dim, self.hidden
+        rates = k.get("compress_rates", default={})
+        rank, groups, o_rank = k.number("q_lora_rank"), k.number("o_groups"), k.number("o_lora_rank")
+        q = self.heads * d
+        weights = [
+            WeightSpec(name="q_down", inputs=h, outputs=rank), WeightSpec(name="q_up", inputs=rank, outputs=q),
+            WeightSpec(name="kv", inputs=h, outputs=d), vector("norms", rank + d), vector("sinks", self.heads),
+            WeightSpec(name="out_down", inputs=q // groups, outputs=o_rank, copies=groups),
+            WeightSpec(name="out_up", inputs=groups * o_rank, outputs=h),
+        ]  # fmt: skip
+        compress, top, index_heads, index_dim = 0, 0, 0, 0
+        if "compressed" in self.types[i]:
+            sparse = self.types[i] == self.ratios[4]
+            compress = (
+                rates.get(self.types[i]) or k.get("compress_rate_csa" if sparse else "compress_rate_hca") or (4 if sparse else 128)
+            )
+            width = 2 * d if sparse else d
+            weights += compressor("compressor", h, width, d, compress)
+            if sparse:
+                index_heads, index_dim, top = k.number("index_n_heads"), k.number("index_head_dim"), k.number("index_topk")
+                weights += compressor("index", h, 2 * index_dim, index_dim, compress)
+                weights += [
+                    WeightSpec(name="index_q", inputs=rank, outputs=index_heads * index_dim),
+                    WeightSpec(name="index_weights", inputs=h, outputs=index_heads),
+                ]
+        return (
+            CustomSpec(
+                label=f"multi-query latent attention ({self.heads} heads of {d})", attention_columns=2 * q,
+                window=k.number("sliding_window"), compress=compress, top_k=top, index_columns=index_heads * index_dim,
+                extra=tuple(weights),
+            ),
+        )  # fmt: skip
+
+    def layer(self, i: int) -> LayerSpec:
+        return LayerSpec(
+            sublayers=super().layer(i).sublayers,
+            extra=(*hyper_connection(self, "attention", 2), *hyper_connection(self, "feed_forward", 2)),
+        )
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return hyper_head(self)
+
+    def stack(self) -> StackSpec:
+        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_mult")})
+
+
+def compressor(name: str, hidden: int, width: int, key: int, rate: int) -> list[WeightSpec]:
+    """Keys pooled over `rate` tokens: values, softmax gates, positions within the block, a norm."""
+    return [
+        WeightSpec(name=f"{name}_kv_gate", inputs=hidden, outputs=2 * width),
+        vector(f"{name}_position_norm", rate * width + key),
+    ]
+
+
+def hyper_connection(d: Decoder, name: str, maps: int) -> tuple[WeightSpec, ...]:
+    """Manifold-constrained hyper-connections: one projection of all streams to the maps that read, write and mix them.
+
+    `maps` = 2: into and out of the sublayer and an n x n mix; 0: without the mix (HY-V4).
+    """
+    n = d.k.number("hc_mult")
+    outputs = (2 + n) * n if maps else 2 * n
+    return (
+        WeightSpec(name=f"{name}_streams", inputs=n * d.hidden, outputs=outputs),
+        vector(f"{name}_streams_base", outputs + (3 if maps else 2)),
+    )
+
+
+def hyper_head(d: Decoder) -> tuple[WeightSpec, ...]:
+    """The streams summed by learned weights before the head."""
+    n = d.k.number("hc_mult")
+    return (WeightSpec(name="head_streams", inputs=n * d.hidden, outputs=n), vector("head_streams_base", n + 1))
+
+
+class HyV4(Decoder):
+    """Latent attention with sinks, a gate and a shared indexer; four streams without a mix (HY-V4)."""
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        return {**super().latent_fields(i), "gate": "element", "extra": (vector("sinks", self.heads),)}
+
+    def layer(self, i: int) -> LayerSpec:
+        extra = (*hyper_connection(self, "attention", 0), *hyper_connection(self, "feed_forward", 0))
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=extra)
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return hyper_head(self)
+
+    def stack(self) -> StackSpec:
+        return super().stack().model_copy(update={"residual_streams": self.k.number("hc_mult")})
+
+
+class Longcat(Decoder):
+    """Two attentions and two dense feed-forwards per layer; the experts start after the first attention and end with the layer."""
+
+    def layer(self, i: int) -> LayerSpec:
+        width = self.k.number("ffn_hidden_size", "intermediate_size")
+        attention = SublayerSpec(branches=(self.attention(i),))
+        dense = FeedForwardSpec(width=width, activation=self.activation())
+        zero = self.k.get("zero_expert_num", default=0)
+        fields = {**self.expert_fields(i), "zero_experts": zero}
+        # transformers holds the up-projections of the experts that have no weights; they are never used
+        idle = (
+            (WeightSpec(name="idle_zero_experts", inputs=self.hidden, outputs=2 * fields["width"], copies=zero, uses=0.0),)
+            if zero
+            else ()
+        )
+        first = SublayerSpec(branches=(dense, ExpertsSpec(**fields, extra=idle)))
+        return LayerSpec(sublayers=(attention, first, attention, SublayerSpec(branches=(dense,))))
+
+
+class AxK1(Decoder):
+    """A.X K1: DeepSeek-V3 with a norm after the experts."""
+
+    def layer(self, i: int) -> LayerSpec:
+        layer = super().layer(i)
+        if not self.is_expert_layer(i):
+            return layer
+        attention, feed = layer.sublayers
+        return LayerSpec(sublayers=(attention, feed.model_copy(update={"norm": "sandwich"})))
+
+
+class AxK2(Decoder):
+    """A.X K2: norms with a low-rank gate, queries and an output gate from a latent twice as wide."""
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        fields = super().latent_fields(i)
+        rank, heads = fields["q_lora_rank"], fields["num_heads"]
+        query = heads * (fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"])
+        second = WeightSpec(name="q_up_second", inputs=rank, outputs=query)
+        gate = WeightSpec(name="gate", inputs=2 * rank, outputs=heads * fields["v_head_dim"])
+        return {**fields, "extra": (second, gate)}
+
+    def layer(self, i: int) -> LayerSpec:
+        rank = self.k.number("gated_norm_rank")
+        gates = 2 if self.is_expert_layer(i) else 1
+        extra = (
+            WeightSpec(name="norm_gate_down", inputs=self.hidden, outputs=rank, copies=gates),
+            WeightSpec(name="norm_gate_up", inputs=rank, outputs=self.hidden, copies=gates),
+        )
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=extra)
+
+
+class Dots3Note(Decoder):
+    """Indexed latent attention with layers of windowed latent attention of another geometry between."""
+
+    def latent_fields(self, i: int) -> dict[str, Any]:
+        fields = super().latent_fields(i)
+        return {**fields, "extra": (vector("rope_norm", fields["qk_rope_head_dim"]),)}
+
+    def shared_width(self, width: int) -> int:
+        return int(self.k.get("shared_experts_intermediate_size", default=width) * self.k.get("n_shared_experts", default=1))
+
+
+SPARSE_READERS: dict[str, type[Decoder]] = {
+    "minimax_m3_vl_text": MiniMaxM3,
+    "minimax_m3": MiniMaxM3,
+    "deepseek_v4": DeepseekV4,
+    "hy_v4": HyV4,
+    "longcat_flash": Longcat,
+    "axk1": AxK1,
+    "axk2": AxK2,
+    "dots3_note_text": Dots3Note,
+}

@@ -1,0 +1,388 @@
+"""One rank's share of a layer's nodes: each as the work that is priced, weights, and what stays in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+from simpar.graph.casts import QUANTIZE, EngineCasts
+from simpar.graph.differentiate import kept, needs_input_gradient
+from simpar.graph.kernels import Kept, Kernel, KernelPlan, is_product, kernels
+from simpar.graph.ledger import attended, node_flops
+from simpar.graph.rematerialise import Cut, Recompute, cut
+from simpar.graph.shard import Layout, Shards
+from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Lookup, Loss, Node, Scan
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, Implementation, KernelWork, MemoryWork, Work
+from simpar.specs.model import MoeSpec
+
+WeightGradients = Literal["none", "each", "shapes"]
+"""16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
+SOFTMAX_BATCHES: Final = 4
+"""Batch times heads of a rank must divide by this for Megatron's scale-mask-softmax kernel; else the chain of torch's runs
+(Megatron-LM model/fused_softmax.py since v2.0, is_kernel_available)."""
+CHAIN_KERNELS: Final = 5
+"""Kernels that the chain has more: to fp32, scale, mask, softmax and back to 16 bits instead of one (two of the mask's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """Everything besides the layer that decides one rank's work.
+
+    Attributes:
+        degrees: tensor, context, expert.
+        kernels: the kernel library's rules.
+        recompute: what runs again.
+        dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
+        attention_kernel: name for the attention price.
+        memory_implementation: tuned, framework or eager kernels.
+        accumulate_fp32: weight gradients accumulate into fp32.
+        moe: expert spec, for the exchange.
+        load_factor: tokens of the fullest expert rank over the mean.
+        dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
+        casts: recipe of casts to fp8 that are kernels of their own (graph/casts.py), "" = none.
+        lora_rank: > 0: base weights are frozen; matmuls of `lora_modules` have a trained pair of this rank.
+        lora_modules: attention, or all matmuls of a layer but the router.
+        dequantised_bytes: read and written per frozen weight of a layer to turn it into 16 bits before each use.
+        weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
+        engine_casts: casts to fp8 by TransformerEngine, none = it makes none.
+        accumulation_bytes: per weight, of adding its gradient to a buffer in a kernel of its own.
+        gather_copy_bytes: per weight, of taking it out of the buffer that it was gathered into.
+        reduce_copy_bytes: per trained weight, of putting its gradient into the buffer that is reduced.
+    """
+
+    degrees: Degrees
+    kernels: KernelPlan
+    recompute: Recompute = field(default_factory=Recompute)
+    dtype: str = "bf16"
+    attention_kernel: str = "auto"
+    memory_implementation: Implementation = "tuned"
+    accumulate_fp32: bool = True
+    moe: MoeSpec | None = None
+    load_factor: float = 1.0
+    dispatch_bytes: float = 2.0
+    casts: str = ""
+    lora_rank: int = 0
+    lora_modules: str = "attention"
+    dequantised_bytes: float = 0.0
+    weight_gradients: WeightGradients = "none"
+    grouped_weight_gradients: WeightGradients = "none"
+    engine_casts: EngineCasts | None = None
+    accumulation_bytes: float = 0.0
+    gather_copy_bytes: float = 0.0
+    reduce_copy_bytes: float = 0.0
+
+    @property
+    def narrow(self) -> bool:
+        """Whether matmuls run in fewer than 16 bits."""
+        return self.dtype.startswith(("fp8", "fp4", "mxfp8"))
+
+
+Product = Einsum | Convolution
+
+
+class LocalLayer:
+    """One layer on one rank under `options`."""
+
+    def __init__(self, layer: Layer, options: SplitOptions) -> None:
+        self.layer, self.options = layer, options
+        self.degrees, self.element = options.degrees, options.kernels.element
+        self.shards = Shards(layer, options.degrees.placement(options.load_factor))
+        self.kernels: tuple[Kernel, ...] = kernels(layer, options.kernels)
+        self.cut: Cut = cut(layer, options.kernels, options.recompute)
+
+    def axes(self, tensor: str) -> tuple[str, ...]:
+        """Axes of a tensor."""
+        return self.layer.tensor[tensor].axes
+
+    def layout(self, node: Node) -> Layout:
+        """The layout in which a node works."""
+        return self.shards.layouts[node.name]
+
+    def grouped(self, node: Node) -> str:
+        """The axis that groups a product's rows by expert; "" = none."""
+        if not isinstance(node, Einsum) or not node.weight:
+            return ""
+        first = self.axes(node.weight)[0]
+        return first if first not in self.axes(node.inputs[0]) and first not in self.axes(node.outputs[0]) else ""
+
+    # -- work of one node ----------------------------------------------------------------------------------------------
+
+    def product(self, node: Product, direction: Direction) -> Gemm | GroupedGemm:
+        """A product: m rows, n outputs, k contracted, by the forward."""
+        out, layout = self.axes(node.outputs[0]), self.layout(node)
+        second = self.axes(node.weight) if node.weight else self.axes(node.inputs[1])
+        rows = tuple(a for a in out if a not in second or (not node.weight and a in self.axes(node.inputs[0])))
+        group = self.grouped(node)
+        m = self.shards.local(rows, layout)
+        n = self._extent(tuple(a for a in out if a not in rows))
+        k = self._extent(tuple(a for a in second if a not in out and a != group))
+        fp32 = self.options.accumulate_fp32 and direction == "wgrad"
+        if group:
+            groups = max(round(self.shards.extent(group, "expert")), 1)
+            return GroupedGemm(groups, m, round(n), round(k), self.options.dtype, direction, fp32)
+        # The logits and the router stay in 16 bits under fp8 training.
+        wide = isinstance(node, Einsum) and node.wide and self.options.narrow
+        dtype = "bf16" if wide else self.options.dtype
+        return Gemm(max(round(m), 1), max(round(n), 1), max(round(k), 1), dtype, direction, fp32)
+
+    def _extent(self, axes: tuple[str, ...]) -> float:
+        found = 1.0
+        for axis in axes:
+            found *= self.shards.extent(axis, "tensor")
+        return found
+
+    def launches(self, kernel: Kernel) -> int:
+        """Kernels of one product: expert matmuls run one after the other over streams (TransformerEngine GroupedLinear), and
+        fp8 casts the input in both layouts first."""
+        group = self.grouped(kernel.node)
+        if not group:
+            return kernel.launches
+        return max(round(self.shards.extent(group, "expert")), 1) * (3 if self.options.narrow else 1)
+
+    def engine_cast(self, node: Einsum, *, backward: bool) -> MemoryWork | None:
+        """TransformerEngine's cast of a product's input, backward of its output's gradient; none where there is none.
+
+        Under sequence parallelism a rank casts its part of the sequence and gathers that.
+        """
+        casts = self.options.engine_casts
+        if casts is None or casts.skips(self.layer, node, backward=backward):
+            return None
+        elements = self.shards.local(self.axes(node.outputs[0] if backward else node.inputs[0]))
+        each = casts.once + (0.0 if self.options.lora_rank else casts.second)
+        return MemoryWork(QUANTIZE, elements * each, 1, self.options.memory_implementation)
+
+    def attention(self, node: Attention, *, backward: bool) -> AttentionWork:
+        """The whole sequence's attention with this rank's heads; context parallelism splits it further."""
+        layer, tp = self.layer, self.degrees.tp
+        batch, queries, keys = layer.size(node.batch), layer.size(node.queries), layer.size(node.keys)
+        heads, groups = max(layer.size(node.heads) // tp, 1), max(layer.size(node.kv_heads) // tp, 1)
+        kernel, mask, causal = self.options.attention_kernel, node.mask, node.mask.causal and node.queries == node.keys
+        if kernel == "unfused" and batch * heads % SOFTMAX_BATCHES:
+            kernel = "eager"
+        if mask.kind == "chunk" and queries > mask.size:
+            batch, queries, keys = batch * (queries // mask.size), mask.size, mask.size
+        elif mask.kind in ("top_k", "compressed", "fixed", "bidirectional_window"):
+            keys, causal = max(round(attended(layer, node) / queries), 1), False
+        return AttentionWork(
+            batch, queries, keys, heads, groups, layer.size(node.head_dim), layer.size(node.value_dim), causal, backward, kernel,
+            window=mask.window if causal else None, dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",
+        )  # fmt: skip
+
+    def attention_launches(self, kernel: Kernel, work: AttentionWork) -> int:
+        """Kernels of one attention in one direction."""
+        count = kernel.launches + (CHAIN_KERNELS if work.kernel == "eager" else 0)
+        return 2 * count if work.backward else count
+
+    def priced_alone(self, kernel: Kernel, *, backward: bool) -> KernelWork:
+        """A scan or custom node: FLOPs and bytes of this rank."""
+        node, layout = kernel.node, self.layout(kernel.node)
+        traffic = kernel.backward if backward else kernel.forward
+        moved = sum(self.shards.local(axes, layout) * each for axes, each in traffic)
+        over = self.axes(node.inputs[0])
+        kind = "custom"
+        if isinstance(node, Scan):
+            kind, over = node.kind, (node.batch, node.sequence, node.heads)
+        elif isinstance(node, Custom):
+            over = node.over or over
+        flops = node_flops(self.layer, node) * self.shards.local(over, layout) / self.layer.volume(over)
+        if isinstance(node, Custom) and backward:
+            flops *= 2.0 if node.backward_flops is None else node.backward_flops / (node.flops or 1.0)
+        return KernelWork(kind, flops, moved, kernel.launches * (2 if backward else 1), backward)
+
+    def memory(self, kernel: Kernel, *, backward: bool) -> MemoryWork:
+        """Traffic of a memory-bound node."""
+        traffic, layout = kernel.backward if backward else kernel.forward, self.layout(kernel.node)
+        moved = sum(self.shards.local(axes, layout) * each for axes, each in traffic)
+        return MemoryWork(kernel.price, moved, kernel.launches, self.options.memory_implementation)
+
+    def adapted(self, node: Node) -> bool:
+        """Whether a low-rank pair sits beside a product."""
+        if not self.options.lora_rank or not isinstance(node, Einsum) or not node.weight or node.wide:
+            return False
+        return self.options.lora_modules == "all" or node.module == "attention"
+
+    def frozen(self, kernel: Kernel) -> bool:
+        """Whether a product trains nothing: it keeps no input."""
+        node = kernel.node
+        return self.options.lora_rank > 0 and isinstance(node, Einsum) and bool(node.weight) and not self.adapted(node)
+
+    def dequantise(self, node: Product) -> MemoryWork | None:
+        """The kernel that turns a quantised weight into 16 bits; none where it is no layer's matrix or not quantised."""
+        options = self.options
+        if not options.lora_rank or not options.dequantised_bytes or not isinstance(node, Einsum) or not node.weight or node.wide:
+            return None
+        return MemoryWork("cast", self.shards.weights(node) * options.dequantised_bytes, 1, options.memory_implementation)
+
+    def lora_add(self, node: Einsum, *, backward: bool) -> MemoryWork:
+        """The pair's output scaled and added to the matmul's; backward the gradient scaled, and the two of the input added.
+
+        peft tuners/lora/layer.py, Linear.forward: result + B(A(x)) * scaling; one kernel each unless a compiler joins them.
+        """
+        layout = self.layout(node)
+        width, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
+        scaled = 0.0 if self.options.kernels.fused_residual else 4.0
+        moved = scaled * width + 6.0 * (source if backward else width)
+        return MemoryWork("residual", moved, 2, self.options.memory_implementation)
+
+    def lora(self, node: Einsum, direction: Direction) -> Work:
+        """Both low-rank matmuls of `node` as one of their summed width (n + k columns of the rank)."""
+        whole, rank = self.product(node, direction), self.options.lora_rank
+        if isinstance(whole, GroupedGemm):
+            return GroupedGemm(whole.groups, whole.tokens, rank, whole.n + whole.k, "bf16", direction, whole.accumulate_fp32)
+        return Gemm(whole.m, rank, whole.n + whole.k, "bf16", direction)
+
+    def lora_weights(self, node: Node) -> float:
+        """Trained weights beside `node`: r (k + n)."""
+        if not self.adapted(node):
+            return 0.0
+        assert isinstance(node, Einsum)
+        whole = self.product(node, "forward")
+        groups = whole.groups if isinstance(whole, GroupedGemm) else 1
+        return float(groups * self.options.lora_rank * (whole.n + whole.k))
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def bytes_of(self, tensor: Kept) -> float:
+        """Bytes of a kept tensor on this rank."""
+        stored = dict(self.options.kernels.stored)
+        return self.shards.local(tensor.axes, self._kept_layout(tensor)) * stored.get(tensor.name, tensor.bytes)
+
+    def _kept_layout(self, tensor: Kept) -> Layout:
+        """Torch keeps what it gathered, and a convolution the channels that it gathered."""
+        if self.options.kernels.saves_gathered_input and tensor.name in self._gathered:
+            return "tensor"
+        return self.shards.layout_of(tensor.axes)
+
+    @cached_property
+    def _gathered(self) -> frozenset[str]:
+        return frozenset(name for stretch in self.shards.stretches for name in stretch.gathered)
+
+    @cached_property
+    def _tensors(self) -> dict[str, float]:
+        whole = {self.shards.whole_channels(node) for node in self.layer.nodes}
+        found = {}
+        frozen = frozenset(kernel.node.name for kernel in self.kernels if self.frozen(kernel))
+        for name, tensor in kept(self.layer, self.options.kernels, frozen).items():
+            found[name] = self.bytes_of(tensor) * (self.degrees.tp if name in whole else 1)
+        return found
+
+    def tensors(self) -> dict[str, float]:
+        """Kept tensors by name before recomputation, bytes on this rank."""
+        return dict(self._tensors)
+
+    def saved(self) -> tuple[tuple[tuple[str, float], ...], float]:
+        """(what stays saved, what is alive only during the backward)."""
+        tensors = self.tensors()
+        if self.options.recompute.full:
+            entry = tuple((name, self.entry_bytes(name)) for name in self.layer.inputs)
+            return entry, sum(tensors.values()) - sum(amount for _, amount in entry)
+        shares = dict(self.cut.kept_parts)
+        stays = tuple((name, amount * shares.get(name, 1.0)) for name, amount in tensors.items() if name not in self.cut.dropped)
+        return stays, sum(tensors.values()) - sum(amount for _, amount in stays)
+
+    def entry_bytes(self, tensor: str) -> float:
+        """Bytes of what enters the layer."""
+        found = self.layer.tensor[tensor]
+        each = {"activation": self.element, "int64": 8.0, "fp32": 4.0, "int32": 4.0, "bool": 1.0}[found.format]
+        return self.shards.local(found.axes) * each
+
+    def transient(self) -> float:
+        """What a backward adds to the saved tensors at its worst op: gradients of a matmul's output, input and weight."""
+        widest = 0.0
+        for kernel in self.kernels:
+            node = kernel.node
+            if isinstance(node, Lookup) and len(node.inputs) == 1 and self.options.kernels.whole_embedding_gradient:
+                widest = 2.0 * self.layer.weights(node)
+            if is_product(kernel):
+                assert isinstance(node, Einsum | Convolution)
+                layout = self.layout(node)
+                out, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
+                # Of a loss by pieces, the gradient of one piece's logits.
+                pieces = self.options.kernels.loss_chunks if self.is_logits(node) else 1
+                pair = (out / pieces + source) * self.options.kernels.element + self.weight_gradient(node)
+                if self.is_logits(node):
+                    # The logits and their copies are gone by then, but for the gradient of the logits counted above.
+                    pair -= self._tensors.get(node.outputs[0], 0.0)
+                widest = max(widest, pair)
+        return max(widest, self._scores_transient(), self._ring_transient())
+
+    def is_logits(self, node: Node) -> bool:
+        """Whether a loss over a vocabulary reads what `node` makes."""
+        return any(isinstance(n, Loss) and n.kind == "vocabulary" for n in self.layer.consumers.get(node.outputs[0], ()))
+
+    def weight_gradient(self, node: Product) -> float:
+        """Bytes of the tensor that holds (or stands for) the weight gradient of a matmul: as wide as activations."""
+        kind = self.options.grouped_weight_gradients if self.grouped(node) else self.options.weight_gradients
+        if kind == "none" or (kind == "shapes" and not (isinstance(node, Einsum) and node.wide)):
+            return 0.0
+        return self.shards.weights(node) * self.element
+
+    def weight_shapes(self) -> dict[tuple[int, int], float]:
+        """(rows, columns) -> bytes of the placeholders that are kept for this layer's weight gradients."""
+        found: dict[tuple[int, int], float] = {}
+        for node in self.layer.nodes:
+            if not isinstance(node, Einsum) or node.wide or not node.weight:
+                continue
+            kind = self.options.grouped_weight_gradients if self.grouped(node) else self.options.weight_gradients
+            if kind == "shapes":
+                work = self.product(node, "forward")
+                found[work.n, work.k] = self.element * work.n * work.k
+        return found
+
+    def _behind(self, wanted: type[Node]) -> tuple[Kernel | None, float]:
+        """The last node of a kind, and what the backward of the nodes behind it has freed by then."""
+        tensors, freed = self.tensors(), 0.0
+        for kernel in reversed(self.kernels):
+            if isinstance(kernel.node, wanted):
+                return kernel, freed
+            freed += sum(tensors.pop(t.name, 0.0) for t in kernel.keeps)
+        return None, freed
+
+    def _ring_transient(self) -> float:
+        """The same at an attention over torch's ring: keys and values of all query heads that were gathered (or arrived, and are
+        passed on), their fp32 gradients and what arrives of them, less what the ops behind it have freed by then."""
+        if self.degrees.cp == 1 or not self.degrees.ring_merges or self.degrees.cp_style == "ulysses":
+            return 0.0
+        kernel, freed = self._behind(Attention)
+        if kernel is None:
+            return 0.0
+        node = kernel.node
+        assert isinstance(node, Attention)
+        rows = (node.batch, node.queries, node.heads)
+        pair = self.shards.local((*rows, node.head_dim), "tensor") + self.shards.local((*rows, node.value_dim), "tensor")
+        parts = self.degrees.cp if self.degrees.cp_style == "all_gather" else 2
+        return self.element * pair * parts + 2 * 4.0 * pair - freed
+
+    def scores_bytes(self, kernel: Kernel) -> float:
+        """Bytes of the 16-bit score matrix that an attention keeps; 0 = it keeps none."""
+        node = kernel.node
+        if not isinstance(node, Attention) or self.options.kernels.flash_attention:
+            return 0.0
+        return self.shards.local((node.batch, node.heads, node.queries), "tensor") * self.layer.size(node.keys) * self.element
+
+    def _scores_transient(self) -> float:
+        """The same at an attention that keeps its scores: gradients of the probabilities before and after dropout and the
+        buffer that the score matmul accumulates into (Megatron-LM), less what the ops behind it have freed by then."""
+        kernel, freed = self._behind(Attention)
+        scores = self.scores_bytes(kernel) if kernel is not None else 0.0
+        return (3.0 if self.options.kernels.dropout else 2.0) * scores - freed if scores else 0.0
+
+    def deferred(self) -> float:
+        """What weight gradients need: input and output gradient of every matmul, each tensor once (fp8 matmuls: both in fp8)."""
+        tensors, stays = self.tensors(), 0.0
+        for kernel in self.kernels:
+            node = kernel.node
+            if is_product(kernel):
+                wide = isinstance(node, Einsum) and node.wide
+                element = (
+                    self.options.kernels.element if wide or not self.options.narrow else self.options.kernels.linear_input_bytes
+                )
+                out = self.shards.local(self.axes(node.outputs[0]), self.layout(node))
+                stays += out * element + sum(tensors.pop(t.name, 0.0) for t in kernel.keeps[:1])
+        return stays
+
+    def needs_input_gradient(self, node: Node) -> bool:
+        """Whether the gradient of what `node` reads is computed."""
+        return needs_input_gradient(self.layer, node)

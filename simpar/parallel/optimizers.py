@@ -1,0 +1,232 @@
+"""Optimizers by kind: what they keep for a weight, what their step moves, and the matrices it works on as a whole."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from simpar.graph.types import Convolution, Einsum, Layer, Lookup, Node
+from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.local_layer import LocalLayer, SplitOptions
+
+ADAM_BYTES: Final = 34.0
+"""HBM bytes per weight of a fused Adam step: gradient read (4), and once more for its norm (4), fp32 weight read and written (8),
+16-bit copy written (2), two fp32 moments read and written (16)."""
+NEWTON_SCHULZ_STEPS: Final = 5
+"""Jordan et al. 2024, "Muon"; the default of Megatron-LM (muon_num_ns_steps), DeepSpeed and torch.optim.Muon."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """One kind of optimizer.
+
+    Attributes:
+        moments: bytes kept per weight of a matrix.
+        other_moments: the same of every other weight: norms and biases, for Muon embedding and head too.
+        passes_bytes: HBM bytes per weight of a matrix beyond gradient, weight and moments.
+        factored: keeps one fp32 value per row and column of a matrix instead of a moment.
+        orthogonalises: multiplies whole matrices (Newton-Schulz).
+        own_width: moments have a width of their own; else they are as wide as the weight that is updated (4 bytes above).
+        paged: moments live in host memory and visit the device tensor by tensor.
+        synchronises: the host waits for the device after each tensor.
+    """
+
+    moments: float = 8.0
+    other_moments: float = 8.0
+    passes_bytes: float = 0.0
+    factored: bool = False
+    orthogonalises: bool = False
+    own_width: bool = False
+    paged: bool = False
+    synchronises: bool = False
+
+    def beside(self, weight_bytes: float) -> OptimizerKind:
+        """This kind for weights that are kept in `weight_bytes` (torch.optim: states in the weight's dtype)."""
+        share = 1.0 if self.own_width else weight_bytes / 4.0
+        return replace(self, moments=self.moments * share, other_moments=self.other_moments * share)
+
+    def traffic(self, weight_bytes: float = 4.0) -> float:
+        """HBM bytes of a step per weight of a matrix, over those of Adam in fp32; `more_moments` are read and written besides.
+
+        The gradient is read for its norm and for the update, and the weight read and written, in the weight's own width; a weight
+        narrower than fp32 is the 16-bit copy itself.
+
+        Args:
+            weight_bytes: width of the weight that this kind is `beside`.
+        """
+        width = ADAM_BYTES - 16.0 if weight_bytes == 4.0 else 4.0 * weight_bytes
+        return (width + 2.0 * self.moments + self.passes_bytes * weight_bytes / 4.0) / ADAM_BYTES
+
+
+_BLOCKS_OF_256: Final = 2.0 * (1.0 + 4.0 / 256.0)
+"""8-bit codes and an fp32 scale per 256 of them, for each of two moments (torchao optim/subclass_8bit.py and subclass_fp8.py;
+bitsandbytes optim/optimizer.py Optimizer2State)."""
+
+KINDS: Final = {
+    "adamw": OptimizerKind(),
+    "adam": OptimizerKind(),
+    "adamw-bf16-moments": OptimizerKind(4.0, 4.0, own_width=True),
+    # bitsandbytes: step() ends with a synchronisation of the device for every tensor; paged: managed memory, prefetched by tensors.
+    "adamw-8bit": OptimizerKind(_BLOCKS_OF_256, 8.0, own_width=True, synchronises=True),
+    "adamw-8bit-paged": OptimizerKind(_BLOCKS_OF_256, 8.0, own_width=True, paged=True, synchronises=True),
+    # torchao optim/subclass_4bit.py: two codes in a byte, an fp32 scale per 128.
+    "adamw-4bit": OptimizerKind(2.0 * (0.5 + 4.0 / 128.0), 8.0, own_width=True),
+    "adamw-fp8": OptimizerKind(_BLOCKS_OF_256, 8.0, own_width=True),
+    "lion": OptimizerKind(4.0, 4.0),
+    "sgd": OptimizerKind(0.0, 0.0),
+    "sgd-momentum": OptimizerKind(4.0, 4.0),
+    # Shazeer and Stern 2018, algorithm 4, no first moment: the gradient is read for the means of its rows and columns, the update
+    # again for its root mean square, the weight for its own; vectors keep a whole second moment (torch.optim.Adafactor).
+    "adafactor": OptimizerKind(0.0, 4.0, passes_bytes=12.0, factored=True),
+    # One momentum; its 16-bit copy goes into the iteration and the update comes out of it (2 bytes each).
+    "muon": OptimizerKind(4.0, 8.0, passes_bytes=4.0, orthogonalises=True),
+    "none": OptimizerKind(0.0, 0.0),
+}  # fmt: skip
+"""By the name in `training.optimizer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """`count` equal weight matrices of one rank.
+
+    Attributes:
+        expert: of a routed expert.
+        outside: embedding table or output projection.
+        whole: rows and columns of the matrix that it is a part of, where tensor parallelism cuts it.
+    """
+
+    rows: int
+    columns: int
+    count: int = 1
+    expert: bool = False
+    outside: bool = False
+    whole: tuple[int, int] | None = None
+
+    @property
+    def joined(self) -> Matrix:
+        """The same, not cut."""
+        rows, columns = self.whole or (self.rows, self.columns)
+        return Matrix(rows, columns, self.count, self.expert, self.outside)
+
+    @property
+    def weights(self) -> float:
+        """Weights of all of them."""
+        return float(self.rows * self.columns * self.count)
+
+
+@lru_cache(maxsize=4096)
+def _matrices(layer: Layer, options: SplitOptions) -> tuple[Matrix, ...]:
+    local = LocalLayer(layer, options)
+    found: list[Matrix] = []
+    for node in layer.nodes:
+        found += _lora(local, node) if options.lora_rank else _of_node(local, node)
+    return tuple(found)
+
+
+def matrices(blocks: Iterable[LocalBlock]) -> tuple[Matrix, ...]:
+    """Trained weight matrices of these blocks on one rank, as tensor and expert parallelism cut them.
+
+    Packed queries, keys and values count as three matrices (Megatron-LM: muon_split_qkv).
+    """
+    return tuple(matrix for block in blocks for matrix in _matrices(block.layer, block.options))
+
+
+def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
+    """Tables and output projection are left to Adam (Megatron-LM: is_embedding_or_output_parameter)."""
+
+    def size(axes: tuple[str, ...]) -> int:
+        count = 1.0
+        for axis in axes:
+            count *= local.shards.extent(axis, "tensor")
+        return round(count)
+
+    def uncut(axes: tuple[str, ...]) -> int:
+        return math.prod(local.layer.size(axis) for axis in axes)
+
+    def made_of(out: tuple[str, ...], inner: tuple[str, ...], count: int = 1) -> Matrix:
+        shape, whole = (size(out), size(inner)), (uncut(out), uncut(inner))
+        return Matrix(*shape, count, expert, local.is_logits(node), None if whole == shape else whole)
+
+    if isinstance(node, Lookup):
+        return [Matrix(size(axes[:1]), size(axes[1:]), outside=True) for axes in map(local.axes, node.parameters)]
+    if not isinstance(node, Einsum | Convolution) or not node.weight:
+        return []
+    group, output = local.grouped(node), local.axes(node.outputs[0])
+    each = [axis for axis in local.axes(node.weight) if axis != group]
+    inner = tuple(axis for axis in each if axis not in output)
+    made = tuple(axis for axis in each if axis in output)
+    parts = local.layer.axis[made[-1]].parts if made else ()
+    expert = local.layout(node) == "expert"
+    if len(parts) == 3:
+        return [made_of(part, inner) for part in parts]
+    return [made_of(made, inner, size((group,)) if group else 1)]
+
+
+def _lora(local: LocalLayer, node: Node) -> list[Matrix]:
+    trained = local.lora_weights(node)
+    rank = local.options.lora_rank
+    return [Matrix(rank, round(trained / rank))] if trained else []
+
+
+def more_moments(kind: OptimizerKind, blocks: Iterable[LocalBlock]) -> tuple[float, float]:
+    """Bytes by which the moments of these blocks' (dense, expert) weights exceed `kind.moments` per weight, on one rank before
+    they are sharded: of tables and vectors, and the rows and columns of a factored moment."""
+    if kind.moments == kind.other_moments:
+        return 0.0, 0.0
+    found = [0.0, 0.0]
+    for block in blocks:
+        totals = (block.lora_parameters, 0.0) if block.options.lora_rank else (block.dense_parameters, block.expert_parameters)
+        others = list(totals)
+        for matrix in matrices([block]):
+            if kind.orthogonalises and matrix.outside:
+                continue
+            others[matrix.expert] -= matrix.weights
+            if kind.factored:
+                found[matrix.expert] += 4.0 * matrix.count * (matrix.rows + matrix.columns)
+        for expert in (0, 1):
+            found[expert] += max(others[expert], 0.0) * (kind.other_moments - kind.moments)
+    return found[0], found[1]
+
+
+def dealt_out(found: tuple[Matrix, ...], shards: int) -> tuple[Matrix, ...]:
+    """The matrices of the fullest of `shards` ranks when whole matrices are dealt out to them, the largest first to the one with
+    the fewest weights (Megatron-LM layer_wise_optimizer.py)."""
+    return _dealt_out(found, shards) if shards > 1 else found
+
+
+@lru_cache(maxsize=512)
+def _dealt_out(found: tuple[Matrix, ...], shards: int) -> tuple[Matrix, ...]:
+    alone = [one for m in found for one in [replace(m, count=1)] * m.count]
+    heap = [(0.0, rank) for rank in range(shards)]
+    held: list[list[Matrix]] = [[] for _ in range(shards)]
+    for matrix in sorted(alone, key=lambda m: -m.weights):
+        weights, rank = heapq.heappop(heap)
+        held[rank].append(matrix)
+        heapq.heappush(heap, (weights + matrix.weights, rank))
+    return tuple(max(held, key=newton_schulz_flops))
+
+
+def newton_schulz_flops(found: Iterable[Matrix]) -> float:
+    """FLOPs to orthogonalise these matrices: X X^T, its square, and their sum times X, of a x b with a <= b, in every step."""
+    total = 0.0
+    for matrix in found:
+        a, b = sorted((matrix.rows, matrix.columns))
+        total += NEWTON_SCHULZ_STEPS * matrix.count * (4.0 * a * a * b + 2.0 * a**3)
+    return total
+
+
+__all__ = [
+    "ADAM_BYTES",
+    "KINDS",
+    "NEWTON_SCHULZ_STEPS",
+    "Matrix",
+    "OptimizerKind",
+    "dealt_out",
+    "matrices",
+    "more_moments",
+    "newton_schulz_flops",
+]

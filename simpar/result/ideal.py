@@ -1,0 +1,45 @@
+"""The least time that a step's model FLOPs take: every product at the peak of the dtype that it runs in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.layout import Layout
+from simpar.parallel.work import Gemm, GroupedGemm
+
+_PEAKS = {"fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8"}
+"""Dtypes of kernels -> whose peak they share."""
+
+
+def mfu_peak_flops_per_s(layout: Layout) -> float:
+    """Dense peak that MFU divides by: the training dtype's, bf16's for narrower ones."""
+    dtype = layout.training.precision
+    return layout.hardware.peak_flops_per_s(dtype if dtype in ("fp16", "fp32", "tf32") else "bf16")
+
+
+def ideal_seconds(layout: Layout) -> float:
+    """Seconds of a step that did its model FLOPs (forward, twice that backward) at peak on all GPUs and nothing else."""
+    counts = Counter(id(block) for blocks in layout.stage_blocks for block in blocks)
+    each = {id(block): block for blocks in layout.stage_blocks for block in blocks}
+    forward = sum(count * _forward_seconds(each[key], layout) for key, count in counts.items())
+    return 3.0 * forward * layout.num_microbatches * layout.mesh.dp / layout.mesh.world_size
+
+
+def _forward_seconds(block: LocalBlock, layout: Layout) -> float:
+    """Seconds of one GPU for a block's forward of one micro-batch, all of it at peak: products by their dtypes' shares of FLOPs."""
+    usual = mfu_peak_flops_per_s(layout)
+    found: dict[str, float] = {}
+    for op in block.forward:
+        if isinstance(op.work, Gemm):
+            found[op.work.dtype] = found.get(op.work.dtype, 0.0) + float(op.work.m) * op.work.n * op.work.k
+        elif isinstance(op.work, GroupedGemm):
+            found[op.work.dtype] = found.get(op.work.dtype, 0.0) + op.work.tokens * op.work.n * op.work.k
+    products, total = block.model_flops - block.attention_flops, sum(found.values())
+    if not total:
+        return block.model_flops / usual
+    peaks = {dtype: max(layout.hardware.peak_flops_per_s(_PEAKS.get(dtype, dtype)), usual) for dtype in found}
+    return block.attention_flops / usual + products * sum(found[dtype] / total / peaks[dtype] for dtype in found)
+
+
+__all__ = ["ideal_seconds", "mfu_peak_flops_per_s"]

@@ -1,0 +1,308 @@
+"""Prices and bytes of the distinct blocks of a model under one choice, and how stages are made of them.
+
+Everything is asked of the same layout and pricer that `simulate` uses; only the summing over a stage's blocks happens here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from simpar.costs.price import Price
+from simpar.costs.pricer import LayoutPricer
+from simpar.graph.types import Layer
+from simpar.model.network import Network
+from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.layout import Layout
+from simpar.parallel.local_layer import LocalLayer
+from simpar.parallel.pipeline import StageLayers
+from simpar.parallel.work import ExpertExchange, LocalOp
+from simpar.program.program import FloatArray, IntArray
+from simpar.result.memory import block_bytes
+
+_COMMUNICATED = ("tp", "cp", "ep", "dp", "pp", "etp")
+PHASES = "FBIW"
+F, B, I, W = range(4)  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The distinct blocks of a network, numbered.
+
+    Kinds 0 .. n-1 are layers with the plan's recomputation, n .. 2n-1 the same without, then what is not a layer.
+
+    Attributes:
+        layer: kind of each layer (with recomputation).
+        layers: distinct layer blocks n.
+        embedding, mtp, mtp_head, head: kinds, -1 where there is none.
+        shared_head: the head where a tied matrix is the embedding's on the same rank, -1 where it is not tied.
+        mtp_count: multi-token-prediction modules.
+    """
+
+    layer: tuple[int, ...]
+    layers: int
+    embedding: int
+    mtp: int
+    mtp_head: int
+    head: int
+    shared_head: int
+    mtp_count: int
+
+    @property
+    def count(self) -> int:
+        """Number of kinds."""
+        return max(2 * self.layers - 1, self.embedding, self.mtp, self.mtp_head, self.head, self.shared_head) + 1
+
+    @classmethod
+    def of(cls, network: Network) -> Kinds:
+        """The kinds of a network (the same numbers for every micro-batch size of a model)."""
+        index: dict[int, int] = {}
+        layer = tuple(index.setdefault(id(block), len(index)) for block in network.layers)
+        numbers, following = [], 2 * len(index)
+        for present in (network.embedding, network.mtp, network.mtp_head, network.head, network.tied_head):
+            numbers.append(following if present else -1)
+            following += bool(present)
+        return cls(layer, len(index), *numbers, mtp_count=len(network.mtp))  # type: ignore[misc]
+
+    def sequence(self, stage: StageLayers, limit: int | None) -> list[int]:
+        """Kinds of a stage's blocks in order; only its first `limit` layers recompute."""
+        found = [self.embedding] if stage.embedding and self.embedding >= 0 else []
+        for offset in range(stage.count):
+            kind = self.layer[stage.first + offset]
+            found.append(kind if limit is None or offset < limit else kind + self.layers)
+        if stage.head:
+            for _ in range(self.mtp_count):
+                found += [self.mtp, *([self.mtp_head] if self.mtp_head >= 0 else [])]
+            if self.head >= 0:
+                found.append(self.shared_head if stage.shares and self.shared_head >= 0 else self.head)
+        return found
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Numbers per kind of block.
+
+    Attributes:
+        seconds: float array [4 phases, kinds], on the device, exposed communication included.
+        host: float array [4 phases, kinds], to launch.
+        compute: float array [4 phases, kinds]: compute kernels alone, a bound for passes that overlap.
+        kept: float array [kinds], bytes from forward to backward; logits: the same of the logits.
+        offloadable: float array [kinds], bytes that activation offloading takes to the host.
+        working: bytes that recomputation brings back; transient: of gradients, where weights are fully sharded the other.
+        deferred: float array [kinds], bytes that stay from the input gradient to the weight gradient.
+        outputs: float array [kinds], bytes that a forward leaves to the end of the step.
+        shapes: of each kind, bytes of what stands for weight gradients, by shape.
+        dense, expert, lora: float arrays [kinds], weights; the trained ones of low-rank adaptation.
+        frozen_dense, frozen_expert: float arrays [kinds], bytes of weights that it leaves frozen.
+        pass_s: host seconds of every pass of a stage.
+    """
+
+    seconds: FloatArray
+    host: FloatArray
+    compute: FloatArray
+    kept: FloatArray
+    logits: FloatArray
+    offloadable: FloatArray
+    working: FloatArray
+    transient: FloatArray
+    transient_sharded: FloatArray
+    deferred: FloatArray
+    outputs: FloatArray
+    shapes: tuple[dict[tuple[int, int], float], ...]
+    dense: FloatArray
+    expert: FloatArray
+    lora: FloatArray
+    frozen_dense: FloatArray
+    frozen_expert: FloatArray
+    pass_s: float
+
+    @classmethod
+    def of(cls, columns: Sequence[Column | None], pass_s: float) -> BlockTable:
+        """From a column of each kind; none where there is no such kind."""
+        empty = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
+        rows = [empty if c is None else c for c in columns]
+        found = {f.name: [getattr(row, f.name) for row in rows] for f in fields(Column)}
+        arrays = {name: np.array(values).T for name, values in found.items() if name != "shapes"}
+        return cls(**arrays, shapes=tuple(found["shapes"]), pass_s=pass_s)
+
+    @cached_property
+    def holds(self) -> bytes:
+        """What tells two tables apart in what their blocks hold."""
+        columns = (self.kept, self.logits, self.working, self.transient, self.transient_sharded, self.deferred, self.outputs,
+                   self.dense, self.expert)  # fmt: skip
+        return b"".join(c.tobytes() for c in columns)
+
+
+_ZEROS: Final = (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The numbers of one kind of block, named as in `BlockTable`; by phase the first three."""
+
+    seconds: tuple[float, ...]
+    host: tuple[float, ...]
+    compute: tuple[float, ...]
+    kept: float
+    logits: float
+    offloadable: float
+    working: float
+    transient: float
+    transient_sharded: float
+    deferred: float
+    outputs: float
+    shapes: dict[tuple[int, int], float]
+    dense: float
+    expert: float
+    lora: float
+    frozen_dense: float
+    frozen_expert: float
+
+    @classmethod
+    def of(cls, layout: Layout, pricer: LayoutPricer, block: LocalBlock, *, split: bool) -> Column:
+        """Price a block.
+
+        Args:
+            split: input and weight gradients apart too (else 0).
+        """
+        seconds, host, compute = (list(_ZEROS) for _ in range(3))
+        for phase in (F, B, I, W) if split else (F, B):
+            price = pricer.block(block, PHASES[phase])
+            seconds[phase] = price.seconds
+            host[phase] = pricer._launch_seconds(price, PHASES[phase])
+            compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
+        kept, logits, working, transient, deferred = block_bytes(block, 0.0, 0.0, releases=layout.framework.input_gradient_releases)
+        copies = 4.0 * block.options.kernels.logits_fp32_copies
+        outputs = logits * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs
+        return cls(
+            tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,
+            _bare_transient(block), deferred, outputs, LocalLayer(block.layer, block.options).weight_shapes(),
+            block.dense_parameters, block.expert_parameters,
+            layout.trained(block) if layout.options.lora_rank else 0.0, layout.frozen_bytes(block) * block.dense_parameters,
+            layout.frozen_bytes(block) * block.expert_parameters,
+        )  # fmt: skip
+
+    def no_longer_than(self, others: Sequence[Column]) -> Column:
+        """The same with seconds no longer than those of others."""
+        if not others:
+            return self
+        least = {
+            name: tuple(min(each) for each in zip(*(getattr(c, name) for c in (self, *others)), strict=True))
+            for name in ("seconds", "host", "compute")
+        }
+        return replace(self, **least)  # type: ignore[arg-type]
+
+
+def block_kinds(network: Network, kinds: Kinds) -> list[tuple[int, Layer, bool]]:
+    """(kind, block, whether the plan's recomputation is for it) of every kind; layers once with it and once without."""
+    layers = dict(zip(kinds.layer, network.layers, strict=True))
+    found = [(kind + more, block, not more) for kind, block in layers.items() for more in (0, kinds.layers)]
+    found += [(kinds.mtp, block, True) for block in network.mtp[:1]]
+    return [*found, *((kind, block, False) for kind, block in _ends(network, kinds).items())]
+
+
+def _ends(network: Network, kinds: Kinds) -> dict[int, Layer]:
+    """Blocks that are no layers, by kind."""
+    named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
+             (kinds.shared_head, network.tied_head))  # fmt: skip
+    return {kind: block for kind, block in named if block is not None}
+
+
+def has_experts(block: Layer) -> bool:
+    """Whether a block's work depends on expert parallelism."""
+    return any(axis.split == "experts" for axis in block.axes)
+
+
+def _bare_transient(block: LocalBlock) -> float:
+    """Bytes of gradients in flight where nothing stands for the weights' gradients (full sharding)."""
+    options = replace(block.options, weight_gradients="none", grouped_weight_gradients="none")
+    return block.transient if options == block.options else LocalLayer(block.layer, options).transient()
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead."""
+
+    gather: float
+    reduce: float
+    ahead: int
+
+
+def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price], *, hidden: bool = False) -> tuple[float, float]:
+    """A lower bound on a block's time as (dense part, expert part), additive over its parts.
+
+    Compute ops run one after the other on one stream, and a collective that starts after one compute op and that the next one
+    waits for lies between them whatever else runs: the sum of both is never above the block's makespan.
+
+    Args:
+        ops: of the block in one phase.
+        price_of: their prices.
+        hidden: expert exchanges run beside compute, so nothing waits for them.
+    """
+    parts = [0.0, 0.0]
+    finish: list[float] = []  # of each op, counted from the end of the compute op before it
+    last = -1
+    for index, op in enumerate(ops):
+        waits = [d for d in op.deps if d > last]
+        ready = max((finish[d] for d in waits), default=0.0)
+        if op.stream == "compute":
+            if ready > 0.0:
+                cause = max(waits, key=lambda d: finish[d])
+                parts[ops[cause].name.startswith("moe")] += ready
+            parts[op.name.startswith("moe")] += price_of(op).seconds
+            finish.append(0.0)
+            last = index
+        elif hidden and isinstance(op.work, ExpertExchange):
+            finish.append(ready)
+        else:
+            finish.append(ready + price_of(op).seconds)
+    if last < len(ops) - 1:
+        worst = max(range(last + 1, len(ops)), key=lambda i: finish[i])
+        parts[ops[worst].name.startswith("moe")] += finish[worst]
+    return parts[0], parts[1]
+
+
+def plain_blocks(layout: Layout, kinds: Kinds, *, experts_only: bool) -> dict[int, LocalBlock]:
+    """One block of each kind of a layout without recomputation (kinds n .. 2n-1 of layers); of those with experts only, if asked."""  # noqa: E501
+    network = layout.network
+    options = layout.options
+    found: dict[int, Layer] = {}
+    for index, kind in enumerate(kinds.layer):
+        found.setdefault(kind + kinds.layers, network.layers[index])
+    found.update(_ends(network, kinds))
+    if network.mtp:
+        found[kinds.mtp] = network.mtp[0]
+    return {kind: layout.split(block, options) for kind, block in found.items() if not experts_only or has_experts(block)}
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Stages as numbers of blocks of each kind.
+
+    Attributes:
+        counts: int array [stages, kinds].
+        orders: kinds of each stage in order.
+    """
+
+    counts: IntArray
+    orders: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, kinds: Kinds, stages: Sequence[StageLayers], limit: int | None) -> Composition:
+        """The composition of `stages` whose first `limit` layers recompute (None: all)."""
+        orders = tuple(tuple(kinds.sequence(stage, limit)) for stage in stages)
+        counts = np.array([np.bincount(order, minlength=kinds.count) if order else [0] * kinds.count for order in orders])
+        return cls(counts.astype(np.int64), orders)
+
+    def parameters(self, table: BlockTable) -> tuple[FloatArray, FloatArray]:
+        """(dense, expert) weights of each stage."""
+        return self.counts @ table.dense, self.counts @ table.expert
+
+
+__all__ = [
+    "PHASES", "BlockTable", "Column", "Composition", "Kinds", "block_kinds", "has_experts", "plain_blocks", "serial_seconds",
+]  # fmt: skip

@@ -1,0 +1,222 @@
+"""Lower bounds on step time and memory, for all layouts of one mesh, variant and pipeline at once (numpy, tier 1).
+
+Each bound is the length of one chain of the program that `lower` would build, or the load of one serial resource:
+what a rank must wait for before its first op, all its own ops, what must follow its last one, the update. The memory is not
+a bound but the peak itself, unless activations are offloaded (then it depends on time, and a bound is taken).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simpar.program.program import FloatArray, IntArray
+from simpar.searching.blocks import B, F, I, W
+from simpar.searching.dual import dual_passes
+from simpar.searching.shapes import Shape
+from simpar.searching.spreads import StateBound
+
+
+@dataclass(frozen=True)
+class PipelineBound:
+    """Chains of one pipeline for R recomputations, float arrays [R, ranks], seconds.
+
+    Attributes:
+        head: before a rank's first op, through the stages before its first one.
+        work: a rank's own ops.
+        tail: after its last op, through the same stages, until the first stage's last backward.
+        around_head, around_tail: the same through all stages before its last one, without what the rank runs meanwhile; no
+            more than `head` and `tail` where chunks do not go round.
+        sends: float array [ranks], seconds of boundary tensors in any of these at most.
+        order: ranks by their first stages; in two rows where pipelines start at both ends.
+        whole: backwards are whole, so that the way back from a rank's last op is known.
+        goes_round: there is a way around.
+    """
+
+    head: FloatArray
+    work: FloatArray
+    tail: FloatArray
+    around_head: FloatArray
+    around_tail: FloatArray
+    sends: FloatArray
+    order: IntArray
+    whole: bool
+    goes_round: bool
+
+    def alone(self) -> PipelineBound:
+        """Where ranks do not wait for each other at the end of a step: a rank's own ops only."""
+        nothing = np.zeros_like(self.head)
+        return replace(self, head=nothing, tail=nothing, around_head=nothing, around_tail=nothing, whole=False, goes_round=False)
+
+    def stalled(self, rank: int, seconds: FloatArray) -> PipelineBound:
+        """With a rank that waits for something else so long, float array [R], between its own ops."""
+        work = self.work.copy()
+        work[:, rank] += seconds
+        return replace(self, work=work)
+
+    def take(self, rows: IntArray) -> PipelineBound:
+        """Some of the recomputations."""
+        columns = ("head", "work", "tail", "around_head", "around_tail")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+
+    @property
+    def least(self) -> FloatArray:
+        """[R]: without states and update."""
+        ends = np.maximum(self.head, self.around_head) + np.maximum(self.tail, self.around_tail)
+        return (ends + self.work).max(axis=1)  # type: ignore[no-any-return]
+
+    def along(self, ends: FloatArray, way: FloatArray) -> FloatArray:
+        """What comes after a rank's last op (or before its first) where every rank adds something of its own, [R, D, ranks].
+
+        The way between a rank and the first stage passes the ranks before it: what one of them adds takes the place of the rest
+        of the way behind it.
+
+        Args:
+            ends: float array [D, ranks], what each rank adds; way: `tail` or `head`.
+        """
+        found = ends[None] - way[:, None]
+        for row in self.order:
+            found[:, :, row] = np.maximum.accumulate(found[:, :, row], axis=2)
+        return np.asarray(found + way[:, None])
+
+    def around(self, ends: FloatArray, way: FloatArray, around: FloatArray) -> FloatArray:
+        """The same of the way around, which passes the first stages of all ranks."""
+        return np.asarray(around[:, None] + (ends[None] - way[:, None]).max(axis=2, keepdims=True))
+
+
+def pipeline_bound(shape: Shape, seconds: FloatArray, compute: FloatArray, m: int, send: float, *, blocking: bool) -> PipelineBound:
+    """The chains of a pipeline.
+
+    Args:
+        shape: of the schedule.
+        seconds: float array [R, 4 phases, stages], durations of whole stages.
+        compute: the same without communication, for passes in pairs (see `Stages.compute`).
+        m: micro-batches per step.
+        send: seconds of one boundary tensor.
+        blocking: sends hold the sender's compute stream.
+    """
+    forward = seconds[:, F]
+    hops = shape.before @ (np.ones(shape.stages))
+    crossing = np.minimum(hops, shape.first) * send
+    head = forward @ shape.before.T + crossing
+    if shape.style == "pairs":
+        each = np.stack([forward, compute[:, F], seconds[:, B], compute[:, B], seconds[:, I], seconds[:, W]])
+        work = np.einsum("krs,kps->rp", each, dual_passes(shape, m))
+    else:
+        backward = seconds[:, B] if shape.style == "full" else seconds[:, I] + seconds[:, W]
+        work = m * ((forward + backward) @ shape.share.T)
+    if blocking:
+        work = work + m * shape.sends * send
+    sends = 2.0 * crossing + (m * shape.sends * send if blocking else 0.0)
+    if shape.style == "full":
+        tail = seconds[:, B] @ shape.before.T + crossing
+        if blocking:
+            # The send of a rank's last backward is part of what follows, beside which gradients may be reduced already.
+            work = work - np.minimum(crossing, send)
+    else:
+        tail = np.zeros_like(head)
+    around_head, around_tail = head, tail
+    group = shape.group(m)
+    if group:
+        # The first micro-batch reaches a rank's last chunk through all stages before it; until then the rank had only the
+        # forwards of one group through its other chunks to run. The same backwards, from the last micro-batch's last chunk on.
+        last = np.arange(shape.stages - shape.ranks, shape.stages)
+        through = np.arange(shape.stages)[None, :] < last[:, None]
+        others = shape.share.copy()
+        others[:, -shape.ranks :] = 0.0
+        spared = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
+        around_head = forward @ through.T + last * send - group * (forward @ others.T) - spared
+        sends = sends + 2.0 * last * send
+        if shape.style == "full":
+            backward = seconds[:, B]
+            around_tail = backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send
+    return PipelineBound(
+        head, work, tail, around_head, around_tail, sends, shape.order, shape.style == "full", goes_round=group > 0
+    )
+
+
+def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArray:
+    """Step-time bounds [R, D] of every pair of recomputation and spread.
+
+    The data-parallel stream is busy from the start until its gathers are through, and what runs beside it is slowed: no chain of
+    ops makes progress during `loss` of that time, whatever ranks it passes, but for what it waits for first and sends. Of a
+    rank's reductions, what does not come after its last op runs beside its compute (what does costs more than it would have
+    slowed); a way around leaves the rank before they begin.
+    """
+    work, loss = pipe.work[:, None], states.loss[None, :, None]
+    # It cannot slow more than there is.
+    most = np.maximum(work - pipe.sends, 0.0) / (1.0 - loss)
+    gathering = (states.gathers.min(axis=1) - states.gather.max(axis=1))[None, :, None] - pipe.sends
+    head = pipe.along(states.gather, pipe.head)
+    after = pipe.along(states.reduce, pipe.tail) if pipe.whole else states.reduce[None]
+    reducing = np.maximum(states.reduces[None] - after, 0.0)
+    beside = np.maximum(np.maximum(gathering, states.gathers[None] - head), 0.0) + reducing
+    chain = head + after + loss * np.minimum(beside, most)
+    if pipe.goes_round:
+        gathering = np.maximum(gathering, 0.0)
+        round_head = pipe.around(states.gather, pipe.head, pipe.around_head)
+        chain = np.maximum(chain, round_head + after + loss * np.minimum(gathering + reducing, most))
+        if pipe.whole:
+            round_after = pipe.around(states.reduce, pipe.tail, pipe.around_tail)
+            chain = np.maximum(chain, np.maximum(head, round_head) + round_after + loss * np.minimum(gathering, most))
+    found = np.maximum((chain + work).max(axis=2), states.serial.max(axis=1)[None]) + states.end[None, :, offloaded]
+    return np.asarray(found)
+
+
+def device_bytes(activations: FloatArray, resting: FloatArray, fragmentation: float, outside: float) -> FloatArray:
+    """Peak use of the fullest device, [R, D], of activations [R, ranks] over resting states [D, ranks]."""
+    total = activations[:, None] + resting[None]
+    return np.asarray(total.max(axis=2) * fragmentation + outside)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """`PipelineBound.least` of one pipeline as linear forms, so that many pipelines take one matrix product.
+
+    Attributes:
+        passes: float array [kinds of passes, chains, stages], how often a chain passes each stage: forwards and backwards (input
+            and weight gradient together where a schedule splits it); of pairs the six of `dual`.
+        sends: float array [chains], boundary tensors in it.
+    """
+
+    passes: FloatArray
+    sends: FloatArray
+
+
+def chains(shape: Shape, m: int, *, blocking: bool, waits: bool = True) -> Chains:
+    """The chains of a pipeline.
+
+    Args:
+        waits: ranks wait for each other at the end of a step; else only their own ops count.
+    """
+    ranks, stages, full = shape.ranks, shape.stages, shape.style == "full"
+    hops = np.minimum(shape.before.sum(axis=1), shape.first)
+    work = dual_passes(shape, m) if shape.style == "pairs" else np.stack([m * shape.share] * 2)
+    sends = m * shape.sends * float(blocking) - (np.minimum(hops, 1.0) if blocking and full else 0.0)
+    if not waits:
+        return Chains(work, sends)
+    heads = [(shape.before, hops)]
+    tails = [(shape.before, hops) if full else (np.zeros((ranks, stages)), np.zeros(ranks))]
+    group = shape.group(m)
+    if group:
+        last = np.arange(stages - ranks, stages)
+        through = (np.arange(stages)[None, :] < last[:, None]).astype(np.float64)
+        others = shape.share.copy()
+        others[:, -ranks:] = 0.0
+        spared = float(group * (stages // ranks - 1) * blocking)
+        heads.append((through - group * others, last - spared))
+        if full:
+            tails.append((through - group * others, last - spared - float(blocking)))
+    found = []
+    for head, tail in itertools.product(heads, tails):
+        passes = work.copy()
+        passes[0] += head[0]
+        if full:
+            passes[1] += tail[0]
+        found.append((passes, sends + head[1] + tail[1]))
+    return Chains(np.concatenate([p for p, _ in found], axis=1), np.concatenate([s for _, s in found]))
+
+
+__all__ = ["Chains", "PipelineBound", "chains", "combine", "device_bytes", "pipeline_bound"]

@@ -1,0 +1,385 @@
+"""Branch and bound over meshes, variants, pipelines and the rest, best bound first; exact, with the account of it.
+
+A node of the tree is a set of layouts with a lower bound on their step times. The node with the least bound is opened next:
+a mesh and micro-batch into variants, a variant into pipelines, a pipeline into layouts (bounds and memory of all of them in one
+numpy call), layouts into their longest path (many of one shape together), and what still can win into SimPy. When the least bound
+left is not below the value to beat, nothing left can win, and the best is proven.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simpar.searching.account import Account, Glimpse, Progress
+from simpar.searching.choice import Choice, Group, Kin, Offload, Pipeline, Variant, kin
+from simpar.searching.coarse import Coarse
+from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.pricing import Pricing
+from simpar.searching.sheets import Design, Outlook, Sheet, Sheets
+from simpar.searching.space import Space
+from simpar.searching.tiers import Tiers
+
+MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "offloads more than it needs"
+SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
+LARGEST = 256
+"""Layouts that are swept together at most."""
+Waiting = tuple[float, int, float, Sheet, int]
+"""A layout that waits to be swept: rank, number, bound, sheet and its position there."""
+Node = tuple[Group, int, int]
+"""A mesh, sequences per micro-batch, micro-batches per step."""
+
+
+class Shape(NamedTuple):
+    """What layouts share that are swept together.
+
+    Attributes:
+        flags: ZeRO stage, whether gradients are reduced and parameters gathered beside compute.
+        moves: activations are offloaded.
+        on_device: they are bounded first by the same layout without that: copies to the host only add waiting. Its program is
+            much smaller, and the same for all fractions.
+    """
+
+    pp: int
+    m: int
+    pipeline: Pipeline
+    flags: tuple[int, bool | None, bool | None]
+    moves: bool
+    on_device: bool
+
+
+def on_device(choice: Choice) -> Choice:
+    """The same layout with all activations on the device."""
+    return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The pipelines of a variant.
+
+    Attributes:
+        node: mesh, micro-batch, micro-batches, variant.
+        order: their positions in the space, fastest first by their bounds; `seconds` of each.
+        left: layouts of each and all after it.
+    """
+
+    node: tuple[Group, int, int, Variant]
+    design: Kin
+    order: list[int]
+    seconds: list[float]
+    left: list[int]
+
+
+class Branch:
+    """The search over a space, or some meshes of it.
+
+    Args:
+        space: what may be chosen.
+        keep: how many of the best are wanted.
+        pricing: memo to share.
+        incumbents: limits and what is known already; none = the `keep` fastest.
+        examine: value of a simulated layout (None: it misses a constraint); none = its step time.
+        least_headroom: bytes that must stay free on every device.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        keep: int = 10,
+        pricing: Pricing | None = None,
+        incumbents: Incumbents | None = None,
+        examine: Callable[[Choice, float, float], float | None] | None = None,
+        on_scored: Callable[[Scored], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        least_headroom: float = 0.0,
+    ) -> None:
+        self.space = space
+        self.pricing = pricing or Pricing(space)
+        self.tiers = Tiers(self.pricing)
+        self.account = Account()
+        self.incumbents = incumbents or Incumbents(keep)
+        self.examine = examine
+        self.tighten: Callable[[Choice, float], float] | None = None
+        """A bound of the value of a layout that takes so long, where that is more than its time."""
+        self.on_scored, self.on_progress = on_scored, on_progress
+        self.capacity = space.template.hardware.gpu.memory.value - least_headroom
+        self.coarse = Coarse(space, self.pricing)
+        self.sheets = Sheets(space, self.pricing, self.capacity)
+        self.heap: list[tuple[float, float, int, str, Any, int, float, Kin | None]] = []
+        self._tick = itertools.count()
+        self.pools: dict[Shape, list[Waiting]] = {}
+        self._started = time.monotonic()
+        self.glimpses: dict[object, Glimpse] = {}
+
+    # -- the tree ----------------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> list[Scored]:
+        """The best so far, best first."""
+        return self.incumbents.best
+
+    def push(
+        self, bound: float, kind: str, payload: Any, count: int, design: Kin, device_bytes: float = 0.0, simplicity: float = 0.0
+    ) -> None:
+        """A set of `count` layouts of a design, none faster than `bound` nor smaller than `device_bytes`.
+
+        Of equals the simplest goes first.
+        """
+        reason = self._reject(bound, device_bytes, design)
+        if reason:
+            self.account.rejected[reason] += count
+        else:
+            key = self.incumbents.place(bound, device_bytes, leaf=kind in ("undercut", "timed", "layout"))
+            heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
+
+    def _reject(self, bound: float, device_bytes: float, design: Kin) -> str:
+        if self.incumbents.late(np.array(bound)):
+            return CONSTRAINT
+        return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes), design) else ""
+
+    def nodes(self, groups: Sequence[Group] | None = None) -> list[Node]:
+        """Every mesh and micro-batch."""
+        found = self.space.groups if groups is None else groups
+        return [(g, b, m) for g in found for b, m in self.space.micro_batches(g)]
+
+    def survey(self, nodes: Sequence[Node]) -> float:
+        """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
+        fit = [n for n in nodes if self.coarse.least_bytes(n[0]) <= self.capacity]
+        ranks = (self.incumbents.rank(self.coarse.mesh_seconds(*n), self.coarse.least_bytes(n[0])) for n in fit)
+        return min(ranks, default=inf)
+
+    def run(self, nodes: Sequence[Node] | None = None) -> None:
+        """Search until nothing can beat the best."""
+        for node in self.nodes() if nodes is None else nodes:
+            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), kin(*node[:2]))
+        openers: dict[str, Callable[[float, Any, int], None]] = {
+            "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
+            "spreads": self.open_spreads, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
+            "layout": self.open_layout,
+        }  # fmt: skip
+        single = not self.incumbents.front
+        while self.heap:
+            key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
+            self.account.evaluated["longest_path"] = self.tiers.swept
+            if single and self.incumbents.beats(key):
+                waiting = sum(int(sheet.weight[at]) for pool in self.pools.values() for *_, sheet, at in pool)
+                self.account.rejected[BOUND] += count + waiting + sum(entry[5] for entry in self.heap)
+                self.heap.clear()
+                self.pools.clear()
+                break
+            if single and design is not None and self.incumbents.beats(key, design):
+                self.account.rejected[BOUND] += count
+            else:
+                openers[kind](bound, payload, count)
+            if self.on_progress is not None:
+                self.on_progress(self.progress(self.incumbents.least(key)))
+
+    def progress(self, bound: float) -> Progress:
+        """Where the search stands."""
+        best = self.best[0] if self.best else None
+        simulated = self.account.evaluated["discrete_event"]
+        return Progress(best, bound, len(self.heap), simulated, time.monotonic() - self._started)
+
+    # -- sets ----------------------------------------------------------------------------------------------------------
+
+    def open_mesh(self, bound: float, payload: Node, count: int) -> None:
+        """Too large for the memory whatever else is chosen? Else bound it by its compute."""
+        del bound
+        if not count:
+            return
+        least = self.coarse.least_bytes(payload[0])
+        if least > self.capacity:
+            self.account.rejected[MEMORY] += count
+            return
+        self.push(self.coarse.mesh_seconds(*payload), "crude", payload, count, kin(*payload[:2]), least)
+
+    def open_crude(self, bound: float, payload: Node, count: int) -> None:
+        """Bound every variant over every pipeline by serial work."""
+        del bound, count
+        group, batch, m = payload
+        values, design = self.coarse.variant_seconds(group, batch, m).tolist(), kin(group, batch)
+        for variant, value in zip(self.space.variants(group), values, strict=True):
+            layouts = self.space.variant_count(group, m, variant)
+            if layouts:
+                self.push(value, "variant", (*payload, variant), layouts, design, self.coarse.least_bytes(group))
+
+    def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
+        """Price the blocks of a variant exactly and bound every pipeline."""
+        del bound, count
+        group, batch, m, variant = payload
+        design = kin(group, batch)
+        inner = len(self.space.states(group)) * len(self.space.offloads)
+        seconds = self.coarse.pipeline_seconds(*payload)
+        counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
+        order = np.argsort(seconds, kind="stable")
+        order = order[counts[order] > 0]
+        left = np.cumsum(counts[order][::-1])[::-1].tolist()
+        self._next_pipeline(Ranked(payload, design, order.tolist(), seconds[order].tolist(), left), 0)
+
+    def _next_pipeline(self, ranked: Ranked, at: int) -> None:
+        """The pipelines of a variant from the one at `at` on wait together: the first bounds the rest."""
+        if at < len(ranked.order):
+            least = self.coarse.least_bytes(ranked.node[0])
+            self.push(ranked.seconds[at], "pipeline", (ranked, at), ranked.left[at], ranked.design, least)
+
+    def open_pipeline(self, bound: float, payload: tuple[Ranked, int], count: int) -> None:
+        """Bound every spread of the states, without recomputation, of the first of these pipelines."""
+        ranked, at = payload
+        self._next_pipeline(ranked, at + 1)
+        count -= ranked.left[at + 1] if at + 1 < len(ranked.left) else 0
+        group, _, m, _ = ranked.node
+        outlook = self.sheets.outlook(Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]]))
+        self.account.evaluated["bounds"] += count
+        if len(outlook.columns):
+            least = max(bound, float(outlook.least.min()))
+            self.push(least, "spreads", outlook, count, ranked.design, self.coarse.least_bytes(group))
+        else:
+            # Not even the states fit, however they are spread.
+            self.account.rejected[MEMORY] += count
+
+    def open_spreads(self, bound: float, payload: Outlook, count: int) -> None:
+        """Bounds and memory of every recomputation x spread x offload at once."""
+        del bound, count
+        sheet = self.sheets.sheet(payload.design, self.incumbents, payload)
+        for reason, number in zip((MEMORY, CONSTRAINT, BOUND), sheet.rejected, strict=True):
+            self.account.rejected[reason] += number
+        if len(sheet.order):
+            self._glimpse(sheet)
+            self._wait(sheet, sheet.order.tolist(), 0.0)
+
+    # -- layouts -------------------------------------------------------------------------------------------------------
+
+    def _glimpse(self, sheet: Sheet) -> None:
+        """Remember the best of a design."""
+        at, d = int(sheet.order[0]), sheet.design
+        name = (d.group, d.pipeline.schedule, d.pipeline.virtual_stages)
+        bound = float(sheet.time_s.flat[at])
+        if name not in self.glimpses or bound < self.glimpses[name].bound_s:
+            self.glimpses[name] = Glimpse(sheet.choice(at), bound, float(sheet.bytes.flat[at]))
+
+    def _wait(self, sheet: Sheet, positions: Sequence[int], least_s: float) -> None:
+        """Layouts at these positions, none faster than `least_s`, to be swept with others of their shape."""
+        d = sheet.design
+        named: dict[Shape, list[tuple[float, int]]] = {}
+        for at in positions:
+            offload, pair = divmod(at, len(sheet.pairs))
+            state = sheet.states[int(sheet.pairs[pair]) % len(sheet.states)]
+            flags = (state.zero_stage, state.overlap_grad_reduce, state.overlap_param_gather)
+            moves = sheet.offloads[offload].activations > 0
+            name = Shape(d.group.pp, d.m, d.pipeline, flags, moves, on_device=moves and not least_s)
+            named.setdefault(name, []).append((max(float(sheet.time_s.flat[at]), least_s), at))
+        for name, layouts in named.items():
+            self._pool(name, [(time_s, sheet, at) for time_s, at in layouts])
+
+    def _pool(self, name: Shape, layouts: Sequence[tuple[float, Sheet, int]]) -> None:
+        """Layouts of one shape, each with its bound, wait to be swept."""
+        pool = self.pools.setdefault(name, [])
+        for time_s, sheet, at in layouts:
+            rank = self.incumbents.place(time_s, float(sheet.bytes.flat[at]))
+            heapq.heappush(pool, (rank, next(self._tick), time_s, sheet, at))
+        if pool:
+            heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", name, 0, pool[0][2], None))
+
+    def open_shape(self, bound: float, payload: Shape, count: int) -> None:
+        """The longest paths of the best layouts of one shape."""
+        del count
+        pool, last = self.pools.get(payload, []), self.incumbents.last(bound)
+        popped: list[Waiting] = []
+        while pool and len(popped) < LARGEST and pool[0][0] <= last:
+            popped.append(heapq.heappop(pool))
+        take = []
+        for _, _, time_s, sheet, at in popped:
+            need = float(sheet.bytes.flat[at])
+            choice, reason = sheet.choice(at), self._reject(time_s, need, sheet.design.kin)
+            if not reason and self.incumbents.outdone(time_s, need, choice):
+                reason = BOUND
+            if reason:
+                self.account.rejected[reason] += int(sheet.weight[at])
+            else:
+                take.append((choice, at, time_s, need, sheet))
+        if payload.on_device:
+            found, _ = self.tiers.longest_paths([on_device(choice) for choice, *_ in take])
+            known = [(max(float(v), time_s), sheet, at) for (_, at, time_s, _, sheet), v in zip(take, found, strict=True)]
+            self._pool(payload._replace(on_device=False), known)
+        else:
+            # Of a front most are wanted for their memory, and dearer prices do not rule them out: together they cost least.
+            swept = self.tiers.longest_paths([choice for choice, *_ in take], exact=self.incumbents.front)
+            for (choice, at, time_s, need, sheet), value, less in zip(take, *swept, strict=True):
+                kind, weight = "undercut" if less else "timed", int(sheet.weight[at])
+                value = max(float(value), time_s)
+                self.push(value, kind, (choice, need, sheet, at), weight, choice.kin, need, choice.complexity)
+        self._pool(payload, [])
+
+    def open_undercut(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
+        """A layout that another undercuts in every price still is among the best: its own longest path."""
+        choice, need = payload[:2]
+        if self.incumbents.outdone(bound, need, choice):
+            self.account.rejected[BOUND] += count
+        else:
+            value = max(bound, self.tiers.longest_path(choice))
+            self.push(value, "timed", payload, count, choice.kin, need, choice.complexity)
+
+    def open_timed(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
+        """A layout whose time is known: what it is ranked by, where that is more."""
+        choice, need = payload[:2]
+        if self.tighten is None:
+            self.open_layout(bound, (*payload, bound), count)
+        elif self.incumbents.outdone(bound, need, choice):
+            self.account.rejected[BOUND] += count
+        else:
+            value = max(bound, self.tighten(choice, bound))
+            self.push(value, "layout", (*payload, bound), count, choice.kin, need, choice.complexity)
+
+    def open_layout(self, bound: float, payload: tuple[Choice, float, Sheet, int, float], count: int) -> None:
+        """Simulate one layout; what moves more to the host waits for its outcome."""
+        choice, need, sheet, at, time_s = payload
+        if self.incumbents.outdone(bound, need, choice):
+            self.account.rejected[BOUND] += count
+            return
+        reason = self._simulate(choice, bound)
+        if reason:
+            self.account.rejected[reason] += 1
+            self._wait(sheet, sheet.children(at), time_s)
+        else:
+            self.account.rejected[DOMINATED] += count - 1
+
+    def _simulate(self, choice: Choice, bound: float) -> str:
+        """The time of a layout on SimPy; why it does not count, or nothing.
+
+        Args:
+            bound: of its time; with its memory it may say already that it cannot be wanted.
+        """
+        scored = next((s for s in self.incumbents.known if s.choice == choice), None)
+        if scored is not None:
+            # Known from another part of the search.
+            self.account.kept += 1
+            return ""
+        need = self.tiers.device_bytes(choice, self.sheets.allocated(choice))
+        if need is not None and need > self.capacity:
+            return SIMULATED_MEMORY
+        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.kin):
+            return BOUND
+        self.account.evaluated["discrete_event"] += 1
+        time_s, need = self.tiers.discrete_event(choice, need)
+        if need > self.capacity:
+            return SIMULATED_MEMORY
+        value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
+        if value is None or self.incumbents.late(np.array(time_s)):
+            return CONSTRAINT
+        scored = Scored(choice, time_s, need, value)
+        self.account.kept += 1
+        if self.on_scored is not None:
+            self.on_scored(scored)
+        self.incumbents.add(scored)
+        return ""
+
+
+__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Branch", "Node", "on_device"]

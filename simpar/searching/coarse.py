@@ -1,0 +1,199 @@
+"""Bounds on large sets of layouts: everything on a mesh, in a variant of its blocks, in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.program.program import FloatArray, IntArray
+from simpar.searching import bounds
+from simpar.searching.blocks import B, BlockTable, F, I, W
+from simpar.searching.choice import Group, Pipeline, Variant
+from simpar.searching.pricing import Pricing
+from simpar.searching.shapes import shape_of, style_of
+from simpar.searching.space import Space
+
+
+class Coarse:
+    """Bounds of sets, with memos of what sets share."""
+
+    def __init__(self, space: Space, pricing: Pricing) -> None:
+        self.space, self.pricing = space, pricing
+        self._least: dict[Group, float] = {}
+        self._cuts: dict[object, list[tuple[FloatArray, FloatArray, bool, str]]] = {}
+        kinds = pricing.kinds
+        self._chains: dict[tuple[int, int], Stack] = {}
+        self._blocks = [k + kinds.layers for k in kinds.layer]
+        # Over the average rank a tied matrix counts once, which keeps bounds ones.
+        self._blocks += [k for k in (kinds.embedding, kinds.shared_head if kinds.shared_head >= 0 else kinds.head) if k >= 0]
+        self._blocks += [k for k in (kinds.mtp, kinds.mtp_head) if k >= 0] * kinds.mtp_count
+
+    # -- meshes --------------------------------------------------------------------------------------------------------
+
+    def mesh_seconds(self, group: Group, batch: int, m: int) -> float:
+        """Compute of the average rank of a mesh."""
+        per_kind = self.pricing.floors.compute(group, batch).sum(axis=0)
+        return m * float(per_kind[self._blocks].sum()) / group.pp
+
+    def least_bytes(self, group: Group) -> float:
+        """Bytes of the average rank under the thinnest spread, without any activation."""
+        if group not in self._least:
+            variant = self.space.variants(group)[0]
+            table = self.pricing.weights(group, variant)
+            dense, expert = float(table.dense[self._blocks].sum()), float(table.expert[self._blocks].sum())
+            if self.pricing.template.training.trainable == "lora":
+                dense = expert = 0.0
+            offloaded = any(o.optimizer for o in self.space.offloads)
+            least = float("inf")
+            for state in self.space.states(group):
+                per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
+                column = 1 if offloaded else 2
+                found = dense * sum(per_dense[:column]) + expert * sum(per_expert[:column])
+                if self.pricing.stays_gathered(group, state):
+                    bytes_ = self.pricing.per_weight(group, variant, state)
+                    found += (dense + expert) * (bytes_.gather + bytes_.reduce)
+                least = min(least, found)
+            rank = least / group.pp * self.pricing.framework.fragmentation
+            self._least[group] = rank + self.pricing.outside_bytes(group)
+        return self._least[group]
+
+    # -- variants ------------------------------------------------------------------------------------------------------
+
+    def variant_seconds(self, group: Group, batch: int, m: int) -> FloatArray:
+        """Serial work of the best pipeline in each variant of a mesh, float array [variants]; infinite without pipelines."""
+        pipelines, variants = self.space.pipelines(group.pp, m), self.space.variants(group)
+        floors = np.array([self.pricing.floors.block(group, batch, v) for v in variants])
+        least = np.full(len(variants), np.inf)
+        for whole, before, tails, style in self._stacks(group.pp, pipelines):
+            forward = floors[:, 0] if style != "pairs" else floors[:, 3]
+            backward = floors[:, 1] if style == "full" else floors[:, 2]
+            found = before @ forward.T + m * (whole @ (forward + backward).T)
+            if not self.pricing.waits(style):
+                found = m * (whole @ (forward + backward).T)
+            elif tails:
+                found = found + before @ backward.T
+            least = np.minimum(least, found.max(axis=1).min(axis=0))
+        return least
+
+    def _stacks(self, pp: int, pipelines: tuple[Pipeline, ...]) -> list[tuple[FloatArray, FloatArray, bool, str]]:
+        """Distinct cuts of the pipelines: blocks per rank, blocks before it, as [cuts, ranks, kinds]."""
+        key = (pp, pipelines)
+        if key not in self._cuts:
+            rows: dict[str, dict[object, tuple[FloatArray, FloatArray]]] = {}
+            for pipeline in pipelines:
+                shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+                name = (shape.stages, pipeline.split, shape.stage_to_rank)
+                table = rows.setdefault(shape.style, {})
+                if name not in table:
+                    counts = self.pricing.composition(pipeline, pp, 0).counts
+                    table[name] = (shape.share @ counts, shape.before @ counts)
+            self._cuts[key] = [
+                (np.array([r[0] for r in table.values()]), np.array([r[1] for r in table.values()]), style == "full", style)
+                for style, table in rows.items()
+            ]
+        return self._cuts[key]
+
+    # -- pipelines -----------------------------------------------------------------------------------------------------
+
+    def pipeline_seconds(self, group: Group, batch: int, m: int, variant: Variant) -> FloatArray:
+        """Every pipeline of a variant without recomputation, spread and update, float array [pipelines]."""
+        stack = self._stack(group.pp, m)
+        send = self.pricing.send(group, batch, variant)
+        found = np.zeros(stack.pipelines)
+        for style, part in stack.styles.items():
+            table = self.pricing.table(group, batch, variant, "none")
+            # The forms of a pipeline read the classes of its own cut.
+            totals = part.sends * send
+            for often, seconds in zip(part.passes, _passes(table, part.counts, style), strict=True):
+                totals = totals + (often * seconds[part.classes]).sum(axis=1)
+            found[part.pipeline] = np.maximum.reduceat(totals, part.starts)
+        return found
+
+    def _stack(self, pp: int, m: int) -> Stack:
+        key = (pp, m)
+        if key not in self._chains:
+            self._chains[key] = Stack.of(self.pricing, self.space.pipelines(pp, m), pp, m)
+        return self._chains[key]
+
+
+def _passes(table: BlockTable, counts: FloatArray, style: str) -> list[FloatArray]:
+    """Seconds of the passes of `bounds.Chains` through classes of stages, from blocks of each kind in them [classes, kinds]."""
+    own = table.pass_s * (counts.sum(axis=1) > 0)[:, None]
+    device, host = counts @ table.seconds.T, counts @ table.host.T
+    each = np.maximum(device, host) + own
+    if style == "full":
+        return [each[:, F], each[:, B]]
+    if style == "split":
+        return [each[:, F], each[:, I] + each[:, W]]
+    paired = counts @ table.compute.T + np.maximum(host - device, 0.0) + own
+    return [each[:, F], paired[:, F], each[:, B], paired[:, B], each[:, I], each[:, W]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The chains of all pipelines of one style.
+
+    Attributes:
+        counts: blocks of each kind in each class of stages, float array [classes, kinds].
+        classes: of each chain, the classes of its cut, int array [chains, widest].
+        passes: of a chain through each of these, float array [kinds of passes, chains, widest].
+        sends: boundary tensors of each chain.
+        pipeline: index of each pipeline; starts: its first chain.
+    """
+
+    counts: FloatArray
+    classes: IntArray
+    passes: FloatArray
+    sends: FloatArray
+    pipeline: IntArray
+    starts: IntArray
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The chains of all pipelines of a pipeline degree and number of micro-batches, by style."""
+
+    pipelines: int
+    styles: dict[str, Part]
+
+    @classmethod
+    def of(cls, pricing: Pricing, pipelines: Sequence[Pipeline], pp: int, m: int) -> Stack:
+        """Of these pipelines."""
+        styles: dict[str, list[int]] = {}
+        for index, pipeline in enumerate(pipelines):
+            styles.setdefault(style_of(pipeline), []).append(index)
+        return cls(len(pipelines), {s: _part(pricing, [pipelines[i] for i in own], own, pp, m) for s, own in styles.items()})
+
+
+def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int], pp: int, m: int) -> Part:
+    counts: list[FloatArray] = []
+    first: dict[object, int] = {}
+    rows: list[tuple[FloatArray, FloatArray, int]] = []
+    for pipeline in pipelines:
+        shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), pricing.plain_stages(pipeline, pp)
+        cut = (shape.stages, pipeline.split)
+        if cut not in first:
+            first[cut] = sum(len(c) for c in counts)
+            counts.append(stages.counts[0].astype(np.float64))
+        onto = np.zeros((shape.stages, stages.counts.shape[1]))
+        onto[np.arange(shape.stages), stages.which] = 1.0
+        found = bounds.chains(shape, m, blocking=pricing.blocking(pipeline, pp), waits=pricing.waits(shape.style))
+        both = np.unique(np.column_stack([*(passes @ onto for passes in found.passes), found.sends]), axis=0)
+        passes = both[:, :-1].reshape(len(both), len(found.passes), -1).transpose(1, 0, 2)
+        rows.append((passes, both[:, -1], first[cut]))
+    widest, total = max(p.shape[2] for p, *_ in rows), sum(len(s) for _, s, _ in rows)
+    classes, sends = np.zeros((total, widest), dtype=np.int64), np.zeros(total)
+    every = np.zeros((len(rows[0][0]), total, widest))
+    starts, at = [], 0
+    for passes, own_sends, base in rows:
+        own, width = slice(at, at + len(own_sends)), passes.shape[2]
+        starts.append(at)
+        classes[own, :width] = base + np.arange(width)
+        every[:, own, :width], sends[own] = passes, own_sends
+        at += len(own_sends)
+    return Part(np.concatenate(counts), classes, every, sends, np.array(index, dtype=np.int64), np.array(starts, dtype=np.int64))
+
+
+__all__ = ["Coarse"]

@@ -1,0 +1,58 @@
+"""Layouts with the scenario's effects: the search itself knows none, so its best are simulated again and ranked by that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from simpar.result.result import Result
+from simpar.searching.choice import kin
+from simpar.searching.find import Found
+from simpar.searching.incumbents import Scored
+from simpar.specs.effects import EffectsSpec
+from simpar.specs.scenario import Scenario
+
+POOL: Final = 32
+"""Layouts that are simulated again with effects: so many of the best, and as many of the best of other meshes."""
+
+
+def has_effects(scenario: Scenario) -> bool:
+    """Whether the scenario asks for anything that the search leaves out."""
+    return scenario.effects.model_copy(update={"seed": 0, "repetitions": 1}) != EffectsSpec()
+
+
+def only_slows(effects: EffectsSpec) -> bool:
+    """Whether no layout can be faster with the effects than without: then the search's bounds hold for both."""
+    return effects.interference and not effects.is_random and all(factor >= 1.0 for factor in effects.slow_ranks.values())
+
+
+def pool_of(found: Found) -> Iterator[Scored]:
+    """The layouts worth a second look: the best found, and of every other mesh and micro-batch the one with the least bound."""
+    seen = {kin(s.choice.group, s.choice.micro_batch_size) for s in found.best}
+    yield from found.best
+    others = 0
+    for glimpse in sorted(found.glimpses, key=lambda g: g.bound_s):
+        design = kin(glimpse.choice.group, glimpse.choice.micro_batch_size)
+        if design not in seen and others < POOL:
+            seen.add(design)
+            others += 1
+            yield Scored(glimpse.choice, glimpse.bound_s, glimpse.device_bytes, glimpse.bound_s)
+
+
+def step_of(result: Result) -> float:
+    """Seconds of a step that may be drawn at random: the median of its draws."""
+    return result.step_time_s if result.repetitions is None else result.repetitions.p50
+
+
+def gap_with_effects(found: Found, best_s: float, effects: EffectsSpec) -> float | None:
+    """How much faster, relatively, a layout may be that was not simulated with the effects; None where nothing is known.
+
+    Nothing outside the best found takes less than the last of them even without effects.
+    """
+    if not found.finished or not only_slows(effects):
+        return None
+    least_s = max(s.step_time_s for s in found.best) if len(found.best) >= max(found.wish.keep, found.wish.pool) else best_s
+    return max(0.0, 1.0 - least_s / best_s)
+
+
+__all__ = ["POOL", "gap_with_effects", "has_effects", "only_slows", "pool_of", "step_of"]

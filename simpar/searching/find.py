@@ -1,0 +1,242 @@
+"""One search from request to finding: seed, parts, executor, store; interruptible at any time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isclose
+from typing import Any
+
+from simpar.searching.account import Account, Glimpse
+from simpar.searching.branch import Branch
+from simpar.searching.executors import Task, dask, in_process, processes
+from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.parts import PartResult, Wish, branch_for, parts_of
+from simpar.searching.pricing import Pricing
+from simpar.searching.seeds import seed_space
+from simpar.searching.space import Space
+from simpar.searching.store import Store
+
+FINEST = 1_000_000
+"""Parts wanted where each is to be as small as it can: the meshes that share prices."""
+SAME = 1e-6
+"""Relative difference below which two times are the same."""
+SEED_FROM = 100_000
+"""Spaces larger than this are seeded."""
+
+
+@dataclass
+class Found:
+    """What a search found.
+
+    Attributes:
+        space: that was searched.
+        wish: what was wanted.
+        best: simulated layouts, best first (or the front, fastest first).
+        other: the best of another design than that of the best, where it was wanted.
+        account: where every layout went.
+        size: layouts in the space.
+        bound: nothing in the space has a smaller value than this, or than the best.
+        finished: every part was searched.
+        seconds: it took.
+        glimpses: the best of every design, by its bounds.
+    """
+
+    space: Space
+    wish: Wish
+    best: list[Scored]
+    account: Account
+    size: int
+    bound: float
+    finished: bool
+    seconds: float
+    glimpses: tuple[Glimpse, ...] = ()
+    other: Scored | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """(best - bound) / best: 0 when finished, None when nothing was found. Of a front its slowest layout counts."""
+        if not self.best:
+            return 0.0 if self.finished else None
+        value = (max if self.wish.both else min)(s.value for s in self.best)
+        return 0.0 if self.finished else max(0.0, 1.0 - min(self.bound, value) / value)
+
+
+@dataclass
+class Watch:
+    """Progress as it is shown: the incumbent, the gap, parts done."""
+
+    best: Scored | None
+    bound: float
+    done: int
+    parts: int
+    simulated: int
+    seconds: float
+    slowest: Scored | None = None
+    """Of a front."""
+
+    @property
+    def gap(self) -> float | None:
+        """As in `Found`."""
+        against = self.slowest or self.best
+        return max(0.0, 1.0 - min(self.bound / against.value, 1.0)) if against else None
+
+
+Listener = Callable[[Watch], None]
+
+
+@dataclass
+class _State:
+    incumbents: Incumbents
+    account: Account = field(default_factory=Account)
+    bounds: dict[int, float] = field(default_factory=dict)
+    done: int = 0
+    simulated: int = 0
+    glimpses: list[Glimpse] = field(default_factory=list)
+
+
+def find(
+    space: Space,
+    wish: Wish,
+    *,
+    executor: str = "local",
+    workers: int | None = 1,
+    scheduler: str | None = None,
+    store: Store | None = None,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> Found:
+    """Search a space.
+
+    Args:
+        executor: "local" (`workers` processes; 1 = this one) or "dask" (at `scheduler`).
+        store: where every finished layout and part goes at once.
+        resume: go on from what the store holds of this search; else it starts anew.
+        listener: told the progress.
+
+    Returns:
+        What was found; after Ctrl-C what was found until then, `finished` False.
+
+    Raises:
+        InputError: the executor cannot work.
+    """
+    started = time.monotonic()
+    if not space.groups:
+        return Found(space, wish, [], Account(), 0, inf, True, time.monotonic() - started)
+    pricing = Pricing(space)
+    branch = branch_for(space, wish, pricing)
+    cut = parts_of(branch, _part_count(executor, workers, store is not None))
+    if store is not None and (begun := store.begin(len(cut), resume=resume)) != len(cut):
+        # Parts are known by their numbers: a search goes on with the parts that it began with, whoever does them now.
+        cut = parts_of(branch, begun)
+    parts = dict(enumerate(cut))
+    state = _State(replace(branch.incumbents, best=[], first={}))
+    recalled = _recall(store, state, parts) if store is not None else set()
+
+    def scored(found: Scored) -> None:
+        state.simulated += 1
+        state.incumbents.add(found)
+        if store is not None:
+            store.add(found)
+
+    def tell() -> None:
+        if listener is not None:
+            best = state.incumbents.best[0] if state.incumbents.best else None
+            bound = min((state.bounds.get(p, 0.0) for p in parts), default=best.value if best else 0.0)
+            slowest = state.incumbents.best[-1] if best and wish.both else None
+            seconds, count = time.monotonic() - started, state.done + len(parts)
+            listener(Watch(best, bound, state.done, count, state.simulated, seconds, slowest))
+
+    def bounded(part: int, bound: float) -> None:
+        state.bounds[part] = bound
+        tell()
+
+    finished = True
+    try:
+        if space.size > SEED_FROM and len(state.incumbents.best) < wish.keep and not wish.front:
+            _seed(space, wish, pricing if workers == 1 else None, scored)
+        tell()
+        task = Task(space, wish, dict(parts), state.incumbents, scored, bounded)
+        for result in _executor(executor, task, workers, scheduler):
+            for found in result.best:
+                state.incumbents.add(found)
+            state.account.merge(result.account())
+            state.glimpses += result.glimpses
+            state.done += 1
+            del parts[result.part]
+            if store is not None:
+                store.part_done(result.part, result.to_json())
+            tell()
+    except KeyboardInterrupt:
+        finished = False
+    bound = min((state.bounds.get(p, 0.0) for p in parts), default=inf)
+    best = state.incumbents.best
+    if store is not None and best and str(best[0].choice) in recalled:
+        _check_winner(store, branch, best[0])
+    return Found(
+        space, wish, best, state.account, space.size, bound, finished, time.monotonic() - started, tuple(state.glimpses),
+        state.incumbents.other,
+    )  # fmt: skip
+
+
+def _executor(name: str, task: Task, workers: int | None, scheduler: str | None) -> Iterator[PartResult]:
+    if name == "dask":
+        return dask(task, scheduler)
+    return in_process(task) if workers == 1 else processes(task, workers)
+
+
+def _recall(store: Store, state: _State, parts: dict[int, Any]) -> set[str]:
+    """Take over what the store holds; the layouts by name."""
+    names = set()
+    for scored in store.layouts():
+        state.incumbents.add(scored)
+        names.add(str(scored.choice))
+    for part, account in store.parts().items():
+        if parts.pop(part, None) is not None:
+            found = PartResult.from_json(part, account)
+            state.account.merge(found.account())
+            state.glimpses += found.glimpses
+            state.done += 1
+    return names
+
+
+def _check_winner(store: Store, branch: Branch, winner: Scored) -> None:
+    """Simulate the winner again where its figures come from the store.
+
+    Raises:
+        InputError: they are others.
+    """
+    seconds, device_bytes = branch.tiers.discrete_event(winner.choice)
+    if not (isclose(seconds, winner.step_time_s, rel_tol=SAME) and isclose(device_bytes, winner.device_bytes, rel_tol=SAME)):
+        raise store.doubted(f"{winner.choice} takes {seconds:.6g} s when simulated again, {winner.step_time_s:.6g} s as stored")
+
+
+def _part_count(executor: str, workers: int | None, stored: bool) -> int:
+    """As few parts as keep everybody busy: a part prunes best when it is large. With a store as many as there can be, so that
+    little is lost with the part that was not done; they cost about 5 % more bounds."""
+    if stored:
+        return FINEST
+    return 16 if executor == "dask" else workers or os.cpu_count() or 1
+
+
+def _seed(space: Space, wish: Wish, pricing: Pricing | None, scored: Callable[[Scored], None]) -> None:
+    """The best of a small corner of the space, so that there is something to show and to beat from the start."""
+    corner = seed_space(space)
+    if corner.groups and 0 < corner.size < space.size / 4:
+        branch_for(corner, replace(wish, next_design=False), pricing, on_scored=scored).run()
+
+
+def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None, **options: Any) -> list[Found]:
+    """The same search on several cluster sizes; with `num_gpus` as objective the smallest that can, then no more."""
+    found: list[Found] = []
+    for space in sorted(spaces, key=lambda s: s.template.world_size):
+        kept = store.of(str(space.template.world_size)) if store is not None else None
+        found.append(find(space, wish, store=kept, **options))
+        if not found[-1].finished or (wish.objective == "num_gpus" and found[-1].best):
+            break
+    return found
+
+
+__all__ = ["Found", "Watch", "find", "find_over"]

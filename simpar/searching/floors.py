@@ -1,0 +1,109 @@
+"""Lower bounds on the seconds of every kind of block, cheap enough for every variant of every mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simpar.costs.pricer import LayoutPricer
+from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.layout import Layout
+from simpar.program.program import FloatArray
+from simpar.searching.blocks import plain_blocks, serial_seconds
+from simpar.searching.choice import Group, Variant
+
+if TYPE_CHECKING:
+    from simpar.searching.pricing import Pricing
+
+
+class Floors:
+    """The floors of one search, each computed once."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self._known: dict[object, FloatArray] = {}
+        self._lists: dict[object, dict[int, LocalBlock]] = {}
+
+    def block(self, group: Group, batch: int, variant: Variant) -> FloatArray:
+        """Lower bounds on seconds [forward, backward, backward and forward without communication; kinds].
+
+        The dense part of a block does not depend on expert parallelism, nor the expert part on the context-parallel style: each
+        is priced once per combination that it does depend on, and both are added (see `serial_seconds`).
+        """
+        total = self._dense_floor(group, batch, variant)
+        return total + self._expert_floor(group, batch, variant) if self.pricing.has_experts else total
+
+    def compute(self, group: Group, batch: int) -> FloatArray:
+        """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch."""
+        key = ("compute", self.pricing.site(group), batch)
+        if key not in self._known:
+            found = []
+            variants = self.pricing.space.variants(group)
+            for precision, style in dict.fromkeys((v.precision, v.cp_style) for v in variants):
+                sequence = any(v.sequence_parallel for v in variants)
+                found.append(self.block(group, batch, Variant(sequence, style, False, False, "alltoall", precision))[[3, 2]])
+            self._known[key] = np.minimum.reduce(found)
+        return self._known[key]
+
+    def _dense_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
+        site = self.pricing.site(group)
+        v = variant
+        key = (
+            "dense",
+            site[0],
+            site[1],
+            site[4],
+            site[5],
+            site[8:],
+            batch,
+            v.sequence_parallel,
+            v.cp_style,
+            v.overlap_tp,
+            v.precision,
+        )
+        if key not in self._known:
+            flat = Group(group.tp, group.cp, group.pp, group.dp, 1, group.tp, group.placement)
+            plain = Variant(v.sequence_parallel, v.cp_style, v.overlap_tp, False, "alltoall", v.precision)
+            found = []
+            for state in self.pricing.kinds_of_states(v):
+                layout = self.pricing.probe(flat, batch, plain, state=state)
+                blocks = plain_blocks(layout, self.pricing.kinds, experts_only=False)
+                found.append(self._floor_of(layout, blocks, expert=False, hidden=False))
+            self._known[key] = np.minimum.reduce(found)
+        return self._known[key]
+
+    def _expert_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
+        v, tokens = variant, batch / (group.cp * group.tp)
+        router = tokens if v.sequence_parallel else batch / group.cp
+        site = self.pricing.site(group)
+        # How far the fullest rank is above the mean depends on the tokens of all.
+        drawn = None if self.pricing.template.training.routing.kind == "balanced" else batch
+        key = ("expert", drawn, tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)
+        if key not in self._known:
+            plain = Variant(v.sequence_parallel, "ring", False, False, v.ep_dispatcher, v.precision)
+            found = []
+            for state in self.pricing.kinds_of_states(v):
+                layout = self.pricing.probe(group, batch, plain, state=state)
+                lists = (drawn, tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision, state)
+                if lists not in self._lists:
+                    self._lists[lists] = plain_blocks(layout, self.pricing.kinds, experts_only=True)
+                found.append(self._floor_of(layout, self._lists[lists], expert=True, hidden=v.overlap_ep))
+            self._known[key] = np.minimum.reduce(found)
+        return self._known[key]
+
+    def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool, hidden: bool) -> FloatArray:
+        pricer = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives)
+        found = np.zeros((4, self.pricing.kinds.count))
+        for kind, block in blocks.items():
+            for row, ops in enumerate((block.forward, block.backward)):
+                found[row, kind] = serial_seconds(ops, pricer.op_price, hidden=hidden)[expert]
+            for row, ops in ((2, block.backward), (3, block.forward)):
+                own = (op for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert)
+                found[row, kind] = sum(pricer.op_price(op).seconds for op in own)
+        n = self.pricing.kinds.layers
+        found[:, :n] = found[:, n : 2 * n]
+        return found
+
+
+__all__ = ["Floors"]

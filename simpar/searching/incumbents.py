@@ -1,0 +1,215 @@
+"""What a search has found so far, and what can still beat it."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp, floor, inf, log, log1p
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.program import FloatArray
+from simpar.searching.choice import Choice, Kin
+
+SLACK = 1e-9
+"""Relative slack of comparisons, for sums in another order; equal layouts are never cut off."""
+
+
+def rounded(value: float) -> float:
+    """To ten significant digits: sums in another order give the same."""
+    return float(f"{value:.9e}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A layout that was simulated.
+
+    Attributes:
+        choice: the layout.
+        step_time_s: on SimPy.
+        device_bytes: peak use of the fullest device.
+        value: what the search ranks by, less is better; in a front of time and memory the time, or the upper end of its interval in
+            the unit of a time (see `parts.examiner`).
+    """
+
+    choice: Choice
+    step_time_s: float
+    device_bytes: float
+    value: float
+
+    @property
+    def key(self) -> tuple[float, float, str]:
+        """Best first; equal layouts by simplicity, then by name, so that the order never depends on the way there."""
+        return rounded(self.value), self.choice.complexity, str(self.choice)
+
+
+class Limits(NamedTuple):
+    """What layouts must beat.
+
+    Attributes:
+        value: those of the design `of`; of every design where it is none.
+        other: those of other designs, no less than `value`.
+        of: the design of all the best.
+        points: of a front, value and bytes of every layout on it.
+    """
+
+    value: float = inf
+    other: float = inf
+    of: Kin | None = None
+    points: tuple[tuple[float, float], ...] = ()
+
+    def against(self, design: Kin | None) -> float:
+        """What layouts of a design must beat; none = the least that any layout must."""
+        return self.value if self.of is None or design == self.of else self.other
+
+
+@dataclass
+class Incumbents:
+    """The best layouts so far and the limits that any layout must keep.
+
+    Attributes:
+        keep: how many of the best are wanted.
+        largest_s: step times above it are not wanted.
+        by_memory: rank by memory, then time, instead of time.
+        front: keep every layout that no other beats in both time and memory, instead of the best.
+        within: of a front: layouts this close, relatively, to one of it in both are not told apart.
+        next_design: wanted besides, where all the best are of one design: the best of any other.
+        shared: what the best of others must beat, asked anew each time.
+        first: the best of each design.
+        stairs: of a front, see `_stairs`.
+    """
+
+    keep: int = 10
+    largest_s: float = inf
+    by_memory: bool = False
+    front: bool = False
+    within: float = 0.0
+    next_design: bool = False
+    shared: Callable[[], Limits] = field(default=Limits)
+    best: list[Scored] = field(default_factory=list)
+    first: dict[Kin, Scored] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    stairs: tuple[object, object, FloatArray, FloatArray] = (None, None, np.zeros(0), np.zeros(0))
+
+    def rank(self, time_s: float, device_bytes: float) -> float:
+        """What layouts are ranked by when nothing else is known of them."""
+        # A second more is worth less than any byte that memory is counted in.
+        return device_bytes + min(time_s, 1e6) * 1e-9 if self.by_memory else time_s
+
+    def place(self, time_s: float, device_bytes: float, *, leaf: bool = False) -> float:
+        """Where layouts wait, least first.
+
+        By rank; those of a front by steps of time within which layouts are not told apart. In a step sets are opened first; of
+        its layouts the smallest goes first, which beats all that are not much smaller than it. The very first is the fastest.
+
+        Args:
+            leaf: it is one layout.
+        """
+        if not (self.front and self.within):
+            return self.rank(time_s, device_bytes)
+        step = log(max(time_s, 1e-12)) / log1p(self.within)
+        inside = device_bytes / (device_bytes + 1e12) if self.best else step - floor(step)
+        return floor(step) + (0.5 + 0.25 * (bool(self.best) + inside) if leaf else 0.0)
+
+    def last(self, time_s: float) -> float:
+        """Up to where layouts are worth sweeping together with one that takes so long: of a front, this step and the next."""
+        return floor(self.place(time_s, 0.0)) + 1.0 if self.front and self.within else inf
+
+    def least(self, place: float) -> float:
+        """What nothing at `place` or behind ranks before."""
+        return exp(floor(place) * log1p(self.within)) if self.front and self.within else place
+
+    def cutoff(self, design: Kin | None = None) -> float:
+        """What the values of a design must beat; none = the least that anything must.
+
+        No layout that is wanted in the end is ever cut off, nor the best of the designs other than the best one's: a value that
+        all layouts of one design but the best ones had to beat, others beat too, since the best were of that design.
+        """
+        return min(self.limits.against(design), self.shared().against(design))
+
+    @property
+    def other(self) -> Scored | None:
+        """The best of all designs but that of the best layout."""
+        rest = [s for design, s in self.first.items() if design != self.best[0].choice.kin] if self.best else []
+        return min(rest, key=lambda s: s.key, default=None)
+
+    @property
+    def known(self) -> list[Scored]:
+        """All that others need to know."""
+        other = self.other
+        return [*self.best, *([other] if other is not None and other not in self.best else [])]
+
+    def beats(self, rank: float, design: Kin | None = None) -> bool:
+        """Whether nothing (of a design) that ranks at `rank` or behind can be wanted."""
+        return rank * (1.0 - SLACK) > self.cutoff(design)
+
+    def outdone(self, time_s: float, device_bytes: float, choice: Choice) -> bool:
+        """Whether this layout, with these bounds, cannot be wanted: for equals the order of `Scored.key` decides."""
+        if self.front or len(self.best) < self.keep:
+            return bool(self.beaten(np.array(time_s), np.array(device_bytes), choice.kin))
+        rank = self.rank(time_s, device_bytes)
+        if self.beats(rank, choice.kin):
+            return True
+        rival = self.best[-1] if self.limits.of in (None, choice.kin) else self.other
+        return rival is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > rival.key
+
+    def late(self, time_s: FloatArray) -> NDArray[np.bool_]:
+        """Which step times are not wanted at all."""
+        return np.asarray(time_s * (1.0 - SLACK) > self.largest_s)
+
+    def beaten(self, time_s: FloatArray, device_bytes: FloatArray, design: Kin | None = None) -> NDArray[np.bool_]:
+        """Which layouts of a design (bounds of them) cannot be wanted."""
+        time_s, device_bytes = np.asarray(time_s) * (1.0 - SLACK), np.asarray(device_bytes) * (1.0 - SLACK)
+        if self.front:
+            near, (values, least) = 1.0 + self.within, self._stairs()
+            # The smallest of all that are no slower.
+            return np.asarray(least[np.searchsorted(values, time_s * near, side="right")] <= device_bytes * near)
+        if self.by_memory:
+            return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff(design))
+        return np.asarray(time_s > self.cutoff(design))
+
+    def _stairs(self) -> tuple[FloatArray, FloatArray]:
+        """Values of the front ascending, this and others' together, and the least bytes of the first n of them, [n + 1]."""
+        points = self.shared().points
+        if self.stairs[0] is not self.limits or self.stairs[1] is not points:
+            rows = np.array(sorted({*self.limits.points, *points})).reshape(-1, 2)
+            least = np.minimum.accumulate(np.concatenate([[inf], rows[:, 1]]))
+            self.stairs = (self.limits, points, rows[:, 0].copy(), least)
+        return self.stairs[2:]
+
+    def add(self, scored: Scored) -> None:
+        """Take a layout in, if it is among the best."""
+        if any(s.choice == scored.choice for s in self.best):
+            return
+        insort(self.best, scored, key=lambda s: s.key)
+        if self.front:
+            self.best = [s for s in self.best if not any(_beats(o, s) for o in self.best)]
+            self.limits = Limits(points=tuple((s.value, s.device_bytes) for s in self.best))
+            return
+        del self.best[self.keep :]
+        if self.next_design:
+            design = scored.choice.kin
+            if design not in self.first or scored.key < self.first[design].key:
+                self.first[design] = scored
+        self.limits = self._limits()
+
+    def _limits(self) -> Limits:
+        if len(self.best) < self.keep:
+            return Limits()
+        worst, design = self.best[-1].value, self.best[0].choice.kin
+        if not self.next_design or any(s.choice.kin != design for s in self.best):
+            return Limits(worst, worst)
+        other = self.other
+        return Limits(worst, inf if other is None else other.value, design)
+
+
+def _beats(a: Scored, b: Scored) -> bool:
+    """Not worse in anything and better in something, but for rounding; of a front the value is a time (see `Scored.value`)."""
+    one, other = ((rounded(s.value), rounded(s.device_bytes)) for s in (a, b))
+    return one[0] <= other[0] and one[1] <= other[1] and one != other
+
+
+__all__ = ["SLACK", "Incumbents", "Limits", "Scored"]

@@ -1,0 +1,34 @@
+"""The upper end of a layout's 80 % interval before it is simulated: what `result.interpret` finds, on the search's own graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simpar.result.interpret import together
+from simpar.searching.choice import Choice
+from simpar.searching.replay import makespans
+from simpar.searching.tiers import Tiers
+
+
+class Intervals:
+    """Upper ends of intervals.
+
+    Args:
+        unseen: half-width that the calibration alone gives, as a share of the step time.
+    """
+
+    def __init__(self, tiers: Tiers, unseen: float) -> None:
+        self.tiers, self.unseen = tiers, unseen
+
+    def high(self, choice: Choice, time_s: float) -> float:
+        """The upper end for a layout that takes `time_s`, or a lower bound of it where that is one of its time.
+
+        Each category of seconds goes to its own upper end, all else staying; the changes of the longest path's logarithm, without
+        interference, add up in quadrature with what the calibration leaves open.
+        """
+        step, seconds = self.tiers.raised(choice)
+        spans = makespans(step.graph, seconds, np.zeros_like(seconds))
+        return time_s * together(np.maximum(spans[1:], spans[0]) / spans[0], self.unseen)
+
+
+__all__ = ["Intervals"]

@@ -1,0 +1,247 @@
+"""A search cut into parts that any process can do: what is wanted, one part's work, its result as plain data."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simpar.result.interpret import HALF_WIDTH
+from simpar.searching.account import Account, Glimpse
+from simpar.searching.branch import Branch, Node
+from simpar.searching.choice import Choice
+from simpar.searching.incumbents import Incumbents, Limits, Scored
+from simpar.searching.intervals import Intervals
+from simpar.searching.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
+from simpar.searching.pricing import Pricing
+from simpar.searching.space import Space
+from simpar.searching.tiers import Tiers
+from simpar.specs.calibration import calibration_on
+from simpar.specs.framework import framework
+from simpar.step import interpret, prepare, run
+
+GLIMPSES = 400
+"""Designs of a part that are kept for pages."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is wanted of a space.
+
+    Attributes:
+        objective: a name in OBJECTIVES.
+        keep: layouts to return.
+        constraints: limits.
+        robust: rank, and hold against limits, the upper end of the step time's 80 % interval (its 90th percentile).
+        front: two or three metrics; then the answer is every layout that no other beats in them.
+        within: of a front: layouts this close, relatively, are not told apart.
+        next_design: the best of another design than the winner's is wanted too, see `runner_up`.
+        usd_per_gpu_hour, pue: for cost and energy.
+        pool: layouts to find at least, where they are simulated again with effects.
+    """
+
+    objective: str = "step_time"
+    keep: int = 10
+    constraints: tuple[Constraint, ...] = ()
+    robust: bool = False
+    front: tuple[str, ...] = ()
+    within: float = 0.01
+    next_design: bool = True
+    usd_per_gpu_hour: float = 2.0
+    pue: float = 1.25
+    pool: int = 0
+
+    @property
+    def metric(self) -> str:
+        """The metric that the objective ranks by."""
+        return OBJECTIVES[self.objective]
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether memory alone decides within one cluster: everything else a simple metric hangs on is the step time."""
+        named = self.front or (self.metric,)
+        return any(n in MEMORY for n in named) and all(n in MEMORY or n.startswith("num_") for n in named)
+
+    @property
+    def both(self) -> bool:
+        """Whether time and memory both decide: the search keeps a front of the two."""
+        return any(n in MEMORY for n in self.front) and not self.by_memory
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What one part found.
+
+    Attributes:
+        part: its number.
+        best: simulated layouts that were among its best, or the best of another design.
+        rejected, evaluated, kept: see `Account`.
+        glimpses: the best of its designs, by their bounds.
+    """
+
+    part: int
+    best: tuple[Scored, ...]
+    rejected: dict[str, int]
+    evaluated: dict[str, int]
+    kept: int
+    glimpses: tuple[Glimpse, ...] = ()
+
+    def account(self) -> Account:
+        """As an account."""
+        found = Account(kept=self.kept)
+        found.rejected.update(self.rejected)
+        found.evaluated.update(self.evaluated)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the layouts, as plain data."""
+        seen = [{"choice": g.choice.flat(), "bound_s": g.bound_s, "device_bytes": g.device_bytes} for g in self.glimpses]
+        return {"rejected": self.rejected, "evaluated": self.evaluated, "kept": self.kept, "glimpses": seen}
+
+    @classmethod
+    def from_json(cls, part: int, data: dict[str, Any]) -> PartResult:
+        """The inverse of `to_json`, without layouts."""
+        seen = tuple(Glimpse(Choice.from_flat(g["choice"]), g["bound_s"], g["device_bytes"]) for g in data["glimpses"])
+        return cls(part, (), data["rejected"], data["evaluated"], data["kept"], seen)
+
+
+def parts_of(branch: Branch, count: int) -> list[list[Node]]:
+    """The nodes of a space in `count` parts; nodes that share prices stay together."""
+    experts = branch.pricing.has_experts
+
+    def family(node: Node) -> tuple[int, ...]:
+        group, batch, _ = node
+        return (group.tp, group.cp, batch) if experts else (group.tp, group.cp, group.pp, batch)
+
+    families: dict[tuple[int, ...], list[Node]] = {}
+    for node in branch.nodes():
+        families.setdefault(family(node), []).append(node)
+    # Neighbours cost alike: dealt out in turn, every part gets its share of the hard ones.
+    ordered = [families[key] for key in sorted(families)]
+    count = min(count, max(len(ordered), 1))
+    return [[node for nodes in ordered[k::count] for node in nodes] for k in range(count)]
+
+
+def measure_of(space: Space, wish: Wish, pricing: Pricing) -> Measure:
+    """The metrics of a space's cluster."""
+    flops = pricing.model_flops if space.groups else 0.0
+    return Measure.of(space.template, flops, wish.usd_per_gpu_hour, wish.pue)
+
+
+def widest(space: Space) -> float:
+    """How much of every step time its 80 % interval reaches up at least, as a factor.
+
+    The calibration's own error on unseen runs is one of the parts that `simpar.result.interpret` adds in quadrature, and it is
+    the same share of every step on one framework and GPU: step time x this factor never exceeds the interval's upper end.
+    """
+    template = space.template
+    spec = framework(template.framework, template.framework_version)
+    return 1.0 + HALF_WIDTH * calibration_on(spec, template.hardware).expected_error
+
+
+def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callable[[Choice, float, float], float | None] | None:
+    """How a simulated layout is valued where time and memory alone do not say; None where they do.
+
+    With `robust` the value is the upper end of the interval over `widest`: in the unit of a step time, never below it (so that
+    bounds of the step time bound the value), and in the order of the upper ends.
+    """
+    others = [c for c in wish.constraints if c.metric not in SIMPLE]
+    simple = [c for c in wish.constraints if c.metric in SIMPLE]
+    if not (others or simple or wish.robust):
+        return None
+    factor = widest(space)
+
+    def examine(choice: Choice, time_s: float, device_bytes: float) -> float | None:
+        value = device_bytes + min(time_s, 1e6) * 1e-9 if wish.by_memory else time_s
+        if not wish.robust and not all(c.holds(measure.metrics(time_s, device_bytes)) for c in simple):
+            return None
+        if others or wish.robust:
+            if tiers.detail(choice) == "stage":
+                priced, timeline = tiers.simulated(choice)
+            else:
+                priced = prepare(choice.scenario(space.template), detail="stage")
+                timeline = run(priced, interference=True)
+            result = interpret(priced, timeline)
+            found = result.to_json()
+            if not all(c.holds(found) for c in others):
+                return None
+            if wish.robust:
+                high = max(result.step_interval.high, time_s * factor)
+                if not all(c.holds(measure.metrics(high, device_bytes)) for c in simple):
+                    return None
+                value = high / factor
+        return value
+
+    return examine
+
+
+def branch_for(
+    space: Space, wish: Wish, pricing: Pricing | None = None, shared: Callable[[], Limits] = Limits, **hooks: Any
+) -> Branch:
+    """A branch and bound that looks for what is wanted."""
+    pricing = pricing or Pricing(space)
+    measure = measure_of(space, wish, pricing)
+    longest, headroom = measure.limits(wish.constraints)
+    incumbents = Incumbents(
+        max(wish.keep, wish.pool), largest_s=longest / (widest(space) if wish.robust else 1.0), by_memory=wish.by_memory,
+        front=wish.both,
+        within=wish.within if wish.both else 0.0, next_design=wish.next_design and not wish.front, shared=shared,
+    )  # fmt: skip
+    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, **hooks)
+    branch.examine = examiner(space, wish, measure, branch.tiers)
+    if wish.robust:
+        factor = widest(space)
+        intervals = Intervals(branch.tiers, factor - 1.0)
+        branch.tighten = lambda choice, time_s: intervals.high(choice, time_s) / factor
+    return branch
+
+
+class _Memo(threading.local):
+    """The last space's prices. A worker may have several threads, and memos are not made for sharing."""
+
+    key: object = None
+    pricing: Pricing | None = None
+
+
+_MEMO = _Memo()
+
+
+def pricing_of(space: Space) -> Pricing:
+    """Prices of a space, kept from one part to the next."""
+    key = (space.template.model_dump_json(), repr(sorted(space.restrictions.items())), space.framework)
+    if _MEMO.pricing is None or _MEMO.key != key:
+        _MEMO.key, _MEMO.pricing = key, Pricing(space)
+    return _MEMO.pricing
+
+
+def survey_part(space: Space, wish: Wish, nodes: Sequence[Node]) -> float:
+    """What nothing in a part ranks before, as far as is seen at a glance."""
+    return branch_for(space, wish, pricing_of(space)).survey(nodes)
+
+
+def solve_part(
+    space: Space,
+    wish: Wish,
+    part: int,
+    nodes: Sequence[Node],
+    known: Sequence[Scored] = (),
+    shared: Callable[[], Limits] = Limits,
+    **hooks: Any,
+) -> PartResult:
+    """Search one part, knowing the best found elsewhere.
+
+    The same part under the same knowledge gives the same result in any process; more knowledge only leaves out what cannot win.
+    """
+    branch = branch_for(space, wish, pricing_of(space), shared, **hooks)
+    for scored in known:
+        branch.incumbents.add(scored)
+    branch.run(nodes)
+    account = branch.account
+    glimpses = sorted(branch.glimpses.values(), key=lambda g: g.bound_s)[:GLIMPSES]
+    return PartResult(
+        part, tuple(branch.incumbents.known), dict(account.rejected), dict(account.evaluated), account.kept, tuple(glimpses)
+    )
+
+
+__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "pricing_of", "solve_part", "survey_part", "widest"]

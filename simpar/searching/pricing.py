@@ -1,0 +1,399 @@
+"""Prices and bytes of the space's layouts, each computed once: the memo between the space and the models of costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from simpar.costs.collectives import CollectiveModel
+from simpar.costs.kernels import KernelModel
+from simpar.costs.pricer import LayoutPricer
+from simpar.engine.effects import expected_load_factor
+from simpar.graph.rematerialise import Recompute
+from simpar.parallel.data import StateBytes, state_memory
+from simpar.parallel.keys import Send
+from simpar.parallel.layout import Layout
+from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
+from simpar.parallel.work import HostCopy
+from simpar.program.program import FloatArray
+from simpar.result.gathers import update_bytes
+from simpar.result.memory import receive_buffers
+from simpar.result.outside import outside_bytes, workspaces
+from simpar.schedules import SCHEDULES, Schedule
+from simpar.searching import axes
+from simpar.searching.blocks import BlockTable, Column, Composition, Gathered, Kinds, block_kinds, has_experts
+from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
+from simpar.searching.floors import Floors
+from simpar.searching.residency import Residency, residency, turns
+from simpar.searching.shapes import shape_of
+from simpar.searching.space import Space
+from simpar.searching.stages import Stages
+from simpar.searching.weighed import StatePricer
+from simpar.specs.framework import FrameworkSpec
+from simpar.specs.scenario import Scenario
+from simpar.step import cost_models, schedule_of
+
+ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
+NOTHING = Offload(0.0, False)
+
+
+class Pricing:
+    """All memos of one search in one process."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.template = space.template
+        self.kernels: KernelModel
+        self.collectives: CollectiveModel
+        self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
+        self._tables: dict[object, BlockTable] = {}
+        self._columns: dict[object, Column] = {}
+        self._weights: dict[object, BlockTable] = {}
+        self._by_state: dict[str, tuple[State, ...]] = {}
+        self._compositions: dict[object, Composition] = {}
+        self._residencies: dict[object, Residency] = {}
+        self._state_prices: dict[object, StatePricer] = {}
+        self._sites: dict[Group, tuple[int, ...]] = {}
+        self._places: dict[object, int] = {}
+        self._pricers: dict[object, LayoutPricer] = {}
+        self._sends: dict[object, float] = {}
+        self._schedules: dict[object, Schedule] = {}
+        self._turns: dict[object, tuple[int, int]] = {}
+        self._far: dict[Group, int] = {}
+        self._outside: dict[Group, float] = {}
+        self._stages: dict[object, Stages] = {}
+        self._receives: dict[object, FloatArray | None] = {}
+        self.floors = Floors(self)
+
+    # -- layouts ---------------------------------------------------------------------------------------------------
+
+    def layout(self, choice: Choice) -> Layout:
+        """The layout of a choice, as `simulate` would make it."""
+        shape = shape_of(choice.group.pp, choice.pipeline.virtual_stages, choice.pipeline.schedule)
+        return self._layout(choice.scenario(self.template), shape.stages, shape.replicas, ends_meet=shape.ends_meet)
+
+    def _layout(self, scenario: Scenario, stages: int, replicas: int, *, ends_meet: bool = False) -> Layout:
+        return Layout.of(scenario, stages, replicas, expected_load_factor(scenario), ends_meet=ends_meet)
+
+    def probe(self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None) -> Layout:
+        """A layout for what does not depend on the pipeline: one stage, whatever pp is."""
+        state = state or State(0, None, True, True, True)
+        choice = Choice(group, batch, variant, ONE_STAGE, recompute, state, NOTHING)
+        return self._layout(choice.scenario(self.template), 1, 1)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Distinct blocks; the same for all layouts of a model."""
+        group = self.space.groups[0]
+        variant = self.space.variants(group)[0]
+        return Kinds.of(self.probe(group, 1, variant).network)
+
+    @cached_property
+    def model_flops(self) -> float:
+        """Model FLOPs of one step, forward and backward; the same for all layouts."""
+        group = self.space.groups[0]
+        return self.probe(group, 1, self.space.variants(group)[0]).model_flops
+
+    def site(self, group: Group) -> tuple[int, ...]:
+        """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on.
+
+        tp, cp, ep, etp, and a number for each of their placements (and that of a hop between the neighbours of a ring).
+        """
+        if group not in self._sites:
+            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
+            places = [mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "ep", "etp")]
+            if group.cp > 1:
+                places.append(mesh.hops("cp", hardware, nodes)[0][0])
+            # Placements are slow to tell apart, and memos ask for them all the time.
+            numbers = (self._places.setdefault(place, len(self._places)) for place in places)
+            self._sites[group] = (group.tp, group.cp, group.ep, group.etp, *numbers)
+        return self._sites[group]
+
+    def host_site(self, group: Group) -> tuple[int, ...]:
+        """`site` and what else blocks depend on: whether there is a pipeline, and whether it leaves the node."""
+        if group not in self._far:
+            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
+            far = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
+            self._far[group] = (group.pp > 1) + far
+        return (*self.site(group), self._far[group])
+
+    # -- blocks ----------------------------------------------------------------------------------------------------
+
+    def table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
+        """Numbers of every kind of block."""
+        recompute = "full" if recompute.startswith("full") else recompute
+        key = (self.host_site(group), batch, variant, recompute)
+        if key not in self._tables:
+            layouts = [self.probe(group, batch, variant, recompute, state) for state in self.kinds_of_states(variant)]
+            pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
+            layout = layouts[0]
+            columns: list[Column | None] = [None] * self.kinds.count
+            for kind, block, recomputes in block_kinds(layout.network, self.kinds):
+                whole = has_experts(block)
+                same = kind - self.kinds.layers if self.kinds.layers <= kind < 2 * self.kinds.layers else kind
+                name = (same, *self._column_name(group, batch, variant, experts=whole), recompute if recomputes else "none")
+                if name not in self._columns:
+                    found = []
+                    for each, pricer in zip(layouts, pricers, strict=True):
+                        local = each.split(block, each.options if recomputes else self._lasting(each))
+                        found.append(Column.of(each, pricer, local, split=self.splits))
+                    column = found[0].no_longer_than(found[1:])
+                    if kind == self.kinds.mtp_head:
+                        column = replace(column, dense=0.0)
+                    elif kind == self.kinds.shared_head:
+                        column = replace(column, dense=column.dense - layout.tied_extra)
+                    self._columns[name] = column
+                columns[kind] = self._columns[name]
+            self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
+        return self._tables[key]
+
+    def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
+        """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""
+        site, v = self.host_site(group), variant
+        if experts:
+            return (site, batch, v)
+        return (site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
+
+    @staticmethod
+    def _lasting(layout: Layout) -> SplitOptions:
+        """Options of blocks that never recompute."""
+        return layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
+
+    def kinds_of_states(self, variant: Variant) -> tuple[State, ...]:
+        """Spreads of the states between which the work of a block differs; the first says what blocks hold.
+
+        Where weights are gathered in the precision of the matmuls, full sharding leaves out their casts.
+        """
+        if variant.precision not in self._by_state:
+            states = [State(0, None, True, True, True), State(3, None, True, True, True)]
+            group = self.space.groups[0]
+            plain, sharded = (self.probe(group, 1, variant, state=state).options for state in states)
+            # What stands for weight gradients is no work, and tables have it both ways.
+            same = replace(
+                sharded, weight_gradients=plain.weight_gradients, grouped_weight_gradients=plain.grouped_weight_gradients
+            )
+            both = same != plain and 3 in self.space.values("zero_stage", (0, 1, 2, 3))
+            self._by_state[variant.precision] = tuple(states if both else states[:1])
+        return self._by_state[variant.precision]
+
+    def weights(self, group: Group, variant: Variant) -> BlockTable:
+        """A table in which the weights of blocks are those of this mesh; they depend on little else."""
+        key = (group.tp, group.ep, group.etp, variant.precision)
+        if key not in self._weights:
+            self._weights[key] = self.table(group, 1, variant, "none")
+        return self._weights[key]
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether a schedule of the space runs input and weight gradients apart."""
+        return any(SCHEDULES[name].splits_backward for name in self.space.values("schedule", axes.SCHEDULES))
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has expert layers."""
+        return getattr(self.template.model, "moe", None) is not None
+
+    # -- pipeline --------------------------------------------------------------------------------------------------
+
+    def composition(self, pipeline: Pipeline, pp: int, limit: int | None) -> Composition:
+        """Blocks of every stage."""
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = (shape.stages, shape.ends_meet, pipeline.split, limit)
+        if key not in self._compositions:
+            layers = self.stage_layers(pipeline, pp)
+            self._compositions[key] = Composition.of(self.kinds, layers, limit)
+        return self._compositions[key]
+
+    def residency(self, pipeline: Pipeline, pp: int, m: int) -> Residency:
+        """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
+        which = self.plain_stages(pipeline, pp).which
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
+        if key not in self._residencies:
+            schedule = self.schedule(pipeline, pp, m)
+            self._residencies[key] = residency(schedule, which, outputs=self.framework.keeps_last_outputs and pp > 1)
+        return self._residencies[key]
+
+    def schedule(self, pipeline: Pipeline, pp: int, m: int) -> Schedule:
+        """The schedule of a pipeline, as `simulate` would build it."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._schedules:
+            plan = self.template.plan.model_copy(
+                update={"pp": pp, "schedule": pipeline.schedule, "virtual_stages": pipeline.virtual_stages}
+            )
+            self._schedules[key] = schedule_of(self.template.model_copy(update={"plan": plan}), m)
+        return self._schedules[key]
+
+    def turns(self, pipeline: Pipeline, pp: int, m: int) -> tuple[int, int]:
+        """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._turns:
+            self._turns[key] = turns(self.schedule(pipeline, pp, m))
+        return self._turns[key]
+
+    def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
+        """Layers of every stage of one copy of the model."""
+        first, last, alone = pipeline.split
+        plan = self.template.plan.model_copy(
+            update={"first_stage_less_layers": first, "last_stage_less_layers": last, "embedding_alone": alone,
+                    "layers_per_stage": None}
+        )  # fmt: skip
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        return split_layers(len(self.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet)
+
+    def plain_stages(self, pipeline: Pipeline, pp: int) -> Stages:
+        """The stages of a pipeline without recomputation."""
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = ("plain", shape.stages, shape.ends_meet, pipeline.split)
+        if key not in self._stages:
+            self._stages[key] = Stages.of(self.kinds, self.stage_layers(pipeline, pp), (0,))
+        return self._stages[key]
+
+    def send(self, group: Group, batch: int, variant: Variant) -> float:
+        """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
+        if group.pp == 1:
+            return 0.0
+        key = (group, batch, variant.sequence_parallel)
+        if key not in self._sends:
+            layout = self.probe(group, batch, variant)
+            same = len(set(layout.boundary_bytes)) == 1
+            pricer = LayoutPricer(layout, self.kernels, self.collectives)
+            alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
+            self._sends[key] = min(pricer.price(Send(0, 0, False, pair)).seconds for pair in alike.values()) if same else 0.0
+        return self._sends[key]
+
+    def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
+        """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""
+        if group.pp == 1 or not self.framework.keeps_stage_outputs:
+            return 0.0
+        layout = self.probe(group, batch, variant)
+        sizes = set(layout.boundary_bytes)
+        return boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
+
+    def receive_bytes(self, group: Group, batch: int, variant: Variant, pipeline: Pipeline, m: int) -> FloatArray | None:
+        """Bytes of the buffers of each rank where every micro-batch has its own, None where there are none."""
+        if group.pp == 1 or not self.framework.receive_buffers_per_microbatch:
+            return None
+        key = (group, batch, variant.sequence_parallel, pipeline, m)
+        if key not in self._receives:
+            shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
+            choice = Choice(group, batch, variant, pipeline, "none", State(0, None, True, True, True), NOTHING)
+            layout = self.layout(choice)
+            self._receives[key] = np.array([receive_buffers(layout, shape.held[r]) for r in range(group.pp)])
+        return self._receives[key]
+
+    def outside_bytes(self, group: Group) -> float:
+        """Context and communicators of one rank."""
+        if group not in self._outside:
+            found = outside_bytes(self.probe(group, 1, self.space.variants(group)[0]))
+            self._outside[group] = sum(amount for _, amount in found)
+        return self._outside[group]
+
+    @cached_property
+    def workspace_bytes(self) -> float:
+        """Workspaces of matrix products of one rank, inside the allocator."""
+        return sum(workspaces(self.framework, self.template.hardware.gpu.architecture))
+
+    def stays_gathered(self, group: Group, state: State) -> bool:
+        """Whether fully sharded weights rest gathered, with unsharded gradients, on the ranks of a pipeline."""
+        resting = group.pp > 1 and self.framework.fsdp_unsharded_with_pp and self.template.training.optimizer != "none"
+        return resting and state.zero_stage == 3 and group.dp * group.cp > 1
+
+    def gathered(self, group: Group, variant: Variant, state: State) -> Gathered | None:
+        """How weights come and go with their blocks under full sharding; None where they do not."""
+        if state.zero_stage != 3 or group.dp * group.cp == 1 or self.template.training.optimizer == "none":
+            return None
+        if self.stays_gathered(group, state):
+            return None
+        bytes_ = self.per_weight(group, variant, state)
+        return Gathered(bytes_.gather, bytes_.reduce, self.framework.fsdp_prefetch_groups)
+
+    def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
+        """Bytes per weight of each kind of state."""
+        key = ("bytes", variant.precision, state.zero_stage)
+        if key not in self._pricers:
+            self._pricers[key] = self.state_layout(group, variant, state)
+        return self._pricers[key].layout.state_bytes
+
+    def blocking(self, pipeline: Pipeline, pp: int) -> bool:
+        """Whether sends hold the compute stream; the rule of `program.lower.p2p_blocks`."""
+        if pipeline.overlap_p2p is not None:
+            return not pipeline.overlap_p2p
+        shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.framework
+        if shape.style != "full" or shape.replicas > 1:
+            return not spec.overlap_p2p_zero_bubble
+        return not spec.overlap_p2p_interleaved if shape.stages > pp else spec.p2p_blocking
+
+    @cached_property
+    def framework(self) -> FrameworkSpec:
+        """Semantics of the framework."""
+        group = self.space.groups[0]
+        return self.probe(group, 1, self.space.variants(group)[0]).framework
+
+    # -- states ----------------------------------------------------------------------------------------------------
+
+    def state_layout(self, group: Group, variant: Variant, state: State) -> LayoutPricer:
+        """A pricer whose layout spreads the states this way (pipeline and micro-batch do not matter to it)."""
+        key = (group, variant.precision, state)
+        if key not in self._pricers:
+            layout = self.probe(group, 1, variant, state=state)
+            self._pricers[key] = LayoutPricer(layout, self.kernels, self.collectives)
+        return self._pricers[key]
+
+    def state_prices(self, group: Group, variant: Variant, state: State) -> StatePricer:
+        """What a spread costs; what of it is hidden does not matter."""
+        key = (group, variant.precision, state.zero_stage, state.shard_size)
+        if key not in self._state_prices:
+
+            def offloaded() -> LayoutPricer:
+                choice = Choice(group, 1, variant, ONE_STAGE, "none", state, Offload(0.0, True))
+                return LayoutPricer(self._layout(choice.scenario(self.template), 1, 1), self.kernels, self.collectives)
+
+            table = self.weights(group, variant)
+            pricer = self.state_layout(group, variant, state)
+            self._state_prices[key] = StatePricer(pricer, offloaded, table.dense, table.expert)
+        return self._state_prices[key]
+
+    def state_bytes(
+        self, group: Group, variant: Variant, state: State, *, passing: bool = False
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Resting bytes per dense and per expert weight: (parameters and gradients, optimizer) each.
+
+        `passing`: gradients may exist from the only backward to the update alone; then a bound leaves them out.
+        """
+        persist = self.framework.gradients_persist or not passing
+        bytes_ = replace(self.per_weight(group, variant, state), gradients_persist=persist)
+        if self.state_layout(group, variant, state).layout.optimizer.paged:
+            bytes_ = replace(bytes_, moments=0.0)
+        if self.stays_gathered(group, state):
+            bytes_ = replace(bytes_, gradient=0.0)  # the shards come as the unsharded gradients go
+        ranks = group.dp * group.cp
+        shards = state.shard_size or ranks
+        edp = group.tp * group.cp * group.dp // (group.etp * group.ep)
+        a = state_memory(1.0, bytes_, state.zero_stage, shards)
+        b = state_memory(1.0, bytes_, state.zero_stage, max(edp // (ranks // shards), 1))
+        if self.template.training.optimizer == "none":
+            return (a.parameters, 0.0), (b.parameters, 0.0)
+        return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
+
+    def update_share(self, group: Group, variant: Variant, state: State) -> float:
+        """What an update needs for itself over the resting optimizer state."""
+        return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
+
+    def waits(self, style: str) -> bool:
+        """Whether every rank waits for all gradients before its update; the rule of `program.lower.optimizer_waits`."""
+        if self.template.plan.synchronous_optimizer is not None:
+            return self.template.plan.synchronous_optimizer
+        return not (self.framework.optimizer_post_validation and style != "full")
+
+    @cached_property
+    def host_seconds_per_byte(self) -> float:
+        """A byte over one GPU's host link."""
+        group = self.space.groups[0]
+        layout = self.probe(group, 1, self.space.variants(group)[0])
+        return LayoutPricer(layout, self.kernels, self.collectives)._work(HostCopy(1e9)).seconds / 1e9
+
+
+__all__ = ["NOTHING", "ONE_STAGE", "Pricing"]

@@ -1,0 +1,208 @@
+"""The reference engine's answer without its clock, for many candidates of one graph at once.
+
+With compute slowed by communication of the same role, an op's finish depends on what communication is still running when it
+starts. In a folded program every communication op is triggered by the end of a compute op of its own role (or by nothing), so
+whatever can slow an op is already running, or waiting behind it on its stream, when the op starts: from then on each stream is
+busy without a gap until its last op ends. The finish then is a closed form of the start and of those ops' ends, increasing in all
+of them: longer prices never make a step shorter, with interference as without. SimPy finds the same times, to the last bit but
+for sums of more than one stretch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simpar.program.program import FloatArray
+from simpar.searching.graph import Graph
+
+Queue = list[tuple[FloatArray, FloatArray]]
+"""What a stream runs, one after the other: ends and how much each slows compute, float arrays [candidates]."""
+
+_FEW = 6
+"""Candidates up to which plain Python per candidate beats numpy per op (measured)."""
+
+
+def makespans(graph: Graph, seconds: FloatArray, interference: FloatArray, *, waits: bool = True) -> FloatArray:
+    """Step times of candidates, float array [candidates].
+
+    Args:
+        graph: what waits for what; what may slow an op is triggered by its own role.
+        seconds, interference: float arrays [candidates, prices].
+        waits: all ranks wait for each other at the end of a step; else a step is the longest that any rank takes by itself.
+    """
+    streams = _loud_streams(graph, interference)
+    if len(seconds) <= _FEW:
+        pairs = zip(seconds.tolist(), interference.tolist(), strict=True)
+        return np.array([_one(graph, each, factors, streams, waits=waits) for each, factors in pairs])
+    return _many(graph, seconds, interference, streams, waits=waits)
+
+
+def _loud_streams(graph: Graph, interference: FloatArray) -> frozenset[int]:
+    """Streams on which something slows compute."""
+    loud = [bool(column.any()) for column in (interference > 0.0).T]
+    return frozenset(s for s, b, p in zip(graph.stream, graph.beside, graph.price, strict=True) if s >= 0 and b >= 0 and loud[p])
+
+
+def _one(graph: Graph, seconds: list[float], factors: list[float], streams: frozenset[int], *, waits: bool) -> float:
+    finish = [0.0] * len(graph.preds)
+    begin = list(finish)
+    busy: dict[int, dict[int, list[tuple[float, float]]]] = {}
+    preds, price, compute, beside, stream = graph.preds, graph.price, graph.compute, graph.beside, graph.stream
+    for op in graph.order:
+        start = 0.0
+        for pred in preds[op]:
+            if finish[pred] > start:
+                start = finish[pred]
+        key = price[op]
+        begin[op], role = start, compute[op]
+        if role >= 0 and factors[key] <= 0.0 and role in busy:
+            finish[op] = _follow(start, seconds[key], busy[role])
+            if not busy[role]:
+                del busy[role]
+            continue
+        end = finish[op] = start + seconds[key]
+        if stream[op] in streams:
+            queue = busy.setdefault(beside[op], {}).setdefault(stream[op], [])
+            if queue and queue[-1][1] == factors[key]:
+                # One stretch: a stream that is busy when compute starts has no gap from then on.
+                queue[-1] = (end, factors[key])
+            else:
+                queue.append((end, factors[key]))
+    if waits:
+        return max(finish, default=0.0)
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for role, start, end in zip(graph.role, begin, finish, strict=True):
+        first[role], last[role] = min(first.get(role, start), start), max(last.get(role, end), end)
+    return max((last[role] - first[role] for role in first), default=0.0)
+
+
+def _follow(start: float, work: float, streams: dict[int, list[tuple[float, float]]]) -> float:
+    """Finish of `work` seconds of compute from `start` beside streams that run (end, level) one after the other.
+
+    What has ended by `start` is dropped from `streams`: nothing that comes later on the compute stream starts before.
+    """
+    for stream, queue in list(streams.items()):
+        while queue and queue[0][0] <= start:
+            del queue[0]
+        if not queue:
+            del streams[stream]
+    if not streams:
+        return start + work
+    queues = list(streams.values())
+    if len(queues) == 1:
+        return _follow_one(start, work, queues[0])
+    at = [0] * len(queues)
+    now = start
+    while work > 0.0:
+        running = [(queue[i], k) for k, (queue, i) in enumerate(zip(queues, at, strict=True)) if i < len(queue)]
+        if not running:
+            break
+        level = max(segment[1] for segment, _ in running)
+        until = min(segment[0] for segment, _ in running)
+        done = min((until - now) / (1.0 + level), work)
+        work -= done
+        now += done * (1.0 + level)
+        if work > 0.0:
+            now = until
+            for segment, k in running:
+                at[k] += segment[0] <= until
+    return now + work
+
+
+def _follow_one(start: float, work: float, queue: list[tuple[float, float]]) -> float:
+    """The same beside one stream."""
+    now = start
+    for end, level in queue:
+        slow = 1.0 + level
+        done = (end - now) / slow
+        if done >= work:
+            return now + work * slow
+        work -= done
+        now = end
+    return now + work
+
+
+def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: frozenset[int], *, waits: bool) -> FloatArray:
+    durations, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
+    loud = [bool(row.any()) for row in levels > 0.0]
+    quiet = np.zeros(len(seconds))
+    finish: list[FloatArray] = [quiet] * len(graph.preds)
+    begin = list(finish)
+    busy: dict[int, dict[int, Queue]] = {}
+    preds, price, compute, beside, stream = graph.preds, graph.price, graph.compute, graph.beside, graph.stream
+    maximum = np.maximum
+    for op in graph.order:
+        pred = preds[op]
+        start = finish[pred[0]] if pred else quiet
+        for other in pred[1:]:
+            start = maximum(start, finish[other])
+        key, role = price[op], compute[op]
+        begin[op] = start
+        if role >= 0 and not loud[key] and role in busy:
+            finish[op] = _slowed(start, durations[key], busy[role])
+            if not busy[role]:
+                del busy[role]
+            continue
+        end = finish[op] = start + durations[key]
+        if stream[op] in streams:
+            queue = busy.setdefault(beside[op], {}).setdefault(stream[op], [])
+            if queue and (queue[-1][1] is levels[key] or (queue[-1][1] == levels[key]).all()):
+                queue[-1] = (end, queue[-1][1])
+            else:
+                queue.append((end, levels[key]))
+    if waits:
+        return np.asarray(np.maximum.reduce([finish[op] for op in graph.sinks])) if graph.sinks else quiet
+    first: dict[int, FloatArray] = {}
+    last: dict[int, FloatArray] = {}
+    for role, start, end in zip(graph.role, begin, finish, strict=True):
+        first[role], last[role] = np.minimum(first.get(role, start), start), maximum(last.get(role, end), end)
+    return np.asarray(np.maximum.reduce([last[role] - first[role] for role in first]))
+
+
+def _slowed(start: FloatArray, work: FloatArray, streams: dict[int, Queue]) -> FloatArray:
+    """Finish of `work` seconds of compute from `start` beside streams that run (ends, levels) one after the other.
+
+    What has ended by `start` for all candidates is dropped from `streams`.
+    """
+    for stream, queue in list(streams.items()):
+        while queue and (queue[0][0] <= start).all():
+            del queue[0]
+        if not queue:
+            del streams[stream]
+    running = list(streams.values())
+    if len(running) > 1:
+        return _slowed_by_several(start, work, running)
+    now, left = start, work
+    for end, level in running[0] if running else ():
+        ahead = end - now
+        done = np.minimum(np.maximum(ahead, 0.0) / (1.0 + level), left)
+        now = now + done * (1.0 + level)
+        left = left - done
+        if not left.any():
+            break
+    return now + left
+
+
+def _slowed_by_several(start: FloatArray, work: FloatArray, queues: list[Queue]) -> FloatArray:
+    """The same beside several streams at once: whatever slows most counts, from one end of theirs to the next."""
+    now, left = start, work
+    until = np.sort(np.array([end for queue in queues for end, _ in queue]), axis=0)
+    for limit in until:
+        level = np.zeros_like(now)
+        for queue in queues:
+            # The stream runs what ends first of all that has not ended.
+            own = np.zeros_like(now)
+            for end, each in reversed(queue):
+                own = np.where(end > now, each, own)
+            level = np.maximum(level, own)
+        done = np.minimum(np.maximum(limit - now, 0.0) / (1.0 + level), left)
+        left = left - done
+        # Where the work goes on the limit itself, so that what ends there has ended.
+        now = np.where(left > 0.0, np.maximum(now, limit), now + done * (1.0 + level))
+        if not left.any():
+            break
+    return now + left
+
+
+__all__ = ["makespans"]

@@ -1,0 +1,160 @@
+"""Which stage activations ranks hold at once under a schedule: from its order alone, without time.
+
+A rank runs its ops one after the other, so what it holds at each of them follows from their order; the memory peak is then a
+maximum of linear forms in the stages' bytes, the same numbers that `result/memory.py` finds on the timeline.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simpar.program.program import FloatArray, IntArray
+from simpar.schedules import Phase, Schedule
+from simpar.searching.stages import StageBytes
+
+FORWARD, BACKWARD, INPUT, NOTHING = range(4)
+
+
+@dataclass(frozen=True)
+class Residency:
+    """What ranks hold at their worst moments, for stages or for classes of stages.
+
+    Attributes:
+        ranks: pipeline ranks.
+        rank: of each moment, int array [moments], ascending.
+        held: int array [moments, stages]: micro-batches whose activations it keeps, those of what runs included.
+        waiting: int array [moments, stages]: micro-batches that wait for their weight gradient only.
+        passed: int array [moments, stages]: forwards that are over, where they leave something (else 0).
+        active: int array [moments, 2]: the stage that runs (in a pair that of the backward), and a pair's forward (else -1).
+        kind: int array [moments]: FORWARD, BACKWARD (a pair's too), INPUT, NOTHING.
+    """
+
+    ranks: int
+    rank: IntArray
+    held: IntArray
+    waiting: IntArray
+    passed: IntArray
+    active: IntArray
+    kind: IntArray
+
+    def peaks(self, stage: StageBytes, away: float = 0.0) -> FloatArray:
+        """Peak bytes of each rank beyond the resting state, float array [candidates, ranks].
+
+        Args:
+            stage: bytes of the candidates' stages.
+            away: fraction that is offloaded; then a lower bound, reached if copies took no time.
+        """
+        total = (stage.kept @ self.held.T + stage.deferred @ self.waiting.T) * (1.0 - away) + stage.outputs @ self.passed.T
+        for kind, bump in ((FORWARD, stage.forward), (BACKWARD, stage.backward), (INPUT, stage.input)):
+            mask = self.kind == kind
+            if mask.any():
+                total[:, mask] += bump[:, self.active[mask, 0]]
+        pair = self.active[:, 1] >= 0
+        if pair.any():
+            total[:, pair] += stage.forward[:, self.active[pair, 1]]
+        found = np.zeros((len(total), self.ranks))
+        present, starts = self._ranges
+        if len(present):
+            found[:, present] = np.maximum.reduceat(total, starts, axis=1)
+        return np.maximum(found, 0.0)
+
+    @cached_property
+    def _ranges(self) -> tuple[IntArray, IntArray]:
+        """Ranks with moments, and the first moment of each."""
+        return np.unique(self.rank, return_index=True)
+
+
+def residency(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> Residency:
+    """The moments of every rank of `schedule` that can be the worst.
+
+    Args:
+        which: class of each model stage, int array [stages].
+        outputs: what forwards leave to the end of the step counts.
+    """
+    order = schedule.as_arrays()
+    model = np.array([schedule.model_stage(s) for s in range(schedule.num_stages)], dtype=np.int64)
+    classes = int(which.max()) + 1
+    split = np.zeros(schedule.stages_per_model, dtype=bool)
+    split[model[order.stage[order.phase == 3]]] = True
+    pair = order.overlapped()
+    found = []
+    for rank, (a, z) in enumerate(zip(order.rank_start[:-1], order.rank_start[1:], strict=True)):
+        stage = model[order.stage[a:z]]
+        rows = _of_rank(which[stage], split[stage], order.phase[a:z], pair[a:z], classes, int(which[-1]) if outputs else -1)
+        found.append(np.column_stack([np.full(len(rows), rank), rows]))
+    rows = np.concatenate(found)
+    held, waiting, passed = (rows[:, 4 + k * classes : 4 + (k + 1) * classes] for k in range(3))
+    return Residency(schedule.num_ranks, rows[:, 0], held, waiting, passed, rows[:, 2:4], rows[:, 1])
+
+
+def turns(schedule: Schedule) -> tuple[int, int]:
+    """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
+    last = schedule.stages_per_model - 1
+    rank = schedule.stage_to_rank[last]
+    return rank, sum(
+        not a.parts and not b.parts and a.stage == b.stage == last and a.microbatch == b.microbatch
+        and a.phase is Phase.F and b.phase in (Phase.B, Phase.I)
+        for a, b in itertools.pairwise(schedule.rows[rank])
+    )  # fmt: skip
+
+
+def _of_rank(stage: IntArray, split: np.ndarray, phase: IntArray, pair: np.ndarray, count: int, leaves: int) -> IntArray:
+    """Moments of one rank as rows: kind, active, forward of a pair, held, waiting, passed.
+
+    Args:
+        stage: class of each op's stage; split: whether its weight gradients run apart.
+        count: classes.
+        leaves: the class whose forwards leave something to the end of the step, -1 for none.
+    """
+    number, line = len(stage), np.arange(len(stage))
+    held, waiting, begun = (np.zeros((number, count), dtype=np.int64) for _ in range(3))
+    forward, weight = phase == 0, phase == 3
+    left = (phase == 2) & split
+    held[line[forward], stage[forward]] = 1
+    gone = ~forward & ~weight
+    held[line[gone], stage[gone]] = -1
+    waiting[line[left], stage[left]] = 1
+    waiting[line[weight], stage[weight]] = -1
+    ends = forward & (stage == leaves)
+    begun[line[ends], stage[ends]] = 1
+    # While an op runs: a forward already holds its own, the others still do; its output comes at its end.
+    during = np.cumsum(held, axis=0) - np.where(forward[:, None], 0, held)
+    during_waiting = np.cumsum(waiting, axis=0) - waiting
+    passed = np.cumsum(begun, axis=0) - begun
+    # Where recomputation kept little, an input gradient leaves more than it found: the moment before its weight gradient counts.
+    kind = np.select([forward, weight, left], [FORWARD, NOTHING, INPUT], default=BACKWARD)
+    other = np.full(number, -1)
+    # In a pair the forward (first entry) opens before the backward runs: the backward's entry sees both.
+    first = pair & forward
+    second = np.flatnonzero(first) + 1
+    other[second] = stage[first]
+    passed[second] -= begun[first]
+    rows = np.column_stack([kind, np.where(kind == NOTHING, 0, stage), other, during, during_waiting, passed])[~first]
+    if leaves >= 0:
+        # What a forward leaves counts from its end on.
+        after = (np.cumsum(part, axis=0) for part in (held, waiting, begun))
+        idle = np.column_stack([np.full(number, NOTHING), np.zeros_like(stage), np.full(number, -1), *after])
+        rows = np.concatenate([rows, idle])
+    return _undominated(rows)
+
+
+def _undominated(rows: IntArray) -> IntArray:
+    """Rows [kind, active, forward, counts...] that no other of the same first three exceeds everywhere."""
+    rows = np.array(list(set(map(tuple, rows.tolist()))), dtype=np.int64)
+    kept = []
+    for name in set(map(tuple, rows[:, :3].tolist())):
+        group = rows[(rows[:, :3] == name).all(axis=1)]
+        # The largest first: nothing behind it can exceed it everywhere.
+        group = group[np.argsort(-group[:, 3:].sum(axis=1), kind="stable")]
+        while len(group):
+            first = group[0]
+            kept.append(first)
+            group = group[~(first[3:] >= group[:, 3:]).all(axis=1)]
+    return np.array(kept, dtype=np.int64)
+
+
+__all__ = ["BACKWARD", "FORWARD", "INPUT", "Residency", "residency", "turns"]

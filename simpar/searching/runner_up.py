@@ -1,0 +1,94 @@
+"""The best layout of another mesh or micro-batch than the winner's, and what would have to change for it to win."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from simpar.result.result import Result
+from simpar.searching.choice import Choice
+from simpar.searching.find import Found
+from simpar.step import simulate
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The next design.
+
+    Attributes:
+        choice, result: its best layout.
+        slower_by: of the step time, as a fraction of the winner's.
+        differs_in: axis -> (winner's, its).
+        would_win_if: see `turning_points`; empty where time does not decide.
+        proven: it is the best of all other meshes and micro-batches, not only the best found.
+    """
+
+    choice: Choice
+    result: Result
+    slower_by: float
+    differs_in: dict[str, tuple[Any, Any]]
+    would_win_if: dict[str, float]
+    proven: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "text": str(self.choice), "choice": self.choice.flat(), "step_time_s": self.result.step_time_s,
+            "peak_memory_bytes": self.result.worst_rank.device_bytes, "slower_by": self.slower_by,
+            "differs_in": {axis: list(pair) for axis, pair in self.differs_in.items()}, "would_win_if": self.would_win_if,
+            "proven": self.proven,
+        }  # fmt: skip
+
+
+def runner_up(found: Found, best: Result, winner: Choice) -> RunnerUp | None:
+    """The best that was found beside the winner's design.
+
+    The search itself proves it: either the best layouts are of several designs, and the best beside the winner's is one of them,
+    or it went on until nothing of another design could beat `found.other`.
+
+    Args:
+        found: the search of the winner's cluster size.
+        best, winner: the winner.
+    """
+    rivals = [*found.best, *([found.other] if found.other is not None else [])]
+    rest = [s for s in rivals if s.choice.kin != winner.kin]
+    if not rest:
+        return None
+    choice = min(rest, key=lambda s: s.key).choice
+    result = simulate(choice.scenario(found.space.template))
+    # Where it is faster, the winner was preferred for being simpler or for another metric.
+    behind = result.step_time_s > best.step_time_s
+    turns = turning_points(best, result) if behind and not found.wish.by_memory else {}
+    return RunnerUp(choice, result, result.step_time_s / best.step_time_s - 1.0, differences(winner, choice), turns, found.finished)
+
+
+def differences(a: Choice, b: Choice) -> dict[str, tuple[Any, Any]]:
+    """Axis -> (value of a, value of b) where they differ."""
+    mine, theirs = a.flat(), b.flat()
+    return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+
+
+def turning_points(best: Result, other: Result) -> dict[str, float]:
+    """Category -> factor on its seconds in both layouts at which `other` would be as fast as `best`, nearest first.
+
+    To first order: a category's seconds on the compute streams scale, everything else stays. Factors below 0.1 or above 10 are
+    left out.
+    """
+    behind = other.step_time_s - best.step_time_s
+    found: dict[str, float] = {}
+    for name in {*best.breakdown, *other.breakdown}:
+        more = other.breakdown.get(name, 0.0) - best.breakdown.get(name, 0.0)
+        if more and behind:
+            factor = 1.0 - behind / more
+            if 0.1 <= factor <= 10.0:
+                found[name] = factor
+    return dict(sorted(found.items(), key=lambda pair: (abs(pair[1] - 1.0), pair[0]))[:4])
+
+
+def waterfalls(best: Result, other: Result) -> list[tuple[str, float, float]]:
+    """(entry, seconds of the best, seconds of the other), every entry that either has."""
+    mine, theirs = dict(best.waterfall()), dict(other.waterfall())
+    return [(name, mine.get(name, 0.0), theirs.get(name, 0.0)) for name in {**mine, **theirs}]
+
+
+__all__ = ["RunnerUp", "differences", "runner_up", "turning_points", "waterfalls"]

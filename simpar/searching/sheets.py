@@ -1,0 +1,397 @@
+"""All layouts of one pipeline at once: bounds on time and memory of every recomputation x spread of the states x offload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.program import FloatArray, IntArray
+from simpar.searching import bounds
+from simpar.searching.blocks import BlockTable, Gathered
+from simpar.searching.choice import Choice, Group, Kin, Offload, Pipeline, State, Variant, kin
+from simpar.searching.incumbents import Incumbents
+from simpar.searching.parents import parents, with_parents
+from simpar.searching.pricing import Pricing
+from simpar.searching.shapes import Shape, shape_of
+from simpar.searching.space import Space
+from simpar.searching.spreads import Cut, Spreads, StateBound, StateBytes
+from simpar.searching.stages import Stages
+
+BoolArray = NDArray[np.bool_]
+_LARGEST_MEMO = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A pipeline in a variant of a mesh: what is left to choose is recomputation, spread and offload."""
+
+    group: Group
+    batch: int
+    m: int
+    variant: Variant
+    pipeline: Pipeline
+
+    @property
+    def kin(self) -> Kin:
+        """The design that its layouts are of, as people would count them."""
+        return kin(self.group, self.batch)
+
+    @property
+    def shape(self) -> Shape:
+        """Of its schedule."""
+        return shape_of(self.group.pp, self.pipeline.virtual_stages, self.pipeline.schedule)
+
+
+@dataclass(frozen=True)
+class Recomputations:
+    """What the stages of a cut may recompute.
+
+    Attributes:
+        texts: of each recomputation.
+        names: block tables that they need; table: int array [R], which of them each needs.
+        stages: the cut under all of them.
+    """
+
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
+    table: IntArray
+    stages: Stages
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The layouts of a design that may still be wanted.
+
+    Attributes:
+        design: what they share.
+        texts, states, offloads: values of the axes.
+        pairs: recomputation x len(states) + spread, int array [P].
+        time_s, bytes: lower bounds, float arrays [offloads, P].
+        alive: bool array [offloads, P].
+        parent: int array [offloads, P], an offload that moves less and seems to fit too; -1 for none.
+        rejected: (does not fit, misses a limit, cannot beat the best), layouts.
+    """
+
+    design: Design
+    texts: tuple[str, ...]
+    states: tuple[State, ...]
+    offloads: tuple[Offload, ...]
+    pairs: IntArray
+    time_s: FloatArray
+    bytes: FloatArray
+    alive: BoolArray
+    parent: IntArray
+    rejected: tuple[int, int, int]
+
+    @cached_property
+    def order(self) -> IntArray:
+        """Layouts without a living parent, fastest first, as positions in the flattened [offloads, P]."""
+        roots = np.flatnonzero((self.alive & (self.parent < 0)).ravel())
+        return roots[np.argsort(self.time_s.ravel()[roots], kind="stable")]
+
+    def children(self, position: int) -> list[int]:
+        """Positions of the layouts that wait for the one at `position`."""
+        offload, pair = divmod(position, len(self.pairs))
+        own = np.flatnonzero(self.alive[:, pair] & (self.parent[:, pair] == offload))
+        return [int(o) * len(self.pairs) + pair for o in own]
+
+    @cached_property
+    def weight(self) -> IntArray:
+        """Layouts that stand or fall with one, itself included, flattened [offloads, P]."""
+        found = self.alive.astype(np.int64)
+        columns = np.arange(len(self.pairs))
+        for offload in range(len(self.offloads) - 1, -1, -1):
+            has = self.parent[offload] >= 0
+            np.add.at(found, (self.parent[offload][has], columns[has]), found[offload][has])
+        return found.ravel()
+
+    def choice(self, position: int) -> Choice:
+        """The layout at a position."""
+        offload, pair = divmod(position, len(self.pairs))
+        again, state = divmod(int(self.pairs[pair]), len(self.states))
+        d = self.design
+        return Choice(d.group, d.batch, d.variant, d.pipeline, self.texts[again], self.states[state], self.offloads[offload])
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a design before its recomputations and offloads are looked at.
+
+    Attributes:
+        columns: spreads whose states fit at rest, int array [D].
+        least: seconds of each without recomputation, optimizer on the device and offloaded, float array [D, 2]: no layout of it
+            is faster; infinite where it does not fit or is not in the space.
+        spread: what they add; None without any.
+    """
+
+    design: Design
+    columns: IntArray
+    least: FloatArray
+    spread: StateBound | None
+
+
+class Sheets:
+    """Makes sheets, with memos of what designs share."""
+
+    def __init__(self, space: Space, pricing: Pricing, capacity: float) -> None:
+        self.space, self.pricing, self.capacity = space, pricing, capacity
+        self._recomputations: dict[object, Recomputations] = {}
+        self._cuts: dict[object, Cut] = {}
+        self._spreads: dict[object, Spreads] = {}
+        self._bounds: dict[object, StateBound] = {}
+        self._resting: dict[object, StateBytes] = {}
+        self._peaks: dict[object, FloatArray] = {}
+        self._holds: dict[bytes, int] = {}
+
+    def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
+        """What the stages of a pipeline may recompute (see `Space.merges`)."""
+        deepest = self.space.deepest(pipeline, pp)
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = (shape.stages, shape.ends_meet, pipeline.split, deepest, merges)
+        if key not in self._recomputations:
+            texts = tuple(self.space.recomputes(deepest, merges=merges))
+            limits = [int(t[5:]) if t.startswith("full:") else None for t in texts]
+            each = ["full" if t.startswith("full") else t for t in texts]
+            names = tuple(dict.fromkeys(each))
+            table = np.array([names.index(name) for name in each], dtype=np.int64)
+            layers = self.pricing.stage_layers(pipeline, pp)
+            self._recomputations[key] = Recomputations(texts, names, table, Stages.of(self.pricing.kinds, layers, limits))
+        return self._recomputations[key]
+
+    def tables(self, design: Design, names: Sequence[str]) -> list[BlockTable]:
+        """The block tables of these recomputations."""
+        return [self.pricing.table(design.group, design.batch, design.variant, name) for name in names]
+
+    def pipe(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> bounds.PipelineBound:
+        """Chains of a design for every recomputation."""
+        shape, stages = design.shape, again.stages
+        seconds = stages.seconds(tables, again.table)[:, :, stages.which]
+        compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
+        send = self.pricing.send(design.group, design.batch, design.variant)
+        blocking = self.pricing.blocking(design.pipeline, design.group.pp)
+        found = bounds.pipeline_bound(shape, seconds, compute, design.m, send, blocking=blocking)
+        return found if self.pricing.waits(shape.style) else found.alone()
+
+    def outlook(self, design: Design) -> Outlook:
+        """Which spreads of a design rest in memory, and how fast each can be at best."""
+        rests = self._rests(design)
+        columns = np.flatnonzero(rests.any(axis=1))
+        if not len(columns):
+            return Outlook(design, columns, np.zeros((0, 2)), None)
+        key = ("plain", design.shape.stages, design.pipeline.split)
+        if key not in self._recomputations:
+            stages = self.pricing.plain_stages(design.pipeline, design.group.pp)
+            self._recomputations[key] = Recomputations(("none",), ("none",), np.zeros(1, dtype=np.int64), stages)
+        plain = self._recomputations[key]
+        pipe = self.pipe(design, plain, self.tables(design, plain.names))
+        spread = self.state_bound(design, columns)
+        least = np.stack([bounds.combine(pipe, spread, offloaded)[0] for offloaded in (0, 1)], axis=1)
+        return Outlook(design, columns, np.where(rests[columns], least, np.inf), spread)
+
+    def sheet(self, design: Design, incumbents: Incumbents, outlook: Outlook | None = None) -> Sheet:
+        """The layouts of a design that `incumbents` leave open."""
+        again = self.recomputations(design.pipeline, design.group.pp, merges=self.space.merges(design.variant))
+        states, offloads = self.space.states(design.group), self.space.offloads
+        every, inner = len(states), len(again.texts) * len(offloads)
+        outlook = outlook or self.outlook(design)
+        columns = outlook.columns
+        counts = np.array([(every - len(columns)) * inner, 0, 0])
+        late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents, design)
+        counts += [0, late.sum() * inner, beaten.sum() * inner]
+        some = ~late & ~beaten
+        columns, spread = columns[some], outlook.spread
+        if spread is None or not len(columns):
+            return _empty(design, again, states, offloads, counts)
+        spread = spread.take(np.flatnonzero(some))
+        tables = self.tables(design, again.names)
+        pipe = self.pipe(design, again, tables)
+        late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents, design)
+        rows = np.flatnonzero(~late & ~beaten)
+        inner = len(columns) * len(offloads)
+        counts += [0, late.sum() * inner, beaten.sum() * inner]
+        if not len(rows):
+            return _empty(design, again, states, offloads, counts)
+        need = self.needs(design, again, tables, rows, columns)
+        fits = need <= self.capacity
+        # Spreads under which nothing fits need no seconds; memory alone decides, for good.
+        some = np.asarray(fits.any(axis=(0, 1)))
+        counts[0] += (~fits).sum()
+        columns, need, fits = columns[some], need[:, :, some], fits[:, :, some]
+        if not len(columns):
+            return _empty(design, again, states, offloads, counts)
+        spread = spread.take(np.flatnonzero(some))
+        time_s = self._times(design, again, tables, pipe.take(rows), spread, rows)
+        late, beaten = self._hopeless(time_s, need, incumbents, design)
+        alive = fits & ~late & ~beaten
+        if incumbents.front or incumbents.by_memory:
+            parent = np.full(alive.shape, -1)
+        else:
+            parent = parents(offloads, fits, spread.moving_costs)
+            alive &= with_parents(alive, parent)
+        counts += [0, (fits & late).sum(), (fits & ~late & ~alive).sum()]
+        r, d = np.nonzero(alive.any(axis=0))
+        return Sheet(
+            design, again.texts, states, offloads, rows[r] * len(states) + columns[d], time_s[:, r, d], need[:, r, d],
+            alive[:, r, d], parent[:, r, d], _triple(counts),
+        )  # fmt: skip
+
+    @staticmethod
+    def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:
+        late = incumbents.late(time_s)
+        return late, incumbents.beaten(time_s, need, design.kin) & ~late
+
+    def _times(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,
+        spread: StateBound, rows: IntArray,
+    ) -> FloatArray:  # fmt: skip
+        """Lower bounds on step times, [offloads, rows, states]."""
+        offloads = self.space.offloads
+        known = {o.optimizer: bounds.combine(pipe, spread, int(o.optimizer)) for o in offloads}
+        found = []
+        for offload in offloads:
+            time_s = known[offload.optimizer]
+            if offload.activations:
+                rank, stall = self._host_stall(design, again, tables)
+                waiting = pipe.stalled(rank, stall[rows] * offload.activations)
+                load = self._host_load(design, again, tables)[rows] * offload.activations
+                time_s = np.maximum(bounds.combine(waiting, spread, int(offload.optimizer)), load[:, None])
+            found.append(time_s)
+        return np.array(found)
+
+    def _host_load(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> FloatArray:
+        """Seconds that the busiest host link is busy with all activations going one way, [R]."""
+        moved = np.array([t.offloadable for t in tables])[again.table]
+        kept = (moved[:, None, :] * again.stages.counts).sum(axis=2)[:, again.stages.which]
+        each = design.m * self.pricing.host_seconds_per_byte
+        return np.asarray(each * (kept @ design.shape.share.T).max(axis=1))
+
+    def _host_stall(self, design: Design, again: Recomputations, tables: Sequence[BlockTable]) -> tuple[int, FloatArray]:
+        """The rank of the last stage, and how long it waits in a step if all activations move, float array [R].
+
+        Where a backward of the last stage follows its own forward at once, what of the last block is offloaded goes to the host and
+        comes back between the two (nothing of the loss).
+        """
+        rank, turns = self.pricing.turns(design.pipeline, design.group.pp, design.m)
+        stages = again.stages
+        order = stages.orders[stages.which[-1]]
+        if not order.shape[1]:
+            return rank, np.zeros(len(again.texts))
+        moved = np.array([t.offloadable for t in tables])[again.table, order[:, -1]]
+        return rank, np.asarray(2.0 * turns * self.pricing.host_seconds_per_byte * moved)
+
+    def cut(self, design: Design) -> tuple[object, Cut]:
+        """How a design cuts the layers over ranks, and its name."""
+        group, pipeline, shape = design.group, design.pipeline, design.shape
+        key = (group, design.variant.precision, shape.stages, pipeline.split, shape.stage_to_rank, shape.style)
+        if key not in self._cuts:
+            self._cuts[key] = Cut.of(self.pricing, group, design.variant, pipeline)
+        return key, self._cuts[key]
+
+    def spreads(self, design: Design) -> Spreads:
+        """All spreads of a design's mesh."""
+        key = (design.group, design.variant.precision)
+        if key not in self._spreads:
+            self._spreads[key] = Spreads(self.pricing, design.group, design.variant, self.space.states(design.group))
+        return self._spreads[key]
+
+    def state_bound(self, design: Design, columns: IntArray) -> StateBound:
+        """Bounds of the spreads that rest in memory, shared by all micro-batches, variants and schedules of one cut."""
+        (name, cut), spreads = self.cut(design), self.spreads(design)
+        # Only where data-parallel traffic repeats with every micro-batch does their number matter.
+        key = (name, columns.tobytes(), design.m if spreads.reduces_always.any() else 0)
+        if key not in self._bounds:
+            self._bounds[key] = spreads.seconds(cut, design.m, columns)
+        found = self._bounds[key]
+        return found if self.pricing.waits(design.shape.style) else found.alone()
+
+    def resting(self, design: Design) -> StateBytes:
+        """Resting bytes of all spreads."""
+        name, cut = self.cut(design)
+        key = (name, design.m == 1 and design.group.pp == 1)
+        if key not in self._resting:
+            self._resting[key] = self.spreads(design).bytes(cut, design.m)
+        return self._resting[key]
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def needs(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray, columns: IntArray
+    ) -> FloatArray:
+        """Peak use of the fullest device, [offloads, rows, columns]: what is allocated, or a lower bound of it.
+
+        Without offloaded activations it is the peak itself where gradients rest in memory; the allocator may reserve more.
+        """
+        group, offloads = design.group, self.space.offloads
+        every, spread = self.space.states(group), self.resting(design)
+        states = [every[index] for index in columns.tolist()]
+        outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.fragmentation
+        modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
+        found = np.empty((len(offloads), len(rows), len(states)))
+        for mode in set(modes):
+            which = np.flatnonzero([each == mode for each in modes])
+            for index, offload in enumerate(offloads):
+                own = columns[which]
+                resting = spread.resting[own] + (0.0 if offload.optimizer else 1.0) * spread.optimizer[own]
+                peaks = self.activation_peaks(design, again, tables, *mode, offload.activations)[rows]
+                found[index][:, which] = bounds.device_bytes(peaks, resting, fragmentation, outside)
+        return found
+
+    def allocated(self, choice: Choice) -> FloatArray | None:
+        """Peak allocated bytes of every rank, or None where that depends on time: offloaded activations, gradients that pass."""
+        group, state = choice.group, choice.state
+        m = self.space.template.training.global_batch_size // (choice.micro_batch_size * group.dp)
+        passing = m == 1 and group.pp == 1 and not self.pricing.framework.gradients_persist
+        if choice.offload.activations or passing:
+            return None
+        design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
+        again = self.recomputations(choice.pipeline, group.pp, merges=self.space.merges(choice.variant))
+        spread, mode = self.resting(design), (self.pricing.gathered(group, choice.variant, state), state.zero_stage == 3)
+        peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
+        at = self.space.states(group).index(state)
+        optimizer = 0.0 if choice.offload.optimizer else spread.optimizer[at]
+        update = self.pricing.update_share(group, choice.variant, state) * optimizer
+        return np.asarray(np.maximum(peaks[again.texts.index(choice.recompute)], update) + spread.resting[at] + optimizer)
+
+    def _rests(self, design: Design) -> BoolArray:
+        """Under which spreads the resting states fit, with the optimizer on the device and offloaded, [states, 2]."""
+        spread, asked = self.resting(design), [any(o.optimizer is kind for o in self.space.offloads) for kind in (False, True)]
+        rank = np.stack([(spread.resting + spread.optimizer).max(axis=1), spread.resting.max(axis=1)], axis=1)
+        need = rank * self.pricing.framework.fragmentation + self.pricing.outside_bytes(design.group)
+        return np.asarray((need <= self.capacity) & asked)
+
+    def activation_peaks(
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], gathered: Gathered | None, sharded: bool,
+        away: float,
+    ) -> FloatArray:  # fmt: skip
+        """Peak bytes of each rank beyond the resting state, [R, ranks]; a lower bound where a fraction is `away`."""
+        group, pipeline = design.group, design.pipeline
+        sent = self.pricing.sent_bytes(group, design.batch, design.variant)
+        buffers = self.pricing.receive_bytes(group, design.batch, design.variant, pipeline, design.m)
+        held = tuple(self._holds.setdefault(t.holds, len(self._holds)) for t in tables)
+        kind = (group.pp, pipeline.virtual_stages, pipeline.schedule, pipeline.split, design.m)
+        key = (held, kind, gathered, sharded, away, sent, buffers is None or buffers.tobytes())
+        if key not in self._peaks:
+            if len(self._peaks) > _LARGEST_MEMO:
+                self._peaks.clear()
+            stage = again.stages.bytes(tables, again.table, gathered, sent, sharded=sharded)
+            found = self.pricing.residency(pipeline, group.pp, design.m).peaks(stage, away)
+            self._peaks[key] = found if buffers is None else found + buffers
+        return self._peaks[key]
+
+
+def _empty(
+    design: Design, again: Recomputations, states: tuple[State, ...], offloads: tuple[Offload, ...], counts: np.ndarray
+) -> Sheet:
+    none, index = np.zeros((len(offloads), 0)), np.zeros((len(offloads), 0), dtype=np.int64)
+    return Sheet(design, again.texts, states, offloads, index[0], none, none, none > 0, index, _triple(counts))
+
+
+def _triple(counts: np.ndarray) -> tuple[int, int, int]:
+    return int(counts[0]), int(counts[1]), int(counts[2])
+
+
+__all__ = ["Design", "Outlook", "Recomputations", "Sheet", "Sheets"]

@@ -1,0 +1,406 @@
+"""The space of layouts of one scenario: which values every axis takes, counted and listed without missing or doubling any.
+
+A layout is a mesh (group), a micro-batch, a variant of the block, a pipeline, a recomputation, a spread of the states and an
+offload. Values without effect (context-parallel styles at cp = 1, ...) are one layout, not several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from simpar.errors import InputError
+from simpar.schedules import SCHEDULES as FAMILIES
+from simpar.searching import axes
+from simpar.searching.abilities import Ability, ability
+from simpar.searching.axes import divisors
+from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
+from simpar.searching.recomputes import selections, whole_layers
+from simpar.specs.architecture import TokenModel
+from simpar.specs.checks import check_scenario, layer_count
+from simpar.specs.framework import FrameworkSpec, framework
+from simpar.specs.model import MoeSpec
+from simpar.specs.scenario import Scenario
+from simpar.topology.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be chosen around `template`.
+
+    Attributes:
+        template: model, cluster, training, and what no axis covers.
+        restrictions: axis -> allowed values (fixed, allowed, the scenario's ranges).
+        framework: limit to what this framework can run; none = no limit.
+    """
+
+    template: Scenario
+    restrictions: dict[str, tuple[Any, ...]]
+    framework: str | None = None
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _able(self) -> dict[str, tuple[Any, ...]]:
+        own, template = self._ability, self.template
+        compiled = self._semantics.compile if template.training.compile is None else template.training.compile
+        return {**own.values, **(own.with_experts if self._moe else {}), **({} if compiled else own.uncompiled)}
+
+    @cached_property
+    def _semantics(self) -> FrameworkSpec:
+        return framework(self.template.framework, self.template.framework_version)
+
+    @cached_property
+    def _ability(self) -> Ability:
+        return ability(self.framework or "plain")
+
+    def values(self, axis: str, default: list[Any] | tuple[Any, ...]) -> list[Any]:
+        """Allowed values of `axis`: of the user's list (or the default range), those that the framework can run."""
+        found = list(self.restrictions.get(axis, default))
+        if axis in self._able:
+            found = [v for v in found if axes.matches(axis, v, self._able[axis])]
+        return list(dict.fromkeys(found))
+
+    @property
+    def _transformer(self) -> TokenModel | None:
+        model = self.template.model
+        return model if isinstance(model, TokenModel) else None
+
+    @property
+    def _moe(self) -> MoeSpec | None:
+        return self._transformer.moe if self._transformer else None
+
+    @cached_property
+    def layers(self) -> int:
+        """Layers that stages share out."""
+        return layer_count(self.template.model)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Every mesh of the world whose degrees divide what they split."""
+        return tuple(g for g in self._groups() if self._ability.spreads is None or self.states(g))
+
+    def _groups(self) -> Iterator[Group]:
+        world, batch = self.template.world_size, self.template.training.global_batch_size
+        domain = self.template.hardware.domain_size
+        parts = divisors(world)
+        tps = self.values("tp", [d for d in parts if d <= domain])
+        pps = self.values("pp", [d for d in parts if d <= self.layers + 2])
+        dps = self.restrictions.get("dp")
+        for tp, cp in product(tps, self.values("cp", self._default_cp(parts))):
+            styles = list(self._all_variants(tp, cp, 1))
+            if not any(self._block_fits(tp, cp, v) for v in styles):
+                continue
+            for pp in pps:
+                if world % (tp * cp * pp) or pp > self.layers + 2:
+                    continue
+                dp = world // (tp * cp * pp)
+                if batch % dp or (dps and dp not in dps):
+                    continue
+                for ep, etp in self._expert_degrees(tp, cp * dp * tp):
+                    yield from self._placed(tp, cp, pp, dp, ep, etp)
+
+    def _default_cp(self, parts: list[int]) -> list[int]:
+        most = self.template.training.sequence_length // axes.LARGEST["tokens"] if self._transformer else 1
+        return [d for d in parts if d <= max(most, 1)]
+
+    def _expert_degrees(self, tp: int, inside: int) -> Iterator[tuple[int, int]]:
+        moe = self._moe
+        if moe is None:
+            yield 1, tp
+            return
+        for ep in self.values("ep", divisors(moe.num_experts)):
+            if moe.num_experts % ep:
+                continue
+            if ep == 1:
+                # Without expert parallelism experts are sharded exactly like the dense layers.
+                yield 1, tp
+                continue
+            for etp in self.values("etp", list(divisors(tp))):
+                if moe.moe_intermediate_size % etp or inside % (ep * etp):
+                    continue
+                yield ep, etp
+
+    def _placed(self, tp: int, cp: int, pp: int, dp: int, ep: int, etp: int) -> Iterator[Group]:
+        """The orders over ranks that put at least one group on other tiers than the orders before."""
+        seen = set()
+        for order in self.values("placement", axes.PLACEMENTS):
+            group = Group(tp, cp, pp, dp, ep, etp, order)
+            try:
+                key = self.signature(group)
+            except InputError:
+                continue
+            if key not in seen:
+                seen.add(key)
+                yield group
+
+    def mesh(self, group: Group) -> Mesh:
+        """The mesh of a group."""
+        return Mesh(group.tp, group.cp, group.dp, group.pp, group.ep, group.etp, group.placement)
+
+    def signature(self, group: Group) -> tuple[object, ...]:
+        """Where the groups of a mesh sit; two orders with the same answer are one layout."""
+        mesh, hardware, nodes = self.mesh(group), self.template.hardware, self.template.cluster.num_nodes
+        return tuple(mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "dp_cp", "pp", "ep", "etp", "edp"))
+
+    # -- inside a block ------------------------------------------------------------------------------------------------
+
+    def _all_variants(self, tp: int, cp: int, ep: int) -> list[Variant]:
+        flags, plan = (True, False), self.template.plan
+        transformer = self._transformer is not None
+        sequence = self.values("sequence_parallel", flags) if tp > 1 and transformer else [plan.sequence_parallel]
+        if tp > 1 and self._moe and self._ability.experts_need_sequence_parallel:
+            sequence = [s for s in sequence if s]
+        styles = self.values("cp_style", ("ring", "all_gather", "ulysses")) if cp > 1 else ["ring"]
+        overlap_tp = self.values("overlap_tp", flags) if tp > 1 and transformer else [False]
+        overlap_ep = self.values("overlap_ep", flags) if ep > 1 else [False]
+        dispatchers = self.values("ep_dispatcher", ("alltoall", "deepep")) if ep > 1 else ["alltoall"]
+        precisions = self.values("precision", (self.template.training.precision,))
+        found = product(sequence, styles, overlap_tp, overlap_ep, dispatchers, precisions)
+        # Chunked overlap pipelines the all-gather and reduce-scatter of sequence parallelism; all-reduces are not chunked.
+        return [Variant(*v) for v in found if v[0] or not v[2]]
+
+    @cached_property
+    def _variant_cache(self) -> dict[tuple[int, int, bool], tuple[Variant, ...]]:
+        return {}
+
+    def variants(self, group: Group) -> tuple[Variant, ...]:
+        """Ways to use a mesh inside a block."""
+        key = (group.tp, group.cp, group.ep > 1)
+        if key not in self._variant_cache:
+            every = self._all_variants(*key[:2], 2 if key[2] else 1)
+            self._variant_cache[key] = tuple(v for v in every if self._block_fits(group.tp, group.cp, v))
+        return self._variant_cache[key]
+
+    @cached_property
+    def _fit_cache(self) -> dict[tuple[int, int, Variant], bool]:
+        return {}
+
+    def _block_fits(self, tp: int, cp: int, variant: Variant) -> bool:
+        """The rules of the model for tensor and context parallelism, asked of the checks themselves."""
+        key = (tp, cp, variant)
+        if key not in self._fit_cache:
+            # One pipeline rank, no experts to place: what is left to complain about is the block, and dp by rounding.
+            group = Group(tp, cp, 1, max(self.template.world_size // (tp * cp), 1), 1, tp, axes.PLACEMENTS[0])
+            state = State(1 if self.template.plan.zero_stage else 0, None, True, None, None)
+            choice = Choice(group, 1, variant, Pipeline(1, "1f1b", EVEN, None), "none", state, Offload(0.0, False))
+            fields = ("plan.tp", "plan.cp", "plan.cp_style", "training.precision", "plan.sequence_parallel")
+            found = check_scenario(choice.scenario(self.template))
+            self._fit_cache[key] = not any(v.field in fields for v in found)
+        return self._fit_cache[key]
+
+    def micro_batches(self, group: Group) -> list[tuple[int, int]]:
+        """(sequences per micro-batch, micro-batches per step)."""
+        each = self.template.training.global_batch_size // group.dp
+        default = [d for d in divisors(each) if d <= axes.LARGEST["micro_batch_size"]]
+        found = [(b, each // b) for b in self.values("micro_batch_size", default) if each % b == 0]
+        if self.template.training.optimizer_in_backward:
+            return [(b, m) for b, m in found if m == 1 and group.pp == 1]
+        return found
+
+    # -- pipelines -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _pipeline_cache(self) -> dict[tuple[int, int], tuple[Pipeline, ...]]:
+        return {}
+
+    def pipelines(self, pp: int, num_microbatches: int) -> tuple[Pipeline, ...]:
+        """Schedules, chunks and cuts of `pp` ranks with m micro-batches."""
+        key = (pp, num_microbatches)
+        if key not in self._pipeline_cache:
+            self._pipeline_cache[key] = tuple(self._pipelines(pp, num_microbatches))
+        return self._pipeline_cache[key]
+
+    def _pipelines(self, pp: int, m: int) -> Iterator[Pipeline]:
+        names = self.values("schedule", axes.SCHEDULES)
+        chunks = self.values("virtual_stages", range(1, axes.LARGEST["virtual_stages"] + 1))  # type: ignore[arg-type]
+        if pp == 1:
+            if any(n in ("1f1b", "gpipe") for n in names) and 1 in chunks and self.layers >= 1:
+                name = "1f1b" if "1f1b" in names else "gpipe"
+                yield from (Pipeline(1, name, s, None) for s in self._splits(1))
+            return
+        # What the framework does; only where its limits name it that has a value.
+        waits = self.values("overlap_p2p", self._able.get("overlap_p2p", (None,)))
+        for name in names:
+            family = FAMILIES[name]
+            fixed = 2 if name in axes.V_SHAPED else family.virtual_stages
+            least = 1 if fixed is not None else 2
+            for v in chunks:
+                if (v != fixed if fixed is not None else v < least) or pp * v > self.layers + 2:
+                    continue
+                if family.requirements(pp, m, v):
+                    continue
+                for split, wait in product(self._splits(pp * v), waits):
+                    yield Pipeline(v, name, split, wait)
+
+    def _splits(self, stages: int) -> Iterator[Split]:
+        """Cuts of the layers into `stages` that the checks allow."""
+        for text in self.values("split", axes.SPLITS):
+            first, last, alone = split = parse_split(text)
+            padded = self.layers + first + last
+            if alone:
+                fits = stages >= 3 and self.layers >= stages - 2
+            elif split == EVEN:
+                fits = stages <= self.layers
+            else:
+                fits = 2 <= stages <= self.layers and padded % stages == 0 and max(first, last) <= padded // stages
+            if fits:
+                yield split
+
+    def deepest(self, pipeline: Pipeline, pp: int) -> int:
+        """Most layers on one virtual stage."""
+        first, last, alone = pipeline.split
+        stages = pp * pipeline.virtual_stages
+        if alone:
+            return -(-self.layers // (stages - 2))
+        return (
+            -(-(self.layers + first + last) // stages)
+            if stages > 2 or not (first or last)
+            else max((self.layers + first + last) // stages - x for x in (first, last))
+        )
+
+    # -- memory against time -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def selections(self) -> tuple[str, ...]:
+        """Recomputations other than of whole layers: none, and the sets of up to two modules."""
+        if self._transformer is None:
+            return tuple(self.values("recompute", ("none",)))
+        return selections(self._transformer, self._able.get("recompute"), self.restrictions.get("recompute"))
+
+    @cached_property
+    def _full(self) -> tuple[bool, bool, frozenset[int]]:
+        if self._transformer is None:
+            return False, False, frozenset()
+        return whole_layers(self._able.get("recompute"), self.restrictions.get("recompute"))
+
+    def depths(self, deepest: int) -> list[int]:
+        """How many first layers of a stage may be recomputed whole; `deepest` stands for all of them."""
+        every, any_number, numbers = self._full
+        found = [n for n in range(1, deepest) if any_number or n in numbers]
+        return [*found, deepest] if every and deepest else found
+
+    def merges(self, variant: Variant) -> bool:
+        """Whether this variant hides expert exchanges the way that merges model chunks, see `Ability`."""
+        return variant.overlap_ep and self._ability.merges_chunks
+
+    def runs(self, variant: Variant, pipeline: Pipeline, pp: int) -> bool:
+        """Whether a pipeline can have this variant of the blocks."""
+        return pp == 1 or pipeline.virtual_stages > 1 or not self.merges(variant)
+
+    def recomputes(self, deepest: int, *, merges: bool = False) -> list[str]:
+        """All recomputations of a pipeline whose fullest stage has `deepest` layers."""
+        whole = [] if merges else self.depths(deepest)
+        return [*self.selections, *("full" if n == deepest else f"full:{n}" for n in whole)]
+
+    @cached_property
+    def _state_cache(self) -> dict[Group, tuple[State, ...]]:
+        return {}
+
+    def states(self, group: Group) -> tuple[State, ...]:
+        """Spreads of the states over the data-parallel ranks."""
+        if group not in self._state_cache:
+            can = self._ability.spreads or (lambda *_: True)
+            self._state_cache[group] = tuple(s for s in dict.fromkeys(self._states(group)) if can(group, s))
+        return self._state_cache[group]
+
+    def _states(self, group: Group) -> Iterator[State]:
+        ranks, flags = group.dp * group.cp, (True, False)
+        stages = [z for z in self.values("zero_stage", (0, 1, 2, 3)) if self._zero_fits(z, group.pp)]
+        if ranks == 1 or self.template.training.optimizer == "none":
+            yield from (State(z, None, True, True, True) for z in stages[:1])
+            return
+        kept_gathered = group.pp > 1 and self._semantics.fsdp_unsharded_with_pp
+        for zero in stages:
+            reshard = self.values("reshard_after_forward", flags) if zero == 3 and not kept_gathered else [True]
+            always = (zero == 3 and not kept_gathered) or (zero == 2 and group.pp == 1)
+            reduce = [True] if always else self.values("overlap_grad_reduce", flags)
+            gather = self.values("overlap_param_gather", flags) if zero in (1, 2) else [True]
+            for shard, again, r, g in product(self._shards(group, zero), reshard, reduce, gather):
+                if r or not g or zero not in (1, 2) or not self._ability.gathers_beside_reductions:
+                    yield State(zero, shard, again, r, g)
+
+    def _shards(self, group: Group, zero: int) -> list[int | None]:
+        default: list[int | None] = [None, *axes.shard_sizes(divisors(group.dp * group.cp))]
+        return [s for s in self.values("shard_size", default) if s is None or self._shard_fits(group, s)] if zero else [None]
+
+    def _shard_fits(self, group: Group, size: int) -> bool:
+        if (group.dp * group.cp) % size:
+            return False
+        mesh = self.mesh(group)
+        try:
+            for part in ("shard", "replica", *(("expert_shard", "expert_replica") if self._moe else ())):
+                mesh.axes(part, size)
+        except InputError:
+            return False
+        return True
+
+    @cached_property
+    def _zero_cache(self) -> dict[tuple[int, bool], bool]:
+        return {}
+
+    def _zero_fits(self, zero: int, pp: int) -> bool:
+        key = (zero, pp > 1)
+        if key not in self._zero_cache:
+            plan = self.template.plan.model_copy(update={"zero_stage": zero, "pp": 2 if pp > 1 else 1})
+            found = check_scenario(self.template.model_copy(update={"plan": plan}))
+            self._zero_cache[key] = not any(v.field == "plan.zero_stage" for v in found)
+        return self._zero_cache[key]
+
+    @cached_property
+    def offloads(self) -> tuple[Offload, ...]:
+        """What may live in host memory."""
+        training = self.template.training.optimizer != "none" and not self.template.training.optimizer_in_backward
+        fractions = self.values("offload_activations", (0.0, 0.5, 1.0) if self._transformer else (0.0,))
+        optimizers = self.values("offload_optimizer", (False, True) if training else (False,))
+        return tuple(Offload(f, o) for f, o in product(sorted(fractions), sorted(optimizers)))
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _count_cache(self) -> dict[tuple[int, int, bool], tuple[int, ...]]:
+        return {}
+
+    def recompute_counts(self, pp: int, m: int, variant: Variant) -> tuple[int, ...]:
+        """Recomputations of every pipeline."""
+        key = (pp, m, self.merges(variant))
+        if key not in self._count_cache:
+            self._count_cache[key] = tuple(self._recompute_count(pp, p, variant) for p in self.pipelines(pp, m))
+        return self._count_cache[key]
+
+    def _recompute_count(self, pp: int, pipeline: Pipeline, variant: Variant) -> int:
+        if not self.runs(variant, pipeline, pp):
+            return 0
+        return len(self.selections) + (0 if self.merges(variant) else len(self.depths(self.deepest(pipeline, pp))))
+
+    def variant_count(self, group: Group, m: int, variant: Variant) -> int:
+        """Layouts of one mesh, number of micro-batches and variant."""
+        return sum(self.recompute_counts(group.pp, m, variant)) * len(self.states(group)) * len(self.offloads)
+
+    def count(self, group: Group, m: int) -> int:
+        """Layouts of one mesh and number of micro-batches."""
+        return sum(self.variant_count(group, m, variant) for variant in self.variants(group))
+
+    @cached_property
+    def size(self) -> int:
+        """Layouts in the space, counted as products along the independent axes."""
+        return sum(self.count(g, m) for g in self.groups for _, m in self.micro_batches(g))
+
+    def choices(self) -> Iterator[Choice]:
+        """Every layout; for small spaces and tests."""
+        for group in self.groups:
+            for batch, m in self.micro_batches(group):
+                for variant, pipeline in product(self.variants(group), self.pipelines(group.pp, m)):
+                    if not self.runs(variant, pipeline, group.pp):
+                        continue
+                    again = self.recomputes(self.deepest(pipeline, group.pp), merges=self.merges(variant))
+                    for recompute, state, offload in product(again, self.states(group), self.offloads):
+                        yield Choice(group, batch, variant, pipeline, recompute, state, offload)
+
+
+__all__ = ["Space", "divisors"]

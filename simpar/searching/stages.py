@@ -1,0 +1,163 @@
+"""The stages of one cut of the layers under many recomputations at once: seconds, bytes and weights as arrays.
+
+Most stages of a cut are alike (the same kinds of blocks in the same order), so everything is computed once per class of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.parallel.pipeline import StageLayers
+from simpar.program.program import FloatArray, IntArray
+from simpar.searching.blocks import BlockTable, Gathered, Kinds
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Bytes per micro-batch of classes of stages, float arrays [recomputations, classes].
+
+    Attributes:
+        kept: from the forward to the backward.
+        deferred: from the input gradient to the weight gradient, where the two are apart.
+        forward: beyond what is kept, while a forward goes through the stage.
+        backward: beyond what is kept, while a backward goes through the stage and frees as it goes.
+        input: the same of an input gradient that leaves what weight gradients need.
+        outputs: of every forward run so far, to the end of the step.
+    """
+
+    kept: FloatArray
+    deferred: FloatArray
+    forward: FloatArray
+    backward: FloatArray
+    input: FloatArray
+    outputs: FloatArray
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A cut of the layers under R recomputations.
+
+    Attributes:
+        which: class of each stage, int array [stages].
+        orders: of each class, kinds of its blocks in order, int array [R, blocks].
+        counts: blocks of each kind, int array [R, classes, kinds].
+        ends: whether a class has the last stage.
+    """
+
+    which: IntArray
+    orders: tuple[IntArray, ...]
+    counts: IntArray
+    ends: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, kinds: Kinds, stages: Sequence[StageLayers], limits: Sequence[int | None]) -> Stages:
+        """The cut `stages`, where of each stage only the first `limit` layers recompute (None: all)."""
+        classes: dict[tuple[tuple[int, ...], bool], int] = {}
+        which, samples = [], []
+        for stage in stages:
+            name = (tuple(kinds.sequence(stage, None)), stage.head)
+            if name not in classes:
+                classes[name] = len(classes)
+                samples.append(stage)
+            which.append(classes[name])
+        orders = tuple(np.array([kinds.sequence(s, limit) for limit in limits], dtype=np.int64) for s in samples)
+        counts = np.zeros((len(limits), len(samples), kinds.count), dtype=np.int64)
+        for index, order in enumerate(orders):
+            counts[:, index] = (order[:, :, None] == np.arange(kinds.count)).sum(axis=1)
+        return cls(np.array(which, dtype=np.int64), orders, counts, tuple(s.head for s in samples))
+
+    def take(self, rows: IntArray) -> Stages:
+        """Some of the recomputations."""
+        return Stages(self.which, tuple(o[rows] for o in self.orders), self.counts[rows], self.ends)
+
+    def seconds(self, tables: Sequence[BlockTable], table: IntArray) -> FloatArray:
+        """Durations [R, 4 phases, classes]: the device or the host, whichever takes longer over the stage, and the host's own.
+
+        Args:
+            table: int array [R], which of `tables` each recomputation has.
+        """
+        own = tables[0].pass_s * (self.counts.sum(axis=2) > 0)
+        counts = self.counts.transpose(0, 2, 1)
+        device = np.array([t.seconds for t in tables])[table] @ counts
+        host = np.array([t.host for t in tables])[table] @ counts
+        return np.asarray(np.maximum(device, host) + own[:, None, :])
+
+    def compute(self, tables: Sequence[BlockTable], table: IntArray) -> FloatArray:
+        """Compute kernels and what the host adds, [R, 4 phases, classes]: of a pair no less than of both its passes together."""
+        own = tables[0].pass_s * (self.counts.sum(axis=2) > 0)
+        counts = self.counts.transpose(0, 2, 1)
+        device = np.array([t.seconds for t in tables])[table] @ counts
+        host = np.array([t.host for t in tables])[table] @ counts
+        compute = np.array([t.compute for t in tables])[table] @ counts
+        return np.asarray(compute + np.maximum(host - device, 0.0) + own[:, None, :])
+
+    def bytes(
+        self, tables: Sequence[BlockTable], table: IntArray, gathered: Gathered | None, sent: float, *, sharded: bool
+    ) -> StageBytes:
+        """What stages hold.
+
+        Args:
+            gathered: weights that come and go with their blocks.
+            sent: bytes of a stage's output where it stays until the backward.
+            sharded: weights are fully sharded.
+        """
+        columns = [
+            _class_bytes(order, last, tables, table, gathered, sent, sharded=sharded)
+            for order, last in zip(self.orders, self.ends, strict=True)
+        ]
+        return StageBytes(*(np.stack(column, axis=1) for column in zip(*columns, strict=True)))
+
+
+def _class_bytes(
+    order: IntArray, last: bool, tables: Sequence[BlockTable], table: IntArray, gathered: Gathered | None, sent: float, *,
+    sharded: bool,
+) -> tuple[FloatArray, ...]:  # fmt: skip
+    """The columns of `StageBytes` for one class, [R] each; the rules of `result.memory` over all recomputations at once."""
+    rows = len(table)
+    if order.shape[1] == 0:
+        zero = np.zeros(rows)
+        return zero, zero, zero, zero, zero, zero
+
+    def of(name: str) -> FloatArray:
+        return np.asarray(np.array([getattr(t, name) for t in tables])[table[:, None], order])
+
+    kept, logits, working, deferred = of("kept"), of("logits"), of("working"), of("deferred")
+    passing = of("transient_sharded" if sharded else "transient")
+    forward = np.zeros_like(kept)
+    if gathered is not None:
+        held = of("dense") + of("expert")
+        forward, begin, end = _gathers(held, logits[:, -1] > 0, gathered)
+        passing = np.maximum(passing + begin, end - kept - logits - working)
+    stays = kept + logits
+    if not last:
+        stays[:, -1] += sent
+    return (
+        stays.sum(axis=1), deferred.sum(axis=1), _worst(forward, stays), _worst(working + passing, stays),
+        _worst(working + passing, stays - deferred), of("outputs").sum(axis=1),
+    )  # fmt: skip
+
+
+def _worst(extra: FloatArray, freed: FloatArray) -> FloatArray:
+    """Most bytes beyond what a stage keeps, [R]: `extra` while a block runs, without what blocks after it keep."""
+    behind = np.cumsum(freed[:, ::-1], axis=1)[:, ::-1] - freed
+    return np.asarray((extra - behind).max(axis=1))
+
+
+def _gathers(held: FloatArray, loss: np.ndarray, gathered: Gathered) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Gathered weights and gradients [R, blocks] in the forward, at the begin and at the end of each block's backward."""
+    total = np.concatenate([np.zeros((len(held), 1)), np.cumsum(held, axis=1)], axis=1)
+    count, index = held.shape[1], np.arange(held.shape[1])
+    forward = gathered.gather * (total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, index])
+    weights = gathered.gather * (total[:, index + 1] - total[:, np.maximum(index - gathered.ahead, 0)])
+    behind = gathered.reduce * np.concatenate([held[:, 1:], np.zeros((len(held), 1))], axis=1)
+    begin = weights + behind
+    # Nothing is prefetched before the loss is through.
+    begin[:, -1] = np.where(loss, gathered.gather * held[:, -1], begin[:, -1])
+    end = weights + 2.0 * held + np.maximum(behind, gathered.reduce * held)
+    return forward, begin, end
+
+
+__all__ = ["StageBytes", "Stages"]

@@ -1,0 +1,352 @@
+"""Tiers 2 and 3: layouts as programs, programs shared between layouts of one shape, prices shared between layouts of one part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.costs.pricer import LayoutPricer
+from simpar.engine.timeline import Timeline
+from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
+from simpar.parallel.layout import Layout
+from simpar.program.lower import optimizer_waits
+from simpar.program.program import FloatArray, IntArray, PriceTable
+from simpar.result.accounting import account
+from simpar.result.allocations import Pass, Replays, passes_of
+from simpar.result.memory import memory_over_time
+from simpar.schedules import Schedule
+from simpar.searching.choice import Choice
+from simpar.searching.flow import Flow, build
+from simpar.searching.graph import Graph
+from simpar.searching.pricing import Pricing
+from simpar.searching.replay import makespans
+from simpar.searching.shapes import style_of
+from simpar.searching.spreads import Traffic
+from simpar.step import Priced, prepare, run
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's graph, shared by all layouts of one shape; prices are filled in per layout.
+
+    Attributes:
+        graph: ops and what they wait for.
+        schedule: it came from.
+    """
+
+    graph: Graph
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which of a program's prices are the same by construction.
+
+    Attributes:
+        parts: (memo scope, description) of each distinct price.
+        keys: one price key of each.
+        index: int array [price keys], the distinct price of each.
+    """
+
+    parts: tuple[tuple[str, object], ...]
+    keys: tuple[object, ...]
+    index: IntArray
+
+
+class Swept:
+    """Layouts of one graph whose step time is known, and what follows from it for others.
+
+    Attributes:
+        rows: float array [known, prices].
+        values: step times [known].
+    """
+
+    def __init__(self, width: int) -> None:
+        self.rows = np.zeros((0, width))
+        self.values = np.zeros(0)
+
+    def sort_out(self, prices: FloatArray, *, exact: bool = False) -> tuple[IntArray, dict[int, int]]:
+        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it.
+
+        Args:
+            exact: only one that has the same prices stands for another.
+        """
+        below_or_same = np.equal if exact else np.less_equal
+        chosen: list[int] = []
+        below: dict[int, int] = {}
+        count = len(self.rows)
+        for row in np.argsort(prices.sum(axis=1), kind="stable").tolist():
+            under = np.flatnonzero(below_or_same(self.rows, prices[row]).all(axis=1))
+            if len(under):
+                below[row] = int(under[np.argmax(self.values[under])])
+                continue
+            inside = below_or_same(prices[chosen], prices[row]).all(axis=1)
+            if inside.any():
+                below[row] = count + int(np.argmax(inside))
+            else:
+                chosen.append(row)
+        return np.array(chosen, dtype=np.int64), below
+
+    def add(self, rows: FloatArray, values: FloatArray) -> None:
+        """Remember swept rows."""
+        self.rows = np.concatenate([self.rows, rows])
+        self.values = np.concatenate([self.values, values])
+
+
+class Tiers:
+    """Programs and prices of one search in one process."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self._steps: dict[object, Step] = {}
+        self._known: dict[object, Step] = {}
+        self._columns: dict[object, Columns] = {}
+        self._swept: dict[int, Swept] = {}
+        self.swept = 0
+        self._prices: dict[object, tuple[float, float]] = {}
+        self._rises: dict[object, dict[str, float]] = {}
+        self._last: tuple[Choice, Priced, Timeline] | None = None
+
+    # -- programs ----------------------------------------------------------------------------------------------------
+
+    def microbatches(self, choice: Choice) -> int:
+        """Micro-batches per step of a choice."""
+        return self.pricing.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
+
+    def step(self, choice: Choice) -> Step:
+        """The graph of a choice; layouts of one shape share it."""
+        known = (choice.group, choice.micro_batch_size, choice.pipeline, choice.state, choice.offload.activations > 0)
+        if known not in self._known:
+            m = self.microbatches(choice)
+            schedule, layout = self.pricing.schedule(choice.pipeline, choice.group.pp, m), self.pricing.layout(choice)
+            flow = self._flow(choice, layout)
+            key = (choice.pipeline.schedule, choice.pipeline.virtual_stages, choice.group.pp, m, flow)
+            if key not in self._steps:
+                self._steps[key] = Step(build(schedule, flow), schedule)
+            self._known[known] = self._steps[key]
+        return self._known[known]
+
+    @staticmethod
+    def detail(choice: Choice) -> Literal["stage", "layer"]:
+        """Offloaded activations travel layer by layer; everything else is the same by the stage."""
+        return "layer" if choice.offload.activations > 0 else "stage"
+
+    def _flow(self, choice: Choice, layout: Layout) -> Flow:
+        """What `flow.build` needs."""
+        traffic = Traffic.of(layout, choice.group, choice.state.zero_stage, layout.overlap_param_gather)
+        block_by_block = traffic.always or traffic.reduce_always
+        only_first = layout.framework.buckets_on_first_pipeline_rank_only
+
+        def buckets(stage: int) -> tuple[tuple[int, int], ...]:
+            model = stage % layout.num_stages
+            if block_by_block:
+                return tuple((i, i + 1) for i in range(len(layout.stage_blocks[model]) - 1, -1, -1))
+            return layout.buckets(model, bucketed=layout.overlap_grad_reduce and not (only_first and stage != 0))
+
+        return Flow(
+            blocks=tuple(len(blocks) for blocks in layout.stage_blocks),
+            buckets=tuple(buckets(s) for s in range(layout.num_stages * layout.replicas)) if traffic.data else (),
+            gathers_at_start=traffic.at_start, gathers_at_end=traffic.after,
+            overlaps_reduction=layout.overlap_grad_reduce, blocking=self.pricing.blocking(choice.pipeline, choice.group.pp),
+            tied=layout.network.tied, training=layout.training.optimizer != "none",
+            waits=self.pricing.waits(style_of(choice.pipeline)),
+            gathers_always=traffic.always, reduces_always=traffic.reduce_always,
+            keeps=traffic.always and not choice.state.reshard_after_forward,
+            ahead=layout.framework.fsdp_prefetch_groups if traffic.always else 0, offloads=choice.offload.activations > 0,
+        )  # fmt: skip
+
+    # -- prices ------------------------------------------------------------------------------------------------------
+
+    def _columns_of(self, step: Step, choice: Choice) -> Columns:
+        limit = int(choice.recompute[5:]) if choice.recompute.startswith("full:") else None
+        key = (id(step), choice.pipeline.split, limit)
+        if key not in self._columns:
+            self._columns[key] = self._describe(step, choice, limit)
+        return self._columns[key]
+
+    def _describe(self, step: Step, choice: Choice, limit: int | None) -> Columns:
+        kinds = self.pricing.kinds
+        orders = self.pricing.composition(choice.pipeline, choice.group.pp, limit).orders
+        held: dict[int, list[int]] = {}
+        for stage, rank in enumerate(step.schedule.stage_to_rank):
+            held.setdefault(rank, []).append(step.schedule.model_stage(stage))
+
+        def weights(order: Sequence[int]) -> tuple[int, ...]:
+            n = kinds.layers
+            return tuple(k - n if n <= k < 2 * n else k for k in order)
+
+        def part(key: object) -> tuple[str, object]:
+            if isinstance(key, Compute):
+                # The host's gaps belong to the whole stage.
+                return "block", (key.phase, orders[key.stage], key.first, key.last)
+            if isinstance(key, Overlapped):
+                return "block", ("pair", orders[key.forward_stage], orders[key.backward_stage])
+            if isinstance(key, Offload):
+                return "host", (key.to_host, orders[key.stage][key.first : key.last])
+            if isinstance(key, Gather | Reduce):
+                return "state", (type(key).__name__, weights(orders[key.stage][key.first : key.last]))
+            if isinstance(key, OptimizerStep):
+                return "state", ("step", tuple(weights(orders[s]) for s in held[key.rank]))
+            if isinstance(key, Send) and self._same_boundaries(choice):
+                return "send", key.pair
+            return "other", key
+
+        index: dict[tuple[str, object], int] = {}
+        keys: list[object] = []
+        columns = []
+        for key in step.graph.price_keys:
+            description = part(key)
+            if description not in index:
+                index[description] = len(index)
+                keys.append(key)
+            columns.append(index[description])
+        return Columns(tuple(index), tuple(keys), np.array(columns, dtype=np.int64))
+
+    def _same_boundaries(self, choice: Choice) -> bool:
+        return self.pricing.template.model.kind == "transformer"
+
+    def prices(self, choice: Choice) -> tuple[Step, PriceTable]:
+        """The graph of a choice with its prices."""
+        step = self.step(choice)
+        columns = self._columns_of(step, choice)
+        scopes = self._scopes(choice)
+        pricer: LayoutPricer | None = None
+        found = np.empty((len(columns.parts), 2))
+        for row, ((scope, part), key) in enumerate(zip(columns.parts, columns.keys, strict=True)):
+            name = (scopes[scope], part)
+            pair = self._prices.get(name)
+            if pair is None:
+                pricer = pricer or self.pricer(choice, step)
+                price = pricer.price(key)  # type: ignore[arg-type]
+                pair = self._prices[name] = (price.seconds, price.interference)
+            found[row] = pair
+        return step, PriceTable(found[columns.index, 0], found[columns.index, 1])
+
+    def raised(self, choice: Choice) -> tuple[Step, FloatArray]:
+        """The graph of a choice with its prices, float array [1 + categories, prices]: as they are, and each category of seconds
+        at the upper end of its interval."""
+        step, table = self.prices(choice)
+        columns, scopes = self._columns_of(step, choice), self._scopes(choice)
+        pricer: LayoutPricer | None = None
+        rises = []
+        for (scope, part), key in zip(columns.parts, columns.keys, strict=True):
+            name = (scopes[scope], part)
+            if name not in self._rises:
+                pricer = pricer or self.pricer(choice, step)
+                price = pricer.price(key)  # type: ignore[arg-type]
+                found = dict.fromkeys((category for category, _ in price.terms), 0.0)
+                for category, up, _ in price.spread:
+                    found[category] = found.get(category, 0.0) + up
+                self._rises[name] = found
+            rises.append(self._rises[name])
+        categories = sorted({category for each in rises for category, up in each.items() if up})
+        moved = np.array([[0.0] * len(rises), *([each.get(c, 0.0) for each in rises] for c in categories)])
+        return step, np.maximum(table.seconds + moved[:, columns.index], 0.0)
+
+    def _scopes(self, choice: Choice) -> dict[str, object]:
+        """What each kind of price depends on, besides its description."""
+        site = self.pricing.host_site(choice.group)
+        recompute = "full" if choice.recompute.startswith("full") else choice.recompute
+        sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
+        block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded)
+        # What of a spread is hidden does not matter to its prices.
+        spread = (choice.state.zero_stage, choice.state.shard_size)
+        state = ("state", choice.group, choice.variant.precision, spread, choice.offload.optimizer)
+        send = ("send", choice.group, choice.micro_batch_size, choice.variant.sequence_parallel, choice.variant.precision)
+        return {
+            "block": block, "state": state, "send": send, "host": (block, choice.offload.activations), "other": (block, state, send),  # noqa: E501
+        }  # fmt: skip
+
+    def pricer(self, choice: Choice, step: Step) -> LayoutPricer:
+        """The pricer that `simulate` would use."""
+        schedule = step.schedule
+        model = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
+        layout = self.pricing.layout(choice)
+        return LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
+
+    # -- tiers -------------------------------------------------------------------------------------------------------
+
+    def longest_paths(self, choices: Sequence[Choice], *, exact: bool = False) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Tier 2: step times [choices], in batches by graph, and which of them are lower bounds only.
+
+        Dearer prices never make a step of the same graph shorter (see `replay`): of layouts that share a graph only those that
+        no other undercuts in every price are swept (with `exact`, all); the rest take the time of one that does, as a lower bound.
+        """
+        found, bound = np.empty(len(choices)), np.zeros(len(choices), dtype=bool)
+        groups: dict[int, tuple[Graph, list[int], list[PriceTable]]] = {}
+        for index, choice in enumerate(choices):
+            step, table = self.prices(choice)
+            _, members, rows = groups.setdefault(id(step.graph), (step.graph, [], []))
+            members.append(index)
+            rows.append(table)
+        for graph, members, rows in groups.values():
+            prices = np.array([np.concatenate([t.seconds, t.interference]) for t in rows])
+            known = self._swept.setdefault(id(graph), Swept(prices.shape[1]))
+            chosen, below = known.sort_out(prices, exact=exact)
+            if len(chosen):
+                half = prices.shape[1] // 2
+                waits = self.pricing.waits(style_of(choices[members[0]].pipeline))
+                values = makespans(graph, prices[chosen, :half], prices[chosen, half:], waits=waits)
+                known.add(prices[chosen], values)
+                self.swept += len(chosen)
+                found[np.array(members)[chosen]] = values
+            for row, dominator in below.items():
+                found[members[row]] = known.values[dominator]
+                bound[members[row]] = bool((known.rows[dominator] < prices[row]).any())
+        return found, bound
+
+    def longest_path(self, choice: Choice) -> float:
+        """Tier 2 of one layout, swept whatever else is known."""
+        step, table = self.prices(choice)
+        self.swept += 1
+        waits = self.pricing.waits(style_of(choice.pipeline))
+        return float(makespans(step.graph, table.seconds[None], table.interference[None], waits=waits)[0])
+
+    def device_bytes(self, choice: Choice, allocated: FloatArray | None) -> float | None:
+        """What the fullest device uses, the allocator's view included; None where that depends on time.
+
+        Args:
+            allocated: peak allocated bytes of every rank, None where they depend on time.
+        """
+        if allocated is None:
+            return None
+        step, layout = self.step(choice), self.pricing.layout(choice)
+        graph, schedule = step.graph, step.schedule
+        held: dict[int, list[int]] = {r: [] for r in range(schedule.num_ranks)}
+        for stage, rank in enumerate(schedule.stage_to_rank):
+            held[rank].append(schedule.model_stage(stage))
+
+        def passes(rank: int) -> list[Pass]:
+            keys = [graph.price_keys[graph.price[op]] for op in np.flatnonzero(np.array(graph.compute) == rank).tolist()]
+            return passes_of(keys, layout.stage_blocks)
+
+        replays = Replays(layout, held, passes)
+        each = dict(enumerate(allocated.tolist()))
+        replays.choose(each)
+        outside = self.pricing.outside_bytes(choice.group)
+        room, fragmentation = layout.hardware.gpu.memory.value - outside, layout.framework.fragmentation
+        return max(replays.reserved_bytes(rank, amount, fragmentation, room) for rank, amount in each.items()) + outside
+
+    def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:
+        """A layout on SimPy; the last one is remembered, for those who ask more of it than its time."""
+        if self._last is None or self._last[0] != choice:
+            priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice))
+            self._last = (choice, priced, run(priced, interference=True))
+        return self._last[1:]
+
+    def discrete_event(self, choice: Choice, device_bytes: float | None = None) -> tuple[float, float]:
+        """Tier 3: the step time on SimPy, and what the fullest device uses (`device_bytes` where it is known)."""
+        priced, timeline = self.simulated(choice)
+        if device_bytes is None:
+            roles = {rank: rank for rank in priced.held}
+            memory = memory_over_time(priced.layout, priced.program, timeline, priced.held, roles)
+            device_bytes = max(rank.device_bytes for rank in memory)
+        waits = optimizer_waits(priced.layout, priced.schedule)
+        return account(priced.program, timeline, waits=waits).makespan, device_bytes
+
+
+__all__ = ["Step", "Tiers"]

@@ -1,0 +1,425 @@
+"""A model as stacks of layers, where a layer is any list of mixers and feed-forwards: the general form of a model.
+
+`TransformerSpec` (specs/model.py) is the short form for layers that are all alike. A [model] table with kind = "layers" writes
+the general one; the reader of config.json files (simpar/model) makes it from theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from simpar.specs.base import Spec
+from simpar.specs.model import CnnSpec, MlaSpec, MlpSpec, MoeSpec, TransformerSpec
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+MOST_LAYERS = 10_000
+NormKind = Literal["rmsnorm", "layernorm", "layernorm_no_bias", "unweighted"]
+
+
+class WeightSpec(Spec):
+    """A weight beside those that a mixer's own fields imply."""
+
+    name: str
+    kind: Literal["linear", "vector", "lookup", "conv"] = "linear"
+    """linear: a matmul; vector: element by element; lookup: a table read by index; conv: `inputs` taps for each of `outputs`."""
+    inputs: Positive = 1
+    outputs: Positive = 1
+    bias: bool = False
+    copies: Positive = 1
+    """Such weights side by side (blocks of a block-diagonal matrix, experts)."""
+    uses: float | None = None
+    """Times that one token meets it; absent = once for every copy. 0: not a token's work (per image, per sample)."""
+
+
+class IndexerSpec(Spec):
+    """What a sparse attention uses to choose its keys (DeepSeek-V3.2, GLM-5, MiniMax M3)."""
+
+    num_heads: Positive
+    head_dim: Positive
+    top_k: Positive
+    """Keys that a query attends."""
+    block: Positive = 1
+    """Keys are chosen in blocks of so many."""
+    compress: Positive = 1
+    """One index key stands for so many tokens."""
+    owned: bool = True
+    """False: the choice of an earlier layer is used again, without weights or scores of its own."""
+
+
+class Mixer(Spec):
+    """What every branch of a layer may carry."""
+
+    extra: tuple[WeightSpec, ...] = ()
+
+
+class AttentionSpec(Mixer):
+    """Softmax attention: multi-head, grouped-query or multi-query; self- or cross-attention."""
+
+    kind: Literal["attention"] = "attention"
+    num_heads: Positive
+    num_key_value_heads: Positive
+    head_dim: Positive
+    v_head_dim: Positive | None = None
+    """Width of a value head where it is not head_dim (MiMo-V2)."""
+    causal: bool = True
+    window: Positive | None = None
+    """Keys that a query sees, itself included; to each side where not causal."""
+    chunk: Positive | None = None
+    """Attention within chunks of so many tokens (Llama 4)."""
+    keys: Positive | None = None
+    """Cross-attention to so many keys of another stream (image tokens)."""
+    joint_keys: NonNegative = 0
+    """Further keys that every query sees, of a stream beside this one (FLUX's text)."""
+    cross: bool = False
+    """Keys and values come from another stream."""
+    kv_hidden_size: Positive | None = None
+    """Width of that stream where it is another."""
+    key_value: Literal["own", "shared", "key_only", "query_only"] = "own"
+    """shared: of an earlier layer (Gemma 3n); key_only: values are the keys (Gemma 4's global layers)."""
+    q_bias: bool = False
+    k_bias: bool = False
+    v_bias: bool = False
+    o_bias: bool = False
+    qk_norm: Literal["none", "head", "full", "each_head"] = "none"
+    """Normalised queries and keys: head_dim weights shared by the heads, one weight per channel, or one norm for each head."""
+    qk_norm_kind: NormKind = "rmsnorm"
+    gate: Literal["none", "element", "head"] = "none"
+    """A sigmoid gate on the output, per channel (Qwen3-Next) or per head (Step-3.5)."""
+    gate_bias: bool = False
+    sinks: bool = False
+    """A learned sink logit per head (gpt-oss)."""
+    softcap: float | None = None
+    position: Literal["rope", "none", "alibi", "relative", "absolute"] = "rope"
+    rotary_fraction: float = 1.0
+    indexer: IndexerSpec | None = None
+
+
+class LatentAttentionSpec(Mixer):
+    """Multi-head latent attention (DeepSeek-V2 on)."""
+
+    kind: Literal["latent_attention"] = "latent_attention"
+    num_heads: Positive
+    q_lora_rank: NonNegative = 0
+    kv_lora_rank: Positive
+    qk_nope_head_dim: NonNegative
+    qk_rope_head_dim: NonNegative
+    v_head_dim: Positive
+    window: Positive | None = None
+    a_bias: bool = False
+    """Biases on the down-projections and the output."""
+    gate: Literal["none", "element", "head"] = "none"
+    indexer: IndexerSpec | None = None
+
+
+class Mamba1Spec(Mixer):
+    """Selective state space (Mamba, Jamba, FalconMamba)."""
+
+    kind: Literal["mamba1"] = "mamba1"
+    inner_size: Positive
+    state_size: Positive
+    time_step_rank: Positive
+    conv_kernel: Positive = 4
+    conv_bias: bool = True
+    bias: bool = False
+    inner_norms: bool = False
+    """Norms with weights on dt, B and C (Jamba)."""
+
+
+class Mamba2Spec(Mixer):
+    """State-space duality (Mamba 2, Nemotron-H, Falcon-H1, Zamba2, Granite 4)."""
+
+    kind: Literal["mamba2"] = "mamba2"
+    num_heads: Positive
+    head_dim: Positive
+    num_groups: Positive = 1
+    state_size: Positive
+    conv_kernel: Positive = 4
+    conv_bias: bool = True
+    bias: bool = False
+    out_norm: bool = True
+    chunk: Positive = 256
+
+
+class DeltaSpec(Mixer):
+    """Gated delta rule: Gated DeltaNet (Qwen3-Next, Qwen3.5) and, with a decay per channel, Kimi Delta Attention."""
+
+    kind: Literal["delta"] = "delta"
+    num_key_heads: Positive
+    num_value_heads: Positive
+    key_head_dim: Positive
+    value_head_dim: Positive
+    conv_kernel: NonNegative = 4
+    """0 = no short convolutions."""
+    conv_bias: bool = False
+    decay: Literal["head", "channel", "none"] = "head"
+    decay_rank: NonNegative = 0
+    """Low rank of the decay's projection; 0 = a direct one."""
+    gate: bool = True
+    gate_rank: NonNegative = 0
+    """Low rank of the output gate's projection; 0 = a full matrix."""
+    chunk: Positive = 64
+
+
+class LinearAttentionSpec(Mixer):
+    """Linear attention with a decay: lightning attention (MiniMax), gated linear attention, retention."""
+
+    kind: Literal["linear_attention"] = "linear_attention"
+    num_heads: Positive
+    key_head_dim: Positive
+    value_head_dim: Positive
+    gate: bool = True
+    norm_size: NonNegative = 0
+    """Weights of the norm on the output; 0 = none."""
+    chunk: Positive = 256
+    bias: bool = False
+
+
+class ShortConvSpec(Mixer):
+    """Gated short convolution (LFM2): in-projection to three streams, a depthwise convolution, out-projection."""
+
+    kind: Literal["short_conv"] = "short_conv"
+    width: Positive
+    kernel: Positive = 3
+    bias: bool = False
+
+
+class RecurrentSpec(Mixer):
+    """Real-gated linear recurrent unit (RecurrentGemma, Griffin)."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    width: Positive
+    num_heads: Positive
+    conv_kernel: Positive = 4
+
+
+class FeedForwardSpec(Mixer):
+    """Dense feed-forward."""
+
+    kind: Literal["mlp"] = "mlp"
+    width: Positive
+    gated: bool = True
+    bias: bool = False
+    activation: str = "silu"
+
+
+class ExpertsSpec(Mixer):
+    """Routed experts with the shared ones beside them."""
+
+    kind: Literal["experts"] = "experts"
+    num_experts: Positive
+    num_experts_per_tok: Positive
+    width: Positive
+    gated: bool = True
+    bias: bool = False
+    activation: str = "silu"
+    input_size: Positive | None = None
+    """Width inside which the experts work (latent experts of Nemotron 3 Super)."""
+    router: Literal["linear", "none"] = "linear"
+    router_bias: bool = False
+    """A parameter per expert beside the router's matrix."""
+    zero_experts: NonNegative = 0
+    """Experts that return their input: routed to, without weights (LongCat)."""
+    shared_width: NonNegative = 0
+    """Total width of the shared experts."""
+    shared_gate: bool = False
+    num_groups: NonNegative = 0
+    top_groups: NonNegative = 0
+
+
+class CustomSpec(Mixer):
+    """Anything else, by its weights and the FLOPs of its kernel (per token, forward)."""
+
+    kind: Literal["custom"] = "custom"
+    label: str
+    kernel_flops: float = 0.0
+    attention_columns: NonNegative = 0
+    """Query and output columns of a softmax attention in it; causal, or as the three fields below say."""
+    window: Positive | None = None
+    compress: NonNegative = 0
+    """One compressed key for so many tokens beside the window (DeepSeek-V4); 0 = none."""
+    top_k: NonNegative = 0
+    """Compressed keys that a query attends; 0 = all."""
+    index_columns: NonNegative = 0
+    """Columns of the indexer that chooses them."""
+
+
+BranchSpec = Annotated[
+    AttentionSpec | LatentAttentionSpec | Mamba1Spec | Mamba2Spec | DeltaSpec | LinearAttentionSpec | ShortConvSpec | RecurrentSpec
+    | FeedForwardSpec | ExpertsSpec | CustomSpec,
+    Field(discriminator="kind"),
+]  # fmt: skip
+
+
+class SublayerSpec(Spec):
+    """One residual step: branches side by side on the same input, their outputs added to the stream."""
+
+    branches: tuple[BranchSpec, ...]
+    norm: Literal["pre", "post", "sandwich", "none"] = "pre"
+    num_norms: NonNegative | None = None
+    """Norms with weights where `norm` does not say it (one per branch: 2)."""
+    shared_weights: str = ""
+    """Sublayers of the same name in one stack hold their weights once (Zamba2, ALBERT)."""
+    extra: tuple[WeightSpec, ...] = ()
+
+
+class LayerSpec(Spec):
+    """One layer: residual steps in order."""
+
+    sublayers: tuple[SublayerSpec, ...]
+    extra: tuple[WeightSpec, ...] = ()
+
+
+class StackSpec(Spec):
+    """Layers over one stream of tokens: the decoder, an encoder, a vision tower."""
+
+    name: str = "decoder"
+    hidden_size: Positive
+    layers: dict[str, LayerSpec] = {}
+    """Kinds of layers by name."""
+    pattern: tuple[str, ...] = ()
+    """Their order, first to last; "local*5" stands for five."""
+    norm: NormKind = "rmsnorm"
+    final_norm: bool = True
+    tower: bool = False
+    """Not part of a text token's way: a vision or audio encoder and its projector."""
+    residual_streams: Positive = 1
+    """Residual streams side by side (hyper-connections; AltUp)."""
+    extra: tuple[WeightSpec, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.hidden_size, tuple(self.layers.items()), self.pattern, self.norm, self.tower, self.extra))
+
+    @model_validator(mode="after")
+    def _known_kinds(self) -> StackSpec:
+        for entry in self.pattern:
+            name, _, count = entry.partition("*")
+            if name not in self.layers:
+                raise ValueError(f"pattern names the layer {name!r}; layers has {', '.join(sorted(self.layers)) or 'none'}")
+            if count and not re.fullmatch("[1-9][0-9]*", count):
+                raise ValueError(f"pattern has {entry!r}; a count is a positive integer, as in {name}*5")
+        total = sum(int(entry.partition("*")[2] or 1) for entry in self.pattern)
+        if total > MOST_LAYERS:
+            raise ValueError(f"pattern has {total:,} layers; at most {MOST_LAYERS:,}")
+        return self
+
+    def sequence(self) -> tuple[str, ...]:
+        """Names of the layers' kinds, one per layer."""
+        names: list[str] = []
+        for entry in self.pattern:
+            name, _, count = entry.partition("*")
+            names += [name] * int(count or 1)
+        return tuple(names)
+
+
+class ArchitectureSpec(Spec):
+    """A model of any layers: `stacks` in the order in which tokens meet them."""
+
+    kind: Literal["layers"] = "layers"
+    name: str = ""
+    vocab_size: NonNegative = 0
+    """Rows of the word embedding and columns of the head; 0 = neither (diffusion)."""
+    embedding_rows: NonNegative = 0
+    """Rows of the word embedding where they are not vocab_size."""
+    embedding_size: NonNegative = 0
+    """Width of the word embedding where it is not the last stack's hidden size; its projection is an extra weight."""
+    tie_word_embeddings: bool = False
+    head: bool = True
+    """A projection to the vocabulary (False: an encoder without one)."""
+    head_bias: bool = False
+    max_position_embeddings: Positive = 8192
+    stacks: tuple[StackSpec, ...]
+    extra: tuple[WeightSpec, ...] = ()
+    """Weights outside all stacks: positions, token types, projections around embedding and head."""
+    num_nextn_predict_layers: NonNegative = 0
+    """Multi-token-prediction modules that a training run adds; not counted in the parameters."""
+    notes: tuple[str, ...] = ()
+    published_parameters: Positive | None = None
+    published_as: str = ""
+    source: str = ""
+
+    @field_validator("stacks")
+    @classmethod
+    def _has_a_stream(cls, stacks: tuple[StackSpec, ...]) -> tuple[StackSpec, ...]:
+        if all(stack.tower for stack in stacks):
+            raise ValueError("stacks need one that is not a tower: the tokens that are trained on")
+        return stacks
+
+    @property
+    def text(self) -> StackSpec:
+        """The stack whose tokens the head sees: the last one that is not a tower."""
+        return [stack for stack in self.stacks if not stack.tower][-1]
+
+    def branches(self) -> tuple[BranchSpec, ...]:
+        """Every different branch of the stacks that are not towers."""
+        found = (
+            branch
+            for stack in self.stacks
+            if not stack.tower
+            for layer in stack.layers.values()
+            for step in layer.sublayers
+            for branch in step.branches
+        )
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that pipeline stages share out."""
+        return sum(len(stack.sequence()) for stack in self.stacks if not stack.tower)
+
+    @property
+    def moe(self) -> MoeSpec | None:
+        """The experts, as a TransformerSpec has them; of several kinds the first."""
+        for branch in self.branches():
+            if isinstance(branch, ExpertsSpec):
+                return MoeSpec(
+                    num_experts=branch.num_experts, num_experts_per_tok=branch.num_experts_per_tok,
+                    moe_intermediate_size=branch.width, shared_expert_intermediate_size=branch.shared_width,
+                )  # fmt: skip
+        return None
+
+    @property
+    def mla(self) -> MlaSpec | None:
+        """The latent attention, as a TransformerSpec has it; None where there is none."""
+        for branch in self.branches():
+            if isinstance(branch, LatentAttentionSpec) and branch.qk_nope_head_dim and branch.qk_rope_head_dim:
+                return MlaSpec(
+                    q_lora_rank=branch.q_lora_rank, kv_lora_rank=branch.kv_lora_rank, qk_nope_head_dim=branch.qk_nope_head_dim,
+                    qk_rope_head_dim=branch.qk_rope_head_dim, v_head_dim=branch.v_head_dim,
+                )  # fmt: skip
+        return None
+
+    @property
+    def head_dim(self) -> int:
+        """Width of the widest query head; 0 without attention."""
+        return max((branch.head_dim for branch in self.branches() if isinstance(branch, AttentionSpec)), default=0)
+
+    def tensor_widths(self) -> list[tuple[str, int]]:
+        """What tensor parallelism splits, and into how many parts it may go at most."""
+        found: list[tuple[str, int]] = []
+        for branch in self.branches():
+            if isinstance(branch, (AttentionSpec, LatentAttentionSpec, LinearAttentionSpec, Mamba2Spec)):
+                found.append((f"the heads of {branch.kind}", branch.num_heads))
+            elif isinstance(branch, DeltaSpec):
+                found += [("the key heads of delta", branch.num_key_heads), ("the value heads of delta", branch.num_value_heads)]
+            elif isinstance(branch, (FeedForwardSpec, ShortConvSpec, RecurrentSpec)):
+                found.append((f"the width of {branch.kind}", branch.width))
+            elif isinstance(branch, ExpertsSpec) and branch.shared_width:
+                found.append(("the shared expert's width", branch.shared_width))
+            elif isinstance(branch, Mamba1Spec):
+                found.append(("the channels of mamba1", branch.inner_size))
+        return list(dict.fromkeys(found))
+
+    def tensor_groups(self) -> list[tuple[str, int]]:
+        """What tensor parallelism splits or, beyond their number, replicates: key and value heads, state-space groups."""
+        found = [("num_key_value_heads", b.num_key_value_heads) for b in self.branches() if isinstance(b, AttentionSpec)]
+        found += [("the groups of mamba2", b.num_groups) for b in self.branches() if isinstance(b, Mamba2Spec)]
+        return list(dict.fromkeys(found))
+
+
+TokenModel = TransformerSpec | ArchitectureSpec
+"""Models of tokens: what the two forms of a transformer share."""
+ModelSpec = Annotated[TransformerSpec | MlpSpec | CnnSpec | ArchitectureSpec, Field(discriminator="kind")]

@@ -1,0 +1,103 @@
+"""The dated rows of frameworks for fine-tuning and post-training; see framework_rows.py."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simpar.specs.framework import FrameworkRow as Row
+from simpar.specs.losses import LOSS_WORK
+
+_OTHERS: Final = LOSS_WORK[:-1]
+"""All but the tiled loss."""
+
+TRANSFORMERS: Final = (
+    Row(
+        (2023, 3),
+        {"zero_stage_default": 0, "parameter_bytes": 0.0, "autocast": True, "sharded_weights_fp32": True, "gradient_dtype": "fp32",
+         "fsdp_reduce_dtype": "bf16", "logits_fp32_copies": 2.5, "recompute_default": "none", "logits_fp32_copies_fused": 1.5},
+        "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
+        "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
+        "fp32 copy of the logits into cross_entropy; torch.optim.AdamW in lists of operations; without sharding, weights in fp32 "
+        "under autocast; before 4.46 the head turns its logits into fp32 itself, so that a fused loss works on those",
+    ),
+    Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
+    Row(
+        (2024, 12),
+        {"logits_fp32_copies_fused": 0.0},
+        "transformers 4.47: models no longer return logits in fp32 (PRs 33902, 34147)",
+    ),
+    Row(
+        (2025, 8),
+        {"optimizer_kernel": "fused", "optimizer_traffic_bytes": 34.0,
+         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
+        "transformers training_args.py: adamw_torch_fused by default with torch 2.8 and later; modeling_utils.py: torch's SDPA "
+        "unless a run asks for another, whose first choice on Hopper and Blackwell is cuDNN by then",
+    ),
+    Row(
+        (2025, 12),
+        {"pure_bf16": True},
+        "transformers 5: from_pretrained keeps the dtype of the checkpoint (bf16 ones today), so that no fp32 weights exist unless "
+        "FSDP or DeepSpeed makes them",
+    ),
+)  # fmt: skip
+"""Hugging Face Trainer and accelerate."""
+
+TRL: Final = (
+    Row((2023, 3), {"recompute_default": "full"}, "TRL trainer/sft_config.py: gradient_checkpointing on"),
+    Row(
+        (2026, 5),
+        {"loss": "tiled", "loss_tile": (4096, 32768)},
+        "TRL 1.16 trainer/utils.py: every loss of SFT, DPO and GRPO calls one function of chunked log-probabilities, tiles of "
+        "4,096 tokens and 32,768 words",
+    ),
+)
+"""TRL on top of the Trainer."""
+
+TORCHTUNE: Final = (
+    Row(
+        (2024, 4),
+        {"pure_bf16": True, "recompute_default": "full", "zero_stage_default": 0, "loss_chunks": 1, "fsdp_reduce_dtype": "bf16",
+         "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "gradient_adds": "", "fused_norm": False,
+         "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False},
+        "torchtune recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
+        "modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and their "
+        "softmax is kept (in fp32, in 16 bits where the loss is compiled); modules/rms_norm.py",
+    ),
+    Row((2024, 8), {"loss": "chunked"}, "torchtune 0.2: CEWithChunkedOutputLoss in the configs"),
+    Row(
+        (2025, 5),
+        {"logits_fp32_copies_chunked": 0.5, "logits_fp32_copies_compiled": 0.0},
+        "torchtune modules/loss LinearCrossEntropyLoss in the configs: the head is part of a piece, whose fp32 softmax is kept "
+        "(its 16-bit logits where the loss is compiled)",
+    ),
+)  # fmt: skip
+"""torchtune."""
+
+PRIME_RL: Final = (
+    Row(
+        (2025, 6),
+        {"loss": "unfused", "logits_fp32_copies": 4.0, "logits_fp32_copies_compiled": None, "recompute_default": "none",
+         "loss_tile": (0, 8192), "loss_work": (*_OTHERS, ("tiled", "stream", 54.0, 58.0)), "expandable_segments": True,
+         "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False},
+        "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
+        "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32 and stays until the loss, torch's cross-entropy "
+        "outside of any graph; RL: log-probabilities and entropy by 8,192 words of the vocabulary in elementary kernels on fp32 "
+        "(cast, scale, maximum, difference, exponential, two sums and a product forward; backward the logits again, five such and "
+        "two casts)",
+    ),
+)  # fmt: skip
+"""prime-rl's SFT and RL trainers."""
+
+FINETUNING: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
+    "transformers": ("torch-fsdp", TRANSFORMERS),
+    "trl": ("transformers", TRL),
+    "torchtune": ("torchtitan", TORCHTUNE),
+    "prime-rl": ("torchtitan", PRIME_RL),
+}
+"""Canonical name -> (framework it builds on, its rows in order of time)."""
+
+FINETUNING_ALIASES: Final[dict[str, Any]] = {
+    "accelerate": "transformers", "huggingface": "transformers", "axolotl": "transformers", "llama-factory": "transformers",
+    "peft": "transformers",
+}  # fmt: skip
+"""Other names -> canonical ones."""

@@ -1,0 +1,82 @@
+"""Options of a training or a plan that not every framework has: which, and how a scenario asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Literal
+
+from simpar.errors import Violation
+
+if TYPE_CHECKING:
+    from simpar.specs.framework import FrameworkSpec
+    from simpar.specs.scenario import Scenario
+
+Ability = Literal[
+    "pure_bf16", "optimizer_in_backward", "narrow_optimizers", "quantised_base", "host_parameters", "fused_kernels"
+]  # fmt: skip
+
+NARROW: Final = ("adamw-8bit", "adamw-8bit-paged", "adamw-4bit", "adamw-fp8", "lion")
+"""Optimizers of torchao, bitsandbytes and their like."""
+
+_ASKS: Final[tuple[tuple[Ability, str, Callable[[Scenario], object]], ...]] = (
+    ("pure_bf16", "training.pure_bf16", lambda s: s.training.pure_bf16 or None),
+    ("optimizer_in_backward", "training.optimizer_in_backward", lambda s: s.training.optimizer_in_backward or None),
+    ("narrow_optimizers", "training.optimizer", lambda s: s.training.optimizer if s.training.optimizer in NARROW else None),
+    ("quantised_base", "training.base_weights", lambda s: None if s.training.base_weights == "auto" else s.training.base_weights),
+    ("fused_kernels", "training.fused_kernels", lambda s: s.training.fused_kernels or None),
+    ("host_parameters", "plan.offload.parameters", lambda s: s.plan.offload.parameters or None),
+)  # fmt: skip
+"""(Ability, field, its value where the scenario asks for it, else none)."""
+
+
+def missing_options(scenario: Scenario, spec: FrameworkSpec, having: Callable[[Ability], list[str]]) -> Iterator[Violation]:
+    """A violation for each option asked for that `spec` has not; `having`: the frameworks that have one."""
+    for ability, field, value in ((a, f, ask(scenario)) for a, f, ask in _ASKS):
+        if value is not None and ability not in spec.abilities:
+            yield Violation(field, value, f"{spec.name} does not have it", f"a framework that does: {', '.join(having(ability))}")
+
+
+def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violation]:
+    """Options that exclude one another, or that mean nothing beside the rest of the scenario."""
+    training, plan = scenario.training, scenario.plan
+    if training.pure_bf16 and training.precision in ("fp32", "tf32", "fp16"):
+        yield Violation(
+            "training.pure_bf16", True, f"contradicts training.precision {training.precision!r}", "bf16 or an fp8 recipe"
+        )
+    if training.pure_bf16 and plan.zero_stage == 3 and spec.sharded_weights_fp32:
+        rule = f"{spec.name} keeps sharded trained weights in fp32, against training.pure_bf16"
+        yield Violation("plan.zero_stage", 3, rule, "0, or leave training.pure_bf16 out")
+    if training.optimizer_in_backward:
+        yield from _in_backward(scenario)
+    if plan.offload.parameters and plan.zero_stage < 3:
+        yield Violation("plan.offload.parameters", True, "needs weights that are gathered for each layer", "plan.zero_stage = 3")
+    if plan.offload.parameters and scenario.world_size <= plan.tp * plan.pp:
+        rule = "needs data-parallel ranks to gather from"
+        yield Violation("plan.offload.parameters", True, rule, f"more than {plan.tp * plan.pp} GPUs, or false")
+    if training.trainable == "all":
+        for name, default in (("base_weights", "auto"), ("lora_adapters", 1), ("lora_modules", "attention")):
+            if (value := getattr(training, name)) != default:
+                yield Violation(f"training.{name}", value, "is of low-rank adaptation", 'training.trainable = "lora"')
+
+
+def _in_backward(scenario: Scenario) -> Iterator[Violation]:
+    training, plan = scenario.training, scenario.plan
+    ranks = plan.dp or max(scenario.world_size // (plan.tp * plan.cp * plan.pp), 1)
+    off = "or training.optimizer_in_backward = false"
+    if plan.pp > 1:
+        yield Violation("plan.pp", plan.pp, "an update in the backward allows no second micro-batch", f"1, {off}")
+    elif training.global_batch_size > training.micro_batch_size * ranks:
+        rule = "an update in the backward allows no second micro-batch"
+        yield Violation(
+            "training.micro_batch_size", training.micro_batch_size, rule, f"{training.global_batch_size // ranks}, {off}"
+        )
+    if plan.zero_stage in (1, 2):
+        rule = "an update in the backward leaves no gradients to shard"
+        yield Violation("plan.zero_stage", plan.zero_stage, rule, f"0 or 3, {off}")
+    if training.optimizer == "none":
+        yield Violation("training.optimizer_in_backward", True, "there is no update without an optimizer", "an optimizer")
+    if plan.offload.optimizer:
+        yield Violation("plan.offload.optimizer", True, "an update in the backward runs on the device", f"false, {off}")
+
+
+__all__ = ["NARROW", "Ability", "missing_options", "option_conflicts"]

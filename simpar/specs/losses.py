@@ -1,0 +1,105 @@
+"""The loss at the head of a language model: which kernels, what they move, and which logits they keep, by framework and option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from simpar.errors import InternalError
+
+if TYPE_CHECKING:
+    from simpar.specs.framework import FrameworkSpec
+
+LossKind = Literal["fused", "unfused", "chunked", "linear", "tiled"]
+
+LOSS_WORK: Final = (
+    ("fused", "cross_entropy", 6.0, 6.0), ("unfused", "cross_entropy", 18.0, 18.0), ("compiled", "cross_entropy", 4.0, 4.0),
+    ("chunked", "cross_entropy", 10.0, 10.0), ("linear", "cross_entropy", 6.0, 0.0),
+    ("tiled", "cross_entropy", 4.0, 4.0),
+)  # fmt: skip
+"""Fused: TransformerEngine's and flash-attn's kernels (logits read twice and turned into their gradient in place, then scaled).
+Unfused: torch's cross_entropy over a cast to fp32. Compiled: the 16-bit logits read twice, and read and turned into their
+gradient. Linear: Liger's kernel on each piece of the logits, all of it in the forward (liger_kernel/ops/cross_entropy.py).
+Tiled: log-probabilities tile by tile, the logits computed again in the backward (TRL; Apple's cut cross-entropy in the matmul)."""
+DEFAULT_CHUNKS: Final = 8
+"""Pieces of a chunked loss where the framework has no number of its own (torchtune's and torchtitan's default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss as one run computes it.
+
+    Attributes:
+        kind: fused, unfused, chunked, linear or tiled.
+        kernel: class of its kernels.
+        moved_bytes: bytes per logit they move forward and backward.
+        fp32_copies: fp32 tensors of the logits' size alive at the peak beside the 16-bit ones.
+        chunks: pieces of the logits that exist one after the other.
+    """
+
+    kind: LossKind
+    kernel: str
+    moved_bytes: tuple[float, float]
+    fp32_copies: float
+    chunks: int = 1
+
+
+def losses_of(spec: FrameworkSpec) -> list[str]:
+    """The words of `training.cross_entropy` that a framework has."""
+    return [name for name, *_ in spec.loss_work if name != "compiled"]
+
+
+def linear_chunks(tokens: float, vocabulary: float, hidden: float) -> int:
+    """Pieces of Liger's fused linear cross-entropy: logits of a piece take about the room of the hidden vectors of all tokens.
+
+    liger_kernel/ops/fused_linear_cross_entropy.py: ceil(V / H) pieces of next_power_of_2(ceil(T / pieces)) tokens.
+
+    >>> linear_chunks(16384, 128256, 4096), linear_chunks(8192, 151936, 1024)
+    (32, 128)
+    """
+    share = ceil(tokens / max(ceil(vocabulary / hidden), 1))
+    piece: int = 2 ** max(share - 1, 0).bit_length()
+    return max(ceil(tokens / piece), 1)
+
+
+def loss_of(spec: FrameworkSpec, wanted: str, *, compiled: bool, tp: int, sizes: tuple[float, float, float]) -> Loss:
+    """The loss of a run.
+
+    Args:
+        wanted: `training.cross_entropy`.
+        compiled: the run compiles its model.
+        tp: ranks that the vocabulary is split over.
+        sizes: tokens of a micro-batch on a rank, vocabulary, hidden size.
+    """
+    kind = spec.loss if wanted == "auto" else cast(LossKind, wanted)
+    work = {name: (kernel, (forward, backward)) for name, kernel, forward, backward in spec.loss_work}
+    in_graph = compiled and kind == "unfused" and spec.logits_fp32_copies_compiled is not None
+    if kind not in work:
+        raise InternalError(f"{spec.name} has no loss {kind!r}")
+    kernel, moved = work["compiled" if in_graph else kind]
+    if kind == "linear":
+        return Loss(kind, kernel, moved, 0.0, linear_chunks(*sizes))
+    if kind == "tiled":
+        tokens, words = sizes[0], sizes[1] / tp
+        rows, columns = spec.loss_tile
+        tiles = ceil(tokens / (rows or tokens)) * ceil(words / columns)
+        return Loss(kind, kernel, moved, spec.logits_fp32_copies, tiles)
+    chunks = (spec.loss_chunks or DEFAULT_CHUNKS) if kind == "chunked" else 1
+    return Loss(kind, kernel, moved, _copies(spec, kind, asked=wanted != "auto", compiled=compiled, tp=tp), chunks)
+
+
+def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool, tp: int) -> float:
+    """fp32 tensors of logits size alive at the peak; `asked`: the run names its loss."""
+    if kind == "fused" and asked and spec.logits_fp32_copies_fused is not None:
+        return spec.logits_fp32_copies_fused
+    if compiled and spec.logits_fp32_copies_compiled is not None:
+        return spec.logits_fp32_copies_compiled
+    if kind == "chunked" and spec.logits_fp32_copies_chunked is not None:
+        return spec.logits_fp32_copies_chunked
+    if tp > 1 and spec.logits_fp32_copies_parallel is not None:
+        return spec.logits_fp32_copies_parallel
+    return spec.logits_fp32_copies
+
+
+__all__ = ["DEFAULT_CHUNKS", "LOSS_WORK", "Loss", "linear_chunks", "loss_of", "losses_of"]

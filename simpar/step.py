@@ -1,0 +1,238 @@
+"""The main path: a scenario becomes a layout, a schedule, a program, prices, a timeline, a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from simpar.costs.collectives import CollectiveModel
+from simpar.costs.kernels import KernelModel
+from simpar.costs.pricer import LayoutPricer
+from simpar.costs.stage_times import stage_times
+from simpar.engine import discrete_event
+from simpar.engine.effects import engine_effects, expected_load_factor, imbalance_of, memory_loads, routing_law
+from simpar.engine.longest_path import longest_path
+from simpar.engine.repeat import Repetitions, repeat
+from simpar.engine.timeline import Timeline
+from simpar.errors import InputError, Violation
+from simpar.parallel.layout import Layout
+from simpar.program.lower import lower, optimizer_waits
+from simpar.program.pipelines import Detail
+from simpar.program.program import PriceTable, Program
+from simpar.program.transfers import with_transfers
+from simpar.result.accounting import account
+from simpar.result.folded import LONG_ROUNDS, WARM_ROUNDS, can_fold, extended, shorter_counts, with_microbatches
+from simpar.result.interpret import Priced, interpret
+from simpar.result.result import Result
+from simpar.schedules import SCHEDULES, Schedule, build_schedule
+from simpar.schedules.csv import read_csv
+from simpar.specs.hardware import HardwareProfile, load_hardware
+from simpar.specs.scenario import Scenario
+from simpar.specs.size import check_ops, limits, passes_of
+
+__all__ = ["Priced", "cost_models", "interpret", "prepare", "run", "schedule_of", "simulate"]
+
+FOLD_OPS = 400_000
+"""From so many ops on, about ten seconds, a step that repeats itself is simulated from two shorter ones."""
+Engine = Literal["discrete_event", "longest_path"]
+Lowering = Callable[..., Program]
+"""What turns (layout, schedule, detail, expand=...) into a program."""
+
+
+def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, object] | None = None) -> Schedule:
+    """The pipeline schedule of a scenario.
+
+    Args:
+        times: what `stage_times` says of the priced layout, for a schedule that depends on it; none = unit times.
+
+    Raises:
+        InputError: the schedule does not exist or cannot have this shape.
+    """
+    plan = scenario.plan
+    name = plan.schedule
+    if name.endswith(".csv"):
+        path = Path(scenario.file).parent / name if scenario.file else Path(name)
+        return read_csv(path if path.is_file() else Path(name))
+    if name == "auto":
+        name = "1f1b" if plan.virtual_stages == 1 else "interleaved"
+    family = SCHEDULES[name]
+    options: dict[str, object] = dict(times or {}) if family.wants_times else {}
+    if plan.microbatch_group_size:
+        options["microbatch_group_size"] = plan.microbatch_group_size
+    # A schedule with a fixed number of chunks needs none said; another number is an error that its requirements name.
+    virtual = None if family.virtual_stages is not None and plan.virtual_stages == 1 else plan.virtual_stages
+    found = family.requirements(plan.pp, num_microbatches, virtual, **options)
+    if found:
+        raise InputError([Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found])
+    return build_schedule(name, plan.pp, num_microbatches, virtual, **options)
+
+
+@lru_cache(maxsize=32)
+def _models(hardware: str) -> tuple[KernelModel, CollectiveModel]:
+    profile = load_hardware(hardware)
+    return KernelModel(profile), CollectiveModel(profile)
+
+
+def cost_models(scenario: Scenario, profile: HardwareProfile) -> tuple[KernelModel, CollectiveModel]:
+    """Kernel and collective models of the scenario's machine; shared between scenarios of one profile.
+
+    Raises:
+        InputError: SHARP on a fabric whose switches do not reduce.
+    """
+    sharp = scenario.cluster.sharp
+    if sharp and not profile.fabric.in_network_reduction:
+        rule = f"the switches of {profile.name} ({profile.fabric.kind}) do not reduce"
+        raise InputError([Violation("cluster.sharp", True, rule, "false", scenario.file)])
+    kernels, collectives = _models(scenario.cluster.hardware)
+    if sharp or profile is not load_hardware(scenario.cluster.hardware):
+        return kernels, CollectiveModel(profile, sharp=sharp)
+    return kernels, collectives
+
+
+def prepare(
+    scenario: Scenario,
+    *,
+    detail: Detail = "layer",
+    load_factor: float | None = None,
+    expand: bool = False,
+    transfers: bool = False,
+    lowering: Lowering = lower,
+) -> Priced:
+    """Everything but the run: layout, schedule, program, prices.
+
+    Args:
+        load_factor: tokens of the fullest expert rank over the mean; none = what the scenario's routing implies.
+        expand: one set of streams per rank instead of one role per pipeline rank.
+        transfers: attach what each op moves between which ranks (for contention).
+        lowering: `lower`, or one that remembers.
+    """
+    load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
+    probe = Layout.of(scenario, 1, load_factor=load_factor)
+    schedule = schedule_of(scenario, probe.num_microbatches)
+    layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor, ends_meet=schedule.ends_meet)
+    model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
+    kernels, collectives = cost_models(scenario, layout.hardware)
+    pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
+    if scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times:
+        schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
+    program = lowering(layout, schedule, detail, expand=expand)
+    if transfers:
+        program = with_transfers(layout, program, schedule.stage_to_rank[: schedule.stages_per_model], expand=expand)
+    prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
+    table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
+    return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
+
+
+def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
+    """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, seed, ...)."""
+    if engine == "longest_path":
+        return longest_path(priced.program, priced.table)
+    return discrete_event.run(priced.program, priced.table, **{"interference": True, **effects})
+
+
+def simulate(
+    scenario: Scenario, *, detail: Detail = "layer", engine: Engine = "discrete_event", lowering: Lowering = lower
+) -> Result:
+    """Predict one training step of a checked scenario, with the effects it asks for.
+
+    Args:
+        detail: stage, layer or op.
+        engine: discrete_event (SimPy) or longest_path (numpy: no effects, a lower bound of the other).
+        lowering: as in `prepare`.
+
+    Raises:
+        InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
+    """
+    wanted = scenario.effects
+    passes, finer = passes_of(scenario), detail
+    copies = scenario.world_size // scenario.plan.pp if wanted.expand else 1
+    if passes.ops(detail) * copies > FOLD_OPS:
+        counts = next(_fold_counts(scenario, passes.ops(detail) * copies / passes.microbatches), None)
+        built, most = (passes.microbatches, limits()["ops"]) if counts is None else (counts[1], FOLD_OPS)
+        while detail != "stage" and passes.ops(detail, built) * copies > most:
+            detail = "layer" if detail == "op" else "stage"
+        check_ops(scenario, passes.ops(detail, built) * copies)
+        if counts is not None:
+            return _with_detail(_folded(scenario, counts, detail, engine, lowering), detail, finer)
+    result = _whole(scenario, detail, engine, lowering)
+    return _with_detail(result, detail, finer)
+
+
+def _fold_counts(scenario: Scenario, ops_per_microbatch: float) -> Iterator[tuple[int, int, int]]:
+    """Micro-batches of the two shorter steps of a step that repeats itself, the longest that are cheap first."""
+    if can_fold(scenario):
+        for rounds in (LONG_ROUNDS, WARM_ROUNDS):
+            counts = shorter_counts(scenario, rounds)
+            if counts is not None and (rounds == WARM_ROUNDS or counts[1] * ops_per_microbatch <= FOLD_OPS):
+                yield counts
+
+
+def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
+    """The result with a note where the step has too many ops for the level of detail that was asked for."""
+    if detail == finer:
+        return result
+    note = f"too many ops at {finer} detail: simulated at {detail} detail, whose totals are the same"
+    return replace(result, notes=(*result.notes, note))
+
+
+def _folded(scenario: Scenario, counts: tuple[int, int, int], detail: Detail, engine: Engine, lowering: Lowering) -> Result:
+    """A step of many equal micro-batches from two shorter ones."""
+    few, more, _ = counts
+    first, second = (_whole(with_microbatches(scenario, count), detail, engine, lowering) for count in (few, more))
+    schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), more)
+    factor = expected_load_factor(scenario)
+    layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, factor, ends_meet=schedule.ends_meet)
+    return extended(first, second, counts, layout)
+
+
+def _whole(scenario: Scenario, detail: Detail, engine: Engine, lowering: Lowering) -> Result:
+    """Every op of the step replayed."""
+    wanted = scenario.effects
+    priced = prepare(scenario, detail=detail, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering)
+    if engine == "longest_path":
+        return interpret(priced, run(priced, engine))
+    effects = engine_effects(scenario, np.array([price.latency_s for price in priced.prices]))
+    timeline = run(priced, **effects, seed=wanted.seed)
+    result = interpret(priced, timeline)
+    if wanted.repetitions > 1 or wanted.is_random:
+        result = replace(result, repetitions=repetitions_of(priced, effects, timeline, detail, lowering))
+    return result
+
+
+def _unsynchronised_step_s(timeline: Timeline) -> float:
+    """Step time, as in the result, where no rank waits for the others at the step's end."""
+    return account(timeline.program, timeline, waits=False).makespan
+
+
+def repetitions_of(
+    priced: Priced, effects: dict[str, Any], first: Timeline | None = None, detail: Detail = "layer", lowering: Lowering = lower
+) -> Repetitions:
+    """Independent draws of noise and, under uneven routing, of each layer's and micro-batch's expert load.
+
+    Args:
+        first: the run of `priced` under `effects` and the scenario's seed, where it is there already.
+        detail, lowering: those of `priced`.
+    """
+    scenario = priced.layout.scenario
+    wanted, peaks = scenario.effects, None
+    if routing_law(scenario) is not None:
+        first = None
+        priced, loaded = (
+            prepare(scenario, detail=detail, load_factor=f, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering)
+            for f in (1.0, 2.0)
+        )
+        expert_layers = [sum(b.expert_parameters > 0 for b in blocks) for blocks in priced.layout.stage_blocks]
+        per_op = max(round(sum(expert_layers) / len(expert_layers)), 1) if detail == "stage" else 1
+        effects = {**effects, "imbalance": imbalance_of(scenario, loaded.table, per_op)}
+        even, double = (interpret(p, run(p, "longest_path")).worst_rank.device_bytes for p in (priced, loaded))
+        layers = max(sum(expert_layers[s] for s in held) for held in priced.held.values())
+        loads = memory_loads(scenario, max(layers, 1), min(scenario.plan.pp, priced.layout.num_microbatches))
+        peaks = even + (double - even) * (loads - 1.0)
+    step_s = None if optimizer_waits(priced.layout, priced.schedule) else _unsynchronised_step_s
+    runs = repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, first=first, step_s=step_s, **effects)
+    return replace(runs, peak_memory_bytes=peaks)

@@ -1,0 +1,232 @@
+"""Do the tests bite? One-line changes of meaning, each made on a copy of the tree, against the tests named beside it.
+
+    python tests/mutants.py            all of them, one after another (minutes)
+    python tests/mutants.py ring perm  those whose name contains one of the words
+    python tests/mutants.py --list     the table alone
+
+Prints what was killed, what survived and what no longer applies (its line has changed: adapt the row), and ends with 1 if any
+survived or does not apply. Not collected by pytest and not part of CI. A change that should be noticed is one more row.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change.
+
+    Attributes:
+        name: what it gets wrong.
+        file: below the root.
+        old, new: text that stands there exactly once, and what takes its place.
+        tests: what should notice, as pytest takes it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+WIRE, STEP, SURFACE = "tests/test_wire_bytes.py", "tests/test_step_values.py", "tests/test_surface_values.py"
+PASSES, BYTES = "tests/test_graph_passes.py", "tests/test_graph_bytes.py"
+OPTIMIZERS, LIVE = "tests/test_optimizer_kinds.py", "tests/test_inputs_live.py"
+
+MUTANTS = (
+    # -- work of a layer
+    Mutant("ring attention backward with half the bytes", "simpar/parallel/context.py",
+           "key_value_bytes(whole, degrees) * (2 if whole.backward else 1)", "key_value_bytes(whole, degrees) * 1", (WIRE,)),
+    Mutant("expert rows not divided by tp", "simpar/graph/shard.py",
+           "size / (place.context * place.tensor / place.expert_tensor)", "size / (place.context / place.expert_tensor)", (WIRE,)),
+    Mutant("key and value heads not replicated", "simpar/graph/shard.py",
+           "return max(size / place.tensor, 1.0)", "return size / place.tensor", (BYTES,)),
+    Mutant("no wait for the gather of a saved input", "simpar/parallel/blocks.py",
+           "            ops.wait(regathered)", "            pass", (STEP, BYTES)),
+    Mutant("LayerNorm keeps one statistic", "simpar/graph/kernels.py",
+           '8.0 if node.kind == "layernorm" else 4.0', "4.0", (STEP,)),
+    Mutant("permute moves half the bytes", "simpar/graph/kernels.py",
+           '"permute", ((rows, 4.0),), ((rows, 4.0),)', '"permute", ((rows, 2.0),), ((rows, 4.0),)', (BYTES,)),
+    Mutant("residual backward halved", "simpar/graph/kernels.py", "((axes, 4.0 + mask),)", "((axes, 2.0 + mask),)", (BYTES,)),
+    Mutant("attention FLOPs twice", "simpar/graph/ledger.py", "return queries * keys / 2.0", "return float(queries * keys)",
+           ("tests/test_golden_scenarios.py",)),
+    Mutant("partial sums are not reduced", "simpar/graph/shard.py",
+           'return out.name if summed and', 'return "" if summed and', (WIRE,)),
+    Mutant("a recomputed product reads what nobody gathered", "simpar/parallel/blocks.py",
+           "return any(self._read(name, only) for name in stretch.gathered)", "return False", (WIRE, PASSES)),
+    Mutant("the rest of a chunked collective is left out", "simpar/parallel/work.py",
+           "late, self._beside = tuple(self.start(*rest, kernels=0) for rest in self._beside), []", "late, self._beside = (), []",
+           (WIRE, PASSES)),
+    Mutant("a frozen weight has a gradient", "simpar/graph/differentiate.py",
+           "return any(layer.tensor[name].trained for name in node.parameters)", "return True", (PASSES,)),
+    Mutant("a window ends at the first step of a ring", "simpar/parallel/context.py",
+           "rest = max(pairs(whole) / cp - pairs(first), 0.0)", "rest = 0.0", (PASSES,)),
+    Mutant("a checkpoint keeps what is inside it", "simpar/graph/rematerialise.py",
+           "if (edge and leaves) if module.discards else not leaves:", "if edge and leaves:", (PASSES,)),
+    Mutant("sequence parallelism sends whole activations", "simpar/parallel/pipeline.py",
+           "split = plan.cp * (plan.tp if plan.sequence_parallel else 1)", "split = plan.cp", (WIRE,)),
+    Mutant("replicas reduce the whole gradient", "simpar/parallel/traffic.py",
+           'amount / layout.placement(shard).size, replica', "amount, replica", (WIRE,)),
+    # -- a step
+    Mutant("no all-reduce of the gradient norm", "simpar/costs/pricer.py",
+           "self._work, norm.seconds)", "self._work, 0.0)", (STEP,)),
+    Mutant("wait for data parallelism swallows a bubble", "simpar/result/accounting.py",
+           "waited, name = start - max(self.ready(cause), free), \"dp\"", "waited, name = start - free, \"dp\"", (STEP,)),
+    Mutant("DualPipe's ties go to the forward", "simpar/costs/block_price.py",
+           "lane = min(lanes, key=lambda x: (ready(x), x))", "lane = min(lanes, key=lambda x: (ready(x), -x))", (STEP,)),
+    Mutant("reload not one layer ahead", "simpar/program/lower.py",
+           "pieces[position - 2][0])))", "pieces[position - 1][0])))", (STEP,)),
+    Mutant("reload without bound", "simpar/program/lower.py",
+           "                if position > 1:\n                    deps.append(self.local((\"part\"",
+           "                if False:\n                    deps.append(self.local((\"part\"", (STEP,)),
+    Mutant("1F1B warms up one micro-batch more", "simpar/schedules/one_f_one_b.py",
+           "num_ranks - rank - 1", "num_ranks - rank", ("tests/test_schedules.py", "tests/test_golden_scenarios.py")),
+    # -- optimizers
+    Mutant("every optimizer moves Adam's bytes", "simpar/parallel/optimizers.py",
+           "return (ADAM_BYTES + 2.0 * (self.moments - 8.0) + self.passes_bytes) / ADAM_BYTES", "return 1.0", (OPTIMIZERS,)),
+    Mutant("Newton-Schulz without its square", "simpar/parallel/optimizers.py",
+           "(4.0 * a * a * b + 2.0 * a**3)", "(4.0 * a * a * b)", (OPTIMIZERS,)),
+    Mutant("the iteration runs on the wider side", "simpar/costs/update_price.py",
+           "for n, k in ((a, b), (a, a), (b, a))", "for n, k in ((a, b), (b, b), (b, a))", (OPTIMIZERS,)),
+    Mutant("momenta are not gathered", "simpar/costs/update_price.py",
+           "if layout.plan.zero_stage < 3 or not amount", "if layout.plan.zero_stage < 9 or not amount", (OPTIMIZERS,)),
+    Mutant("Muon keeps one moment of its tables", "simpar/parallel/optimizers.py",
+           '"muon": OptimizerKind(4.0, 8.0,', '"muon": OptimizerKind(4.0, 4.0,', (OPTIMIZERS,)),
+    # -- inputs
+    Mutant("V-shaped schedules have one chunk", "simpar/specs/checks.py",
+           '("zb-v", "v-half", "v-min", "dualpipe-v")', '("zb-v", "dualpipe-v")', ("tests/test_checks_scenario.py", LIVE)),
+    Mutant("notes do not reach the result", "simpar/result/interpret.py",
+           "notes=tuple(scenario_notes(layout.scenario)),", "notes=(),", (f"{LIVE}::test_every_field_of_a_scenario_lives",)),
+    Mutant("a number of experts' groups that counts nowhere", "simpar/costs/pricer.py",
+           "return work.node_limit * max(math.ceil(placement.num_nodes / max(moe.n_group, 1)), 1)", "return work.node_limit",
+           (f"{LIVE}::test_every_field_of_a_scenario_lives",)),
+    # -- fits and statistics
+    Mutant("a left-out source stays in its fold", "simpar/evidence/fit_constants.py",
+           "if s.source not in group]", "if s.source]", ("tests/test_constants.py",)),
+    Mutant("a source weighs by its number alone", "simpar/evidence/fit_constants.py",
+           "counts[s.source] ** -0.5", "counts[s.source] ** -1.0", ("tests/test_constants.py",)),
+    Mutant("least squares for a robust fit", "simpar/evidence/fit_constants.py",
+           "np.sign(off) * np.sqrt(2.0 * (np.sqrt(1.0 + off * off) - 1.0))", "off", ("tests/test_constants.py",)),
+    Mutant("the gate lets everything in", "simpar/evidence/fit_constants.py",
+           "if f[0][0] > f[0][1]]", "if f[0][0] > -1.0]", ("tests/test_constants.py",)),
+    Mutant("p90 is p95", "simpar/statistics.py", "np.quantile(size, 0.9)", "np.quantile(size, 0.95)", (SURFACE,)),
+    # -- search
+    Mutant("undercut the wrong way round", "simpar/searching/tiers.py",
+           "np.equal if exact else np.less_equal", "np.equal if exact else np.greater_equal", (SURFACE,)),
+    Mutant("ties within three per cent", "simpar/searching/answer.py", "TIE: Final = 0.01", "TIE: Final = 0.03", (SURFACE,)),
+    # -- planning
+    Mutant("spares are rented when they should not be", "simpar/planning/economics.py",
+           "gpu_s if self.rent_includes_spares else outcome.gpu_s", "outcome.gpu_s if self.rent_includes_spares else gpu_s",
+           (SURFACE,)),
+    Mutant("every slow node slows anew", "simpar/planning/run_simulation.py",
+           "self.model.slow_nodes.slowdown if self.slow and", "self.model.slow_nodes.slowdown**self.slow if self.slow and",
+           (SURFACE,)),
+    # -- reports
+    Mutant("cells of tables unescaped", "simpar/report/page.py", "{escape(c)}</{tag}>", "{c}</{tag}>", (SURFACE,)),
+    Mutant("a gap is shared by width", "simpar/report/explain.py",
+           "widths.get(name, 0.0) ** 2 +", "widths.get(name, 0.0) +", (SURFACE,)),
+    Mutant("a gap of memory is shared by width", "simpar/report/explain.py",
+           "(MEMORY_SPREAD.get(name, OTHER_SPREAD) * amount) ** 2", "(MEMORY_SPREAD.get(name, OTHER_SPREAD) * amount)", (SURFACE,)),
+    Mutant("late collectives ten times as late", "simpar/live/trace_align.py", "6.0 * spread", "60.0 * spread", (SURFACE,)),
+    # -- launch files
+    Mutant("a flag misspelt on both sides", "simpar/interop/megatron.py", "--use-tp-pp-dp-mapping", "--use-tp-pp-dp-maping",
+           (SURFACE,)),
+    Mutant("CUDA_DEVICE_MAX_CONNECTIONS dropped", "simpar/interop/megatron.py",
+           'environment = "export CUDA_DEVICE_MAX_CONNECTIONS=1\\n"', 'environment = ""', (SURFACE,)),
+    Mutant("YAML's no is a text", "simpar/boundary.py",
+           'getattr(yaml, "CSafeLoader", yaml.SafeLoader)', "yaml.BaseLoader", (SURFACE,)),
+)  # fmt: skip
+SPELT_TWICE = {
+    "a flag misspelt on both sides": ("simpar/interop/megatron_import.py", "use-tp-pp-dp-mapping", "use-tp-pp-dp-maping")
+}
+"""Changes that belong to two files."""
+
+
+def copied(target: Path) -> Path:
+    """A copy of what the tests need; data folders are links."""
+    for name in ("simpar", "tests"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.name not in ("simpar", "tests", ".git") and not (target / path.name).exists():
+            (target / path.name).symlink_to(path)
+    return target
+
+
+def tested(root: Path, tests: tuple[str, ...]) -> tuple[int, str]:
+    """Exit status of pytest, and its last lines."""
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return 1, "timed out"
+    failed = [
+        line.split(" - ")[0].removeprefix("FAILED ") for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+    ]
+    return done.returncode, ", ".join(failed) or done.stdout.strip().splitlines()[-1]
+
+
+def changed(root: Path, file: str, old: str, new: str) -> str | None:
+    """The file's text before; None where `old` does not stand there exactly once."""
+    path = root / file
+    before = path.read_text(encoding="utf-8")
+    if before.count(old) != 1:
+        return None
+    path.write_text(before.replace(old, new), encoding="utf-8")
+    return before
+
+
+def outcome(root: Path, mutant: Mutant) -> tuple[str, str]:
+    """killed, survived or does not apply; and by what."""
+    edits = [(mutant.file, mutant.old, mutant.new), *([SPELT_TWICE[mutant.name]] if mutant.name in SPELT_TWICE else [])]
+    undo: list[tuple[Path, str]] = []
+    try:
+        for file, old, new in edits:
+            before = changed(root, file, old, new)
+            if before is None:
+                return "does not apply", f"{file}: {old[:60]!r}"
+            undo.append((root / file, before))
+        status, text = tested(root, mutant.tests)
+        return ("survived", text) if status == 0 else ("killed", text)
+    finally:
+        for path, before in undo:
+            path.write_text(before, encoding="utf-8")
+
+
+def main(words: list[str]) -> int:
+    """Run the chosen mutants."""
+    chosen = [m for m in MUTANTS if not words or any(word in m.name for word in words)]
+    if words == ["--list"]:
+        print("\n".join(f"{m.name}: {m.file}" for m in MUTANTS))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="simpar-mutants-") as folder:
+        root = copied(Path(folder))
+        for tests in sorted({t for m in chosen for t in m.tests}):
+            status, text = tested(root, (tests,))
+            if status:
+                print(f"{tests} fails without any change: {text}")
+                return 2
+        counts: dict[str, int] = {}
+        for mutant in chosen:
+            begin = time.monotonic()
+            what, text = outcome(root, mutant)
+            counts[what] = counts.get(what, 0) + 1
+            print(f"{what:14} {mutant.name}  ({text[:110]}; {time.monotonic() - begin:.0f} s)", flush=True)
+    print(", ".join(f"{count} {what}" for what, count in counts.items()))
+    return int(set(counts) != {"killed"})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Outputs that cannot take what is written to them: other characters or one line, and never "a bug in simpar"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "simpar"]
+
+
+SMALL = ["simulate", "zero-7.5b_a100x64_zero3"]
+
+
+def ran(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, env={**os.environ, **environment}, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=str,
+)
+def test_output_that_is_not_utf_8(environment: dict[str, str]) -> None:
+    found = ran(SMALL, **environment)
+    assert found.returncode == 0, found.stderr
+    assert not found.stderr
+    assert b"tok" in found.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=str)
+def test_a_full_disk_is_one_line(more: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        found = subprocess.run([*COMMAND, *SMALL, *more], stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert found.stderr.decode().splitlines() == ["simpar: the output cannot be written: No space left on device"]
+    assert found.returncode == 2
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen([*COMMAND, *SMALL, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) in (0, 1)
+
+
+def test_closed_outputs() -> None:
+    arguments = " ".join([*COMMAND, *SMALL])
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        found = subprocess.run(["bash", "-c", f"{arguments} {closed}"], capture_output=True, timeout=120)
+        assert found.returncode == 0
+        assert b"bug" not in found.stderr
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    found = ran(SMALL, HOME="/proc/nothing", XDG_CACHE_HOME="/proc/nothing", TMPDIR="/proc/nothing")
+    assert found.returncode == 0, found.stderr
+
+
+def test_what_the_system_refuses_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from simpar.cli import main
+    from simpar.specs import models_io
+
+    for error, text in (
+        (PermissionError(13, "Permission denied", "/there"), "simpar: /there: Permission denied\n"),
+        (OSError(28, "No space left on device"), "simpar: the output cannot be written: No space left on device\n"),
+        (MemoryError(), "simpar: not enough memory on this machine; a smaller input, or fewer --workers\n"),
+    ):
+
+        def fails(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(models_io, "model_names", fails)
+        with pytest.raises(SystemExit) as stop:
+            main(["models"])
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == text
+
+
+def test_ctrl_c_prints_no_workers_traceback(tmp_path: Path) -> None:
+    arguments = [
+        "search", "--model", "llama3.1-70b", "--hardware", "dgx-h100", "--num-nodes", "8", "--sequence-length", "8192",
+        "--global-batch", "128", "--workers", "2", "--quiet",
+    ]  # fmt: skip
+    for seconds in (2.0, 3.0):
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+        assert process.wait(timeout=60) == 130, said
+        if "Fatal Python error: init" in said:
+            continue  # a worker was interrupted before its interpreter had started: Python's own words, not simpar's
+        assert "Traceback" not in said

@@ -1,0 +1,148 @@
+"""What a rank's part of a layer moves, sends and holds, by hand: traffic of kernels, key/value heads, exchanges, rings, waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.graph.kernels import Kernel, KernelPlan, kernels
+from simpar.graph.shard import Placement, Shards
+from simpar.graph.types import Layer
+from simpar.model.blocks import Batch, head_graph, layer_graph
+from simpar.parallel.blocks import split_block
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.work import Collective, ExpertExchange, Gemm, LocalOp, MemoryWork
+from simpar.specs.model import TransformerSpec
+from simpar.specs.models_io import load_model
+
+TOKENS, HIDDEN, FFN, HEADS, KV, DIM = 64, 4096, 14336, 32, 8, 128
+"""Llama 3.1 8B."""
+PLAN = KernelPlan()
+
+
+def preset(name: str = "llama3.1-8b") -> TransformerSpec:
+    """A transformer by name."""
+    found = load_model(name)
+    assert isinstance(found, TransformerSpec)
+    return found
+
+
+def layer_of(name: str = "llama3.1-8b") -> Layer:
+    """One layer of a preset."""
+    spec = preset(name)
+    return layer_graph(spec, Batch(1, TOKENS), moe=spec.moe is not None)
+
+
+def moved(layer: Layer, plan: KernelPlan) -> dict[str, tuple[float, float, int]]:
+    """Node -> bytes forward and backward per token, launches; memory-bound ones alone."""
+    found = {}
+    for kernel in kernels(layer, plan):
+        if kernel.price:
+            both = (_bytes(layer, kernel, backward=b) / TOKENS for b in (False, True))
+            found[kernel.node.name] = (*both, kernel.launches)
+    return found
+
+
+def _bytes(layer: Layer, kernel: Kernel, *, backward: bool) -> float:
+    return sum(layer.volume(axes) * each for axes, each in (kernel.backward if backward else kernel.forward))
+
+
+def test_traffic_of_a_fused_layer() -> None:
+    heads = (HEADS + KV) * DIM
+    assert moved(layer_of(), PLAN) == {
+        "input_norm": (4 * HIDDEN, 8 * HIDDEN, 1), "attention/rope": (4 * heads, 4 * heads, 2),
+        "attention_residual": (6 * HIDDEN, 4 * HIDDEN, 1), "mlp_norm": (4 * HIDDEN, 8 * HIDDEN, 1),
+        "mlp/activation": (6 * FFN, 10 * FFN, 1), "mlp_residual": (6 * HIDDEN, 4 * HIDDEN, 1),
+    }  # fmt: skip
+
+
+def test_traffic_of_an_eager_layer_with_dropout() -> None:
+    plan = KernelPlan(fused_activation=False, fused_residual=False, fused_norm=False, fused_rope=False, dropout=0.1)
+    heads = (HEADS + KV) * DIM
+    assert moved(layer_of(), plan) == {
+        "input_norm": (36 * HIDDEN, 95 * HIDDEN, 8), "attention/rope": (21 * heads, 27 * heads, 8),
+        "attention_residual": (11 * HIDDEN, 5 * HIDDEN, 2), "mlp_norm": (36 * HIDDEN, 95 * HIDDEN, 8),
+        "mlp/activation": (10 * FFN, 20 * FFN, 2), "mlp_residual": (11 * HIDDEN, 5 * HIDDEN, 2),
+    }  # fmt: skip
+
+
+def test_traffic_of_experts() -> None:
+    """Eight rows of 2,048 a token, 128 experts: scores in fp32, rows read and written once each way."""
+    found = moved(layer_of("qwen3-30b-a3b"), PLAN)
+    assert found["moe/topk"] == (16 * 128, 16 * 128, 6)
+    assert found["moe/permute"] == found["moe/unpermute"] == (4 * 8 * 2048, 4 * 8 * 2048, 2)
+
+
+def test_fp32_moves_and_keeps_twice_as_much_but_for_statistics() -> None:
+    narrow, wide = moved(layer_of(), PLAN), moved(layer_of(), KernelPlan(element=4.0, linear_input_bytes=4.0))
+    assert wide == {name: (2 * forward, 2 * backward, count) for name, (forward, backward, count) in narrow.items()}
+    kept = [split_block(layer_of(), SplitOptions(Degrees(), plan)).saved for plan in (PLAN, KernelPlan(element=4.0))]
+    sizes = [dict(saved) for saved in kept]
+    assert sizes[1]["input_norm_stats"] == sizes[0]["input_norm_stats"] == 4.0 * TOKENS
+    assert sizes[1]["mlp/activation_in"] == 2 * sizes[0]["mlp/activation_in"]
+
+
+@pytest.mark.parametrize(("tp", "heads"), [(1, 8), (4, 2), (8, 1), (16, 1)])
+def test_fewer_key_value_heads_than_ranks_are_replicated(tp: int, heads: int) -> None:
+    shards = Shards(layer_of(), Placement(tensor=tp))
+    assert shards.extent("qkv", "tensor") == (HEADS / tp + 2 * heads) * DIM
+    assert shards.weight("attention/qkv.weight") == HIDDEN * (HEADS / tp + 2 * heads) * DIM
+
+
+def test_positions_are_split_outside_tensor_parallel_regions() -> None:
+    shards = Shards(layer_of(), Placement(tensor=4, context=2, sequence_parallel=True))
+    assert shards.local(("batch", "sequence", "hidden")) == TOKENS / 8 * HIDDEN
+    assert shards.local(("batch", "sequence", "ffn")) == TOKENS / 2 * FFN / 4
+    assert shards.local(("batch", "sequence", "hidden"), "tensor") == TOKENS / 2 * HIDDEN
+
+
+@pytest.mark.parametrize(("tp", "etp", "cp"), [(1, 1, 1), (2, 1, 1), (4, 2, 2)])
+def test_a_rank_sends_its_own_tokens_to_experts(tp: int, etp: int, cp: int) -> None:
+    spec = preset("qwen3-30b-a3b")
+    options = SplitOptions(Degrees(tp=tp, etp=etp, cp=cp, ep=4), PLAN, moe=spec.moe, load_factor=1.5)
+    local = split_block(layer_of("qwen3-30b-a3b"), options)
+    sent = [op.work for op in (*local.forward, *local.backward) if isinstance(op.work, ExpertExchange)]
+    assert [(work.tokens, work.hidden, work.topk) for work in sent] == [(1.5 * TOKENS / (tp * cp), 2048, 8)] * 4
+    gathered = [op.work.bytes for op in local.forward if isinstance(op.work, Collective) and op.work.dimension == "etp"]
+    assert gathered == ([2.0 * 1.5 * 8 * TOKENS / (tp * cp) * etp * 2048] * 2 if etp > 1 else [])
+
+
+def test_a_ring_sends_keys_and_values_and_backward_their_gradients_too() -> None:
+    local = split_block(layer_of(), SplitOptions(Degrees(cp=4), PLAN))
+    each = 2.0 * TOKENS / 4 * KV * 2 * DIM
+    for ops, times in ((local.forward, 1), (local.backward, 2)):
+        sends = [op.work.bytes for op in ops if isinstance(op.work, Collective) and op.work.name == "send_recv"]
+        assert sends == [times * each] * 3
+
+
+def position(ops: tuple[LocalOp, ...], name: str) -> int:
+    """Index of an op by name."""
+    return next(index for index, op in enumerate(ops) if op.name == name)
+
+
+def test_a_weight_gradient_waits_for_its_input_and_the_layer_for_the_reduction() -> None:
+    ops = split_block(layer_of(), SplitOptions(Degrees(tp=4, sequence_parallel=True), PLAN)).backward
+    weight = ops[position(ops, "mlp/fc1.wgrad")]
+    assert position(ops, "mlp_in.regather") in weight.deps
+    assert position(ops, "mlp_in.reduce_scatter") in ops[position(ops, "mlp_norm.backward")].deps
+    assert position(ops, "mlp_in.reduce_scatter") not in weight.deps
+    blocking = Degrees(tp=4, sequence_parallel=True, async_tp=False)
+    ops = split_block(layer_of(), SplitOptions(blocking, PLAN)).backward
+    assert position(ops, "mlp_in.reduce_scatter") in ops[position(ops, "mlp/fc1.wgrad")].deps
+
+
+def test_split_logits_are_reduced_once_per_statistic() -> None:
+    head = head_graph(preset(), Batch(1, TOKENS))
+    local = split_block(head, SplitOptions(Degrees(tp=8), KernelPlan(loss_all_reduces=2)))
+    reduced = [op.work for op in local.forward if isinstance(op.work, Collective)]
+    assert [(work.name, work.bytes, work.repeat) for work in reduced] == [("all_reduce", 4.0 * TOKENS, 2)]
+    product = next(op.work for op in local.forward if isinstance(op.work, Gemm))
+    assert (product.m, product.n, product.k) == (TOKENS, 128256 // 8, HIDDEN)
+
+
+def test_gradients_that_kernels_add_pass_every_weight_once() -> None:
+    local = split_block(layer_of(), SplitOptions(Degrees(tp=2), PLAN, accumulation_bytes=10.0))
+    work = local.backward[-1].work
+    assert isinstance(work, MemoryWork)
+    assert work.bytes_moved == 10.0 * local.dense_parameters
+    assert local.backward[-1].kernels == 6  # two norms, four products

@@ -1,0 +1,154 @@
+"""Models of any layers in the simulator: hybrids, windows, sparse attention, layers of their own sizes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpar.errors import InputError
+from simpar.model.layered import layered_network
+from simpar.model.ledger import totals
+from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.models_io import load_model
+from simpar.specs.notes import scenario_notes
+from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import prepare, simulate
+
+BASE: dict[str, Any] = {
+    "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 8},
+    "training": {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 1},
+}  # fmt: skip
+PLANS: dict[str, dict[str, Any]] = {
+    "tp4pp4": {"tp": 4, "pp": 4, "sequence_parallel": True, "zero_stage": 1},
+    "tp2cp2": {"tp": 2, "cp": 2, "pp": 4, "sequence_parallel": True, "zero_stage": 1},
+    "full": {"tp": 4, "pp": 4, "sequence_parallel": True, "zero_stage": 1, "recompute": "full"},
+    "fsdp": {"tp": 1, "pp": 1, "zero_stage": 3},
+}
+MODELS = (
+    "nemotron-h-56b",
+    "gpt-oss-20b",
+    "qwen3-next-80b-a3b",
+    "falcon-h1-7b",
+    "olmo-3.1-32b",
+    "jamba-1.5-mini",
+    "nemotron-super-49b",
+)
+
+
+def scenario(model: str, plan: str, **training: Any) -> Scenario:
+    return make_scenario({**BASE, "model": model, "plan": PLANS[plan], "training": {**BASE["training"], **training}}, file="s.toml")
+
+
+@lru_cache(maxsize=64)
+def flops(model: str, plan: str) -> float:
+    return prepare(scenario(model, plan)).layout.model_flops
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_simulated_flops_are_the_ledgers(model: str) -> None:
+    """Three times the forward of every token, with causal masks halved as MFU does: below the exact count, by the diagonal."""
+    whole = load_model(model)
+    assert isinstance(whole, ArchitectureSpec)
+    exact = 3 * totals(whole, 4096).forward_flops_per_token * 4096 * 64
+    assert 0.97 * exact < flops(model, "tp4pp4") < 1.001 * exact  # the vocabulary is padded
+
+
+@pytest.mark.parametrize("model", ["nemotron-h-56b", "gpt-oss-20b", "falcon-h1-7b"])
+@pytest.mark.parametrize("plan", sorted(PLANS))
+def test_flops_do_not_depend_on_the_plan(model: str, plan: str) -> None:
+    assert flops(model, plan) == pytest.approx(flops(model, "tp4pp4"), rel=2e-4)
+
+
+def test_a_window_makes_attention_cheaper_and_costs_no_weights() -> None:
+    def gemma(window: int | None) -> dict[str, Any]:
+        attention = {"kind": "attention", "num_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "window": window}
+        steps = [{"branches": [attention]}, {"branches": [{"kind": "mlp", "width": 8192}]}]
+        stack = {"hidden_size": 2048, "pattern": ["local*8"], "layers": {"local": {"sublayers": steps}}}
+        return {"kind": "layers", "vocab_size": 32000, "max_position_embeddings": 32768, "stacks": [stack]}
+
+    def run(window: int | None) -> Any:
+        table = {**BASE, "model": gemma(window), "plan": PLANS["fsdp"], "training": {**BASE["training"], "sequence_length": 32768}}
+        return simulate(make_scenario(table, file="s.toml"))
+
+    full, local = run(None), run(1024)
+    assert local.step_time_s < 0.8 * full.step_time_s
+    assert prepare_parameters(run_model=gemma(None)) == prepare_parameters(run_model=gemma(1024))
+
+
+def prepare_parameters(run_model: dict[str, Any]) -> int:
+    made = make_scenario({**BASE, "model": run_model, "plan": PLANS["fsdp"]}, file="s.toml").model
+    assert isinstance(made, ArchitectureSpec)
+    return totals(made, 64).parameters
+
+
+def test_what_no_step_runs_is_said() -> None:
+    assert any("vision encoder" in note for note in scenario_notes(scenario("qwen3-vl-8b", "fsdp")))
+    with pytest.raises(InputError, match="no vocabulary"):
+        scenario("flux-dev", "fsdp")
+
+
+def test_degrees_must_divide_every_mixer() -> None:
+    bad = {**PLANS["tp4pp4"], "tp": 64, "pp": 1, "sequence_parallel": False}
+    with pytest.raises(InputError, match="the value heads of delta") as caught:
+        make_scenario({**BASE, "model": "qwen3-next-80b-a3b", "plan": bad}, file="s.toml")
+    assert "plan.tp" in {violation.field for violation in caught.value.violations}
+
+
+def test_layers_of_a_file_far_too_long_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1000000000, "num_attention_heads": 2, "vocab_size": 9}'
+    )
+    with pytest.raises(InputError, match="num_hidden_layers"):
+        load_model(str(tmp_path))
+
+
+def test_every_layer_is_prepared_once_per_kind() -> None:
+    layers = prepare(scenario("nemotron-h-56b", "tp4pp4")).layout.network.layers
+    assert len(layers) == 118
+    assert len({id(layer) for layer in layers}) == 3
+
+
+def test_residual_streams_travel_between_stages() -> None:
+    model = load_model("deepseek-v4-flash")
+    assert isinstance(model, ArchitectureSpec)
+    network = layered_network(model, 2, 128)
+    assert set(network.boundary_elements) == {2 * 128 * 4096 * 4.0}
+
+
+def test_groups_are_split_or_replicated_whole() -> None:
+    plan = {"tp": 12, "pp": 1, "zero_stage": 1}
+    stack = {
+        "hidden_size": 240, "pattern": ["a"],
+        "layers": {"a": {"sublayers": [
+            {"branches": [{"kind": "attention", "num_heads": 24, "num_key_value_heads": 8, "head_dim": 10}]},
+        ]}},
+    }  # fmt: skip
+    table = {**BASE, "model": {"kind": "layers", "vocab_size": 100, "stacks": [stack]}, "plan": plan}
+    with pytest.raises(InputError, match=r"num_key_value_heads \(8\)"):
+        make_scenario({**table, "cluster": {"hardware": "dgx-h100", "num_nodes": 3}}, file="s.toml")
+
+
+def test_patterns_have_an_end() -> None:
+    stack = {"hidden_size": 8, "pattern": ["a*1000000000"], "layers": {"a": {"sublayers": []}}}
+    with pytest.raises(InputError, match="at most 10,000"):
+        make_scenario({**BASE, "model": {"kind": "layers", "vocab_size": 9, "stacks": [stack]}, "plan": {}}, file="s.toml")
+
+
+LARGE = {"framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 128}}
+KINDS = [
+    "deepseek-v3.2", "deepseek-v4-flash", "glm-5.2", "kimi-k3", "llama4-scout", "mimo-v2-flash", "nemotron-3-super-120b-a12b",
+    "jamba-1.5-mini", "gated-deltanet-1.3b", "modernbert-base",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_mixer_runs(name: str) -> None:
+    tp = 1 if name in ("gated-deltanet-1.3b", "modernbert-base") else 8
+    training = {**BASE["training"], "global_batch_size": 1024}
+    table = {**LARGE, "model": name, "plan": {"tp": tp, "pp": 1, "zero_stage": 3}, "training": training}
+    result = simulate(make_scenario(table, file="s.toml"))
+    assert result.step_time_s > 0
+    assert 0 < result.mfu < 0.7

@@ -1,0 +1,218 @@
+"""A faster link, kernel or host never makes a step slower, in both engines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from search_random import CASES, random_choice, space_of
+
+from simpar.costs.block_price import BlockPrice, merges, price_list, price_pair, segments
+from simpar.costs.key_price import scaled
+from simpar.costs.price import Price, Provenance
+from simpar.costs.pricer import LayoutPricer
+from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
+from simpar.searching.space import Space
+from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import Engine, prepare, run
+
+ENGINES = get_args(Engine)
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+KINDS: dict[str, tuple[type, ...]] = {
+    "products": (Gemm, GroupedGemm), "attention": (AttentionWork,), "memory": (MemoryWork,),
+    "collectives": (Collective, ExpertExchange), "host": (),
+}  # fmt: skip
+HOST_BOUND = 5e-3
+"""Slack where the host is the slower side: its lag over a pass is shared out among the pieces of the pass by the host's time, so
+that a faster kernel in one piece moves a little of the lag into the others. The sum over the pass never grows."""
+
+
+@contextmanager
+def faster(factors: dict[str, float]) -> Iterator[None]:
+    """Prices of each kind times its factor."""
+    work, launch = LayoutPricer._work, LayoutPricer._launch_seconds
+
+    def scaled_work(self: LayoutPricer, wanted: object) -> Price:
+        name = next((n for n, kinds in KINDS.items() if isinstance(wanted, kinds)), "")
+        return scaled(work(self, wanted), factors.get(name, 1.0))
+
+    def scaled_launch(self: LayoutPricer, price: BlockPrice, phase: str) -> float:
+        return launch(self, price, phase) * factors.get("host", 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayoutPricer, "_work", scaled_work)
+        patch.setattr(LayoutPricer, "_launch_seconds", scaled_launch)
+        yield
+
+
+@cache
+def space(name: str) -> Space:
+    return space_of(**CASES[name])
+
+
+def drawn(name: str, seed: int) -> Scenario | None:
+    choice = random_choice(space(name), random.Random(seed))
+    return None if choice is None else choice.scenario(space(name).template)
+
+
+def makespans(scenario: Scenario) -> list[float]:
+    priced = prepare(scenario, detail="stage")
+    return [run(priced, engine).makespan for engine in ENGINES]
+
+
+names = st.sampled_from(sorted(CASES))
+seeds = st.integers(0, 2**32)
+parts = st.sampled_from([0.3, 1.0, 3.0])
+
+
+@FEW
+@given(
+    name=names, seed=seeds, kind=st.sampled_from([k for k in KINDS if k != "host"]), base=st.lists(parts, min_size=4, max_size=4)
+)
+def test_a_faster_kernel_or_collective_never_makes_a_step_slower(name: str, seed: int, kind: str, base: list[float]) -> None:
+    scenario = drawn(name, seed)
+    if scenario is None:
+        return
+    given_factors = {**dict(zip([k for k in KINDS if k != "host"], base, strict=True)), "host": 0.0}
+    last = [float("inf")] * len(ENGINES)
+    for factor in (1.0, 0.8, 0.3):
+        with faster({**given_factors, kind: given_factors[kind] * factor}):
+            now = makespans(scenario)
+        assert all(a <= b * (1 + 1e-9) for a, b in zip(now, last, strict=True)), (kind, factor)
+        last = now
+
+
+@FEW
+@given(name=names, seed=seeds, base=st.lists(parts, min_size=5, max_size=5), kind=st.sampled_from(sorted(KINDS)))
+def test_neither_does_it_where_the_host_is_slow(name: str, seed: int, base: list[float], kind: str) -> None:
+    scenario = drawn(name, seed)
+    if scenario is None:
+        return
+    slow = dict(zip(KINDS, base, strict=True))
+    last = [float("inf")] * len(ENGINES)
+    for factor in (1.0, 0.5, 0.1):
+        with faster({**slow, kind: slow[kind] * factor}):
+            now = makespans(scenario)
+        slack = 1e-9 if kind == "host" else HOST_BOUND
+        assert all(a <= b * (1 + slack) for a, b in zip(now, last, strict=True)), (kind, factor)
+        last = now
+
+
+@FEW
+@given(name=names, seed=seeds, link=st.sampled_from(["scale_up_bandwidth_scale", "nic_bandwidth_scale"]))
+def test_a_faster_link_never_makes_a_step_slower(name: str, seed: int, link: str) -> None:
+    scenario = drawn(name, seed)
+    if scenario is None:
+        return
+    last = [float("inf")] * len(ENGINES)
+    for scale in (1.0, 1.5, 4.0, 16.0):
+        cluster = scenario.cluster.model_copy(update={link: scale})
+        now = makespans(scenario.model_copy(update={"cluster": cluster}))
+        assert all(a <= b * (1 + HOST_BOUND / 5) for a, b in zip(now, last, strict=True)), (link, scale)
+        last = now
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe-v"])
+@pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
+def test_nvlink_and_the_paired_passes_of_dualpipe(schedule: str, model: str) -> None:
+    """Pairs that followed from the prices, and two hosts for two passes at once, made four DGX H100 slower with faster NVLink."""
+    plan: dict[str, Any] = {"tp": 2, "pp": 2, "schedule": schedule, "virtual_stages": 2 if schedule.endswith("v") else 1}
+    if model == "mixtral-8x7b":
+        plan |= {"ep": 2, "etp": 1}
+    wanted = {
+        "model": model, "plan": plan, "training": {"sequence_length": 2048, "global_batch_size": 64},
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 4},
+    }  # fmt: skip
+    scales = (1.0, 1.5, 2.0, 4.0, 8.0, 16.0)
+    found = []
+    for scale in scales:
+        wanted["cluster"] = {"hardware": "dgx-h100", "num_nodes": 4, "scale_up_bandwidth_scale": scale}
+        found.append(makespans(make_scenario(wanted)))
+    for engine in range(len(ENGINES)):
+        steps = [spans[engine] for spans in found]
+        assert all(b <= a * (1 + 1e-9) for a, b in pairwise(steps)), (ENGINES[engine], steps)
+    assert found[-1] < found[0]
+
+
+# -- one pair of passes ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def op_lists(draw: st.DrawFn) -> tuple[LocalOp, ...]:
+    ops = OpList()
+    for number in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(["compute", "compute", "blocking", "start"]))
+        stream = draw(st.sampled_from(["tp", "ep"]))
+        if kind == "compute":
+            ops.compute(f"c{number}", MemoryWork("copy", float(draw(st.integers(1, 9)))))
+        elif kind == "blocking":
+            ops.blocking(f"b{number}", Collective("all_reduce", float(draw(st.integers(1, 9))), "tp"), stream)
+        else:
+            ops.start(f"s{number}", Collective("all_reduce", float(draw(st.integers(1, 9))), "ep"), stream)
+    return ops.done()
+
+
+def price_of(links: float = 1.0, kernels: float = 1.0) -> Any:
+    def price(op: LocalOp) -> Price:
+        assert isinstance(op.work, MemoryWork | Collective)
+        seconds = op.work.bytes_moved * kernels if isinstance(op.work, MemoryWork) else op.work.bytes * links
+        return Price(seconds, 0.9 * seconds, 1.2 * seconds, Provenance.MODEL)
+
+    return price
+
+
+@settings(deadline=None)
+@given(forward=op_lists(), backward=op_lists(), factor=st.floats(0.01, 1.0), links=st.booleans())
+def test_a_pair_is_monotone_and_no_longer_than_one_after_the_other(
+    forward: tuple[LocalOp, ...], backward: tuple[LocalOp, ...], factor: float, links: bool
+) -> None:
+    slow = price_pair(forward, backward, price_of())
+    quick = price_pair(forward, backward, price_of(links=factor) if links else price_of(kernels=factor))
+    assert quick.seconds <= slow.seconds * (1 + 1e-9)
+    alone = [price_list(ops, price_of(), backward=second) for ops, second in ((forward, False), (backward, True))]
+    assert slow.seconds <= sum(price.seconds for price in alone) * (1 + 1e-9)
+    assert slow.seconds == pytest.approx(sum(seconds for _, seconds in slow.terms))
+    busy = dict(slow.communication_s)
+    assert all(seconds <= busy[name] * (1 + 1e-9) for name, seconds in slow.terms if name in busy)
+    assert slow.kernels == sum(price.kernels for price in alone)
+    assert slow.collectives == sum(price.collectives for price in alone)
+
+
+def test_a_pair_by_hand() -> None:
+    """Compute 4, a collective of 3 that the next op waits for, compute 2; the other way round 1, 5, 1: each hides the other's."""
+    first, second = OpList(), OpList()
+    first.compute("a", MemoryWork("copy", 4.0))
+    first.blocking("x", Collective("all_reduce", 3.0, "tp"), "tp")
+    first.compute("b", MemoryWork("copy", 2.0))
+    second.compute("c", MemoryWork("copy", 1.0))
+    second.blocking("y", Collective("all_reduce", 5.0, "tp"), "tp")
+    second.compute("d", MemoryWork("copy", 1.0))
+    forward, backward = first.done(), second.done()
+    assert segments(forward, 0) == [[0, 1], [2]]
+    assert segments(backward, 3) == [[3, 4], [5]]
+    assert merges([[0, 1], [2]], [[3, 4], [5]]) == [[0, 1, 3, 4, 2, 5], [0, 1, 2, 3, 4, 5]]
+    pair = price_pair(forward, backward, price_of())
+    # c 0-1, y 1-6, a 1-5, x 6-9 (one stream), d 6-7, wait for x 7-9, b 9-11.
+    assert pair.seconds == pytest.approx(11.0)
+    assert dict(pair.terms) == {"memory_bound": 6.0, "recompute": 2.0, "tp": 3.0}
+    assert dict(pair.communication_s) == {"tp": 8.0}
+
+
+def test_a_wait_belongs_to_the_collective_that_runs_in_it() -> None:
+    """An exchange of 2 on one stream holds up an all-reduce of 3 that the next op waits for: 2 seconds of ep, 3 of tp."""
+    ops = OpList()
+    ops.compute("a", MemoryWork("copy", 1.0))
+    first = ops.start("x", Collective("all_to_all", 2.0, "ep"), "ep")
+    ops.wait(first)
+    ops.blocking("y", Collective("all_reduce", 3.0, "tp"), "tp")
+    ops.compute("b", MemoryWork("copy", 1.0))
+    price = price_list(ops.done(), price_of(), backward=False)
+    assert dict(price.terms) == {"memory_bound": 2.0, "ep": 2.0, "tp": 3.0}
+    assert price.seconds == 7.0

@@ -1,0 +1,373 @@
+"""Widths of training states, losses without logits, adapters and offload: bytes by hand, torch's own, what may not be combined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpar.costs.pricer import LayoutPricer
+from simpar.errors import InputError
+from simpar.parallel.layout import Layout
+from simpar.parallel.optimizers import KINDS
+from simpar.result.memory import static_state
+from simpar.result.result import Result
+from simpar.specs.framework import framework
+from simpar.specs.losses import linear_chunks, loss_of
+from simpar.specs.scenario import Scenario, make_scenario
+from simpar.specs.training import BASE_BYTES
+from simpar.step import cost_models, prepare, simulate
+
+HIDDEN, FFN, LAYERS, VOCABULARY, TOKENS = 1024, 4096, 2, 32768, 2048
+MODEL = {
+    "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCABULARY, "tie_word_embeddings": False,
+}  # fmt: skip
+IN_MATMULS = LAYERS * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN)
+OUTSIDE = 2 * VOCABULARY * HIDDEN + (2 * LAYERS + 1) * HIDDEN
+WEIGHTS = IN_MATMULS + OUTSIDE
+NORMS = (2 * LAYERS + 1) * HIDDEN
+
+
+def small(
+    name: str = "torchtune", gpus: int = 1, version: str | None = None, plan: dict[str, Any] | None = None, **training: Any
+) -> Scenario:
+    return make_scenario(
+        {
+            "model": MODEL, "framework": name, "framework_version": version,
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": gpus},
+            "plan": {"zero_stage": 0, **(plan or {})},
+            "training": {"sequence_length": TOKENS, "global_batch_size": gpus, **training},
+        }
+    )  # fmt: skip
+
+
+def resting(scenario: Scenario) -> dict[str, float]:
+    return dict(static_state(prepare(scenario).layout, [0]))
+
+
+def allocated(scenario: Scenario) -> float:
+    return max(rank.allocated_bytes for rank in _result(scenario).memory)
+
+
+def _result(scenario: Scenario) -> Result:
+    return simulate(scenario)
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "weights", "states"),
+    [
+        ("torchtune", "adamw", 2.0, 4.0),  # bf16 throughout: 8 bytes a weight with its gradient
+        ("torchtune", "adamw-8bit", 2.0, 2.0 * (1 + 4 / 256)),
+        ("torchtune", "adamw-4bit", 2.0, 2.0 * (0.5 + 4 / 128)),
+        ("torchtune", "adamw-fp8", 2.0, 2.0 * (1 + 4 / 256)),
+        ("torchtune", "lion", 2.0, 2.0),
+        ("torchtune", "sgd-momentum", 2.0, 2.0),
+        ("torchtune", "adamw-8bit-paged", 2.0, 0.0),
+        ("plain", "adamw", 2.0, 4.0 + 8.0),
+        ("plain", "adamw-8bit-paged", 2.0, 4.0),  # the fp32 weights stay
+    ],
+)
+def test_states_rest_in_their_width(name: str, optimizer: str, weights: float, states: float) -> None:
+    found = resting(small(name, optimizer=optimizer))
+    assert found["parameters"] == weights * WEIGHTS
+    assert found["optimizer"] == pytest.approx(states * WEIGHTS, abs=8.0 * NORMS)  # vectors keep 32-bit states
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_accelerate_keeps_sharded_weights_in_fp32_whatever_they_were_loaded_in(ranks: int) -> None:
+    """16 bytes a weight over the ranks; a list of operations holds one more fp32 tensor during the update."""
+    layout = prepare(small("transformers", ranks, "2024-06", {"zero_stage": 3})).layout
+    assert (layout.state_bytes.parameter, layout.state_bytes.gradient, layout.state_bytes.optimizer) == (0.0, 4.0, 12.0)
+    assert layout.state_bytes.reduce == 2.0
+    assert resting(layout.scenario)["optimizer"] == 12.0 * WEIGHTS / ranks
+    assert layout.update_bytes == 4.0
+    assert prepare(small("transformers", ranks, "2025-10", {"zero_stage": 3})).layout.update_bytes == 0.0  # fused
+
+
+def test_autocast_holds_casts_of_fp32_weights_until_the_backward_unless_layers_are_recomputed() -> None:
+    kept = prepare(small("transformers", version="2024-06")).layout.state_bytes
+    assert (kept.parameter, kept.gradient, kept.optimizer) == (2.0, 4.0, 12.0)
+    again = prepare(small("transformers", version="2024-06", plan={"recompute": "full"})).layout.state_bytes
+    assert (again.parameter, again.optimizer) == (0.0, 12.0)
+    assert prepare(small("transformers", version="2026-06")).layout.pure_bf16  # checkpoints are loaded as they are
+
+
+@pytest.mark.torch
+def test_torch_keeps_moments_as_wide_as_the_weight() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype, width in ((torch.bfloat16, 2.0), (torch.float32, 4.0)):
+        weight = torch.nn.Parameter(torch.zeros(64, 64, dtype=dtype))
+        optimizer = torch.optim.AdamW([weight], foreach=True)
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        state = optimizer.state[weight]
+        moments = sum(state[name].numel() * state[name].element_size() for name in ("exp_avg", "exp_avg_sq"))
+        assert KINDS["adamw"].beside(width).moments == moments / weight.numel()
+
+
+def test_narrow_states_move_less_and_paged_ones_cross_the_host_link() -> None:
+    def step_s(optimizer: str) -> float:
+        return _result(small(optimizer=optimizer)).step_time_s
+
+    assert step_s("adamw-4bit") < step_s("adamw")
+    priced = prepare(small(optimizer="adamw-8bit-paged"))
+    link = priced.layout.hardware.node.host_device_bandwidth
+    assert link is not None
+    away = WEIGHTS * 2.0 * (1 + 4 / 256) / link.value
+    assert step_s("adamw-8bit-paged") - step_s("adamw-8bit") >= 0.9 * away
+
+
+def test_an_update_in_the_backward_holds_no_gradients() -> None:
+    usual, early = (small(plan={"recompute": "full"}, sequence_length=64, optimizer_in_backward=on) for on in (False, True))
+    assert allocated(early) < allocated(usual)
+    assert prepare(early).layout.update_bytes == 0.0
+
+
+# -- loss --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "hidden", "chunks"),
+    [(4096, 32000, 4096, 8), (4096, 128256, 4096, 32), (16384, 128256, 4096, 32), (8192, 151936, 3584, 32),
+     (8192, 151936, 1024, 128), (8192, 262144, 2304, 64)],
+)  # fmt: skip
+def test_pieces_of_ligers_linear_cross_entropy(tokens: int, vocabulary: int, hidden: int, chunks: int) -> None:
+    assert linear_chunks(tokens, vocabulary, hidden) == chunks
+
+
+def logits_held(scenario: Scenario) -> float:
+    """Bytes per logit from the forward to the backward at its peak."""
+    head = prepare(scenario).layout.stage_blocks[0][-1]
+    return sum(v for name, v in head.saved if name == "head/logits") / (TOKENS * VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "loss", "held"),
+    [
+        ("transformers", "2025-10", "unfused", 12.0),  # 16-bit logits, log-softmax, its gradient and a transient
+        ("transformers", "2025-10", "fused", 2.0),
+        ("transformers", "2024-06", "fused", 8.0),  # fp32 logits from the head, turned into their gradient, and its 16-bit copy
+        ("transformers", "2025-10", "chunked", 12.0 / 8),
+        ("torchtune", "2025-03", "auto", 6.0),  # 16-bit logits and the fp32 softmax of all pieces
+        ("prime-rl", "2026-01", "auto", 18.0),  # fp32 logits of the head stay beside torch's cross-entropy
+        ("prime-rl", "2026-01", "tiled", 18.0 / (VOCABULARY / 8192)),
+        ("deepspeed", "2026-06", "linear", 2.0 / (VOCABULARY / HIDDEN)),
+    ],
+)
+def test_bytes_per_logit(name: str, version: str, loss: str, held: float) -> None:
+    assert logits_held(small(name, version=version, cross_entropy=loss)) == held
+
+
+def test_a_linear_loss_keeps_the_gradient_of_a_trained_head_and_of_no_other() -> None:
+    def kept(**training: Any) -> float:
+        head = prepare(small("deepspeed", version="2026-06", cross_entropy="linear", **training)).layout.stage_blocks[0][-1]
+        return dict(head.saved).get("head/logits.weight_gradient", 0.0)
+
+    assert kept() == 2.0 * VOCABULARY * HIDDEN
+    assert kept(trainable="lora") == 0.0
+
+
+def test_a_tiled_loss_computes_the_logits_twice() -> None:
+    def products(loss: str) -> int:
+        head = prepare(small("prime-rl", version="2026-01", cross_entropy=loss)).layout.stage_blocks[0][-1]
+        return sum(op.name.startswith("head/logits") for op in (*head.forward, *head.backward))
+
+    assert products("unfused") == 3
+    assert products("tiled") == 4
+
+
+@given(st.integers(1, 1 << 17), st.integers(1000, 300_000), st.integers(64, 16384))
+def test_a_piece_of_a_linear_loss_takes_about_the_room_of_the_hidden_vectors(tokens: int, vocabulary: int, hidden: int) -> None:
+    chunks = linear_chunks(tokens, vocabulary, hidden)
+    assert 1 <= chunks <= tokens
+    assert tokens / chunks * vocabulary <= 4.0 * (tokens * hidden + vocabulary * (tokens / chunks > 1) + vocabulary)
+
+
+def test_less_is_kept_the_more_a_loss_is_cut() -> None:
+    spec, sizes = framework("transformers", "2025-10"), (8192.0, 128256.0, 4096.0)
+    found = [loss_of(spec, kind, compiled=False, tp=1, sizes=sizes) for kind in ("unfused", "fused", "chunked", "linear")]
+    held = [(2.0 + 4.0 * loss.fp32_copies) / loss.chunks for loss in found]
+    assert held == sorted(held, reverse=True)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def lora(name: str = "torchtune", plan: dict[str, Any] | None = None, **training: Any) -> Scenario:
+    return small(name, plan=plan, trainable="lora", lora_rank=8, **training)
+
+
+@pytest.mark.parametrize(("modules", "pairs"), [("attention", 8), ("all", 8 + 3 * (1 + FFN // HIDDEN))])
+def test_every_adapted_matrix_has_a_pair(modules: str, pairs: int) -> None:
+    """r (in + out): three quarters of attention are one packed product."""
+    layout = prepare(lora(lora_modules=modules)).layout
+    trained = sum(layout.trained(b) for b in layout.stage_blocks[0])
+    packed = 8 * HIDDEN * (1 + 3) + 8 * HIDDEN * 2
+    feed_forward = 8 * (HIDDEN + 2 * FFN) + 8 * (FFN + HIDDEN)
+    assert trained == LAYERS * (packed + (feed_forward if modules == "all" else 0))
+    several = prepare(lora(lora_modules=modules, lora_adapters=4)).layout
+    assert sum(several.trained(b) for b in several.stage_blocks[0]) == 4 * trained
+    assert pairs  # documents the sizes of the two cases
+
+
+@pytest.mark.parametrize(("base", "each"), [("auto", 2.0), ("int8", 1.0009765625), ("nf4", 0.5625), ("nf4-double", 0.515869140625)])
+def test_frozen_weights_rest_in_the_format_of_the_base(base: str, each: float) -> None:
+    assert BASE_BYTES.get(base, 2.0) == each
+    layout = prepare(lora(base_weights=base)).layout
+    frozen = sum(layout.frozen_bytes(b) * (b.dense_parameters + b.expert_parameters) for b in layout.stage_blocks[0])
+    assert frozen == pytest.approx(each * IN_MATMULS + 2.0 * OUTSIDE, rel=1e-3)
+
+
+def test_a_quantised_base_is_turned_into_16_bits_before_each_use() -> None:
+    def casts(**training: Any) -> list[str]:
+        layer = prepare(lora(**training)).layout.stage_blocks[0][1]
+        return [op.name for op in (*layer.forward, *layer.backward) if op.name.endswith("dequantise")]
+
+    assert casts() == []
+    assert len(casts(base_weights="nf4")) == 2 * 4  # forward and input gradient of each of a layer's four products
+    assert _result(lora(base_weights="nf4")).step_time_s > _result(lora()).step_time_s
+    assert allocated(lora(base_weights="nf4")) < allocated(lora())
+
+
+@pytest.mark.torch
+def test_a_frozen_linear_keeps_no_input() -> None:
+    torch = pytest.importorskip("torch")
+    kept: list[int] = []
+
+    def pack(tensor: Any) -> Any:
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    hidden = torch.zeros(4, 8, requires_grad=True)
+    for trained in (True, False):
+        kept.clear()
+        linear = torch.nn.Linear(8, 16, bias=False).requires_grad_(trained)
+        inner = hidden * 2.0
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            linear(inner)
+        assert (inner.data_ptr() in kept) == trained
+    names = dict(prepare(lora()).layout.stage_blocks[0][1].saved)
+    assert "mlp/fc2_in" not in names
+    assert "mlp_norm_out" not in names
+    assert {"input_norm_out", "attention/out"} <= names.keys()
+    assert {"mlp/fc2_in", "mlp_norm_out"} <= dict(prepare(lora(lora_modules="all")).layout.stage_blocks[0][1].saved).keys()
+
+
+# -- offload -----------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_in_host_memory_leave_the_device_and_come_up_for_each_gather() -> None:
+    usual, away = (
+        small("deepspeed", 2, "2026-06", {"zero_stage": 3, "offload": {"optimizer": True, "parameters": parameters}})
+        for parameters in (False, True)
+    )
+    assert resting(usual)["parameters"] == 2.0 * WEIGHTS / 2
+    assert resting(away)["parameters"] == 0.0
+    assert _result(away).step_time_s > _result(usual).step_time_s
+
+
+def test_offloaded_activations_are_those_of_layers() -> None:
+    layout = prepare(small(plan={"offload": {"activations": 1.0}})).layout
+    assert [b.offloadable_bytes > 0 for b in layout.stage_blocks[0]] == [False, *[True] * LAYERS, False]
+    long = {"sequence_length": 16384, "cross_entropy": "fused"}
+    assert allocated(small(plan={"offload": {"activations": 1.0}}, **long)) < allocated(small(**long))
+
+
+# -- what there is not -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "training", "message"),
+    [
+        ("megatron-core", {}, {"pure_bf16": True}, "megatron-core does not have it; a framework that does: deepspeed"),
+        ("nanotron", {}, {"optimizer": "adamw-8bit"}, "nanotron does not have it"),
+        ("megatron-core", {}, {"cross_entropy": "linear"}, "megatron-core does not have it; auto, unfused, fused"),
+        ("deepspeed", {}, {"optimizer_in_backward": True}, "deepspeed does not have it"),
+        ("deepspeed", {}, {"trainable": "lora", "base_weights": "nf4"}, "deepspeed does not have it"),
+        ("torchtune", {"offload": {"parameters": True}}, {}, "plan.zero_stage = 3"),
+        ("torchtune", {"zero_stage": 3, "offload": {"parameters": True}}, {}, "more than 1 GPUs"),
+        ("torchtune", {}, {"optimizer_in_backward": True, "global_batch_size": 2}, "allows no second micro-batch; 2, or"),
+        ("torchtune", {"zero_stage": 1}, {"optimizer_in_backward": True}, "leaves no gradients to shard; 0 or 3"),
+        ("torchtune", {"offload": {"optimizer": True}}, {"optimizer_in_backward": True}, "runs on the device; false"),
+        ("torchtune", {}, {"optimizer_in_backward": True, "optimizer": "none"}, "no update without an optimizer"),
+        ("torchtune", {}, {"base_weights": "nf4"}, 'training.trainable = "lora"'),
+        ("torchtune", {}, {"lora_adapters": 2}, 'training.trainable = "lora"'),
+        ("torchtune", {}, {"pure_bf16": True, "precision": "fp32"}, "contradicts training.precision"),
+        ("transformers", {"zero_stage": 3}, {"pure_bf16": True}, "keeps sharded trained weights in fp32"),
+        ("megatron-core", {}, {"fused_kernels": True}, "megatron-core does not have it"),
+    ],
+)
+def test_what_a_framework_has_not_is_refused_with_what_is_right(name: str, plan: Any, training: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small(name, plan=plan, **training)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_memory_option_costs_memory(kind: str) -> None:
+    if kind in ("none", "muon"):
+        return
+    base = allocated(small(optimizer=kind))
+    for plan, training in (({"recompute": "full"}, {}), ({}, {"cross_entropy": "linear"}), ({}, {"optimizer_in_backward": True})):
+        assert allocated(small(optimizer=kind, plan=plan, **training)) <= base * 1.0001
+
+
+def test_fused_kernels_of_a_library_save_no_composite_norms() -> None:
+    usual, library = (Layout.of(small(version="2025-03", fused_kernels=on), 1) for on in (False, True))
+    assert any(name.endswith("_fp32") for name, _ in usual.stage_blocks[0][1].saved)
+    assert not any(name.endswith("_fp32") for name, _ in library.stage_blocks[0][1].saved)
+
+
+# -- full sharding as it runs ------------------------------------------------------------------------------------------
+
+
+def moved(scenario: Scenario, name: str, phase: str) -> float:
+    """Bytes per weight that a layer's copies around its collectives move in one phase."""
+    layer = prepare(scenario).layout.stage_blocks[0][1]
+    ops = layer.forward if phase == "F" else layer.backward
+    return sum(op.work.bytes_moved for op in ops if op.name == name) / layer.dense_parameters
+
+
+def test_gathered_weights_and_reduced_gradients_are_copied_on_the_compute_stream() -> None:
+    sharded = small("torchtitan", 4, "2025-06", {"zero_stage": 3})
+    assert [moved(sharded, "gather.copy", phase) for phase in "FB"] == [4.0, 4.0]
+    assert moved(sharded, "reduce.copy", "B") == 6.0  # 16 bits read, 32 written
+    assert moved(small("torchtune", 4, "2025-06", {"zero_stage": 3}), "reduce.copy", "B") == 4.0
+    assert moved(small("torchtitan", 1, "2025-06"), "gather.copy", "F") == 0.0
+    frozen = small("torchtitan", 4, "2025-06", {"zero_stage": 3}, trainable="lora", lora_rank=8)
+    assert moved(frozen, "gather.copy", "F") == 4.0
+    assert 0.0 < moved(frozen, "reduce.copy", "B") < 0.2
+
+
+def test_hooks_of_a_module_hold_the_host_of_an_eager_zero_3_step_and_no_compiled_one() -> None:
+    """Seven projections, whose work covers their hooks where it is long, and two norms and three containers, which have none."""
+
+    def host_s(phase: str, **changes: Any) -> float:
+        plan = {"zero_stage": 3, **changes.pop("plan", {})}
+        priced = prepare(small("deepspeed", 4, "2026-06", plan, **changes))
+        pricer = LayoutPricer(priced.layout, *cost_models(priced.layout.scenario, priced.layout.hardware))
+        price = pricer.block(priced.layout.stage_blocks[0][1], phase)
+        assert price.modules == (7, 5)
+        return pricer._launch_seconds(price, phase) - price.seconds
+
+    hook = 0.29e-3
+    assert host_s("F") >= 12 * hook  # short matmuls
+    assert host_s("F", sequence_length=65536) == pytest.approx(5 * hook, rel=0.01)
+    assert host_s("B", sequence_length=65536, plan={"recompute": "full"}) == pytest.approx(10 * hook, rel=0.01)
+    assert host_s("F", compile=True) < 5 * hook
+
+
+def test_a_narrow_format_is_what_an_nvfp4_matmul_keeps() -> None:
+    def kept(precision: str) -> float:
+        table = {"hardware": "dgx-b200", "num_nodes": 1}
+        scenario = small("torchtitan", 8, "2026-06", {"zero_stage": 3, "recompute": "none"})
+        cluster, training = scenario.cluster.model_copy(update=table), scenario.training.model_copy(update={"precision": precision})
+        scenario = scenario.model_copy(update={"cluster": cluster, "training": training})
+        return dict(Layout.of(scenario, 1).stage_blocks[0][1].saved)["mlp/fc2_in"] / (TOKENS * FFN)
+
+    assert [kept(precision) for precision in ("bf16", "mxfp8", "nvfp4")] == [2.0, 2.0, 0.5625]

@@ -1,0 +1,76 @@
+"""One list of kernels: what a rank's prediction prices, what its calibration measures, and what its torch model runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("the torch extra is not installed", allow_module_level=True)
+
+from test_validate_rank_grid import CELLS, LAYERS, scenario
+
+from simpar.live.bench_gemm import sizes
+from simpar.live.bench_shapes import cases
+from simpar.live.rank_layouts import Entry, read_layouts
+from simpar.live.rank_plan import RankPlan, rank_plan
+from simpar.live.rank_shapes import products_of, shapes_of, unpacked_s
+from simpar.live.rank_worker import measure
+from simpar.step import prepare
+
+pytestmark = pytest.mark.torch
+REPEATS = {"8b-fsdp8-op"}
+"""Layouts of which torch repeats more products than simpar: kernels are compared, not how often each runs."""
+
+
+def key_of(shape: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Of a calibrated shape, as `rank_shapes.kernel_key`."""
+    if shape["op"] == "attention":
+        return ("attention" if shape["direction"] == "forward" else "attention_backward", *shape["shape"])
+    if shape["op"] not in ("gemm", "grouped_gemm"):
+        return None
+    groups, *size = shape["shape"] if shape["op"] == "grouped_gemm" else (0, *shape["shape"])
+    rows, columns, depth = sizes((size[0] // max(groups, 1), *size[1:]), shape["direction"])
+    kind = ("grouped_gemm", groups) if groups else ("gemm",)
+    return (*kind, min(rows, columns), max(rows, columns), depth)
+
+
+def check(plan: RankPlan, *, counts: bool = True) -> None:
+    """All three lists of one rank."""
+    measured = json.loads(json.dumps(measure(json.loads(json.dumps(plan.table)), "fake")))
+    run = {tuple(key): calls for *key, calls in measured["products"]}
+    priced = prepare(plan.scenario, detail="op")
+    expected = products_of(priced, plan.pipeline_rank)
+    assert set(run) == set(expected)
+    assert not counts or run == expected
+    calibrated = {key for shape in shapes_of([(priced, plan.pipeline_rank)]) if (key := key_of(shape))}
+    assert calibrated == set(expected)
+
+
+@pytest.mark.parametrize("name", [n for n in CELLS if n != "fsdp, selective"])
+def test_small_layouts(name: str) -> None:
+    model, degrees, rank = CELLS[name]
+    check(rank_plan(scenario(model, degrees), rank, layers=None if "pp" in degrees else LAYERS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", read_layouts(), ids=lambda e: str(e.spec.name))
+def test_shipped_layouts(entry: Entry) -> None:
+    check(entry.plan(layers=1), counts=entry.spec.name not in REPEATS)
+
+
+def test_packed_products_are_priced_apart() -> None:
+    """Three products of queries, keys and values launch more and fill the chip less than one."""
+    plan = read_layouts(only=["70b-tp8-fsdp64"])[0].plan(layers=1)
+    assert unpacked_s(prepare(plan.scenario, detail="op"), 0) > 0.0
+
+
+def test_every_shape_is_one_that_calibrate_runs() -> None:
+    plans = [entry.plan(layers=1) for entry in read_layouts(only=["8b-tp8-fsdp8", "deepseek-v3-ep64-pp16-stage8"])]
+    shapes = shapes_of([(prepare(p.scenario, detail="op"), p.pipeline_rank) for p in plans])
+    assert {s["op"] for s in shapes} == {"gemm", "grouped_gemm", "attention", "memory"}
+    for case in cases(shapes, "cpu", small=True):
+        case.build()()
