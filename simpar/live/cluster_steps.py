@@ -334,7 +334,7 @@ class Step:
         return built
 
     def _data(self) -> tuple[Any, Any]:
-        """This rank's inputs and targets of one step, the same for all layouts taken together."""
+        """This rank's inputs and targets of one step, the same for all layouts taken together; none where a stage reads none."""
         layout, device = self.layout, self.world.device
         whole = self.microbatches * self.micro * layout.dp
         generator = torch.Generator().manual_seed(0)
@@ -346,7 +346,10 @@ class Step:
             where = positions(self.sequence, self.groups.cp, layout.cp_style)
             inputs, targets = tokens[:, where], tokens[:, where + 1]
         part = slice(self.at["dp"] * whole // layout.dp, (self.at["dp"] + 1) * whole // layout.dp)
-        return inputs[part].contiguous().to(device), targets[part].contiguous().to(device)
+        own = self.stages()
+        held = (inputs if 0 in own else None), (targets if layout.stages - 1 in own else None)
+        inputs, targets = (None if t is None else t[part].clone().to(device) for t in held)
+        return inputs, targets
 
     def _loss(self, output: Any, target: Any) -> Any:
         if self.layout.model == "mlp":
@@ -360,7 +363,7 @@ class Step:
         states = [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
         infos = [i for s in self.held for known in (s.args_recv_info, s.grad_recv_info) for each in known.values() for i in each]
         received = [b for b in (getattr(i, "buffer", None) for i in infos) if isinstance(b, torch.Tensor)]
-        return [*own, *states, *received, self.inputs, self.targets]
+        return [*own, *states, *received, *(t for t in (self.inputs, self.targets) if t is not None)]
 
     # -- running ---------------------------------------------------------------------------------------------------
 
