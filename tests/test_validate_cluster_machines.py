@@ -152,6 +152,21 @@ def test_what_a_backward_adds_is_as_wide_as_the_run() -> None:
     assert wide.transient == 2.0 * narrow.transient > 0.0
 
 
+def test_each_step_is_corrected_for_its_own_load() -> None:
+    """Some steps had another process beside them that took most of the host: their times differ by a factor, the error does not."""
+    alone = report(0.0, 1.0)
+    p, m = alone.predicted["dp2"], alone.measured["dp2"]
+    loads = (0.0, 1.6, 0.0, 1.6, 0.0)
+    seconds = tuple(1.1 * p.beside(load) for load in loads)
+    assert max(seconds) > 3.0 * min(seconds)
+    mixed = replace(m, seconds=seconds, loads=loads, foreign=1.6)
+    found = ClusterReport(alone.rows, {"dp2": mixed}, alone.predicted, {}, 0.15)
+    assert found.corrected("dp2") == pytest.approx(1.0 / 1.1 - 1.0)
+    # One load for all of them would be wrong for most.
+    assert replace(found, measured={"dp2": replace(mixed, loads=())}).corrected("dp2") > 1.0
+    assert found.passed
+
+
 PEAKS = json.loads((Path(__file__).parent / "data" / "cluster_peaks.json").read_text())["peaks"]
 
 
