@@ -20,15 +20,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from simpar.host import busy_s
+from simpar.live.autograd_collectives import Group, all_reduce
 from simpar.live.cluster_attention import positions
-from simpar.live.cluster_autograd import Group, all_reduce
 from simpar.live.cluster_layouts import HAS_CLASS, RunLayout
 from simpar.live.cluster_measure import Busy, Recorder, probe_s, profiled
 from simpar.live.cluster_model import Groups, Mlp, Transformer, token_loss
 from simpar.live.device import Device
 
 Fault = Callable[[str], None]
-BETWEEN = ("norm.weight", "mlp.router")
+BETWEEN = ("norm.weight", "feed_forward.router")
 """Names of weights that sequence parallelism leaves a part of the sequence to see."""
 
 
@@ -406,7 +406,7 @@ class Step:
             return
         for module in self.modules:
             named = [(n, p) for n, p in module.named_parameters() if p.grad is not None]
-            experts = [p for n, p in named if folded and n.endswith(("mlp.fc1", "mlp.fc2"))]
+            experts = [p for n, p in named if folded and n.endswith(("feed_forward.fc1", "feed_forward.fc2"))]
             dense = [p for _, p in named if not any(p is e for e in experts)]
             self._average(dense, self.data)
             self._average(experts, self.replicas)

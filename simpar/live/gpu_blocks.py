@@ -15,6 +15,7 @@ from simpar.live.device import Device
 from simpar.live.kernels import Scaled
 from simpar.live.rank_meter import Meter
 from simpar.live.store import Record
+from simpar.live.torch_parts import FeedForward, GroupedExperts, Layer, Routed, linear
 
 _TINY: Final = {"d": 64, "f": 96, "heads": 4, "kv": 2, "s": 32, "b": 1, "experts": 4, "chosen": 2}
 
@@ -58,54 +59,14 @@ def _linear_attention(q: Any, k: Any, v: Any) -> Any:
     return (inside + q @ before).flatten(2, 3)
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, size: dict[str, int], style: str) -> None:
-        super().__init__()
-        self.gate, self.up = (_Linear(size["d"], size["f"], style) for _ in range(2))
-        self.down = _Linear(size["f"], size["d"], style)
-
-    def forward(self, x: Any) -> Any:
-        return self.down(functional.silu(self.gate(x)) * self.up(x))
-
-
-class _Experts(nn.Module):
-    """Routed experts on one rank, as many tokens for each; the products are torch._grouped_mm in bf16 whatever the style."""
-
-    def __init__(self, size: dict[str, int], style: str) -> None:
-        super().__init__()
-        self.count, self.chosen = size["experts"], size["chosen"]
-        self.router = _Linear(size["d"], self.count, "eager")
-        self.gate, self.up = (nn.Parameter(torch.empty(self.count, size["d"], size["f"])) for _ in range(2))
-        self.down = nn.Parameter(torch.empty(self.count, size["f"], size["d"]))
-
-    def forward(self, x: Any) -> Any:
-        flat = x.flatten(0, 1)
-        tokens = flat.shape[0]
-        share = self.router(flat).float().softmax(-1)
-        expert = (torch.arange(tokens * self.chosen, device=x.device) % self.count).view(tokens, self.chosen)
-        order = expert.flatten().argsort(stable=True)
-        rows = flat[order // self.chosen]
-        ends = torch.arange(1, self.count + 1, device=x.device, dtype=torch.int32) * (rows.shape[0] // self.count)
-        hidden = functional.silu(torch._grouped_mm(rows, self.gate, offs=ends)) * torch._grouped_mm(rows, self.up, offs=ends)
-        out = torch._grouped_mm(hidden, self.down, offs=ends)
-        out = (out.float() * share.gather(1, expert).flatten()[order][:, None]).to(x.dtype)
-        found = torch.zeros_like(flat).scatter_add(0, (order // self.chosen)[:, None].expand_as(out), out)
-        return found.view_as(x)
-
-
-class Block(nn.Module):
-    """RMSNorm, attention, RMSNorm, feed-forward or experts, with residuals."""
-
-    def __init__(self, size: dict[str, int], style: str) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Parameter(torch.ones(size["d"])) for _ in range(2))
-        self.attention = _Attention(size, style)
-        self.mlp = (_Experts if "experts" in size else _FeedForward)(size, style)
-
-    def forward(self, x: Any) -> Any:
-        d = x.shape[-1:]
-        x = x + self.attention(functional.rms_norm(x, d, self.first, 1e-5))
-        return x + self.mlp(functional.rms_norm(x, d, self.second, 1e-5))
+def block_of(size: dict[str, int], style: str) -> Layer:
+    """A residual layer with attention and feed-forward or experts; the experts' products are in bf16 whatever the style."""
+    d = size["d"]
+    if "experts" not in size:
+        return Layer(d, _Attention(size, style), FeedForward(d, size["f"], make=lambda i, o: _Linear(i, o, style)))
+    experts = GroupedExperts(size["experts"], d, size["f"])
+    routed = Routed(linear(d, size["experts"]), experts, size["experts"], size["chosen"], lambda x: x.softmax(-1))
+    return Layer(d, _Attention(size, style), routed)
 
 
 def block_call(name: str, style: str, device: Device, *, backward: bool, small: bool) -> tuple[Callable[[], object], Record]:
@@ -144,7 +105,7 @@ def _made(size: dict[str, int], style: str, device: str) -> tuple[Any, Any]:
 
 def _random(size: dict[str, int], style: str, device: str) -> tuple[Any, Any]:
     with torch.device(device):
-        block = Block(size, style)
+        block = block_of(size, style)
         for parameter in block.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
