@@ -530,3 +530,11 @@ def test_nothing_on_the_page_overlaps_or_is_cut_off(given_plan: Path, tmp_path: 
             assert browser.js(TEXTS) == []
         assert browser.console == []
         assert not browser.js("document.body.dataset.errors")
+
+
+def test_a_changed_plan_is_not_compared_with_what_was_published() -> None:
+    """384 GPUs were published; 768 were not. A price changes nothing that was measured."""
+    name = "bloom-176b_a100x384"
+    for change, compared in (((), True), (("prices.rent.usd_per_gpu_hour=2",), True), (("cluster.num_nodes=96",), False)):
+        report = ask(name, PlanOptions(overrides=change, repetitions=1), SimulatedSteps())
+        assert bool(report.published) is compared, change

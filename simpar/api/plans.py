@@ -14,6 +14,7 @@ from simpar.planning.questions import PlanOptions, PlanReport, ask
 from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.steps import Search, StepModel
 from simpar.specs.planfile import read_plan_table
+from simpar.specs.scenario import as_published
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -147,5 +148,5 @@ def plan(
         given["compare"] = ",".join(given["compare"])
     given["sweep"] = tuple(given.get("sweep", ()))
     store = given["store"] = Path(given["store"]) if "store" in given else None
-    report = ask(assigned(table, changes or {}), PlanOptions(**given), step_model(store))
+    report = ask(as_published(assigned(table, changes or {}), table), PlanOptions(**given), step_model(store))
     return PlanResult(report, report_json(report))

@@ -173,8 +173,9 @@ def overridden(table: dict[str, Any], assignments: Sequence[str]) -> dict[str, A
 
 
 def as_published(changed: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """`changed`, the raw `table` of a scenario with changes, without what is published about that where they change what runs."""
-    told = {"name", "description", "published", "effects"}
+    """`changed`, the raw `table` of a scenario or a plan file with changes, without what is published about that where they change
+    what runs."""
+    told = {"name", "description", "published", "effects", "deadline", "confidence", "prices", "file"}
     if {k: v for k, v in changed.items() if k not in told} != {k: v for k, v in table.items() if k not in told}:
         changed.pop("published", None)
     return changed
