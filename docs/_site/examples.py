@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-BLOCK: Final = re.compile(r"^```(?P<kind>console|python run|(?:toml|json) title=\"(?P<file>[\w./-]+)\")\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK: Final = re.compile(
+    r"^```(?P<kind>console|python run|(?:toml|json) title=\"(?P<file>[\w./-]+)\")\n(?P<text>.*?)^```$", re.M | re.S
+)
 EXIT: Final = re.compile(r"\s+# exit (\d+)$")
 COLUMNS: Final = "110"
 

@@ -31,7 +31,9 @@ def svg(width: int, height: int, label: str, parts: Sequence[str]) -> str:
     """A whole picture on white, so that it reads on light and dark pages."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" '
-        f'font-family="Helvetica, Arial, sans-serif"><rect width="{width}" height="{height}" fill="white"/>' + "\n".join(parts) + "</svg>\n"
+        f'font-family="Helvetica, Arial, sans-serif"><rect width="{width}" height="{height}" fill="white"/>'
+        + "\n".join(parts)
+        + "</svg>\n"
     )
 
 
@@ -75,7 +77,9 @@ def timeline(found: Any, left: float, top: float, width: float) -> Iterator[str]
                 colour = PHASES[COLOURS.get(kind, "optimizer")][int(program.microbatch[op]) % 2]
                 yield box(left + start * scale, y, (finish - start) * scale - 0.5, 24, colour, program.label(op))
     y = top + 4 * 30 + 12
-    for i, (name, shade) in enumerate((("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"), ("bubble", ""))):
+    for i, (name, shade) in enumerate(
+        (("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"), ("bubble", ""))
+    ):
         colour = PHASES[shade][0] if shade else IDLE
         yield box(left + i * 110, y, 12, 12, colour)
         yield text(left + i * 110 + 18, y + 11, name)
@@ -88,7 +92,11 @@ def search_picture() -> str:
         virtual_stages=1, schedule="1f1b", detail="stage",
     )  # fmt: skip
     points = [
-        (r["step_time_s"], r["peak_memory_bytes"] / 2**30, f"tp {r['tp']}, pp {r['pp']}, cp {r['cp']}, recompute {r['recompute']}, mbs {r['micro_batch_size']}")  # type: ignore[operator]
+        (
+            r["step_time_s"],
+            r["peak_memory_bytes"] / 2**30,
+            f"tp {r['tp']}, pp {r['pp']}, cp {r['cp']}, recompute {r['recompute']}, mbs {r['micro_batch_size']}",
+        )  # type: ignore[operator]
         for r in grid
         if r["step_time_s"]
     ]
@@ -110,9 +118,14 @@ def search_picture() -> str:
     for seconds, memory, name in shown:
         better = any(t <= seconds and m <= memory and (t, m) != (seconds, memory) for t, m, _ in shown)
         colour = "#c9ced6" if memory > device else ORANGE if better else BLUE
-        parts.append(f'<circle cx="{x(seconds):.1f}" cy="{y(memory):.1f}" r="{4 if better else 6}" fill="{colour}"><title>{escape(name)}</title></circle>')
+        parts.append(
+            f'<circle cx="{x(seconds):.1f}" cy="{y(memory):.1f}" r="{4 if better else 6}" fill="{colour}"><title>{escape(name)}</title></circle>'
+        )
     for i, (colour, words) in enumerate(((BLUE, "no layout is better in both"), (ORANGE, "fits"), ("#c9ced6", "does not fit"))):
-        parts += [f'<circle cx="{left + 20 + 230 * i}" cy="{base + 36}" r="5" fill="{colour}"/>', text(left + 32 + 230 * i, base + 40, words)]
+        parts += [
+            f'<circle cx="{left + 20 + 230 * i}" cy="{base + 36}" r="5" fill="{colour}"/>',
+            text(left + 32 + 230 * i, base + 40, words),
+        ]
     return svg(width, height, "Step time against memory of many layouts", parts)
 
 

@@ -192,7 +192,7 @@ def scenario_page() -> str:
     return (
         "# Fields of a scenario\n\n"
         "A scenario is a TOML file: a model, a cluster, a plan, a training job. Unknown fields are errors that name the closest field;\n"
-        "quantities may carry units (`\"80 GB\"`, `\"400 Gb/s\"`). `--set plan.pp=8` overrides a field on the command line. A value that\n"
+        'quantities may carry units (`"80 GB"`, `"400 Gb/s"`). `--set plan.pp=8` overrides a field on the command line. A value that\n'
         "you do not know may be left [open](../open_facts.md).\n\n" + spec_tables(Scenario, frozenset({"file"}))
     )
 
@@ -215,7 +215,10 @@ def plan_page() -> str:
     """Every field of a plan file."""
     from simpar.specs.planfile import PlanFile
 
-    return "# Fields of a plan file\n\nWhat `simpar plan` reads: a whole run with its failures, checkpoints and costs; see [Planning](../planning.md).\n\n" + spec_tables(PlanFile)
+    return (
+        "# Fields of a plan file\n\nWhat `simpar plan` reads: a whole run with its failures, checkpoints and costs; see [Planning](../planning.md).\n\n"
+        + spec_tables(PlanFile)
+    )
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------------------
@@ -236,7 +239,9 @@ def cli_page() -> str:
             parts.append(f"    {command.epilog.removeprefix('Example: ')}\n")
         parts.append("| | meaning | default |\n|---|---|---|")
         for parameter in command.params:
-            words = (*parameter.opts, *parameter.secondary_opts) if parameter.param_type_name == "option" else (parameter.name.upper(),)
+            words = (
+                (*parameter.opts, *parameter.secondary_opts) if parameter.param_type_name == "option" else (parameter.name.upper(),)
+            )
             name = " ".join(f"`{word}`" for word in words)
             default = "" if parameter.default in (None, (), False) or callable(parameter.default) else f"`{parameter.default}`"
             parts.append(f"| {name} | {cell(getattr(parameter, 'help', '') or '')} | {default} |")

@@ -31,7 +31,10 @@ def support_page() -> str:
             *table(["schedule", *formats()], schedules()),
             "## Machines\n",
             "How the figures of a profile are known, and which of its kernels and collectives are fitted to measurements.\n",
-            *table(["profile", "GPU", "measured", "published", "derived", "assumed", "kernels fitted", "collectives fitted"], machines()),
+            *table(
+                ["profile", "GPU", "measured", "published", "derived", "assumed", "kernels fitted", "collectives fitted"],
+                machines(),
+            ),
             "## Models\n",
             *table(["preset", "kind", "parameters", "active", "layers"], models()),
         )

@@ -86,15 +86,20 @@ class PlanResult:
         """The object of `simpar plan --json`."""
         return dict(self.document)
 
-    def save_html(self, path: str | Path) -> Path:
+    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
         """Write the page of `simpar plan --html`.
+
+        Args:
+            offline: the page has everything inside (5 MB more) and needs no network.
 
         Raises:
             InputError: the file cannot be written.
         """
+        from simpar import output
         from simpar.report.plan_html import write_html
 
-        write_html(self.report, Path(path))
+        with output.offline(offline):
+            write_html(self.report, Path(path))
         return Path(path)
 
     def __repr__(self) -> str:

@@ -1,4 +1,8 @@
-"""A self-contained page: sections of HTML and figures that plotly.js, inlined once, draws; nothing is loaded from anywhere."""
+"""A page: sections of HTML and figures that plotly.js draws.
+
+plotly.js, most of the weight of a page, comes from its own site, checked by its hash. An offline page has it inside and loads
+nothing from anywhere.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from simpar.report.encode import script_json
+from simpar.output import OFFLINE, PLOTLY_SITE, plotly_script
+from simpar.report.encode import compressed
 from simpar.report.page_script import SCRIPT
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'{site}; img-src data: blob:; font-src data:"
 _STYLE = """
 :root { --ink: #1c1f23; --soft: #5b636d; --line: #dde1e6; --paper: #ffffff; --desk: #f3f4f6; }
 * { box-sizing: border-box; }
@@ -103,15 +108,12 @@ class Cards:
 
 def page(title: str, body: str, figures: list[dict[str, Any]], gantt: dict[str, Any] | None = None) -> str:
     """The whole document."""
-    # Reads one file of the package: importing plotly's graph objects would take longer than everything else here.
-    from plotly.offline import get_plotlyjs
-
-    data = script_json({"figures": figures, "gantt": gantt})
+    policy = _POLICY.format(site="" if OFFLINE.get() else f" {PLOTLY_SITE}")
     return (
         f'<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name=viewport content="width=device-width, initial-scale=1"><link rel=icon href="data:,">'
         f"<style>{_STYLE}</style></head><body><main>{body}</main><div id=tip></div>"
-        f'<script type="application/json" id=data>{data}</script><script>{get_plotlyjs()}</script>'
+        f'<script type="application/gzip" id=data>{compressed({"figures": figures, "gantt": gantt})}</script>{plotly_script()}'
         f"<script>{SCRIPT}</script></body></html>"
     )  # fmt: skip

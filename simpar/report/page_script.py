@@ -5,7 +5,6 @@ SCRIPT = r"""
 window.addEventListener("error", e => {
   document.body.dataset.errors = (document.body.dataset.errors || "") + e.message + "\n";
 });
-const DATA = JSON.parse(document.getElementById("data").textContent);
 const FONT = {family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 13, color: "#1c1f23"};
 const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
 const ARRAYS = {f8: Float64Array, f4: Float32Array, i4: Int32Array, i2: Int16Array, i1: Int8Array};
@@ -138,7 +137,20 @@ function watch(div, g, r) {
   window.ganttText = text;
 }
 
+async function read(element) {
+  const bytes = Uint8Array.from(atob(element.textContent), c => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
 (async () => {
+  if (!window.Plotly) {
+    const note = "The figures need plotly.js, which this page loads from cdn.plot.ly. Without a network, write it with --offline.";
+    for (const plot of document.querySelectorAll(".plot")) plot.replaceChildren(note);
+    document.body.dataset.ready = "1";
+    return;
+  }
+  const DATA = await read(document.getElementById("data"));
   if (DATA.gantt) await drawGantt(DATA.gantt);
   for (const figure of DATA.figures) await drawFigure(figure);
   document.body.dataset.ready = "1";
