@@ -111,6 +111,8 @@ def type_text(annotation: Any, metadata: Any = ()) -> str:
             shown.append("table")
         elif sourced(kind) is not None:
             shown.append(f"{type_text(sourced(kind))} with source")
+        elif getattr(kind, "__name__", "") in FITTED:
+            shown.append("table")
         elif isinstance(kind, type) and issubclass(kind, BaseModel):
             shown.append(f"[table](#{kind.__name__.lower()})")
         else:
@@ -134,7 +136,7 @@ def default_text(info: FieldInfo) -> str:
         return "required"
     value = info.get_default(call_default_factory=True)
     if value is None:
-        return "open"
+        return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, BaseModel | dict | tuple | list):
@@ -142,9 +144,13 @@ def default_text(info: FieldInfo) -> str:
     return f"`{value}`" if value != "" else ""
 
 
+FITTED = ("KernelConstants", "CollectiveConstants")
+"""Tables that fits write and nobody else does."""
+
+
 def specs_in(spec: type[BaseModel], seen: dict[type[BaseModel], None]) -> dict[type[BaseModel], None]:
-    """A spec and every spec that a field of it may hold, in the order of the fields."""
-    if spec in seen:
+    """A spec and every spec that a field of it may hold, in the order of the fields; without fitted constants."""
+    if spec in seen or spec.__name__ in FITTED:
         return seen
     seen[spec] = None
 
