@@ -64,8 +64,8 @@ def _violation(path: Path, error: OSError, field: str) -> Violation:
 
 @contextmanager
 def offline(wanted: bool = True) -> Iterator[None]:
-    """Pages that are written inside have everything inside (or not)."""
-    before = OFFLINE.set(wanted)
+    """Pages that are written inside have everything inside, if that is wanted here or was before."""
+    before = OFFLINE.set(wanted or OFFLINE.get())
     try:
         yield
     finally:

@@ -410,3 +410,10 @@ def test_validate_runs_a_selection(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "validate", "--only", "BloombergGTP")
     assert code == 2
     assert "did you mean 'BloombergGPT'" in err
+
+
+def test_a_page_has_everything_inside_where_that_is_asked_for(tmp_path: Path) -> None:
+    for more, inside in (([], False), (["--offline"], True)):
+        done = CliRunner().invoke(app, ["simulate", SMALL, "--detail", "stage", "--html", str(tmp_path / "page.html"), *more])
+        assert done.exit_code == 0, done.output
+        assert ("plotly.js v" in (tmp_path / "page.html").read_text()) is inside

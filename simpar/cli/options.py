@@ -95,11 +95,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a page.")]
 
 
-def _keep_offline(wanted: bool) -> None:
+def _keep_offline(ctx: typer.Context, wanted: bool) -> None:
     if wanted:
-        from simpar.output import OFFLINE
+        from simpar.output import offline
 
-        OFFLINE.set(True)
+        ctx.with_resource(offline())
 
 
 OfflineOption = Annotated[

@@ -5,7 +5,8 @@ SCRIPT = r"""
 window.addEventListener("error", e => {
   document.body.dataset.errors = (document.body.dataset.errors || "") + e.message + "\n";
 });
-const FONT = {family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 13, color: "#1c1f23"};
+const SHADE = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const FONT = {family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 13, color: SHADE("ink")};
 const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
 const ARRAYS = {f8: Float64Array, f4: Float32Array, i4: Int32Array, i2: Int16Array, i1: Int8Array};
 
@@ -16,10 +17,12 @@ function unpack(packed) {
 }
 
 function styled(layout) {
-  const axis = {gridcolor: "#e8eaed", zerolinecolor: "#b8bec6", automargin: true};
-  const page = {font: FONT, margin: {l: 64, r: 40, t: 14, b: 48}, paper_bgcolor: "#fff", plot_bgcolor: "#fff",
+  const axis = {gridcolor: SHADE("grid"), zerolinecolor: SHADE("zero"), automargin: true};
+  const page = {font: FONT, margin: {l: 64, r: 40, t: 14, b: 48}, paper_bgcolor: SHADE("paper"), plot_bgcolor: SHADE("paper"),
                 modebar: {orientation: "v"}};
   const out = Object.assign(page, layout);
+  // Notes lie on the paper's own colour, whichever that is.
+  for (const note of out.annotations || []) if (note.bgcolor) note.bgcolor = SHADE("paper");
   out.xaxis = Object.assign({}, axis, layout.xaxis);
   out.yaxis = Object.assign({}, axis, layout.yaxis);
   return out;
@@ -61,7 +64,7 @@ function drawGantt(g) {
     idle[0].push(0, g.step, g.step, 0, null);
     idle[1].push(lane[0], lane[0], lane[1], lane[1], null);
   }
-  const traces = [filled("waiting", "#eceef1", idle, "waiting", true)];
+  const traces = [filled("waiting", SHADE("idle"), idle, "waiting", true)];
   g.kinds.forEach((kind, k) => {
     let named = false;
     for (const odd of [0, 1]) {
