@@ -63,7 +63,7 @@ class Table:
 
         body = "".join(row("td", cells) for cells in self.rows)
         head = f"<thead>{row('th', self.heads)}</thead>" if any(self.heads) else ""
-        return f"<div class=scroll><table>{head}<tbody>{body}</tbody></table></div>"
+        return f"<div class=scroll tabindex=0><table>{head}<tbody>{body}</tbody></table></div>"
 
 
 def card(title: str, body: str, width: str = "", note: str = "") -> str:
