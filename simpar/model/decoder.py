@@ -256,6 +256,8 @@ class Decoder:
             width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff")
         if isinstance(width, list):
             return int(width[i])
+        if width is None and self.k.get("hidden_ratio"):  # of flash-linear-attention: two thirds, up to a multiple of 256
+            return 256 * (-(-int(self.hidden * self.k.get("hidden_ratio") * 2 / 3) // 256))
         if width is None:
             return 4 * self.hidden
         return int(width)

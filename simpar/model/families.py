@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from simpar.model.decoder import Family
 from simpar.model.encoders import ENCODER_READERS
+from simpar.model.fla import FLA_READERS
 from simpar.model.gemma import GEMMA_READERS
 from simpar.model.hybrids import HYBRID_READERS
 from simpar.model.linear import LINEAR_READERS
@@ -28,6 +29,9 @@ GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
 COHERE: Final = Family(norm="layernorm_no_bias", layout="parallel", mlp_bias=False)
 GATED_QWEN: Final = Family(qk_norm="head", mlp_bias=False, gate="element", shared_gate=True)
 
+FLA_TRANSFORMERS = ("transformer", "forgetting_transformer", "stickbreaking_attn")
+FLA = tuple(name for name in FLA_READERS if name not in ("rwkv6", "rwkv7", *FLA_TRANSFORMERS))
+
 SAME: Final[dict[str, Family]] = {
     **dict.fromkeys(
         ("llama", "cwm", "granite", "iquestcoder", "smollm3", "internlm3", "aria_text", "granitemoe",
@@ -35,7 +39,7 @@ SAME: Final[dict[str, Family]] = {
          "deepseek_v3",
          "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu", "mistral4", "kimi_linear",
          "bamba", "falcon_h1", "zamba2", "diffllama", "bitnet", "vaultgemma",
-         "hy_v4", "mamba", "mamba2", "falcon_mamba", "transformer", "gated_deltanet", "delta_net", "llama4_text",
+         "hy_v4", "mamba", "mamba2", "falcon_mamba", "samba", "mla", "llama4_text",
          "deepseek_v4", "exaone", "yi", "baichuan", "internlm2", "deepseek", "minicpm"),
         LLAMA,
     ),
@@ -167,12 +171,15 @@ TABLE: Final[dict[str, Family]] = {
     ),
     "eurobert": Family(),
     "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
-    "rwkv": Family(norm="layernorm"),
+    **dict.fromkeys(("rwkv", "rwkv6", "rwkv7"), Family(norm="layernorm")),
+    **dict.fromkeys(FLA_TRANSFORMERS, PLAIN),
+    **dict.fromkeys(FLA, LLAMA),
 }
 
 READERS: Final[dict[str, Any]] = {
     **HYBRID_READERS,
     **LINEAR_READERS,
+    **FLA_READERS,
     **GEMMA_READERS,
     **SPARSE_READERS,
     **RECENT_READERS,

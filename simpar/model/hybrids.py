@@ -30,7 +30,7 @@ class PureMamba(Decoder):
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         inner = self.k.config.get("intermediate_size") or int(self.k.get("expand", default=2) * self.hidden)
-        rank = self.k.get("time_step_rank", default="auto")
+        rank = self.k.get("time_step_rank", "dt_rank", default="auto")
         return (
             Mamba1Spec(
                 inner_size=inner,
@@ -48,7 +48,8 @@ class PureMamba(Decoder):
 
 class PureMamba2(PureMamba):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",)),)
+        norm = bool(self.k.get("rmsnorm", default=True))
+        return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm),)
 
 
 def mamba2(d: Decoder, heads: tuple[str, ...] = (), head_dim: tuple[str, ...] = (), **changes: Any) -> Mamba2Spec:

@@ -169,8 +169,15 @@ class LinearAttentionSpec(Mixer):
 
     kind: Literal["linear_attention"] = "linear_attention"
     num_heads: Positive
+    num_key_value_heads: Positive | None = None
+    """Heads of keys and values where they are fewer."""
     key_head_dim: Positive
     value_head_dim: Positive
+    scan: Literal["linear", "dplr"] = "linear"
+    """dplr: a state transition that is diagonal plus low rank (RWKV-7)."""
+    conv_kernel: NonNegative = 0
+    """Short convolutions over queries, keys and values; 0 = none."""
+    conv_bias: bool = False
     gate: bool = True
     norm_size: NonNegative = 0
     """Weights of the norm on the output; 0 = none."""
