@@ -1,11 +1,11 @@
-"""Encoders (BERT, ModernBERT, ViT) and encoder-decoders (T5, BART, Whisper)."""
+"""Encoder-decoders (T5, BART, Whisper) and vision transformers on their own."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import Decoder, Family, norm_extra, vector
+from simpar.model.decoder import Family, norm_extra
 from simpar.specs.architecture import (
     ArchitectureSpec,
     AttentionSpec,
@@ -18,104 +18,6 @@ from simpar.specs.architecture import (
     SublayerSpec,
     WeightSpec,
 )
-
-
-class Bert(Decoder):
-    """Post-norm encoder with learned positions; a dense layer and a norm before the tied head."""
-
-    second_bias = True
-    """An untied head has the transform's bias and its own."""
-
-    def layer_types(self) -> list[str]:
-        self.k.get("layer_norm_eps", "position_embedding_type", "is_decoder", "add_cross_attention")
-        return ["bidirectional"] * self.num_layers
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False, "position": "absolute"}
-
-    def has_head(self) -> bool:
-        """A file that names the bare model has no head (and a pooler in its place)."""
-        names = self.k.get("architectures", default=[])
-        return not (isinstance(names, list) and names and str(names[0]).endswith("Model"))
-
-    def outside(self) -> dict[str, Any]:
-        fields, h = super().outside(), self.hidden
-        width = self.k.get("embedding_size", "input_embedding_size", default=h)
-        rows = self.k.number("max_position_embeddings")
-        extra = [WeightSpec(name="position", kind="lookup", inputs=rows, outputs=width)]
-        types = self.k.get("type_vocab_size", default=0)
-        if types:
-            extra.append(WeightSpec(name="token_type", kind="lookup", inputs=types, outputs=width))
-        extra.append(norm_extra("embedding_norm", self.f.norm, width))
-        if width != h:
-            extra.append(WeightSpec(name="embedding_projection", inputs=width, outputs=h, bias=True))
-        if self.has_head():
-            extra.append(WeightSpec(name="head_dense", inputs=h, outputs=width, bias=True))
-            extra.append(norm_extra("head_norm", self.f.norm, width))
-            if not self.tied() and self.second_bias:
-                extra.append(vector("head_second_bias", self.vocabulary()))
-        else:
-            extra.append(WeightSpec(name="pooler", inputs=h, outputs=h, bias=True, uses=0.0))
-        return {
-            **fields, "embedding_size": width if width != h else 0, "tie_word_embeddings": self.tied(), "head": self.has_head(),
-            "head_bias": self.has_head(), "extra": tuple(extra),
-        }  # fmt: skip
-
-
-class DistilBert(Bert):
-    second_bias = False
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        super().__init__(keys, family)
-        self.heads = self.kv_heads = keys.number("n_heads", "num_attention_heads")
-        self.head_dim = self.hidden // self.heads
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("hidden_dim", "intermediate_size")
-
-
-class Albert(Bert):
-    """One layer's weights for all layers."""
-
-    def layer(self, i: int) -> LayerSpec:
-        group = i * self.k.number("num_hidden_groups", default=1) // self.num_layers
-        inner = self.k.get("inner_group_num", default=1)
-        steps = tuple(
-            step.model_copy(update={"shared_weights": f"group_{group}_{number}"})
-            for number in range(inner)
-            for step in super(Albert, self).layer(i).sublayers
-        )
-        return LayerSpec(sublayers=steps)
-
-
-class EuroBert(Decoder):
-    """Llama's layers, bidirectional."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False}
-
-
-class ModernBert(Decoder):
-    """Local attention with a full layer each global_attn_every_n_layers; no norm before the first attention."""
-
-    def layer_type(self, i: int) -> str:
-        every = self.k.get("global_attn_every_n_layers", default=3)
-        return "sliding_attention" if i % every else "full_attention"
-
-    def window(self) -> int | None:
-        return self.k.number("local_attention", default=128) // 2
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False}
-
-    def layer(self, i: int) -> LayerSpec:
-        first, second = super().layer(i).sublayers
-        return LayerSpec(sublayers=(first.model_copy(update={"norm": "pre" if i else "none"}), second))
-
-    def outside(self) -> dict[str, Any]:
-        fields, h = super().outside(), self.hidden
-        dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bool(self.k.get("classifier_bias", default=False)))
-        return {**fields, "tie_word_embeddings": True, "extra": (*fields["extra"], dense, norm_extra("head_norm", self.f.norm, h))}
 
 
 class EncoderDecoder:
@@ -319,10 +221,6 @@ class Vit:
 
 
 ENCODER_READERS: dict[str, Any] = {
-    **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text"), Bert
-    ),
-    "distilbert": DistilBert, "albert": Albert, "eurobert": EuroBert, "modernbert": ModernBert,
     "t5": T5, "mt5": T5, "umt5": Umt5, "switch_transformers": Switch, "bart": Bart, "mbart": Mbart, "pegasus": Pegasus,
     "marian": Marian, "m2m_100": M2m, "nllb": M2m, "blenderbot": Pegasus, "plbart": Bart, "mvp": Bart,
     "whisper": Whisper, "vit": Vit, "deit": Vit, "dinov2": Vit, "dinov3_vit": Vit,

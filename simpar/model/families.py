@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from simpar.model.bert import BERT_LIKE, BERT_READERS
 from simpar.model.decoder import Family
 from simpar.model.encoders import ENCODER_READERS
 from simpar.model.fla import FLA_READERS
@@ -23,6 +24,7 @@ from simpar.model.sparse import SPARSE_READERS
 LLAMA: Final = Family()
 PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
 GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
+BERT: Final = replace(GPT, layout="post", final_norm=False, tied=True)
 QWEN3: Final = Family(qk_norm="head", mlp_bias=False)
 POST: Final = Family(layout="post", qk_norm="full", mlp_bias=False)
 GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
@@ -165,11 +167,13 @@ TABLE: Final[dict[str, Family]] = {
     "recurrent_gemma": replace(PLAIN, mlp_bias=True),
     "doge": Family(qk_norm="head"),
     # Encoders: BERT's layers have biases everywhere and norms after
-    **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text", "distilbert", "albert"),
-        replace(GPT, layout="post", final_norm=False, tied=True),
-    ),
-    "eurobert": Family(),
+    **dict.fromkeys(BERT_LIKE, BERT),
+    **dict.fromkeys(("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm"), replace(BERT, layout="pre", final_norm=True)),
+    "gte": replace(BERT, gated=True),
+    "nomic_bert": replace(BERT, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
+    "esm": replace(BERT, layout="pre", final_norm=True),
+    "esmc": Family(norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, tied=False),
+    "eurobert": Family(head_bias="mlp_bias"),
     "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
     **dict.fromkeys(("rwkv", "rwkv6", "rwkv7"), Family(norm="layernorm")),
     **dict.fromkeys(FLA_TRANSFORMERS, PLAIN),
@@ -185,6 +189,7 @@ READERS: Final[dict[str, Any]] = {
     **RECENT_READERS,
     **PATTERN_READERS,
     **OLDER_READERS,
+    **BERT_READERS,
     **ENCODER_READERS,
 }
 """Families with mixers or layers of their own."""
