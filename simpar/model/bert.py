@@ -42,7 +42,7 @@ class Bert(Decoder):
         return KINDS.get(self.k.model_type, BertKind())
 
     def layer_types(self) -> list[str]:
-        self.k.get("layer_norm_eps", "position_embedding_type", "is_decoder", "add_cross_attention")
+        self.k.get("position_embedding_type", "is_decoder", "add_cross_attention", "pooler_hidden_size")
         return ["bidirectional"] * self.num_layers
 
     def attention_fields(self, i: int) -> dict[str, Any]:
@@ -133,6 +133,18 @@ class FNet(Bert):
         return (AttentionSpec(num_heads=1, num_key_value_heads=1, head_dim=1),)
 
 
+class Esm(Bert):
+    """ESM 2: rotary or learned positions, a norm before the layers only where the file says so."""
+
+    def tables(self, width: int) -> Weights:
+        self.k.get("is_folding_model", "token_dropout")
+        rotary = self.k.get("position_embedding_type", default="absolute") == "rotary"
+        normed = self.k.get("emb_layer_norm_before", default=False)
+        return tuple(
+            w for w in super().tables(width) if not ((rotary and w.name == "position") or (not normed and "norm" in w.name))
+        )
+
+
 class EuroBert(Decoder):
     """Llama's layers, bidirectional."""
 
@@ -172,7 +184,11 @@ class ModernBert(Decoder):
     def outside(self) -> dict[str, Any]:
         fields, h = super().outside(), self.hidden
         dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bool(self.k.get("classifier_bias", default=False)))
-        return {**fields, "tie_word_embeddings": self.tied(), "extra": (*fields["extra"], dense, norm_extra("head_norm", self.f.norm, h))}
+        return {
+            **fields,
+            "tie_word_embeddings": self.tied(),
+            "extra": (*fields["extra"], dense, norm_extra("head_norm", self.f.norm, h)),
+        }
 
 
 def _block_sparse(d: Decoder, i: int) -> dict[str, Any]:
@@ -291,7 +307,7 @@ KINDS: Final[dict[str, BertKind]] = {
     "jina_embeddings_v3": BertKind(positions="none", rotary=True),
     "layoutlm": BertKind(pooler=True, outside=_boxes),
     "longformer": BertKind(inside=_longformer),
-    "esm": BertKind(outside=_esm),
+    "esm": BertKind(token_types=False, outside=_esm),
     "nystromformer": BertKind(positions="2", inside=_nystrom),
     "yoso": BertKind(positions="2"),
     "mra": BertKind(positions="2"),
@@ -305,6 +321,6 @@ BERT_LIKE: Final = (
 """Model types of this line."""
 BERT_READERS: dict[str, type[Decoder]] = {
     **dict.fromkeys(BERT_LIKE, Bert),
-    "roberta-prelayernorm": Bert, "distilbert": DistilBert, "albert": Albert, "gte": Gte, "fnet": FNet, "eurobert": EuroBert,
+    "roberta-prelayernorm": Bert, "distilbert": DistilBert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm, "eurobert": EuroBert,
     "modernbert": ModernBert, "esmc": EsmC,
 }  # fmt: skip

@@ -42,7 +42,7 @@ SAME: Final[dict[str, Family]] = {
          "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu", "mistral4", "kimi_linear",
          "bamba", "falcon_h1", "zamba2", "diffllama", "bitnet", "vaultgemma",
          "hy_v4", "mamba", "mamba2", "falcon_mamba", "samba", "mla", "llama4_text",
-         "deepseek_v4", "exaone", "yi", "baichuan", "internlm2", "deepseek", "minicpm"),
+         "deepseek_v4", "exaone", "yi", "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm"),
         LLAMA,
     ),
     **dict.fromkeys(
@@ -92,6 +92,7 @@ TABLE: Final[dict[str, Family]] = {
     "qwen2_moe": Family(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False, shared_gate=True),
     # GLM, Seed, MiniMax, EXAONE, AFMoE and others of 2025-26
     "glm": Family(o_bias=False, mlp_bias=False),
+    "glm_ocr_text": Family(layout="sandwich", o_bias=False, mlp_bias=False),
     "glm4": Family(layout="sandwich", o_bias=False, mlp_bias=False),
     "glm4_moe": Family(qk_norm="use_qk_norm", o_bias=False, mlp_bias=False),
     "seed_oss": Family(o_bias="attention_out_bias"),
@@ -107,6 +108,8 @@ TABLE: Final[dict[str, Family]] = {
     "dots3_note_text": Family(gate="head"),
     "ernie4_5": Family(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
     "ernie4_5_moe": replace(PLAIN, router_bias=True),
+    "molmo2_text": replace(QWEN3),
+    "ernie4_5_vl_moe_text": replace(PLAIN, router_bias=True),
     "glm5_next_text": Family(mlp_bias=False),
     "mistral_large4_text": Family(mlp_bias=False),
     "muse_glimmer_text": Family(layout="sandwich", gate="element", mlp_bias=False),
@@ -204,7 +207,8 @@ ALIASES: Final[dict[str, str]] = {
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text", "llama4": "llama4_text", "minimax_m3": "minimax_m3_vl_text", "mllama": "mllama_text_model",
     "minimax_text_01": "minimax", "minimax_m1": "minimax", "phi4": "phi3", "phi3small": "phi3", "yi": "llama",
-    "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "glm46v": "glm4", "nemotron_h_puzzle": "nemotron_h",
+    "glm4v_text": "glm4", "qwen2_5_omni_thinker": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
+    "paddleocr_vl_text": "ernie4_5", "glmga": "glm4", "glm4v_moe_text": "glm4_moe", "glm46v": "glm4", "nemotron_h_puzzle": "nemotron_h",
     "step3p7_text": "step3p5",
 }  # fmt: skip
 """Names under which a family of the table goes too."""

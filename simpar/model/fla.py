@@ -17,9 +17,7 @@ from simpar.specs.architecture import (
     CustomSpec,
     DeltaSpec,
     FeedForwardSpec,
-    LayerSpec,
     LinearAttentionSpec,
-    SublayerSpec,
     WeightSpec,
 )
 

@@ -275,7 +275,12 @@ def _linear_attention(w: Writer, m: LinearAttentionSpec, x: str) -> list[str]:
     if m.norm_size:
         y = g.norm(f"{path}/out_norm", y, module=path)
     if m.gate:
-        y = g.elementwise(f"{path}/gated", [y, w.linear(f"{path}/gate", x, f"{heads} {dv}" if by_head else inner, path, m.bias)], "gate", module=path)
+        y = g.elementwise(
+            f"{path}/gated",
+            [y, w.linear(f"{path}/gate", x, f"{heads} {dv}" if by_head else inner, path, m.bias)],
+            "gate",
+            module=path,
+        )
     return [w.linear(f"{path}/out", y, TOKENS, path, m.bias)]
 
 
