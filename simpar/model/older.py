@@ -12,7 +12,7 @@ class FourTimes(Decoder):
     """Feed-forward four times as wide unless `n_inner` (or its like) says otherwise."""
 
     def intermediate(self, i: int) -> int:
-        return int(self.k.get("n_inner", "ffn_hidden_size", "ffn_dim", "intermediate_size") or 4 * self.hidden)
+        return int(self.k.get("n_inner", "ffn_hidden_size", "ffn_dim", "intermediate_size", "dff") or 4 * self.hidden)
 
 
 class GptNeo(FourTimes):
@@ -194,7 +194,7 @@ class ModernBertDecoder(Decoder):
 
 
 OLDER_READERS: dict[str, type[Decoder]] = {
-    "gpt2": FourTimes, "gpt-sw3": FourTimes, "gptj": FourTimes, "codegen": FourTimes, "bloom": FourTimes, "openai-gpt": FourTimes,
+    "gpt2": FourTimes, "gpt-sw3": FourTimes, "gptj": FourTimes, "codegen": FourTimes, "bloom": FourTimes, "openai-gpt": FourTimes, "ctrl": FourTimes,
     "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,
     "gpt_neox": GptNeox, "gpt_neox_japanese": GptNeoxJapanese, "stablelm": StableLm, "cohere": Cohere, "cohere2": Cohere,
     "cohere2_moe": Cohere,
