@@ -1,4 +1,4 @@
-"""Encoder-decoders (T5, BART, Whisper) and vision transformers on their own."""
+"""Encoder-decoders (T5, BART, Whisper)."""
 
 from __future__ import annotations
 
@@ -304,6 +304,7 @@ class Whisper(EncoderDecoder):
 
     k_bias = False
     position_offset = 0
+    own_tables = 0
 
     def positions(self, side: int) -> int:
         return self.k.number(("max_source_positions", "max_target_positions")[side])
@@ -320,31 +321,9 @@ class Whisper(EncoderDecoder):
         return (*extra, *convolutions)
 
 
-class Vit:
-    """A vision transformer on its own (ViT, DeiT, DINOv2)."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        from simpar.model.towers import TOWERS, vision_stack
-
-        k = self.k
-        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states")
-        stack = vision_stack(k, TOWERS[k.model_type]).model_copy(update={"tower": False})
-        h = stack.hidden_size
-        pooled = k.model_type in ("vit", "deit")
-        extra = (
-            (WeightSpec(name="pooler", inputs=h, outputs=k.get("pooler_output_size", default=h), bias=True, uses=0.0),)
-            if pooled
-            else ()
-        )
-        return ArchitectureSpec(stacks=(stack,), head=False, extra=extra)
-
-
 ENCODER_READERS: dict[str, Any] = {
     "t5": T5, "mt5": T5, "umt5": Umt5, "switch_transformers": Switch, "bart": Bart, "mbart": Mbart, "pegasus": Pegasus,
     "marian": Marian, "m2m_100": M2m, "nllb": M2m, "blenderbot": Pegasus, "plbart": Bart, "mvp": Bart,
     "whisper": Whisper, "blenderbot-small": BlenderbotSmall, "bigbird_pegasus": BigBirdPegasus, "led": Led, "longt5": LongT5,
-    "nllb-moe": NllbMoe, "speech_to_text": SpeechToText, "t5gemma": T5Gemma, "vit": Vit, "deit": Vit, "dinov2": Vit, "dinov3_vit": Vit,
+    "nllb-moe": NllbMoe, "speech_to_text": SpeechToText, "t5gemma": T5Gemma,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from simpar.model.alone import ALONE_READERS
 from simpar.model.bert import BERT_LIKE, BERT_READERS
 from simpar.model.decoder import Family
 from simpar.model.encoders import ENCODER_READERS
@@ -198,6 +199,7 @@ READERS: Final[dict[str, Any]] = {
     **OLDER_READERS,
     **BERT_READERS,
     **ENCODER_READERS,
+    **ALONE_READERS,
 }
 """Families with mixers or layers of their own."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from simpar.errors import InputError, Violation
+from simpar.model.alone import PAIRS
 from simpar.model.audio import AUDIO_TOWERS, audio_stack
 from simpar.model.config_keys import Keys, class_defaults
 from simpar.model.decoder import Decoder
@@ -67,7 +68,7 @@ def _whole(keys: Keys) -> ArchitectureSpec:
         if name in DIFFUSION_READERS:
             diffusion: ArchitectureSpec = DIFFUSION_READERS[name](keys).architecture()
             return diffusion
-    text = _text_keys(keys)
+    text = None if keys.model_type in PAIRS else _text_keys(keys)
     if text is None:
         return _text(keys)
     if text.config.keys() & set(TEXT):

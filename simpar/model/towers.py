@@ -104,9 +104,11 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
         width = k.get(t.width) if t.width != "mlp_ratio" else None
     width = int(width if width else h * k.get("mlp_ratio", default=4))
     dim = k.get("head_dim", default=k.get("qkv_hidden_size", default=h) // heads)
+    every = bool(k.get("attention_bias", default=t.bias))
+    bias = bool(k.get("qkv_bias", default=every))
     attention = AttentionSpec(
         num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=dim, causal=False,
-        q_bias=t.bias, k_bias=t.bias and t.k_bias, v_bias=t.bias, o_bias=t.bias if t.o_bias is None else t.o_bias,
+        q_bias=bias, k_bias=bias and t.k_bias, v_bias=bias, o_bias=every if t.o_bias is None else t.o_bias,
         qk_norm=t.qk_norm, qk_norm_kind=t.norm,
     )  # fmt: skip
     scale = (vector("layer_scale", h),) if t.layer_scale else ()
