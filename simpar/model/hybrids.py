@@ -228,7 +228,10 @@ class Zamba2(Decoder):
         return [
             SublayerSpec(branches=(attention,), norm="none", shared_weights=block, extra=norms),
             SublayerSpec(branches=(mlp,), norm="none", shared_weights=block),
-            SublayerSpec(branches=(CustomSpec(label="adapters of a shared block", extra=self.place(wide, width, heads * head_dim)),), norm="none"),
+            SublayerSpec(
+                branches=(CustomSpec(label="adapters of a shared block", extra=self.place(wide, width, heads * head_dim)),),
+                norm="none",
+            ),
         ]
 
 

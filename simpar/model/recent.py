@@ -199,7 +199,9 @@ class Inkling2(Inkling):
         layer, full = super().layer(i), "sliding" not in self.types[i]
         self.k.get("n_layers_per_attn_res_block")
         queries = (3 if full else 1 if i else 0) + 1
-        return LayerSpec(sublayers=layer.sublayers, extra=(*layer.extra, vector("block_queries", (queries + 2 * full) * self.hidden)))
+        return LayerSpec(
+            sublayers=layer.sublayers, extra=(*layer.extra, vector("block_queries", (queries + 2 * full) * self.hidden))
+        )
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return (vector("final_block_query", self.hidden),)
