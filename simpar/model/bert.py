@@ -321,6 +321,7 @@ BERT_LIKE: Final = (
 """Model types of this line."""
 BERT_READERS: dict[str, type[Decoder]] = {
     **dict.fromkeys(BERT_LIKE, Bert),
-    "roberta-prelayernorm": Bert, "distilbert": DistilBert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm, "eurobert": EuroBert,
+    "roberta-prelayernorm": Bert, "distilbert": DistilBert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm,
+    "eurobert": EuroBert,
     "modernbert": ModernBert, "esmc": EsmC,
 }  # fmt: skip

@@ -23,6 +23,11 @@ from simpar.model.recent import RECENT_READERS
 from simpar.model.sparse import SPARSE_READERS
 
 LLAMA: Final = Family()
+GENERAL: Final = Family(
+    qkv_bias="attention_bias|qkv_bias|use_qkv_bias|add_qkv_bias|bias", o_bias="attention_bias|attention_out_bias|bias",
+    mlp_bias="mlp_bias|add_bias_linear", qk_norm="use_qk_norm|qk_layernorm|normalize_qk_projections",
+)  # fmt: skip
+"""A family without a line: Llama, with what its file switches on."""
 PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
 GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
 BERT: Final = replace(GPT, layout="post", final_norm=False, tied=True)
@@ -84,6 +89,14 @@ TABLE: Final[dict[str, Family]] = {
         Family(mlp_bias=False),
     ),
     **dict.fromkeys(("jamba", "granitemoehybrid"), Family(position="none")),
+    "chatglm": Family(qkv_bias="add_qkv_bias", o_bias="add_bias_linear", mlp_bias="add_bias_linear"),
+    "qwen": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    "internlm": Family(qkv_bias="bias", o_bias="bias", mlp_bias=False),
+    "openelm": Family(qk_norm="normalize_qk_projections", tied=True),
+    "bailing_moe": Family(qkv_bias="use_qkv_bias", o_bias="use_bias", mlp_bias="use_bias", qk_norm="use_qk_norm",
+                          router_bias="moe_router_enable_expert_bias"),
+    "hunyuan": Family(qk_norm="use_qk_norm", tied=True),
+    "deci": LLAMA, "arctic": LLAMA,
     "gemma": Family(mlp_bias=False),
     "helium": Family(o_bias=False),
     "mimo_v2_flash": Family(o_bias=False, mlp_bias=False),
@@ -214,7 +227,9 @@ ALIASES: Final[dict[str, str]] = {
     "gemma4": "gemma4_text", "llama4": "llama4_text", "minimax_m3": "minimax_m3_vl_text", "mllama": "mllama_text_model",
     "minimax_text_01": "minimax", "minimax_m1": "minimax", "phi4": "phi3", "phi3small": "phi3", "yi": "llama",
     "glm4v_text": "glm4", "qwen2_5_omni_thinker": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
-    "paddleocr_vl_text": "ernie4_5", "glmga": "glm4", "glm4v_moe_text": "glm4_moe", "glm46v": "glm4", "nemotron_h_puzzle": "nemotron_h",
+    "paddleocr_vl_text": "ernie4_5", "glmga": "glm4", "glm4v_moe_text": "glm4_moe", "glm46v": "glm4",
+    "nemotron_h_puzzle": "nemotron_h",
     "step3p7_text": "step3p5",
+    **dict.fromkeys(("bailing_moe_v2", "bailing_moe_linear"), "bailing_moe"), "nemotron_nas": "nemotron-nas",
 }  # fmt: skip
 """Names under which a family of the table goes too."""

@@ -11,7 +11,7 @@ from simpar.model.audio import AUDIO_TOWERS, audio_stack
 from simpar.model.config_keys import Keys, class_defaults
 from simpar.model.decoder import Decoder
 from simpar.model.diffusion import DIFFUSION_READERS
-from simpar.model.families import ALIASES, LLAMA, READERS, TABLE
+from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, mllama_stack, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec, WeightSpec
@@ -46,6 +46,7 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     Raises:
         InputError: every missing, wrong or unread structural key, together.
     """
+    config = state_spaces(config)
     keys = Keys(config, file)
     if not keys.model_type and not config.get("_class_name"):
         raise InputError([Violation("model_type", None, "is required", "the key by which transformers knows the class", file)])
@@ -60,6 +61,26 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     if violations:
         raise InputError(violations)
     return model.model_copy(update={"notes": (*model.notes, *keys.all_notes())})
+
+
+def state_spaces(config: dict[str, Any]) -> dict[str, Any]:
+    """The files of mamba_ssm, which have no model_type, in transformers' words."""
+    if config.get("model_type") or "ssm_cfg" not in config:
+        return config
+    inner, multiple = dict(config["ssm_cfg"] or {}), config.get("pad_vocab_size_multiple") or 1
+    second = inner.pop("layer", "Mamba1") == "Mamba2"
+    names = {"d_state": "state_size", "d_conv": "conv_kernel", "headdim": "head_dim", "ngroups": "n_groups", "dt_rank": "time_step_rank"}
+    sizes = {"state_size": 128 if second else 16, "head_dim": 64, "n_groups": 1} if second else {"state_size": 16}
+    kept = {k: v for k, v in config.items() if k not in ("ssm_cfg", "d_model", "n_layer", "rms_norm", "tie_embeddings", "vocab_size")}
+    kept = {k: v for k, v in kept.items() if k not in ("pad_vocab_size_multiple", "attn_layer_idx", "attn_cfg", "d_intermediate") or v and k != "pad_vocab_size_multiple"}
+    found = {
+        **kept, "model_type": "mamba2" if second else "mamba", "hidden_size": config.get("d_model"), **sizes,
+        "num_hidden_layers": config.get("n_layer"), "vocab_size": -(-int(config.get("vocab_size") or 0) // multiple) * multiple,
+        "tie_word_embeddings": config.get("tie_embeddings", True), **{names.get(k, k): v for k, v in inner.items()},
+    }  # fmt: skip
+    if second:
+        found["num_heads"] = int(found.get("expand", 2) * (config.get("d_model") or 0)) // found["head_dim"]
+    return found
 
 
 def _whole(keys: Keys) -> ArchitectureSpec:
@@ -116,7 +137,7 @@ def _text(keys: Keys) -> ArchitectureSpec:
     if family is None and model_type not in READERS:
         _unknown_family(keys)
     reader: Any = READERS.get(model_type, Decoder)
-    model: ArchitectureSpec = reader(keys, family or LLAMA).architecture()
+    model: ArchitectureSpec = reader(keys, family or GENERAL).architecture()
     return model
 
 

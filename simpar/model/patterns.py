@@ -236,6 +236,15 @@ class HunyuanMoe(Decoder):
         }  # fmt: skip
 
 
+class Hunyuan(HunyuanMoe):
+    """Hunyuan-Large: keys and values of every second layer serve the next as well (cross-layer attention)."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        every = self.k.get("cla_share_factor", default=2) if self.k.get("use_cla", default=False) else 1
+        self.k.get("cla_share_factor", "dense_list")
+        return {**super().attention_fields(i), **({"key_value": "shared"} if i % every else {})}
+
+
 class ErnieVl(Decoder):
     """ERNIE 4.5 VL: experts for text and, narrower, for image tokens in every layer; a text token meets the first."""
 
@@ -287,6 +296,7 @@ PATTERN_READERS: dict[str, type[Decoder]] = {
     "doge": Doge,
     "hunyuan_v1_moe": HunyuanMoe,
     "beam": Beam,
+    "hunyuan": Hunyuan,
     "ernie4_5_vl_moe_text": ErnieVl,
     "molmo2_text": Molmo2,
 }
