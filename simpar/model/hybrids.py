@@ -48,7 +48,7 @@ class PureMamba(Decoder):
 
 class PureMamba2(PureMamba):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        norm = bool(self.k.get("rmsnorm", default=True))
+        norm = bool(self.k.get("rmsnorm", "rms_norm", default=True))
         return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm),)
 
 
