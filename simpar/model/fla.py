@@ -5,6 +5,7 @@ Shapes are those of fla 0.6; its classes write few keys, so the defaults stand h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -119,7 +120,8 @@ class RwkvFla(Fla):
 
     def channel_width(self, ratio: float) -> int:
         wide = int(self.hidden * self.k.get("hidden_ratio", default=ratio))
-        return int(self.k.get("intermediate_size") or 32 * (-(-wide // 32)))
+        width: int | None = self.k.get("intermediate_size")
+        return width or 32 * (-(-wide // 32))
 
 
 class Rwkv6(RwkvFla):
@@ -156,7 +158,7 @@ class Rwkv7(RwkvFla):
     def low_rank(self, name: str, head_dim: int) -> int:
         """Ranks that grow with the square root of the width where the file leaves them open."""
         factor = {"decay": 2.5, "a": 2.5, "v": 1.7, "gate": 5.0}[name] * (1.0 if name == "gate" else head_dim / 64)
-        return max(32, round(factor * self.hidden**0.5 / 32) * 32)
+        return max(32, 32 * int(0.5 + factor * math.sqrt(self.hidden) / 32))
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         shift = (vector("token_shift", self.hidden),)

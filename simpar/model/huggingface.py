@@ -67,20 +67,24 @@ def state_spaces(config: dict[str, Any]) -> dict[str, Any]:
     """The files of mamba_ssm, which have no model_type, in transformers' words."""
     if config.get("model_type") or "ssm_cfg" not in config:
         return config
-    inner, multiple = dict(config["ssm_cfg"] or {}), config.get("pad_vocab_size_multiple") or 1
-    second = inner.pop("layer", "Mamba1") == "Mamba2"
-    names = {"d_state": "state_size", "d_conv": "conv_kernel", "headdim": "head_dim", "ngroups": "n_groups", "dt_rank": "time_step_rank"}
-    sizes = {"state_size": 128 if second else 16, "head_dim": 64, "n_groups": 1} if second else {"state_size": 16}
-    kept = {k: v for k, v in config.items() if k not in ("ssm_cfg", "d_model", "n_layer", "rms_norm", "tie_embeddings", "vocab_size")}
-    kept = {k: v for k, v in kept.items() if k not in ("pad_vocab_size_multiple", "attn_layer_idx", "attn_cfg", "d_intermediate") or v and k != "pad_vocab_size_multiple"}
-    found = {
-        **kept, "model_type": "mamba2" if second else "mamba", "hidden_size": config.get("d_model"), **sizes,
-        "num_hidden_layers": config.get("n_layer"), "vocab_size": -(-int(config.get("vocab_size") or 0) // multiple) * multiple,
-        "tie_word_embeddings": config.get("tie_embeddings", True), **{names.get(k, k): v for k, v in inner.items()},
+    sizes = dict(config["ssm_cfg"] or {})
+    second, hidden = sizes.pop("layer", "Mamba1") == "Mamba2", int(config.get("d_model") or 0)
+    rows, multiple = int(config.get("vocab_size") or 0), int(config.get("pad_vocab_size_multiple") or 1)
+    found: dict[str, Any] = {
+        "model_type": "mamba2" if second else "mamba", "hidden_size": hidden or None, "num_hidden_layers": config.get("n_layer"),
+        "vocab_size": -(-rows // multiple) * multiple, "tie_word_embeddings": config.get("tie_embeddings", True),
+        "state_size": 128 if second else 16, **({"head_dim": 64, "n_groups": 1} if second else {"time_step_rank": "auto"}),
+        **{SSM_NAMES.get(str(name), str(name)): value for name, value in sizes.items()},
+        **{name: config[name] for name in ("attn_layer_idx", "attn_cfg", "d_intermediate") if config.get(name)},
     }  # fmt: skip
-    if second:
-        found["num_heads"] = int(found.get("expand", 2) * (config.get("d_model") or 0)) // found["head_dim"]
-    return found
+    heads = {"num_heads": int(found.get("expand", 2) * hidden) // found["head_dim"]} if second else {}
+    return {**found, **heads}
+
+
+SSM_NAMES = {
+    "d_state": "state_size", "d_conv": "conv_kernel", "headdim": "head_dim", "ngroups": "n_groups", "dt_rank": "time_step_rank",
+}  # fmt: skip
+"""mamba_ssm's names and transformers'."""
 
 
 def _whole(keys: Keys) -> ArchitectureSpec:

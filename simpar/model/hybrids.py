@@ -196,6 +196,9 @@ class Zamba2(Decoder):
             steps = [*self.shared_block(use), *steps]
         return LayerSpec(sublayers=tuple(steps))
 
+    def feed_forward_width(self) -> int:
+        return self.k.number("intermediate_size", default=4 * self.hidden)
+
     def state_space(self) -> BranchSpec:
         """The mixer of every layer."""
         return mamba2(self)
@@ -216,14 +219,15 @@ class Zamba2(Decoder):
     def shared_block(self, use: int) -> list[SublayerSpec]:
         """Block `use` of the alternating shared ones, with the adapters and the projection of this place."""
         block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
-        wide, width = 2 * self.hidden, self.k.number("intermediate_size")
+        wide, width = self.k.number("attention_hidden_size", default=2 * self.hidden), self.feed_forward_width()
         heads = self.heads
+        self.k.get("num_query_groups", "kv_channels")
         head_dim = self.k.number("attention_head_dim", default=wide // heads)
         attention = AttentionSpec(
             num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
-            extra=(WeightSpec(name="second_stream", inputs=self.hidden, outputs=heads * head_dim),),
+            extra=(WeightSpec(name="second_stream", inputs=wide - self.hidden, outputs=heads * head_dim),),
         )  # fmt: skip
-        norms = (vector("norms", 3 * self.hidden),)
+        norms = (vector("norms", wide + self.hidden),)
         mlp = FeedForwardSpec(width=width, activation=self.activation())
         return [
             SublayerSpec(branches=(attention,), norm="none", shared_weights=block, extra=norms),

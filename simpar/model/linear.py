@@ -166,12 +166,16 @@ class Rwkv(Decoder):
 class Xlstm(Decoder):
     """Matrix LSTM: linear attention with input and forget gates, chunkwise."""
 
+    def __init__(self, keys: Any, family: Any) -> None:
+        blocks, width = keys.get("num_blocks"), keys.get("embedding_dim")
+        keys.config = {"hidden_size": width, **keys.config, **({"num_hidden_layers": blocks} if blocks else {})}
+        super().__init__(keys, family)
+
     def layer_types(self) -> list[str]:
         return ["mlstm"] * self.num_layers
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         heads, h = self.k.number("num_heads"), self.hidden
-        self.k.get("num_blocks", "embedding_dim")
         qk, v = int(h * self.k.get("qk_dim_factor", default=0.5)), int(h * self.k.get("v_dim_factor", default=1.0))
         gates = WeightSpec(name="input_forget_gates", inputs=h, outputs=2 * heads, bias=True)
         return (

@@ -75,6 +75,7 @@ class Step(Decoder):
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         self.kv_heads = keys.number("num_attention_groups", "num_key_value_heads", default=self.kv_heads)
+        keys.get("num_sliding_attention_heads")
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
