@@ -229,10 +229,18 @@ class LinearAttentionSpec(Mixer):
     """Marks the table."""
     num_heads: Positive
     """Heads."""
+    num_key_value_heads: Positive | None = None
+    """Heads of keys and values where they are fewer."""
     key_head_dim: Positive
     """Width of a key head."""
     value_head_dim: Positive
     """Width of a value head."""
+    scan: Literal["linear", "dplr"] = "linear"
+    """dplr: a state transition that is diagonal plus low rank (RWKV-7)."""
+    conv_kernel: NonNegative = 0
+    """Short convolutions over queries, keys and values; 0 = none."""
+    conv_bias: bool = False
+    """Bias on the convolutions."""
     gate: bool = True
     """The output is gated."""
     norm_size: NonNegative = 0
