@@ -12,7 +12,7 @@ from simpar.graph.kernels import Kept, Kernel, KernelPlan, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut
 from simpar.graph.shard import Layout, Shards
-from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Lookup, Loss, Node, Scan
+from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Lookup, Loss, Node, Permute, Scan
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, Implementation, KernelWork, MemoryWork, Work
 from simpar.specs.model import MoeSpec
@@ -296,6 +296,8 @@ class LocalLayer:
             if isinstance(node, Lookup) and len(node.inputs) == 1 and self.options.kernels.whole_embedding_gradient:
                 # Beside the whole of it the part that this rank keeps (DTensor's redistribution copies it out).
                 widest = 2.0 * self.layer.weights(node) * (1.0 + 1.0 / self.degrees.tp)
+            if isinstance(node, Permute) and node.back:
+                widest = max(widest, self._weighing_transient(node))
             if is_product(kernel):
                 assert isinstance(node, Einsum | Convolution)
                 layout = self.layout(node)
@@ -308,6 +310,13 @@ class LocalLayer:
                     pair -= self._tensors.get(node.outputs[0], 0.0)
                 widest = max(widest, pair)
         return max(widest, self._scores_transient(), self._ring_transient())
+
+    def _weighing_transient(self, node: Permute) -> float:
+        """Where eager torch weighs experts' outputs in fp32: the gradient of the product, and of each factor as large."""
+        plan = self.options.kernels
+        if not plan.expert_output_fp32 or plan.fused_activation:
+            return 0.0
+        return 3.0 * 4.0 * self.shards.local(self.axes(node.inputs[0]), self.layout(node))
 
     def is_logits(self, node: Node) -> bool:
         """Whether a loss over a vocabulary reads what `node` makes."""
