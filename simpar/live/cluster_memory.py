@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from simpar.graph.kernels import is_product
 from simpar.live.cluster_layouts import SPLIT_BACKWARD, RunLayout
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, LaunchGap
+from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.pipeline import boundary_bytes
 from simpar.program.program import FloatArray
 from simpar.result.interpret import Priced
@@ -31,7 +33,7 @@ def peaks(priced: Priced, result: Result, run: RunLayout) -> tuple[float, ...]:
     """Peak bytes of each pipeline rank."""
     found = []
     for memory in result.memory:
-        extra = _Extra(priced, result, run, memory.rank)
+        extra = Beside(priced, result, run, memory.rank)
         found.append(_peak(memory, extra.resting(), list(extra.changes())))
     return tuple(found)
 
@@ -46,7 +48,7 @@ def _peak(memory: RankMemory, resting: float, changes: list[Change]) -> float:
     return float((whole + more).max()) + resting
 
 
-class _Extra:
+class Beside:
     """What one pipeline rank holds more, or less."""
 
     def __init__(self, priced: Priced, result: Result, run: RunLayout, rank: int) -> None:
@@ -86,13 +88,15 @@ class _Extra:
         for stage in self.held:
             blocks, last = self.layout.stage_blocks[stage], len(self.layout.stages) - 1
             begins, ends = self._passes(stage, 0)
-            _, freed = self._spans(stage, 0, ("B", "W")) if self.run.model == "mlp" else ((), ends)
+            _, freed = self._spans(stage, 0, ("B", "W"))
             kept = self._batch(blocks[0])
             # What a block keeps of its input is a part of the batch, or the receive buffer.
             yield from ((t, -kept) for t in begins)
             yield from ((t, kept) for t in freed)
             if stage > 0:
                 yield from self._sent_gradients(stage, ends)
+                for index, block in enumerate(blocks):
+                    yield from self._captured(stage, index, block)
             if stage < last:
                 yield from self._outputs(stage, *self._passes(stage, len(blocks) - 1))
             elif self.layout.plan.pp > 1:
@@ -114,6 +118,16 @@ class _Extra:
             yield from ((t, made) for t in ends)
         elif self.late_sends:
             yield from ((t, made) for t in ends)
+
+    def _captured(self, stage: int, index: int, block: LocalBlock) -> Iterator[Change]:
+        """Gradients of products' outputs that an input gradient leaves to the weight gradient (_backward.py: grad_inputs)."""
+        local = LocalLayer(block.layer, block.options)
+        nodes = [kernel.node for kernel in local.kernels if is_product(kernel)]
+        grads = local.element * sum(local.shards.local(local.axes(n.outputs[0]), local.layout(n)) for n in nodes)
+        _, begins = self._spans(stage, index, ("I",))
+        _, ends = self._spans(stage, index, ("W",))
+        yield from ((t, grads) for t in begins if ends)
+        yield from ((t, -grads) for t in ends)
 
     def _logits(self, stage: int, head: LocalBlock) -> Iterator[Change]:
         """The pipeline's reference to the logits outlives the loss by their own backward."""
