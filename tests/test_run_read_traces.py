@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 import simpar
 from simpar.errors import InputError
+from simpar.interop.inert_pickle import load_inert, load_plain
 from simpar.interop.intervals import length, union
 from simpar.interop.kineto_stream import Head, stream
 from simpar.runlogs.flight_recorder import read_recorders
 from simpar.runlogs.kineto_rank import read_rank
 from simpar.runlogs.nsys import read_nsys
-from simpar.runlogs.pickles import load_inert, load_plain
 from simpar.runlogs.rank_trace import covered
 from simpar.runlogs.read import read_run
 from simpar.runlogs.snapshots import read_snapshots

@@ -61,7 +61,7 @@ def stream(path: Path, head: Head) -> Iterator[dict[str, Any]]:
 def _opened(path: Path) -> io.TextIOWrapper:
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return io.TextIOWrapper(gzip.open(path, "rb") if packed else path.open("rb"), encoding="utf-8-sig")  # type: ignore[arg-type]
+    return io.TextIOWrapper(gzip.open(path, "rb") if packed else path.open("rb"), encoding="utf-8-sig")
 
 
 class _Scanner:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from simpar.boundary import parse_json, read_text
 from simpar.errors import InputError
-from simpar.runlogs.pickles import load_plain
+from simpar.interop.inert_pickle import load_plain
 
 _EXPECTED: Final = "a flight-recorder dump of torch.distributed"
 _WIDTH: Final = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError
-from simpar.runlogs.pickles import load_plain
+from simpar.interop.inert_pickle import load_plain
 from simpar.specs.scenario import Scenario
 
 _EXPECTED: Final = "a file of torch.cuda.memory._dump_snapshot"
