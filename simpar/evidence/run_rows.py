@@ -175,6 +175,8 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     Raises:
         CannotExpress: outside what simpar models, or too little is stated; the message says which.
     """
+    if isinstance(row.get("scenario"), Mapping):  # what the columns cannot say (`simpar run read`)
+        return {**row["scenario"], "name": name}, ()
     task = str(row.get("task") or "pretrain")
     if "microbenchmark" in task:
         raise CannotExpress("a layer microbenchmark, not a training step")
