@@ -74,6 +74,7 @@ class FrameworkSpec:
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         separate_casts: under fp8 casts are kernels of their own between matmuls, made by the compiler (torchao); tensors with one
             scale are gathered over tensor ranks after the cast. False: part of neighbouring kernels (TransformerEngine).
+        fp4_layers: share of the layers, the first ones, whose products are narrow under nvfp4 where casts are separate.
         te_scaling: fp8 runs on TransformerEngine; scale of a tensor with one of them: from steps before (delayed) or of its values
             (current). "" = on something else.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
@@ -250,6 +251,7 @@ class FrameworkSpec:
     te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False
     separate_casts: bool = False
+    fp4_layers: float = 1.0
     gradient_copy_bytes: float = 0.0
     ddp_buckets: bool = False
     gradients_persist: bool = True

@@ -1,4 +1,4 @@
-"""The dated rows of frameworks for fine-tuning and post-training; see framework_rows.py."""
+"""The dated rows of frameworks on torch's FSDP, for fine-tuning and post-training most of them; see framework_rows.py."""
 
 from __future__ import annotations
 
@@ -88,11 +88,23 @@ PRIME_RL: Final = (
 )  # fmt: skip
 """prime-rl's SFT and RL trainers."""
 
+MODALITIES: Final = (
+    Row(
+        (2024, 1),
+        {"fused_norm": True, "logits_fp32_copies": 1.0, "recompute_default": "none"},
+        "Modalities loss_functions.py: cross_entropy on the 16-bit logits, whose log-softmax and gradient are of 16 bits; "
+        "models/components/layer_norms.py: torch's LayerNorm or RMSNorm, its own RMSLayerNorm being deprecated (with the fp32 "
+        "copies of that, 12 of its published runs on 64 GB had not fitted)",
+    ),
+)
+"""Modalities: models of its own under FSDP."""
+
 FINETUNING: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "transformers": ("torch-fsdp", TRANSFORMERS),
     "trl": ("transformers", TRL),
     "torchtune": ("torchtitan", TORCHTUNE),
     "prime-rl": ("torchtitan", PRIME_RL),
+    "modalities": ("torch-fsdp", MODALITIES),
 }
 """Canonical name -> (framework it builds on, its rows in order of time)."""
 
