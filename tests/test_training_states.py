@@ -90,6 +90,15 @@ def test_accelerate_keeps_sharded_weights_in_fp32_whatever_they_were_loaded_in(r
     assert prepare(small("transformers", ranks, "2025-10", {"zero_stage": 3})).layout.update_bytes == 0.0  # fused
 
 
+def test_the_trainer_holds_whole_gradients_until_the_last_micro_batch() -> None:
+    """2 bytes a weight beside the shards, in one block of the allocator each; torchtitan reduces after every backward."""
+    for name, whole in (("transformers", 2.0 * WEIGHTS), ("torchtitan", 0.0)):
+        one, four = (small(name, 2, "2026-06", {"zero_stage": 3}, global_batch_size=2 * m) for m in (1, 4))
+        assert resting(one).get("fsdp_buffers", 0.0) == 0.0
+        assert resting(four).get("fsdp_buffers", 0.0) == whole
+        assert allocated(four) - allocated(one) >= 0.9 * whole
+
+
 def test_autocast_holds_casts_of_fp32_weights_until_the_backward_unless_layers_are_recomputed() -> None:
     kept = prepare(small("transformers", version="2024-06")).layout.state_bytes
     assert (kept.parameter, kept.gradient, kept.optimizer) == (2.0, 4.0, 12.0)

@@ -326,8 +326,9 @@ class Layout:
             # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
             single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
             parameter = (1.0 if single else 2.0) + (0.0 if spec.fp8_parameters else parameter)
-        # Weights with a scale per row are gathered in 16 bits (torchao: enable_fsdp_float8_all_gather takes one scale per tensor).
-        narrow = training.precision in _FP8 - {"fp8-rowwise"} and self.plan.zero_stage == 3
+        # torchao gathers weights with one scale per tensor alone in 8 bits (enable_fsdp_float8_all_gather; torchtitan nvfp4.md).
+        formats = {"fp8"} if spec.separate_casts else _FP8 - {"fp8-rowwise"}
+        narrow = training.precision in formats and self.plan.zero_stage == 3
         gather = 4.0 if full else 1.0 if narrow else 2.0
         if self.plan.zero_stage == 3 and not full:
             reduce_dtype = training.gradient_dtype or spec.fsdp_reduce_dtype

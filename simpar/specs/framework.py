@@ -198,6 +198,8 @@ class FrameworkSpec:
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
+        fsdp_defers_reduction: micro-batches but the last of a step leave whole gradients, in the dtype they are reduced in
+            (no_sync); only their memory is modelled, reductions are priced in every micro-batch.
         whole_embedding_gradient: of a vocabulary split over tensor ranks the unsharded gradient that accumulates is whole
             (DTensor).
         reshard_after_forward: default.
@@ -328,6 +330,7 @@ class FrameworkSpec:
     fsdp_module_cpu_s: float = 0.0
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
+    fsdp_defers_reduction: bool = False
     whole_embedding_gradient: bool = False
     reshard_after_forward: bool = True
     schedule: str = "1f1b"
