@@ -164,8 +164,8 @@ def logits_held(scenario: Scenario) -> float:
         ("transformers", "2024-06", "fused", 8.0),  # fp32 logits from the head, turned into their gradient, and its 16-bit copy
         ("transformers", "2025-10", "chunked", 12.0 / 8),
         ("torchtune", "2025-03", "auto", 6.0),  # 16-bit logits and the fp32 softmax of all pieces
-        ("prime-rl", "2026-01", "auto", 18.0),  # fp32 logits of the head stay beside torch's cross-entropy
-        ("prime-rl", "2026-01", "tiled", 18.0 / (VOCABULARY / 8192)),
+        ("prime-rl", "2026-01", "auto", 16.0),  # fp32 logits of the head stay beside torch's cross-entropy
+        ("prime-rl", "2026-01", "tiled", 16.0 / (VOCABULARY / 8192)),
         ("deepspeed", "2026-06", "linear", 2.0 / (VOCABULARY / HIDDEN)),
     ],
 )
