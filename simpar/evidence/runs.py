@@ -19,8 +19,9 @@ from typing import Any, Final
 from simpar.errors import InputError, SimparError
 from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, stalled
 from simpar.evidence.row_framework import framework_of, stated_precision
-from simpar.evidence.row_values import read_values
-from simpar.evidence.run_rows import GROUP_KEYS, Run, excluded_because, read_rows, run_of
+from simpar.evidence.run_files import stored_runs
+from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows, run_of
+from simpar.evidence.run_type import Run
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.spread import predict_run
 from simpar.output import check_writable
@@ -208,7 +209,7 @@ def validate_runs(
     """Every run of the JSON-lines file at `path` that meets `where`, predicted and compared.
 
     Args:
-        path: a file in the format of the shared runs.
+        path: a file of flat rows or of stored runs (run_files), or a folder of such files.
         where: conditions on the rows, see `matches`.
         workers: processes; none = all cores; 1 = in this process.
         predictor: what predicts; a module-level function.
@@ -219,11 +220,12 @@ def validate_runs(
     """
     start = time.perf_counter()
     path = Path(path)
-    everything = [(f"{path.name}:{number}", row) for number, row in read_rows(path)]
+    everything = list(read_rows(path))
     if not everything:
         raise InputError(f"{path}: holds no runs; one JSON object per line is needed")
-    check_conditions([row for _, row in everything], where)
-    rows = [(name, row, seen) for name, row in everything if matches(seen := read_values(row).row, where)]
+    seen_rows = [(name, row, columns_of(row)) for name, row in everything]
+    check_conditions([seen for _, _, seen in seen_rows], where)
+    rows = [(name, row, seen) for name, row, seen in seen_rows if matches(seen, where)]
     if not rows:
         raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
     excluded = _named((excluded_because(seen), str(row.get("id") or name)) for name, row, seen in rows)
@@ -347,8 +349,12 @@ def report_of(
     )  # fmt: skip
 
 
-def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None) -> int:
-    """`simpar validate runs --data FILE [--json] [--html OUT] [--where ...]`; returns the exit code.
+def run(
+    data: Path | None, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None
+) -> int:
+    """`simpar validate runs [--data FILE] [--json] [--html OUT] [--where ...]`; returns the exit code.
+
+    Without a file: the runs that come with simpar.
 
     Raises:
         InputError: the file or a condition is wrong.
@@ -358,6 +364,7 @@ def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequ
 
     if html is not None:
         check_writable(Path(html), "--html")  # now, not after minutes of simulation
+    data = data or stored_runs()
     report = validate_runs(data, where, workers, progress=True)
     if html is not None:
         write_html(report, Path(html), data)

@@ -8,7 +8,7 @@ from typing import Final
 
 from simpar.errors import InputError
 from simpar.evidence.predicted import Prediction, Predictor, memory_of
-from simpar.evidence.run_rows import Run
+from simpar.evidence.run_type import Run
 from simpar.readings import Open, Outcome, spread_over
 from simpar.specs.open_values import Choice, choices, open_fields
 from simpar.specs.scenario import Scenario
