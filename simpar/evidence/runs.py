@@ -40,6 +40,8 @@ from simpar.statistics import (
 CHUNK: Final = 16
 STALLED: Final = "stalled sends"
 """State of a run whose pipeline lost half a second at every blocking send; such runs are counted apart (`predicted.stalled`)."""
+EVEN: Final = 0.5
+"""A run that fits with less than this chance is called out of memory."""
 FAULT: Final = "a fault in simpar, please report it"
 """Begins the reason of a row whose prediction broke off in a way that simpar does not know."""
 KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device": "whole device", "band": "kind not stated"}
@@ -172,7 +174,8 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: 
         alike = {} if p is None or run.scenario is None else {"predicted": bubble_of(p, run.scenario, measured.bubble_of)}
         add("bubble_fraction", measured.bubble_fraction, **alike)
     if measured.out_of_memory is not None:
-        add("oom", measured.out_of_memory, **({} if p is None else {"predicted": not p.fits}))
+        chance = {} if p is None else {"predicted": p.fit_probability < EVEN, "details": {"fit_probability": p.fit_probability}}
+        add("oom", measured.out_of_memory, **chance)
     return rows
 
 

@@ -137,7 +137,8 @@ def widest(space: Space) -> float:
     """
     template = space.template
     spec = framework(template.framework, template.framework_version)
-    return 1.0 + HALF_WIDTH * calibration_on(spec, template.hardware).expected_error
+    found = calibration_on(spec, template.hardware)
+    return float((1.0 + HALF_WIDTH * found.expected_error) ** found.interval_factor)
 
 
 def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callable[[Choice, float, float], float | None] | None:
