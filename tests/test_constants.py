@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from simpar.cli.app import app
-from simpar.evidence.constants_md import constants_text
+from simpar.evidence.constants_md import constants_text, readme_table, write_readme
 from simpar.evidence.fit_constants import left_out, source_of, unseen_table
 from simpar.evidence.intervals import covered, held_out_factors, interval_entries, memory_entries, quantile, scores
 from simpar.evidence.pooled import LeftOut, candidates, fit, select
@@ -287,6 +287,17 @@ def test_the_page_of_constants_is_that_of_the_shipped_file() -> None:
     entry = Constant(name="compute", family="f", value=1.25, rows=7, sources=("s", "t"), gain=0.02, gain_se=0.01)
     cells = [cell.strip() for cell in constants_text([entry]).splitlines()[-1].strip("|").split("|")]
     assert cells == ["compute", "family=f", "1.25", "7", "2", "2.00%", "1.00%", "kept"]
+
+
+def test_readmes_table_is_that_of_unseen_errors(tmp_path: Path) -> None:
+    text = (SCENARIOS.parent / "README.md").read_text()
+    table = text.partition("<!-- unseen -->\n")[2].partition("<!-- /unseen -->")[0].splitlines()
+    assert table == readme_table(unseen())
+    assert f"| all | all | {unseen()[0].rows} |" in text
+    copy = tmp_path / "README.md"
+    copy.write_text("a\n<!-- unseen -->\nold\n<!-- /unseen -->\nb\n")
+    write_readme(unseen(), copy)
+    assert copy.read_text().splitlines() == ["a", "<!-- unseen -->", *table, "<!-- /unseen -->", "b"]
 
 
 def test_the_command_prints_the_registry() -> None:

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.progress import track
 
-from simpar.evidence.constants_md import constants_text, write_constants
-from simpar.evidence.intervals import covered, held_out_factors, interval_entries, memory_entries
+from simpar.evidence.constants_md import constants_text, write_constants, write_readme
+from simpar.evidence.intervals import covered, expected_error_of, held_out_factors, interval_entries, memory_entries, width_of
+from simpar.evidence.leaderboard import COLUMNS, UNSEEN
 from simpar.evidence.pooled import LEAST_SOURCES, fit, select
 from simpar.evidence.run_files import stored_runs
 from simpar.evidence.samples import Data, FloatArray, Sample, collect, errors
+from simpar.specs.base import data_dir
 from simpar.specs.calibration import ANY, FILE, Constant, Unseen, constants
 
 
@@ -60,12 +64,12 @@ def unseen_table(data: Data, unseen: FloatArray) -> list[Unseen]:
     neutral, off = np.abs(errors(data, ())), np.abs(unseen)
     inside, score = covered(data, unseen, held_out_factors(data, unseen))
 
-    def row(rows: FloatArray, count: int, **group: str) -> Unseen:
+    def row(rows: NDArray[np.bool_], count: int, **group: str) -> Unseen:
         medians = (np.median(neutral[rows]), neutral[rows].mean(), np.median(off[rows]), off[rows].mean())
         figures = (*medians, inside[rows].mean(), score[rows].mean())
         names = ("neutral_median", "neutral_mean", "median", "mean", "coverage", "interval_score")
         values = {name: float(value) for name, value in zip(names, figures, strict=True)}
-        return Unseen(rows=int(rows.sum()), sources=count, **group, **values)  # type: ignore[arg-type]
+        return Unseen(rows=int(rows.sum()), sources=count, **group, **values)
 
     found = []
     groups = {(ANY, ANY)} | {(s.family, ANY) for s in data.samples} | {(s.family, s.architecture) for s in data.samples}
@@ -75,6 +79,19 @@ def unseen_table(data: Data, unseen: FloatArray) -> list[Unseen]:
         if count >= LEAST_SOURCES or architecture == ANY:
             found.append(row(data.members(entry), count, family=family, architecture=architecture))
     return found + [row(data.source_index == i, 1, source=source) for i, source in enumerate(data.sources)]
+
+
+def unseen_rows(data: Data, unseen: FloatArray) -> str:
+    """validation/unseen.csv: every run measured, with nothing fitted, by a fit without its source, and its interval."""
+    neutral, error = errors(data, ()) + 1.0, expected_error_of(data, unseen)
+    lines = [",".join(COLUMNS)]
+    for sample, free, off, factor in zip(data.samples, neutral, unseen + 1.0, held_out_factors(data, unseen), strict=True):
+        seconds = sample.measured * off
+        down, up = (math.exp(factor * width_of(sample, error, side)) for side in (-1.0, 1.0))
+        figures = (sample.measured, sample.measured * free, seconds, seconds / down, seconds * up)
+        source = '"' + sample.source.replace('"', '""') + '"'
+        lines.append(",".join([sample.id, source, *(f"{value:.5g}" for value in figures)]))
+    return "\n".join(lines) + "\n"
 
 
 def mean_over_sources(data: Data, found: FloatArray) -> float:
@@ -141,6 +158,8 @@ def main() -> None:
     options.out.write_text(as_toml(found, rows), encoding="utf-8")
     if options.out == FILE:
         write_constants(entries=found, rows=rows)
+        write_readme(rows)
+        (data_dir("validation") / UNSEEN).write_text(unseen_rows(data, unseen), encoding="utf-8")
 
 
 if __name__ == "__main__":

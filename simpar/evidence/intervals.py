@@ -54,7 +54,7 @@ def quantile(values: Sequence[float], sources: Sequence[str], level: float = LEV
 
 
 def nested(
-    name: Name, rows: Sequence[Sample] | Sequence[Peak], values: FloatArray, allowed: Callable[[Constant], bool] = lambda _: True
+    name: Name, rows: Sequence[Sample | Peak], values: FloatArray, allowed: Callable[[Constant], bool] = lambda _: True
 ) -> list[Constant]:
     """The `LEVEL` quantile of `values` in every group of at least `LEAST_SOURCES` sources, the group of all runs first.
 

@@ -104,7 +104,8 @@ class Problem:
         group = np.array([data.members(e) for e in entries], dtype=float).reshape(len(entries), len(data.samples)).T
         column = np.array([FACTORS.index(e.name) for e in entries], dtype=np.intp)
         spread = np.array([SPREAD[e.name, level_of(e)] for e in entries])
-        return cls(data, tuple(entries), group, column, spread, 1.0 / (data.rows_of_source * TAU**2 + SIGMA**2))
+        weight = np.asarray(1.0 / (data.rows_of_source * TAU**2 + SIGMA**2), dtype=np.float64)
+        return cls(data, tuple(entries), group, column, spread, weight)
 
     def log_seconds(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(Log seconds [rows], their derivatives [rows, constants]) at the logarithms `values` [constants]."""

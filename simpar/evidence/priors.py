@@ -56,7 +56,7 @@ def shares(runs: Iterable[Raw], path: str) -> dict[Any, float]:
     for run in runs:
         if run.get("scenario") and not run.get("exclude") and (value := STATED[path](run)) is not None:
             by_source[str(run["group"].get("source"))][value] += 1
-    found: Counter[Any] = Counter()
+    found: dict[Any, float] = defaultdict(float)
     for counts in by_source.values():
         for value, count in counts.items():
             found[value] += count / counts.total() / len(by_source)

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,7 @@ class Sample:
         rest: seconds that no constant scales.
         measured: seconds.
         down, up: logarithms of the step time over the lower and of the upper end over the step time, by the parts' own intervals.
+        id: of the run.
     """
 
     family: str
@@ -64,6 +65,7 @@ class Sample:
     measured: float
     down: float = 0.0
     up: float = 0.0
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def sample_of(scenario: Scenario, source: str, model: str, measured: float, entr
 
 
 def seen_of(
-    scenario: Scenario, source: str, model: str, measured: Measured, entries: tuple[Constant, ...] = ()
+    scenario: Scenario, source: str, model: str, measured: Measured, entries: tuple[Constant, ...] = (), name: str = ""
 ) -> tuple[Sample | None, Peak | None]:
     """A run's step time and its peak memory beside what is simulated under `entries`."""
     spec, gpu = framework(scenario.framework, scenario.framework_version), scenario.hardware.gpu
@@ -106,7 +108,7 @@ def seen_of(
     known = np.array([getattr(here, name) for name in RUN_LEVEL])
     rest = found.step_time_s - float(parts @ known)
     ends = (found.step_time_s / found.step_low_s, found.step_high_s / found.step_time_s)
-    sample = Sample(*groups, model, tuple(parts), rest, measured.step_time_s, *(_own(end, here) for end in ends))
+    sample = Sample(*groups, model, tuple(parts), rest, measured.step_time_s, *(_own(end, here) for end in ends), name)
     return (sample if math.isfinite(sum(parts) + rest) else None), peak
 
 
@@ -207,7 +209,7 @@ def errors(data: Data, chosen: Sequence[Constant]) -> FloatArray:
 def collect(files: Sequence[Path], workers: int, entries: tuple[Constant, ...]) -> tuple[list[Sample], list[Peak]]:
     """The runs of the files that can be expressed, at most `MOST_ROWS` of a source: step times and peaks."""
     jobs = [
-        (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured)
+        (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured, entries, run.id)
         for file in files
         for run in read_runs(file)
         if run.scenario is not None and not run.excluded and not run.skipped and not run.measured.out_of_memory
@@ -217,6 +219,6 @@ def collect(files: Sequence[Path], workers: int, entries: tuple[Constant, ...]) 
         rows[job[1]].append(job)
     kept = [job for source, members in rows.items() for job in members[:: -(-counts[source] // MOST_ROWS)]]
     with ProcessPoolExecutor(workers) as pool:
-        found = pool.map(partial(seen_of, entries=entries), *zip(*kept, strict=True), chunksize=8)
+        found = pool.map(seen_of, *zip(*kept, strict=True), chunksize=8)
         seen = list(track(found, "runs", len(kept)))
     return [s for s, _ in seen if s is not None], [p for _, p in seen if p is not None]
