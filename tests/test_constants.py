@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,7 +200,7 @@ def test_factors_of_intervals_cover_unseen_runs() -> None:
     wide, _ = covered(data, unseen, np.full(len(inside), 10.0))
     assert wide.mean() == 1.0
     assert score.mean() < covered(data, unseen, np.full(len(inside), 10.0))[1].mean()
-    rows = unseen_table(data, unseen)
+    rows = unseen_table(data, unseen, errors(data, ()))
     assert {r.source for r in rows if r.source != "*"} == set(data.sources)
     assert next(r for r in rows if r.family == "wrong").coverage == pytest.approx(inside[: len(wrong)].mean())
     assert scores(data, unseen, 0.0).shape == (len(data.samples),)
@@ -308,6 +310,23 @@ def test_the_command_prints_the_registry() -> None:
     shown = CliRunner().invoke(app, ["constants"])
     assert shown.exit_code == 0
     assert "expected_error" in shown.output
+
+
+def test_a_process_prices_without_properties_of_kernels_that_are_left_out() -> None:
+    code = "from simpar.specs.calibration import constant, leave_out; a = constant('kernels.odd_rows'); "
+    code += "leave_out(['kernels.odd_rows']); print(a, constant('kernels.odd_rows'))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert float(said[0]) > 1.0
+    assert float(said[1]) == 1.0
+
+
+def test_a_source_that_alone_shows_something_is_met_without_it() -> None:
+    data = Data.of(runs(4))
+    free = Data.of([replace(s, rest=s.rest + s.measured) if s.source.endswith("0") else s for s in data.samples])
+    mine = np.array([s.source.endswith("0") for s in data.samples])
+    plain, honest = (left_out(data, source_of, select, 1, rows) for rows in (None, free))
+    assert honest[mine] == pytest.approx(plain[mine] + 1.0)
+    assert honest[~mine] == pytest.approx(plain[~mine])
 
 
 @given(st.sampled_from(FACTORS), st.floats(0.8, 1.6))

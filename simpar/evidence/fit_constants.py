@@ -31,13 +31,19 @@ from simpar.specs.calibration import ANY, FILE, Constant, Unseen, constants
 
 
 def left_out(
-    data: Data, group_of: Callable[[Sample], str], chosen: Callable[[Data], Sequence[Constant]], workers: int
+    data: Data,
+    group_of: Callable[[Sample], str],
+    chosen: Callable[[Data], Sequence[Constant]],
+    workers: int,
+    free: Data | None = None,
 ) -> FloatArray:
     """predicted / measured - 1 [rows] under the constants that `chosen` gives without each row's group, a source or more.
 
     Args:
-        chosen: a module-level function (or a partial one), so that workers can import it.
+        chosen: a module-level function (or an object of a class), so that workers can import it.
+        free: the same rows, those of sources that alone show a property of kernels priced without it; none = `data`.
     """
+    shown = (free or data).samples
     found = np.zeros(len(data.samples))
     groups = np.array([group_of(s) for s in data.samples])
     names = sorted(set(groups.tolist()))
@@ -45,7 +51,7 @@ def left_out(
     with ProcessPoolExecutor(workers) as pool:
         for name, entries in track(zip(names, pool.map(chosen, without), strict=True), "left out", len(names)):
             inside = groups == name
-            found[inside] = errors(Data.of([s for s, kept in zip(data.samples, inside, strict=True) if kept]), entries)
+            found[inside] = errors(Data.of([s for s, kept in zip(shown, inside, strict=True) if kept]), entries)
     return found
 
 
@@ -59,9 +65,13 @@ def family_of(sample: Sample) -> str:
     return sample.family
 
 
-def unseen_table(data: Data, unseen: FloatArray) -> list[Unseen]:
-    """Errors on unseen sources: of all runs, by family, by family on an architecture with enough sources, by source."""
-    neutral, off = np.abs(errors(data, ())), np.abs(unseen)
+def unseen_table(data: Data, unseen: FloatArray, neutral: FloatArray) -> list[Unseen]:
+    """Errors on unseen sources: of all runs, by family, by family on an architecture with enough sources, by source.
+
+    Args:
+        unseen, neutral: predicted / measured - 1 [rows], fitted without the row's source, and with nothing fitted.
+    """
+    neutral, off = np.abs(neutral), np.abs(unseen)
     inside, score = covered(data, unseen, held_out_factors(data, unseen))
 
     def row(rows: NDArray[np.bool_], count: int, **group: str) -> Unseen:
@@ -81,11 +91,11 @@ def unseen_table(data: Data, unseen: FloatArray) -> list[Unseen]:
     return found + [row(data.source_index == i, 1, source=source) for i, source in enumerate(data.sources)]
 
 
-def unseen_rows(data: Data, unseen: FloatArray) -> str:
+def unseen_rows(data: Data, unseen: FloatArray, neutral: FloatArray) -> str:
     """validation/unseen.csv: every run measured, with nothing fitted, by a fit without its source, and its interval."""
-    neutral, error = errors(data, ()) + 1.0, expected_error_of(data, unseen)
+    error = expected_error_of(data, unseen)
     lines = [",".join(COLUMNS)]
-    for sample, free, off, factor in zip(data.samples, neutral, unseen + 1.0, held_out_factors(data, unseen), strict=True):
+    for sample, free, off, factor in zip(data.samples, neutral + 1.0, unseen + 1.0, held_out_factors(data, unseen), strict=True):
         seconds = sample.measured * off
         down, up = (math.exp(factor * width_of(sample, error, side)) for side in (-1.0, 1.0))
         figures = (sample.measured, sample.measured * free, seconds, seconds / down, seconds * up)
@@ -140,18 +150,25 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     shipped = constants()
-    samples, peaks = collect(options.data or [stored_runs()], options.workers, shipped)
+    files = options.data or [stored_runs()]
+    samples, peaks = collect(files, options.workers, shipped)
     data = Data.of(samples)
+    # A fold without the one source that shows a property of kernels has no such constant.
+    odd = [e for e in shipped if e.status == "one source"]
+    names, alone = tuple(e.name for e in odd), {source for e in odd for source in e.sources}
+    without = {s.id: s for s in collect(files, options.workers, shipped, alone, names)[0]}
+    free = Data.of([without.get(s.id, s) for s in samples])
     chosen = select(data)
-    unseen = left_out(data, source_of, select, options.workers)
-    refitted = left_out(data, source_of, Refit(chosen), options.workers)
-    for name, off in (("nothing fitted", errors(data, ())), ("values refitted", refitted), ("whole choice repeated", unseen)):
+    neutral = errors(free, ())
+    unseen = left_out(data, source_of, select, options.workers, free)
+    refitted = left_out(data, source_of, Refit(chosen), options.workers, free)
+    for name, off in (("nothing fitted", neutral), ("values refitted", refitted), ("whole choice repeated", unseen)):
         size, by_source = np.abs(off), mean_over_sources(data, off)
         print(f"{name:22s} mean over sources {by_source:.4f}, over runs: median {np.median(size):.4f}, mean {size.mean():.4f}")
-    unfamiliar = left_out(data, family_of, select, options.workers)
+    unfamiliar = left_out(data, family_of, select, options.workers, free)
     widths = [*interval_entries(data, unseen, unfamiliar), *memory_entries(peaks)]
-    found = [*chosen, *(e for e in shipped if e.status == "one source"), *widths]
-    rows = unseen_table(data, unseen)
+    found = [*chosen, *odd, *widths]
+    rows = unseen_table(data, unseen, neutral)
     print("\n".join(constants_text(found, rows).splitlines()[20:]))
     if options.check:
         return
@@ -159,7 +176,7 @@ def main() -> None:
     if options.out == FILE:
         write_constants(entries=found, rows=rows)
         write_readme(rows)
-        (data_dir("validation") / UNSEEN).write_text(unseen_rows(data, unseen), encoding="utf-8")
+        (data_dir("validation") / UNSEEN).write_text(unseen_rows(data, unseen, neutral), encoding="utf-8")
 
 
 if __name__ == "__main__":

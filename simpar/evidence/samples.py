@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +24,17 @@ from simpar.evidence.predicted import Prediction, memory_of, predict, stalled
 from simpar.evidence.run_rows import read_runs
 from simpar.evidence.run_type import Measured
 from simpar.result.interpret import HALF_WIDTH
-from simpar.specs.calibration import BOUNDS, FACTORS, SECONDS, Constant, RunCalibration, calibrated_by, calibration_for
+from simpar.specs.calibration import (
+    ANY,
+    BOUNDS,
+    FACTORS,
+    SECONDS,
+    Constant,
+    RunCalibration,
+    calibrated_by,
+    calibration_for,
+    leave_out,
+)
 from simpar.specs.framework import family_of, framework
 from simpar.specs.scenario import Scenario
 
@@ -107,8 +117,8 @@ def seen_of(
     parts = _parts(found, scenario, np.array([getattr(here, name) for name in FACTORS]))
     known = np.array([getattr(here, name) for name in RUN_LEVEL])
     rest = found.step_time_s - float(parts @ known)
-    ends = (found.step_time_s / found.step_low_s, found.step_high_s / found.step_time_s)
-    sample = Sample(*groups, model, tuple(parts), rest, measured.step_time_s, *(_own(end, here) for end in ends), name)
+    down, up = (_own(end, here) for end in (found.step_time_s / found.step_low_s, found.step_high_s / found.step_time_s))
+    sample = Sample(*groups, model, tuple(parts), rest, measured.step_time_s, down, up, name)
     return (sample if math.isfinite(sum(parts) + rest) else None), peak
 
 
@@ -206,8 +216,15 @@ def errors(data: Data, chosen: Sequence[Constant]) -> FloatArray:
     return np.asarray(predicted(data, chosen) / data.measured - 1.0)
 
 
-def collect(files: Sequence[Path], workers: int, entries: tuple[Constant, ...]) -> tuple[list[Sample], list[Peak]]:
-    """The runs of the files that can be expressed, at most `MOST_ROWS` of a source: step times and peaks."""
+def collect(
+    files: Sequence[Path], workers: int, entries: tuple[Constant, ...], only: Container[str] = ANY, without: tuple[str, ...] = ()
+) -> tuple[list[Sample], list[Peak]]:
+    """The runs of the files that can be expressed, at most `MOST_ROWS` of a source: step times and peaks.
+
+    Args:
+        only: sources; none = all.
+        without: properties of kernels that prices leave out.
+    """
     jobs = [
         (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured, entries, run.id)
         for file in files
@@ -216,9 +233,10 @@ def collect(files: Sequence[Path], workers: int, entries: tuple[Constant, ...]) 
     ]
     counts, rows = Counter(job[1] for job in jobs), defaultdict(list)
     for job in jobs:
-        rows[job[1]].append(job)
+        if only == ANY or job[1] in only:
+            rows[job[1]].append(job)
     kept = [job for source, members in rows.items() for job in members[:: -(-counts[source] // MOST_ROWS)]]
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=leave_out, initargs=(without,)) as pool:
         found = pool.map(seen_of, *zip(*kept, strict=True), chunksize=8)
         seen = list(track(found, "runs", len(kept)))
     return [s for s, _ in seen if s is not None], [p for _, p in seen if p is not None]

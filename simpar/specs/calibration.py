@@ -12,7 +12,7 @@ of the error without it minus the error with it, exceeds its own standard error 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -279,15 +279,26 @@ def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: 
     return max(narrowest.value, *strange, 0.0)
 
 
+_LEFT_OUT: set[str] = set()
+"""Properties of kernels that this process prices without."""
+
+
+def leave_out(names: Iterable[str]) -> None:
+    """Price without these properties of kernels, in this whole process; before it prices anything, as prices are remembered."""
+    _LEFT_OUT.update(names)
+    constant.cache_clear()
+
+
 @lru_cache(maxsize=16)
 def constant(name: str) -> float:
     """A property of kernels, the same for every run and in every context: prices of kernels are remembered."""
-    return next((entry.value for entry in constants() if entry.name == name), NEUTRAL[name])
+    known = () if name in _LEFT_OUT else constants()
+    return next((entry.value for entry in known if entry.name == name), NEUTRAL[name])
 
 
 __all__ = [
     "BOUNDS", "FACTORS", "MEANING", "NEUTRAL", "SECONDS", "UNFAMILIAR", "WIDTHS", "Constant", "RunCalibration", "Unseen",
     "calibrated_by",
-    "calibration_for", "calibration_on", "constant", "constants", "in_force", "measured_here", "read_constants",
+    "calibration_for", "calibration_on", "constant", "constants", "in_force", "leave_out", "measured_here", "read_constants",
     "uncalibrated", "unseen",
 ]  # fmt: skip
