@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simpar.result.interpret import HALF_WIDTH
+from simpar.result.interval import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch, Node
 from simpar.searching.choice import Choice
