@@ -70,7 +70,7 @@ def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> Ker
         gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,
         overlapped_gathers=not (spec.separate_casts and training.precision == "fp8-rowwise"),
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
-        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1 and plan.pp > 1,
+        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1,
         value_views=spec.value_views,
         expert_output_fp32=spec.expert_output_fp32,
         qkv_copies=spec.qkv_copies,
