@@ -81,7 +81,7 @@ def test_memory_floors_never_exceed_what_the_layouts_of_a_pipeline_need(space: S
                     fastest = float(sheet.time_s[sheet.alive].min()) if sheet.alive.any() else math.inf
                     assert least <= fastest * (1 + 1e-9)
                     asked += math.isfinite(fastest) and least > 0.0
-    assert asked > 20
+    assert asked > 10
 
 
 def test_a_chance_to_fit_is_a_share_of_the_memory(space: Space) -> None:
