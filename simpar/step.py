@@ -122,7 +122,8 @@ def prepare(
         schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
     program = lowering(layout, schedule, detail, expand=expand)
     if transfers:
-        program = with_transfers(layout, program, schedule.stage_to_rank[: schedule.stages_per_model], expand=expand)
+        ranks = schedule.stage_to_rank[: schedule.stages_per_model]
+        program = with_transfers(layout, program, ranks, pricer.exchange_share, expand=expand)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
     table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
     return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)

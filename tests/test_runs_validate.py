@@ -31,8 +31,8 @@ def ten_percent_slow(scenario: Scenario) -> Prediction:
     if getattr(scenario.model, "num_hidden_layers", 0) == 9:
         raise InputError("cannot run nine layers")
     return Prediction(
-        5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.95, 1.05, 0.2, 0.1,
-        5.0, 5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5},
+        5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.2, 0.1,
+        5.0, 5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5}, {}, 1.0 if scenario.plan.tp < 8 else 0.1,
     )  # fmt: skip
 
 

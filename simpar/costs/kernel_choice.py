@@ -113,6 +113,16 @@ def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConsta
     return c.model_copy(update={"gemm": gemm, "moe": moe, "attention": attention})
 
 
+def _attention_apart(base: KernelConstants, unscaled: KernelConstants, own: KernelConstants) -> KernelConstants:
+    """`base` with attention at the scales of its own that `own` states, of `unscaled`; a backward priced by its forward too."""
+    forward = own.attention_scale or own.compute_scale
+    backward = own.attention_backward_scale or forward
+    attention = tuple(
+        _attention_scaled(a, backward if a.direction == "backward" else forward, own.bandwidth_scale) for a in unscaled.attention
+    )
+    return base.model_copy(update={"attention": attention, "backward_over_forward": forward / backward})
+
+
 def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
     """`own` first, then what only `base` has."""
     return base.model_copy(
@@ -148,6 +158,8 @@ def resolve(hardware: HardwareProfile) -> Resolved:
                 f"hardware {hardware.name!r}: kernels.base = {own.base!r}: no such fitted file; known: {', '.join(FITTED_ON)}"
             )
         base = scaled(fitted(own.base), own.compute_scale, own.bandwidth_scale)
+        if own.attention_scale is not None:
+            base = _attention_apart(base, fitted(own.base), own)
         return Resolved(_merge(own, base), Provenance.SCALED, BASED_SPREAD)
     if own.gemm:
         return Resolved(own, Provenance.MODEL, 0.0)

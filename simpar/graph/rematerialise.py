@@ -16,7 +16,7 @@ from typing import Final
 
 from simpar.graph.differentiate import kept, makers
 from simpar.graph.kernels import KernelPlan
-from simpar.graph.types import Elementwise, Layer, Norm, View
+from simpar.graph.types import Attention, Elementwise, Layer, Norm, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ MODULES: Final[dict[str, Module]] = {
     "shared_experts": _module("shared_experts"),
     "attention": _module("attention", "core_attn", "mla_up_proj"),
 }
-"""Name in a plan -> what it checkpoints; "op" and "op_compiled" beside them are torchtitan's per-op policy (`_per_op`)."""
+"""Name in a plan -> what it checkpoints; "op", "op_compiled" and "op_unlisted" beside them are torchtitan's per-op policy
+(`_per_op`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,12 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
     repeated = _between(layer, plan, dropped)
     parts: dict[str, float] = {}
     shares: dict[str, float] = {}
-    if "op" in recompute.modules:
+    if "op_unlisted" in recompute.modules:
+        # No product is among the ops that are saved: what attention puts out stays, and all before and after it runs again.
+        made_by = makers(layer, plan)
+        dropped |= {name for name in saved if name not in layer.inputs and not isinstance(made_by.get(name), Attention)}
+        repeated |= _between(layer, plan, dropped)
+    elif "op" in recompute.modules:
         names, again = _per_op(layer, plan)
         dropped, repeated = dropped | names, repeated | again
         parts, shares = _halves(layer, repeated)

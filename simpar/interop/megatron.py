@@ -10,13 +10,13 @@ import shlex
 from collections.abc import Iterator
 
 from simpar.errors import InputError, Violation
+from simpar.interop.argv import options
 from simpar.interop.carried import carried
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
 from simpar.interop.megatron_import import CP_STYLES, read_options
 from simpar.interop.megatron_layout import layout_text
 from simpar.interop.megatron_model import model_flags
-from simpar.interop.shell import options
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 

@@ -76,7 +76,11 @@ def extended(first: Result, second: Result, counts: tuple[int, int, int], layout
     one, two = first.accounting, second.accounting
     waits = {n: one.waits[n] + (two.waits[n] - one.waits[n]) * times for n in two.waits if n in one.waits}
     accounting = Accounting(
-        one.busy + (two.busy - one.busy) * times, waits, along(one.makespan, two.makespan), along(one.pipeline_s, two.pipeline_s)
+        one.busy + (two.busy - one.busy) * times,
+        waits,
+        along(one.makespan, two.makespan),
+        along(one.pipeline_s, two.pipeline_s),
+        one.phase_bubble + (two.phase_bubble - one.phase_bubble) * times,
     )
     low, high = (along(getattr(first.step_interval, end), getattr(second.step_interval, end)) for end in ("low", "high"))
     widths = tables(dict(first.step_interval.dominated_by), dict(second.step_interval.dominated_by))

@@ -19,7 +19,7 @@ from simpar.result.ideal import ideal_seconds
 from simpar.result.memory import memory_over_time
 from simpar.result.result import Interval, Result, mean_breakdown
 from simpar.schedules import Schedule
-from simpar.specs.calibration import RunCalibration
+from simpar.specs.calibration import measured_here
 from simpar.specs.notes import scenario_notes
 
 HALF_WIDTH = 1.28 / 0.674
@@ -74,7 +74,7 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
 def what_published_runs_add(layout: Layout) -> tuple[str, ...]:
     """On a calibrated machine, the constants that are not used there; elsewhere they are in the prices, and nothing is said."""
     found = layout.published_calibration
-    if not layout.hardware.calibrated or found == RunCalibration(expected_error=found.expected_error):
+    if not layout.hardware.calibrated or found == measured_here(found):
         return ()
     parts = ("compute", "memory", "communication")
     factors = ", ".join(f"{name} x {getattr(found, name):.3g}" for name in parts)
@@ -102,8 +102,10 @@ def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
     up, down = np.maximum(spans[1::2], spans[0]) / spans[0], spans[0] / np.minimum(spans[2::2], spans[0])
     # What the parts' own intervals do not hold: how far the calibration was off on runs that it had not seen.
     unseen = HALF_WIDTH * priced.layout.calibration.expected_error
+    # Split-conformal: so that 80 % of runs of sources that no fit has seen lie inside.
+    factor = priced.layout.calibration.interval_factor
     floor = min(ideal_seconds(priced.layout), makespan)
-    low, high = max(makespan / together(down, unseen), floor), makespan * together(up, unseen)
+    low, high = max(makespan / together(down, unseen) ** factor, floor), makespan * together(up, unseen) ** factor
     widths = [(n, makespan * float(max(u, d) - 1.0)) for n, u, d in zip(names, up, down, strict=True)]
     widths = sorted([*widths, ("calibration", unseen * makespan)], key=lambda x: -x[1])
     return Interval(low, high, tuple(w for w in widths[:5] if w[1] > 0))

@@ -154,9 +154,15 @@ def widest(space: Space) -> float:
     The calibration's own error on unseen runs is one of the parts that `simpar.result.interpret` adds in quadrature, and it is
     the same share of every step on one framework and GPU: step time x this factor never exceeds the interval's upper end.
     """
+    unseen, factor = unseen_of(space)
+    return float((1.0 + unseen) ** factor)
+
+
+def unseen_of(space: Space) -> tuple[float, float]:
+    """(What the calibration alone leaves open, as a share of every step time; the factor on the whole interval)."""
     template = space.template
-    spec = framework(template.framework, template.framework_version)
-    return 1.0 + HALF_WIDTH * calibration_on(spec, template.hardware).expected_error
+    found = calibration_on(framework(template.framework, template.framework_version), template.hardware)
+    return HALF_WIDTH * found.expected_error, found.interval_factor
 
 
 def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callable[[Choice, float, float], float | None] | None:
@@ -226,7 +232,7 @@ def branch_for(
     branch.examine = examiner(space, wish, measure, branch.tiers)
     if wish.robust:
         factor = widest(space)
-        intervals = Intervals(branch.tiers, factor - 1.0)
+        intervals = Intervals(branch.tiers, *unseen_of(space))
         branch.tighten = lambda choice, time_s: intervals.high(choice, time_s) / factor
     return branch
 
