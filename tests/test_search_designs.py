@@ -10,7 +10,7 @@ import pytest
 from search_random import space_of
 
 from simpar.errors import InputError
-from simpar.readings import MEMORY_SPREAD
+from simpar.searching.answer import answer
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.command import SearchOptions, run
@@ -18,7 +18,7 @@ from simpar.searching.decision import OWN_ERROR, SETTLED, Rival, decide
 from simpar.searching.designs import design_key, design_name
 from simpar.searching.find import find
 from simpar.searching.incumbents import Incumbents
-from simpar.searching.parts import Wish, chance_to_fit, largest_share, pricing_of
+from simpar.searching.parts import Wish, fitting, largest_share, pricing_of
 from simpar.searching.settings import FREE, estimate, free_choices
 from simpar.searching.sheets import Design, Sheets
 from simpar.searching.space import Space
@@ -86,12 +86,16 @@ def test_memory_floors_never_exceed_what_the_layouts_of_a_pipeline_need(space: S
 
 def test_a_chance_to_fit_is_a_share_of_the_memory(space: Space) -> None:
     memory = space.template.hardware.gpu.memory.value
-    assert chance_to_fit(memory, memory) == pytest.approx(0.5)
-    assert chance_to_fit(largest_share(0.9) * memory, memory) == pytest.approx(0.9)
-    assert largest_share(0.9) == pytest.approx(math.exp(-1.2816 * MEMORY_SPREAD), rel=1e-4)
+    share = largest_share(space, 0.9)
+    assert share < 1.0
+    assert fitting(space, 0.9, memory)(0.999 * share * memory, 0.0)
+    assert not fitting(space, 0.9, memory)(1.001 * share * memory, 0.0)
+    assert not fitting(space, 0.9, 0.5 * memory)(0.999 * share * memory, 0.0), "a limit on the bytes holds as well"
+    assert fitting(space, None, memory)(memory, 0.0)
     for chance in (0.5, 0.9, 0.999):
-        found = find(space, Wish(keep=30, fold=True, fit_probability=chance, next_design=False))
-        assert all(chance_to_fit(s.device_bytes, memory) >= chance - 1e-9 for s in found.best)
+        wish = Wish(keep=30, fold=True, fit_probability=chance, next_design=False)
+        told = answer([find(space, wish)])
+        assert min(c.fit_probability for c in told.candidates) >= chance - 1e-6
     with pytest.raises(InputError, match="fit-probability"):
         run(SearchOptions(model="llama3.1-8b", fit_probability=1.5))
 
@@ -160,9 +164,9 @@ def test_the_least_of_many_is_too_good() -> None:
 
 
 def test_what_may_not_fit_wins_less_often() -> None:
-    tight = decide([Rival(0.0, {}, 0.0), Rival(0.0, {}, 1.0)])
+    tight = decide([Rival(0.0, {}, 0.5), Rival(0.0, {}, 1.0)])
     assert tight.best_probability == pytest.approx([0.25, 0.75], abs=0.02)
-    assert np.isclose(decide([Rival(0.0, {}, -1.0), Rival(5.0, {}, 1.0)]).best_probability[1], 1.0)
+    assert np.isclose(decide([Rival(0.0, {}, 0.0), Rival(5.0, {}, 1.0)]).best_probability[1], 1.0)
 
 
 def test_a_single_design_is_certain() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Any, Final
 
+from simpar.readings import outcome_of
 from simpar.result.result import Result
 from simpar.searching.decision import Rival, decide, moves_of
 from simpar.searching.designs import design_key, design_name
@@ -14,7 +15,7 @@ from simpar.searching.effects import gap_with_effects, has_effects, pool_of, ste
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
 from simpar.searching.objective import LARGER_IS_BETTER, SIMPLE, dominates, oriented
-from simpar.searching.parts import Wish, chance_to_fit, largest_share, measure_of, pricing_of, widest
+from simpar.searching.parts import Wish, largest_share, measure_of, pricing_of, widest
 from simpar.searching.runner_up import RunnerUp, runner_up
 from simpar.searching.settings import free_choices
 from simpar.specs.scenario import Scenario
@@ -217,10 +218,7 @@ def _ranked(every: list[Candidate], wish: Wish) -> list[Candidate]:
 def _decided(chosen: list[Candidate], wish: Wish) -> tuple[list[Candidate], tuple[int, ...]]:
     """Candidates with their chances, and which of them are worth a trial."""
     sign = -1.0 if wish.metric in LARGER_IS_BETTER else 1.0
-    rivals = [
-        Rival(sign * log(c.value), moves_of(c.result), log(c.result.device_memory_bytes / c.result.worst_rank.device_bytes))
-        for c in chosen
-    ]
+    rivals = [Rival(sign * log(c.value), moves_of(c.result), c.fit_probability) for c in chosen]
     decision = decide(rivals)
     found = [
         replace(c, best_probability=float(p), expected_step_time_s=c.expected_step_time_s * exp(decision.optimism))
@@ -246,8 +244,9 @@ def _candidates(found: Found, pool: Sequence[Scored], wish: Wish) -> list[Candid
             seconds, size = result.step_interval.high if wish.robust else step_of(result), result.worst_rank.device_bytes
         metrics = measure.metrics(seconds, size)
         holds = all(c.holds(metrics) for c in wish.constraints if c.metric in SIMPLE)
-        fit = chance_to_fit(size, result.device_memory_bytes)
-        if not effects or (result.fits and holds):
+        fit = outcome_of(result).chance_to_fit
+        likely = result.fits if wish.fit_probability is None else fit >= wish.fit_probability
+        if not effects or (likely and holds):
             step_s = seconds if effects and not wish.robust else result.step_time_s
             seen.append(
                 Candidate(scored, found, metrics, metrics[wish.metric], result, fit_probability=fit, expected_step_time_s=step_s)
@@ -261,7 +260,7 @@ def _order(c: Candidate, wish: Wish) -> tuple[float, float, float, str]:
 
 def _free(candidate: Candidate, wish: Wish) -> dict[str, list[Any]]:
     space = candidate.found.space
-    share = 1.0 if wish.fit_probability is None else largest_share(wish.fit_probability)
+    share = 1.0 if wish.fit_probability is None else largest_share(space, wish.fit_probability)
     return free_choices(space, pricing_of(space), candidate.scored.choice, share * candidate.result.device_memory_bytes)
 
 

@@ -87,7 +87,8 @@ class Branch:
         pricing: memo to share.
         incumbents: limits and what is known already; none = the `keep` fastest.
         examine: value of a simulated layout (None: it misses a constraint); none = its step time.
-        least_headroom: bytes that must stay free on every device.
+        least_headroom: bytes that must stay free on every device, as far as bounds of what it needs say.
+        fits: whether a layout does that needs so many bytes, some of them cached without a tensor; none = as the bounds.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Branch:
         on_scored: Callable[[Scored], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         least_headroom: float = 0.0,
+        fits: Callable[[float, float], bool] | None = None,
     ) -> None:
         self.space = space
         self.pricing = pricing or Pricing(space)
@@ -112,6 +114,7 @@ class Branch:
         """A bound of the value of a layout that takes so long, where that is more than its time."""
         self.on_scored, self.on_progress = on_scored, on_progress
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
+        self.fits = fits or (lambda need, _: need <= self.capacity)
         self.coarse = Coarse(space, self.pricing)
         self.memory_floors = MemoryFloors(space, self.pricing)
         self.sheets = Sheets(space, self.pricing, self.capacity)
@@ -375,15 +378,18 @@ class Branch:
             # Known from another part of the search.
             self.account.kept += 1
             return ""
-        need = self.tiers.device_bytes(choice, self.sheets.allocated(choice))
-        if need is not None and need > self.capacity:
-            return SIMULATED_MEMORY
+        allocated = self.sheets.allocated(choice)
+        need = self.tiers.device_bytes(choice, allocated)
+        if need is not None and allocated is not None:
+            cached = need - self.pricing.outside_bytes(choice.group) - float(allocated.max())
+            if not self.fits(need, cached):
+                return SIMULATED_MEMORY
         if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.kin):
             return BOUND
         if need is None:
             self.account.evaluated["discrete_event"] += 1
-            time_s, need = self.tiers.discrete_event(choice)
-            if need > self.capacity:
+            time_s, need, cached = self.tiers.discrete_event(choice)
+            if not self.fits(need, cached):
                 return SIMULATED_MEMORY
         value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
         if value is None or self.incumbents.late(np.array(time_s)):

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 
 from simpar.program.program import FloatArray
-from simpar.readings import MEMORY_SPREAD, TENTH
+from simpar.readings import TENTH
 from simpar.result.result import Result
 
-OWN_ERROR: Final = 0.03
+OWN_ERROR: Final = 0.04
 """Standard deviation of the logarithm of a layout's own error. Within one published sweep (one model, cluster and batch) the
 ratio of measured to predicted step time scatters by 3 % around the sweep's own (docs/search.md, benchmarks/bench_regret.py)."""
 SETTLED: Final = 0.9
@@ -31,12 +31,12 @@ class Rival:
     Attributes:
         log_value: logarithm of its predicted value, less is better.
         moves: change of that logarithm per standard deviation of the shared error of each category of seconds.
-        room: logarithm of the memory over its predicted peak.
+        fit_probability: chance that it fits the memory.
     """
 
     log_value: float
     moves: Mapping[str, float]
-    room: float = np.inf
+    fit_probability: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def decide(rivals: Sequence[Rival], own: float = OWN_ERROR) -> Decision:
     predicted = np.array([rival.log_value for rival in rivals])
     errors = draw.standard_normal((DRAWS, len(names))) @ moves.T + own * draw.standard_normal((DRAWS, len(rivals)))
     # The memory of all is off in the same direction: what stands nearest to its limit fails first.
-    fits = MEMORY_SPREAD * draw.standard_normal((DRAWS, 1)) < np.array([rival.room for rival in rivals])
+    fits = draw.random((DRAWS, 1)) < np.array([rival.fit_probability for rival in rivals])
     real = np.where(fits, predicted + errors, np.inf)
     wins = np.bincount(real.argmin(axis=1)[fits.any(axis=1)], minlength=len(rivals))
     chances = wins / max(wins.sum(), 1)

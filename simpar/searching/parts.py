@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, inf
 from statistics import NormalDist
 from typing import Any
 
-from simpar.readings import MEMORY_SPREAD
+from simpar.readings import TENTH, fit_probability
 from simpar.result.interpret import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch, Node
@@ -201,14 +201,29 @@ def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callab
     return examine
 
 
-def largest_share(fit_probability: float) -> float:
+def largest_share(space: Space, fit_probability: float) -> float:
     """Share of the memory that a predicted peak may fill at most, so that it fits with this chance."""
-    return exp(-NormalDist().inv_cdf(fit_probability) * MEMORY_SPREAD)
+    return exp(-NormalDist().inv_cdf(fit_probability) * _memory_half_width(space) / TENTH)
 
 
-def chance_to_fit(device_bytes: float, memory_bytes: float) -> float:
-    """Chance that a predicted peak fits: its logarithm is off by `MEMORY_SPREAD`."""
-    return NormalDist().cdf(log(memory_bytes / max(device_bytes, 1.0)) / MEMORY_SPREAD)
+def _memory_half_width(space: Space) -> float:
+    template = space.template
+    spec = framework(template.framework, template.framework_version)
+    return calibration_on(spec, template.hardware).memory_error
+
+
+def fitting(space: Space, wanted: float | None, most_bytes: float) -> Callable[[float, float], bool]:
+    """Whether a device that needs so many bytes, some of them cached without a tensor, fits with the chance that is wanted.
+
+    Args:
+        wanted: chance to fit; none = the bytes decide.
+        most_bytes: that may be needed in any case.
+    """
+    if wanted is None:
+        return lambda need, _: need <= most_bytes
+    memory, width = space.template.hardware.gpu.memory.value, _memory_half_width(space)
+    least = wanted * (1.0 - 1e-9)
+    return lambda need, cached: need <= most_bytes and fit_probability(need, cached, memory, width) >= least
 
 
 def branch_for(
@@ -218,8 +233,9 @@ def branch_for(
     pricing = pricing or Pricing(space)
     measure = measure_of(space, wish, pricing)
     longest, headroom = measure.limits(wish.constraints)
+    fits = fitting(space, wish.fit_probability, measure.memory_bytes - headroom)
     if wish.fit_probability is not None:
-        headroom = max(headroom, measure.memory_bytes * (1.0 - largest_share(wish.fit_probability)))
+        headroom = max(headroom, measure.memory_bytes * (1.0 - largest_share(space, wish.fit_probability)))
     named = not (wish.front or wish.by_memory)
     incumbents = Incumbents(
         max(wish.keep, wish.pool), largest_s=longest / (widest(space) if wish.robust else 1.0), by_memory=wish.by_memory,
@@ -228,7 +244,7 @@ def branch_for(
         fold=wish.fold and not wish.front, reach=wish.reach if named else inf,
         tolerance=wish.tolerance if named else 0.0,
     )  # fmt: skip
-    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, **hooks)
+    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, fits=fits, **hooks)
     branch.examine = examiner(space, wish, measure, branch.tiers)
     if wish.robust:
         factor = widest(space)
@@ -291,6 +307,6 @@ def solve_part(
 
 
 __all__ = [
-    "PartResult", "Wish", "branch_for", "chance_to_fit", "largest_share", "measure_of", "parts_of", "pricing_of", "solve_part",
+    "PartResult", "Wish", "branch_for", "fitting", "largest_share", "measure_of", "parts_of", "pricing_of", "solve_part",
     "survey_part", "widest",
 ]  # fmt: skip
