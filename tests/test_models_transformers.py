@@ -169,7 +169,7 @@ def test_a_file_that_leaves_out_what_its_class_computes(model_type: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", [t for t in READ if nested(t)])
+@pytest.mark.parametrize("model_type", [t for t in READ if nested(t) and t not in ("esm", "gemma4_assistant")])
 def test_decoders_with_encoders_equal_transformers(model_type: str) -> None:
     config = transformers.CONFIG_MAPPING[model_type]()
     table = written(config, difference=False)
