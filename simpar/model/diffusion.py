@@ -235,7 +235,8 @@ class Wan:
         text, time = _size(k, "text_dim", default=4096), _size(k, "freq_dim", default=256)
         extra = [
             weight("patches", volume * _size(k, "in_channels", "in_dim"), h), weight("text_1", text, h, 0.0),
-            weight("text_2", h, h, 0.0), *embedder("time", time, h), weight("time_modulation", h, 6 * h, 0.0), vector("out_modulation", 2 * h),
+            weight("text_2", h, h, 0.0), *embedder("time", time, h), weight("time_modulation", h, 6 * h, 0.0),
+            vector("out_modulation", 2 * h),
             weight("out", h, volume * _size(k, "out_channels", "out_dim", default=16)),
         ]  # fmt: skip
         k.get(
