@@ -94,15 +94,15 @@ MUTANTS = (
     Mutant("1F1B warms up one micro-batch more", "simpar/schedules/one_f_one_b.py",
            "num_ranks - rank - 1", "num_ranks - rank", ("tests/test_schedules.py", "tests/test_golden_scenarios.py")),
     # -- optimizers
-    Mutant("every optimizer moves Adam's bytes", "simpar/parallel/optimizers.py",
-           "return (ADAM_BYTES + 2.0 * (self.moments - 8.0) + self.passes_bytes) / ADAM_BYTES", "return 1.0", (OPTIMIZERS,)),
+    Mutant("every optimizer moves Adam's bytes", "simpar/specs/optimizers.py",
+           "return (width + 2.0 * self.moments + self.passes_bytes * weight_bytes / 4.0) / ADAM_BYTES", "return 1.0", (OPTIMIZERS,)),
     Mutant("Newton-Schulz without its square", "simpar/parallel/optimizers.py",
            "(4.0 * a * a * b + 2.0 * a**3)", "(4.0 * a * a * b)", (OPTIMIZERS,)),
     Mutant("the iteration runs on the wider side", "simpar/costs/update_price.py",
            "for n, k in ((a, b), (a, a), (b, a))", "for n, k in ((a, b), (b, b), (b, a))", (OPTIMIZERS,)),
     Mutant("momenta are not gathered", "simpar/costs/update_price.py",
            "if layout.plan.zero_stage < 3 or not amount", "if layout.plan.zero_stage < 9 or not amount", (OPTIMIZERS,)),
-    Mutant("Muon keeps one moment of its tables", "simpar/parallel/optimizers.py",
+    Mutant("Muon keeps one moment of its tables", "simpar/specs/optimizers.py",
            '"muon": OptimizerKind(4.0, 8.0,', '"muon": OptimizerKind(4.0, 4.0,', (OPTIMIZERS,)),
     # -- inputs
     Mutant("V-shaped schedules have one chunk", "simpar/specs/checks.py",
