@@ -61,12 +61,11 @@ class Mixer(Spec):
     """What every branch of a layer may carry. A subclass from elsewhere has a `kind` of its own and writes its nodes itself."""
 
     extra: tuple[WeightSpec, ...] = ()
+    """Weights beside its own."""
 
     def write(self, writer: Any, x: str) -> list[str]:
         """Nodes of this branch on the tensor `x`, by the layer's `writer` (simpar/model/writer.py); what it adds to the stream."""
         raise NotImplementedError
-
-    """Weights beside its own."""
 
 
 class AttentionSpec(Mixer):
