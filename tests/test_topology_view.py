@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from simpar.errors import InputError
+from simpar.output import offline
 from simpar.report.topology_view import table_rows, topology_figure, write_topology_html
 from simpar.specs.hardware import load_hardware, profile_names
 from simpar.topology.mesh import Mesh
@@ -54,7 +55,8 @@ def test_a_layout_on_the_topology() -> None:
 
 
 def test_page_stands_alone(tmp_path: Path) -> None:
-    page = write_topology_html(load_hardware("gb200-nvl72"), 36, tmp_path / "t.html").read_text()
+    with offline():
+        page = write_topology_html(load_hardware("gb200-nvl72"), 36, tmp_path / "t.html").read_text()
     assert not re.search(r"<(script|link|img)[^>]+(src|href)\s*=\s*['\"]?(https?:)?//", page)
     assert "GB200" in page
     assert page.count("<tr>") == len(table_rows(load_hardware("gb200-nvl72"), 36))
