@@ -48,7 +48,6 @@ def page(path: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
 # --- Files: fields of the pydantic models -----------------------------------------------------------------------------------------
 
 
-@cache
 def alternatives(annotation: Any) -> Iterator[Any]:
     """The types that a field may have, without `Annotated`."""
     if get_origin(annotation) is Annotated:
