@@ -149,6 +149,15 @@ def test_memory_that_grows_with_micro_batches_grows_in_a_folded_step() -> None:
     assert folded > 1.9 * half.worst_rank.allocated_bytes
 
 
+def test_thousands_of_equal_layers_are_answered() -> None:
+    """A hundred times the layers of any model: each adds the same."""
+    given = (scenario("plan.tp=4", "training.global_batch_size=8", f"model.num_hidden_layers={n}") for n in (20_000, 10_000, 5_000))
+    started = time.process_time()
+    twenty, ten, five = (engine.simulate(one, detail="stage").step_time_s for one in given)
+    assert time.process_time() - started < 20
+    assert twenty - ten == pytest.approx(2 * (ten - five), rel=0.02)
+
+
 def test_millions_of_micro_batches_are_answered() -> None:
     started = time.process_time()
     result = engine.simulate(scenario("plan.tp=4", "training.global_batch_size=4000000"))
@@ -161,7 +170,7 @@ def test_millions_of_micro_batches_are_answered() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "limit"),
     [
-        (["model.num_hidden_layers=1000000000"], "model.num_hidden_layers", "2,000"),
+        (["model.num_hidden_layers=1000000000"], "model.num_hidden_layers", "20,000"),
         (["cluster.num_nodes=100000000", "training.global_batch_size=800000000"], "cluster.num_nodes", "10,000,000"),
         (["model.hidden_size=4100000000000000000000"], "model.hidden_size", "16,777,216"),
         (["training.sequence_length=1000000000000000000"], "training.sequence_length", "4,294,967,296"),

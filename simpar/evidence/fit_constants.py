@@ -35,7 +35,7 @@ from simpar.errors import SimparError
 from simpar.evidence.constants_md import write_constants
 from simpar.evidence.predicted import Prediction, predict, stalled
 from simpar.evidence.run_rows import read_runs
-from simpar.result.interpret import HALF_WIDTH
+from simpar.result.interval import HALF_WIDTH
 from simpar.specs.calibration import (
     ANY,
     BOUNDS,

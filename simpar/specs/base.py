@@ -40,9 +40,7 @@ class Spec(BaseModel, metaclass=_SpecType):
         InputError: when built in code from values that break a rule.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 def field_texts(spec: type[BaseModel]) -> dict[str, str]:
