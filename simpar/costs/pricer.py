@@ -195,16 +195,17 @@ class LayoutPricer:
         """Host time to launch a block's kernels; the device waits where this is the longer one."""
         spec, training = self.layout.framework, self.layout.training
         passes = 2.0 if phase != "F" and price.recomputes else 1.0
-        each = spec.launch_s if phase == "F" else spec.backward_launch_s
+        slow = self.layout.hardware.node.host_slowdown
+        each = slow * (spec.launch_s if phase == "F" else spec.backward_launch_s)
         if training.cuda_graphs:
             return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
-        collectives = price.collectives * spec.collective_cpu_s
+        collectives = slow * price.collectives * spec.collective_cpu_s
         if self.layout.compiled:
-            return price.kernels * spec.compiled_launch_s + collectives
-        host = price.kernels * each + collectives + passes * spec.layer_cpu_s
+            return slow * price.kernels * spec.compiled_launch_s + collectives
+        host = price.kernels * each + collectives + slow * passes * spec.layer_cpu_s
         if spec.fsdp_module_cpu_s and self.layout.gathers_by_layer:
             # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
-            linear, others = (passes * count * spec.fsdp_module_cpu_s for count in price.modules)
+            linear, others = (slow * passes * count * spec.fsdp_module_cpu_s for count in price.modules)
             host = max(price.seconds, host + linear) + others
         return host
 

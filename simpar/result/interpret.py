@@ -19,7 +19,7 @@ from simpar.result.interval import Moved
 from simpar.result.memory import memory_over_time
 from simpar.result.result import Result, mean_breakdown
 from simpar.schedules import Schedule
-from simpar.specs.calibration import RunCalibration
+from simpar.specs.calibration import measured_here
 from simpar.specs.notes import scenario_notes
 
 
@@ -73,7 +73,7 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
 def what_published_runs_add(layout: Layout) -> tuple[str, ...]:
     """On a calibrated machine, the constants that are not used there; elsewhere they are in the prices, and nothing is said."""
     found = layout.published_calibration
-    if not layout.hardware.calibrated or found == RunCalibration(expected_error=found.expected_error):
+    if not layout.hardware.calibrated or found == measured_here(found):
         return ()
     parts = ("compute", "memory", "communication")
     factors = ", ".join(f"{name} x {getattr(found, name):.3g}" for name in parts)
