@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 
 def follow_parent() -> None:
@@ -48,6 +49,8 @@ def interrupts_held() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    # Started by the first process of this kind, it would let interrupts through again when it has.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -60,18 +60,40 @@ def schedule_of(scenario: Scenario, num_microbatches: int, times: dict[str, obje
     if name.endswith(".csv"):
         path = Path(scenario.file).parent / name if scenario.file else Path(name)
         return read_csv(path if path.is_file() else Path(name))
+    found, name, virtual, options = _required(scenario, num_microbatches, times or {})
+    if found:
+        raise InputError(found)
+    return build_schedule(name, plan.pp, num_microbatches, virtual, **options)
+
+
+def _required(
+    scenario: Scenario, num_microbatches: int, times: dict[str, object]
+) -> tuple[list[Violation], str, int | None, dict[str, object]]:
+    """(broken rules, name, chunks, options) of the scenario's schedule, one of the table, with so many micro-batches."""
+    plan = scenario.plan
+    name = plan.schedule
     if name == "auto":
         name = "1f1b" if plan.virtual_stages == 1 else "interleaved"
     family = SCHEDULES[name]
-    options: dict[str, object] = dict(times or {}) if family.wants_times else {}
+    options: dict[str, object] = dict(times) if family.wants_times else {}
     if plan.microbatch_group_size:
         options["microbatch_group_size"] = plan.microbatch_group_size
     # A schedule with a fixed number of chunks needs none said; another number is an error that its requirements name.
     virtual = None if family.virtual_stages is not None and plan.virtual_stages == 1 else plan.virtual_stages
     found = family.requirements(plan.pp, num_microbatches, virtual, **options)
-    if found:
-        raise InputError([Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found])
-    return build_schedule(name, plan.pp, num_microbatches, virtual, **options)
+    return [Violation(f"plan.{v.field}", v.value, v.rule, v.right, scenario.file) for v in found], name, virtual, options
+
+
+def _shorter_counts(scenario: Scenario) -> list[tuple[int, int, int]]:
+    """Micro-batches of two shorter steps and of the whole, the cheapest first, that the schedule can have.
+
+    Raises:
+        InputError: the schedule cannot have those of the whole.
+    """
+    found = list(all_counts(scenario))
+    if found and (wrong := _required(scenario, found[0][2], {})[0]):
+        raise InputError(wrong)
+    return [counts for counts in found if not any(_required(scenario, count, {})[0] for count in counts[:2])]
 
 
 @lru_cache(maxsize=32)
@@ -153,7 +175,7 @@ def simulate(
     """
     passes, finer = passes_of(scenario), detail
     copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
-    tried = list(all_counts(scenario)) if passes.microbatches > FOLD_MICROBATCHES else []
+    tried = _shorter_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else []
     if passes.ops(detail) * copies > FOLD_OPS:
         built, most = (tried[0][1], FOLD_OPS) if tried else (passes.microbatches, limits()["ops"])
         while detail != "stage" and passes.ops(detail, built) * copies > most:

@@ -19,6 +19,7 @@ import reference  # noqa: E402
 import schedule_pictures  # noqa: E402
 
 from simpar.schedules import SCHEDULES  # noqa: E402
+from simpar.specs.base import field_texts  # noqa: E402
 from simpar.specs.hardware import HardwareProfile  # noqa: E402
 from simpar.specs.planfile import PlanFile  # noqa: E402
 from simpar.specs.scenario import Scenario  # noqa: E402
@@ -30,7 +31,7 @@ def test_every_field_has_a_meaning(root: type) -> None:
         f"{spec.__name__}.{name}"
         for spec in reference.specs_in(root, {})
         for name, info in spec.model_fields.items()
-        if not (info.description or reference.field_texts(spec).get(name))
+        if not (info.description or field_texts(spec).get(name))
     ]
     assert not bare
 

@@ -258,10 +258,9 @@ def test_an_exchange_hides_beside_another_micro_batch_and_no_compute_is_lost() -
         def price(op: LocalOp, prices: dict[bool, Price] = prices) -> Price:
             return prices[isinstance(op.work, ExpertExchange)]
 
-        hidden = hidden_share(local.forward, local.backward, price)
         for backward in (False, True):
             alone = price_list(local.backward if backward else local.forward, price, backward=backward)
-            beside = without_hidden(alone, hidden)
+            beside = without_hidden(alone, hidden_share(local.forward, local.backward, price))
             compute = sum(s for name, s in alone.terms if name != "ep")
             assert compute <= beside.seconds < alone.seconds
             assert sum(s for _, s in beside.terms) == pytest.approx(beside.seconds)

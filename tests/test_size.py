@@ -149,6 +149,24 @@ def test_memory_that_grows_with_micro_batches_grows_in_a_folded_step() -> None:
     assert folded > 1.9 * half.worst_rank.allocated_bytes
 
 
+def test_rules_are_those_of_the_step_that_was_asked_for() -> None:
+    """Interleaved over 16 stages: 136 micro-batches are 8 rounds of 17, of which no shorter step is made; 31,250 are no rounds."""
+    deep = ("plan.pp=16", "plan.virtual_stages=2", "model.num_hidden_layers=32", "cluster.num_nodes=2")
+    result = engine.simulate(scenario(*deep, "training.global_batch_size=136"), detail="stage")
+    assert result.layout.num_microbatches == 136
+    with pytest.raises(InputError, match=r"num_microbatches = 31250: .* use 31248 or 31264"):
+        engine.simulate(scenario(*deep, "training.global_batch_size=31250"))
+
+
+def test_thousands_of_equal_layers_are_answered() -> None:
+    """A hundred times the layers of any model: each adds the same."""
+    given = (scenario("plan.tp=4", "training.global_batch_size=8", f"model.num_hidden_layers={n}") for n in (20_000, 10_000, 5_000))
+    started = time.process_time()
+    twenty, ten, five = (engine.simulate(one, detail="stage").step_time_s for one in given)
+    assert time.process_time() - started < 20
+    assert twenty - ten == pytest.approx(2 * (ten - five), rel=0.02)
+
+
 def test_millions_of_micro_batches_are_answered() -> None:
     started = time.process_time()
     result = engine.simulate(scenario("plan.tp=4", "training.global_batch_size=4000000"))
@@ -161,7 +179,7 @@ def test_millions_of_micro_batches_are_answered() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "limit"),
     [
-        (["model.num_hidden_layers=1000000000"], "model.num_hidden_layers", "2,000"),
+        (["model.num_hidden_layers=1000000000"], "model.num_hidden_layers", "20,000"),
         (["cluster.num_nodes=100000000", "training.global_batch_size=800000000"], "cluster.num_nodes", "10,000,000"),
         (["model.hidden_size=4100000000000000000000"], "model.hidden_size", "16,777,216"),
         (["training.sequence_length=1000000000000000000"], "training.sequence_length", "4,294,967,296"),

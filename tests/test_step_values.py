@@ -234,3 +234,22 @@ def test_bubbles_of_a_pipeline_are_no_data_parallel_time() -> None:
     result = simulate(scenario({"pp": 4, "dp": 2, "overlap_grad_reduce": False}, cluster=fast, training={"global_batch_size": 8}))
     assert result.breakdown["bubble"] > 0.1 * result.step_time_s
     assert result.exposed_communication_s["dp"] < 0.05 * result.breakdown["bubble"]
+
+
+# -- exchanges beside other compute --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "virtual_stages"), [("interleaved", 2), ("dualpipe", 1)])
+def test_an_exchange_beside_other_compute_hides_alike_at_every_detail(schedule: str, virtual_stages: int) -> None:
+    """Layer detail takes what is hidden off a block's price; at op detail the block's next product does not wait for it."""
+    plan = {"pp": 2, "ep": 4, "etp": 1, "dp": 4, "schedule": schedule, "virtual_stages": virtual_stages}
+    large = {"sequence_length": 8192, "micro_batch_size": 4, "global_batch_size": 128}  # so that the host is not the slower side
+    waits = simulate(scenario(plan, EXPERTS, training=large), detail="layer")
+    beside = scenario({**plan, "overlap_ep": True}, EXPERTS, training=large)
+    layer, op = (simulate(beside, detail=detail) for detail in ("layer", "op"))
+    busy = waits.communication_s["ep"]
+    assert layer.communication_s["ep"] == pytest.approx(busy)
+    assert op.communication_s["ep"] == pytest.approx(busy)
+    assert op.exposed_communication_s["ep"] <= layer.exposed_communication_s["ep"] + 1e-9 * op.step_time_s
+    assert layer.exposed_communication_s["ep"] < 0.8 * waits.exposed_communication_s["ep"]
+    assert op.step_time_s <= layer.step_time_s * (1 + 1e-9) < waits.step_time_s

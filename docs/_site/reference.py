@@ -5,10 +5,8 @@ An mkdocs hook: every page is made from the code when the site is built, so none
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -48,21 +46,6 @@ def page(path: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
 
 
 # --- Files: fields of the pydantic models -----------------------------------------------------------------------------------------
-
-
-@cache
-def field_texts(spec: type[BaseModel]) -> dict[str, str]:
-    """Field -> the string below it in the source, of a spec and what it inherits from."""
-    found: dict[str, str] = {}
-    for owner in reversed(spec.__mro__):
-        if not (isinstance(owner, type) and issubclass(owner, BaseModel)) or owner is BaseModel:
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
-        for statement, after in zip(body, [*body[1:], None], strict=True):
-            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(text, str):
-                found[statement.target.id] = " ".join(text.split())
-    return found
 
 
 def alternatives(annotation: Any) -> Iterator[Any]:
@@ -175,6 +158,8 @@ def cell(text: str) -> str:
 
 def spec_tables(root: type[BaseModel], skip: frozenset[str] = frozenset()) -> str:
     """One table of fields for a spec and for each spec inside it."""
+    from simpar.specs.base import field_texts
+
     parts = []
     for spec in specs_in(root, {}):
         parts.append(f"## {spec.__name__}\n\n{inspect.cleandoc(spec.__doc__ or '')}\n")

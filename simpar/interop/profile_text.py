@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from simpar.interop.scenario_text import toml_value
-from simpar.specs.base import read_toml, validate
+from simpar.specs.base import field_texts, read_toml, validate
 from simpar.specs.hardware import HardwareProfile, included, profile_path
 from simpar.specs.scenario import apply_override
 
@@ -61,14 +61,14 @@ def profile_text(base: str, name: str, overrides: Sequence[str] = ()) -> str:
 
 def _section(name: str, spec: type[BaseModel], table: Mapping[str, Any]) -> Iterator[str]:
     """The lines of one table: a comment, then the field; optional fields without a value as comments; nested tables last."""
-    nested = []
+    nested, texts = [], field_texts(spec)
     for key, field in spec.model_fields.items():
         value = table.get(key)
         if isinstance(value, dict) and "value" not in value:
-            nested.append((key, field.description or "", value))
+            nested.append((key, texts.get(key, ""), value))
             continue
-        if field.description:
-            yield from _comment(field.description)
+        if key in texts:
+            yield from _comment(texts[key])
         if value is None:
             default = field.get_default(call_default_factory=True)
             shown = "not given" if default is None or default == () else f"as if {toml_value(default)}"

@@ -215,8 +215,8 @@ class _Lowering(Pipelines):
         """Gathers that the piece waits for; under full sharding this also issues them, a bounded number ahead."""
         stage, (first, _last) = leaf.stage, pieces[index]
         if self.gathers_at_start and leaf == self.first_forward.get(stage):
-            covering = [begin for begin, end in self.buckets(stage) if begin <= first < end]
-            return [("gather", stage if self.schedule.replicas == 1 else self.model_stage(stage), f) for f in covering]
+            owner = stage if self.schedule.replicas == 1 else self.model_stage(stage)
+            return [("gather", owner, self.bucket_of(stage, first))] if self.blocks(stage) else []
         if not self.gather_always or leaf.phase is Phase.W:
             return []
         letter = leaf.phase.value
@@ -256,10 +256,9 @@ class _Lowering(Pipelines):
         final = leaf == self.last_backward[stage]
         if not (final or self.reduce_always):
             return
-        if self.layout.overlap_grad_reduce or self.reduce_always:
-            for bucket_first, bucket_last in self.buckets(stage):
-                if bucket_first == first:
-                    self.reduce(stage, bucket_first, bucket_last, leaf.microbatch, name)
+        last = self.bucket_ends(stage).get(first)
+        if last is not None and (self.layout.overlap_grad_reduce or self.reduce_always):
+            self.reduce(stage, first, last, leaf.microbatch, name)
 
     def reduce(self, stage: int, first: int, last: int, microbatch: int, after: tuple[object, ...]) -> None:
         rank = self.rank_of(stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cached_property
 from typing import Literal
 
@@ -27,6 +28,9 @@ class Pipelines:
         self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
         self.reduce_always = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
         self.offloads = layout.plan.offload.activations > 0
+        self._buckets: dict[int, tuple[Segment, ...]] = {}
+        self._bucket_ends: dict[int, dict[int, int]] = {}
+        self._bucket_starts: dict[int, list[int]] = {}
         self.last_backward: dict[int, Action] = {}
         self.first_forward: dict[int, Action] = {}
         self._find_ends()
@@ -63,6 +67,24 @@ class Pipelines:
 
     def buckets(self, stage: int) -> tuple[Segment, ...]:
         """Gradient buckets of a stage, in the order of the backward."""
+        found = self._buckets.get(stage)
+        if found is None:
+            found = self._buckets[stage] = self._find_buckets(stage)
+        return found
+
+    def bucket_ends(self, stage: int) -> dict[int, int]:
+        """First block of each bucket of a stage -> the block after its last."""
+        if stage not in self._bucket_ends:
+            self._bucket_ends[stage] = dict(self.buckets(stage))
+        return self._bucket_ends[stage]
+
+    def bucket_of(self, stage: int, block: int) -> int:
+        """First block of the bucket of a stage that holds `block`."""
+        if stage not in self._bucket_starts:
+            self._bucket_starts[stage] = sorted(self.bucket_ends(stage))
+        return self._bucket_starts[stage][bisect_right(self._bucket_starts[stage], block) - 1]
+
+    def _find_buckets(self, stage: int) -> tuple[Segment, ...]:
         layout = self.layout
         if self.gather_always or self.reduce_always:
             return tuple((i, i + 1) for i in range(self.blocks(stage) - 1, -1, -1))

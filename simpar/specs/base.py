@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import textwrap
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -37,9 +40,25 @@ class Spec(BaseModel, metaclass=_SpecType):
         InputError: when built in code from values that break a rule.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+def field_texts(spec: type[BaseModel]) -> dict[str, str]:
+    """Field -> the string below it in the source, of a spec and what it inherits from.
+
+    Read where it is shown: pydantic would parse the source of every spec on every import.
+    """
+    found: dict[str, str] = {}
+    for owner in reversed(spec.__mro__):
+        generic = getattr(owner, "__pydantic_generic_metadata__", {}).get("origin")
+        if not issubclass(owner, BaseModel) or owner is BaseModel or generic is not None:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+        for statement, after in zip(body, [*body[1:], None], strict=True):
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(text, str):
+                found[statement.target.id] = " ".join(text.split())
+    return found
 
 
 S = TypeVar("S", bound=BaseModel)

@@ -209,6 +209,8 @@ def known_gpu(profile: HardwareProfile) -> str:
     Alike are accelerators of one architecture with as many multiprocessors whose memory, memory bandwidth, board power and
     links to the others of a node differ by less than `ALIKE`; of several the closest.
     """
+    if profile.name in profile_names() and load_hardware(profile.name).gpu.name == profile.gpu.name:
+        return profile.gpu.name
     own, found = _figures(profile), []
     for name, chip, figures in _shipped_gpus():
         if name == profile.gpu.name:
@@ -222,7 +224,7 @@ def known_gpu(profile: HardwareProfile) -> str:
 @lru_cache(maxsize=1)
 def _shipped_gpus() -> tuple[tuple[str, tuple[str, int], tuple[float, ...]], ...]:
     """Name, (architecture, multiprocessors) and figures of the accelerator of every shipped profile."""
-    profiles = [load_hardware(name) for name in profile_names()]
+    profiles = [read_profile(name, constants=False) for name in profile_names()]
     return tuple((p.gpu.name, (p.gpu.architecture, p.gpu.sm_count.value), _figures(p)) for p in profiles)
 
 
