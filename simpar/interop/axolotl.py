@@ -17,6 +17,8 @@ from simpar.specs.scenario import Scenario
 
 _LOSSES: Final = {"auto": None, "unfused": None, "fused": "liger_cross_entropy", "linear": "liger_fused_linear_cross_entropy",
                   "tiled": "cut_cross_entropy", "chunked": "chunked_cross_entropy"}  # fmt: skip
+OPTIMIZERS: Final = {**huggingface.OPTIMIZERS, "adamw-4bit": "ao_adamw_4bit", "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
+"""transformers' names, and axolotl's own (CustomSupportedOptimizers)."""
 _LIGER: Final = "axolotl.integrations.liger.LigerPlugin"
 _CUT: Final = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
@@ -24,7 +26,7 @@ _CUT: Final = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario axolotl cannot run or its file cannot say."""
     plain = {"training.optimizer_in_backward": False}
-    found = list(rules(scenario, "axolotl", zero=(0, 1, 2, 3), losses=_LOSSES, optimizers=huggingface.OPTIMIZERS, plain=plain))
+    found = list(rules(scenario, "axolotl", zero=(0, 1, 2, 3), losses=_LOSSES, optimizers=OPTIMIZERS, plain=plain))
     return [*found, *_rules(scenario)] if isinstance(scenario.model, TransformerSpec) else found
 
 
@@ -49,7 +51,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         "base_model": hub_name(scenario), "output_dir": "out", "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
         "sequence_len": training.sequence_length, "sample_packing": True, "pad_to_sequence_len": True,
         "micro_batch_size": training.micro_batch_size, "gradient_accumulation_steps": accumulation(scenario), "max_steps": 50,
-        "optimizer": huggingface.OPTIMIZERS.get(training.optimizer, "adamw_torch_fused"), "learning_rate": 2e-5,
+        "optimizer": OPTIMIZERS.get(training.optimizer, "adamw_torch_fused"), "learning_rate": 2e-5,
         "bf16": training.precision == "bf16", "fp16": training.precision == "fp16", "tf32": training.precision == "tf32",
         "gradient_checkpointing": "offload" if full and offloads else full, "flash_attention": True,
         "torch_compile": bool(meaning(scenario)["training.compile"]),

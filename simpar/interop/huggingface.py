@@ -17,9 +17,9 @@ from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 OPTIMIZERS: Final = {
-    "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit",
-    "adamw-8bit-paged": "paged_adamw_8bit", "adamw-4bit": "adamw_torch_4bit", "adamw-fp8": "adamw_torch_8bit", "adafactor": "adafactor", "lion": "lion_32bit",
-    "sgd": "sgd",
+    "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit", "sgd": "sgd",
+    "adamw-8bit-paged": "paged_adamw_8bit", "adamw-4bit": "adamw_torch_4bit", "adamw-fp8": "adamw_torch_8bit",
+    "adafactor": "adafactor", "lion": "lion_32bit",
 }  # fmt: skip
 """transformers.training_args.OptimizerNames."""
 _LOSSES: Final = {"auto": None, "unfused": None, "linear": "Liger", "tiled": "chunked_nll"}
@@ -111,7 +111,8 @@ def accelerate_config(scenario: Scenario) -> dict[str, Any]:
     mixed = "no" if training.pure_bf16 or training.precision in ("fp32", "tf32") else training.precision
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "mixed_precision": mixed, "use_cpu": False,
-        "debug": False,         "num_processes": scenario.world_size, "num_machines": nodes, "machine_rank": 0, "rdzv_backend": "c10d",
+        "debug": False, "num_processes": scenario.world_size, "num_machines": nodes, "machine_rank": 0,
+        "rdzv_backend": "c10d",
         "main_training_function": "main", "downcast_bf16": "no", "same_network": True,
     }  # fmt: skip
     if kind == "DEEPSPEED":

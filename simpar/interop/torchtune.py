@@ -51,8 +51,10 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.precision", "fp16", "torchtune trains in bf16 or fp32", "bf16 or fp32")
     if training.base_weights == "int8":
         yield Violation("training.base_weights", "int8", "torchtune's QLoRA is nf4", "nf4, nf4-double or auto")
-    if training.trainable == "lora" and (plan.tp > 1 or training.optimizer_in_backward):
-        yield Violation("training.trainable", "lora", "torchtune's LoRA recipes have neither tensor parallelism nor it", "all")
+    if training.trainable == "lora" and (plan.tp > 1 or plan.cp > 1 or plan.shard_size or training.optimizer_in_backward):
+        yield Violation(
+            "training.trainable", "lora", "torchtune's LoRA recipes shard over all ranks and update after the backward", "all"
+        )
     if training.optimizer_in_backward and accumulation(scenario) > 1:
         rule = "torchtune updates in the backward of one micro-batch"
         yield Violation("training.optimizer_in_backward", True, rule, "a global batch of one micro-batch per rank, or false")
@@ -101,8 +103,12 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
     }  # fmt: skip
     if training.trainable == "all":
         found["optimizer_in_bwd"] = training.optimizer_in_backward
-    if scenario.world_size > 1:
+    if scenario.world_size > 1 and training.trainable == "lora":
+        found |= {"fsdp_cpu_offload": plan.offload.parameters, "fsdp_reshard_after_forward": plan.reshard_after_forward}
+    elif scenario.world_size > 1:
         replicas, shards = replicas_and_shards(scenario)
+        if plan.tp > 1:
+            found["tensor_parallel_plan"] = {"_component_": "torchtune.models.llama3.base_llama_tp_plan"}
         found |= {
             "tensor_parallel_dim": plan.tp, "context_parallel_dim": plan.cp, "data_parallel_replicate_dim": replicas,
             "data_parallel_shard_dim": shards, "fsdp_cpu_offload": plan.offload.parameters,
