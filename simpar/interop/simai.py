@@ -12,7 +12,7 @@ from typing import Final
 from simpar.errors import InputError, Violation
 from simpar.interop.chakra import calls_of
 from simpar.parallel.keys import BlockOp, Gather, Reduce
-from simpar.parallel.layout import boundary_bytes
+from simpar.parallel.pipeline import boundary_bytes
 from simpar.result.interpret import Priced
 from simpar.specs.scenario import Scenario
 from simpar.step import prepare, run
