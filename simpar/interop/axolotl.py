@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import huggingface
-from simpar.interop.finetune import accumulation, hub_name, lora_modules, replicas_and_shards, rules
+from simpar.interop.finetune import accumulation, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
 from simpar.interop.launch import rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 _LOSSES: Final = {"auto": None, "unfused": None, "fused": "liger_cross_entropy", "linear": "liger_fused_linear_cross_entropy",
@@ -27,7 +26,7 @@ def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario axolotl cannot run or its file cannot say."""
     plain = {"training.optimizer_in_backward": False}
     found = list(rules(scenario, "axolotl", zero=(0, 1, 2, 3), losses=_LOSSES, optimizers=OPTIMIZERS, plain=plain))
-    return [*found, *_rules(scenario)] if isinstance(scenario.model, TransformerSpec) else found
+    return [*found, *_rules(scenario)] if fine_tunes(scenario) else found
 
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed
-from simpar.interop.finetune import accumulation, hub_name, lora_modules, replicas_and_shards, rules
+from simpar.interop.finetune import accumulation, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
 from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 OPTIMIZERS: Final = {
@@ -29,7 +28,7 @@ def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario the Trainer cannot run or its files cannot say."""
     plain = {"plan.ep": 1, "training.optimizer_in_backward": False}
     found = list(rules(scenario, "the Trainer", zero=(0, 1, 2, 3), losses=_LOSSES, optimizers=OPTIMIZERS, plain=plain))
-    return [*found, *_rules(scenario)] if isinstance(scenario.model, TransformerSpec) else found
+    return [*found, *_rules(scenario)] if fine_tunes(scenario) else found
 
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:

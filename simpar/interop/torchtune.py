@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop.finetune import accumulation, preset_of, replicas_and_shards, rules
+from simpar.interop.finetune import accumulation, fine_tunes, preset_of, replicas_and_shards, rules
 from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
 from simpar.interop.meaning import meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 _MODELS: Final = {
@@ -39,7 +38,7 @@ def violations(scenario: Scenario) -> list[Violation]:
     found = list(
         rules(scenario, "torchtune", zero=(0, 3), losses=_LOSSES, optimizers=_OPTIMIZERS, plain={"training.fused_kernels": False})
     )
-    return [*found, *_rules(scenario)] if isinstance(scenario.model, TransformerSpec) else found
+    return [*found, *_rules(scenario)] if fine_tunes(scenario) else found
 
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:
