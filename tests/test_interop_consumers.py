@@ -6,7 +6,9 @@ Lists (tests/data/frameworks): names taken from the projects' sources at the com
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
+import re
 import shlex
 import sys
 import tomllib
@@ -40,6 +42,27 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"zero_stage": 3, "shard_size": 8}, {"zero_stage": 0}, {"zero_stage": 3, "compile": True, "tp": 2, "overlap_tp": True},
         {"zero_stage": 3, "pp": 4, "schedule": "interleaved", "virtual_stages": 2, "cross_entropy": "chunked"},
     ],
+    "huggingface": [
+        {"zero_stage": 3}, {"zero_stage": 3, "recompute": "full", "fused_kernels": True, "cross_entropy": "linear"},
+        {"zero_stage": 2, "sequence_parallel": False}, {"zero_stage": 3, "shard_size": 8}, {"zero_stage": 0},
+        {"zero_stage": 3, "trainable": "lora", "lora_modules": "all", "base_weights": "nf4-double",
+         "optimizer": "adamw-8bit-paged"},
+        {"zero_stage": 3, "offload": {"optimizer": True, "parameters": True}, "optimizer": "adafactor"},
+    ],
+    "axolotl": [
+        {"zero_stage": 3}, {"zero_stage": 3, "recompute": "full", "fused_kernels": True, "cross_entropy": "linear"},
+        {"zero_stage": 3, "recompute": "full", "offload": {"activations": 1.0}, "cross_entropy": "tiled"},
+        {"zero_stage": 1, "sequence_parallel": False, "optimizer": "adamw-8bit"},
+        {"zero_stage": 3, "trainable": "lora", "lora_rank": 64, "base_weights": "int8"},
+        {"zero_stage": 3, "shard_size": 8, "cp": 2, "cp_style": "ring", "tp": 2, "sequence_parallel": False},
+    ],
+    "torchtune": [
+        {"zero_stage": 3}, {"zero_stage": 3, "recompute": "full", "offload": {"activations": 1.0}, "optimizer": "adamw-4bit"},
+        {"zero_stage": 3, "shard_size": 8, "cross_entropy": "chunked", "compile": True},
+        {"zero_stage": 3, "tp": 2, "sequence_parallel": False},
+        {"zero_stage": 3, "trainable": "lora", "lora_modules": "all", "base_weights": "nf4"},
+        {"zero_stage": 3, "global_batch_size": 16, "optimizer_in_backward": True, "optimizer": "adamw-8bit-paged"},
+    ],
     "nanotron": [
         {"zero_stage": 1, "sequence_parallel": True}, {"zero_stage": 0, "tp": 4, "sequence_parallel": True, "overlap_tp": True},
         {"zero_stage": 1, "tp": 2, "sequence_parallel": False, "recompute": "full"},
@@ -53,10 +76,13 @@ CASES: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
+FRAMEWORKS = {"huggingface": "trl", "axolotl": "transformers"}
+
+
 def scenario_for(name: str, changes: dict[str, Any]) -> Scenario:
     return simpar.load(
-        model="llama3.1-8b", hardware="dgx-h100", num_nodes=2, framework=name, global_batch_size=64, sequence_length=4096,
-        **{"tp": 1, **changes},
+        model="llama3.1-8b", hardware="dgx-h100", num_nodes=2, framework=FRAMEWORKS.get(name, name), sequence_length=4096,
+        **{"tp": 1, "global_batch_size": 64, **changes},
     )  # fmt: skip
 
 
@@ -175,6 +201,90 @@ def test_deepspeed_parses_its_configuration(changes: dict[str, Any], monkeypatch
     assert not [text for text in unknown if "unknown" in text.lower() or "extra" in text.lower()]
     assert (found.zero_config.offload_optimizer is not None) == plan.offload.optimizer
     assert "deepspeed" in sys.modules
+
+
+# -- fine-tuning -----------------------------------------------------------------------------------------------------------
+
+
+@cases("huggingface")
+def test_training_arguments(changes: dict[str, Any]) -> None:
+    """Fields and values are those of the installed transformers."""
+    arguments = pytest.importorskip("transformers.training_args", reason="needs transformers")
+    scenario = scenario_for("huggingface", changes)
+    files = export_files("huggingface", scenario)
+    table = parse_yaml(files["training_args.yaml"], "training_args.yaml")
+    known = {f.name: f for f in dataclasses.fields(arguments.TrainingArguments)}
+    assert set(table) <= set(known)
+    assert table["optim"] in {o.value for o in arguments.OptimizerNames}
+    batch = table["per_device_train_batch_size"] * table["gradient_accumulation_steps"]
+    assert batch * (scenario.world_size // (scenario.plan.tp * scenario.plan.cp)) == scenario.training.global_batch_size
+    checkpointed = parse_yaml(files["accelerate.yaml"], "a").get("fsdp_config", {}).get("fsdp_activation_checkpointing", False)
+    assert not (checkpointed and table["gradient_checkpointing"])
+    assert (checkpointed or table["gradient_checkpointing"]) == (scenario.plan.recompute == "full")
+    assert ("deepspeed" in table) == ("deepspeed.json" in files)
+
+
+@cases("huggingface")
+def test_arguments_of_trl(changes: dict[str, Any]) -> None:
+    trl = pytest.importorskip("trl", reason="needs trl")
+    table = parse_yaml(export_files("huggingface", scenario_for("huggingface", changes))["sft.yaml"], "sft.yaml")
+    known = {f.name for kind in (trl.SFTConfig, trl.ModelConfig, trl.ScriptArguments) for f in dataclasses.fields(kind)}
+    assert set(table) <= known
+
+
+@cases("huggingface")
+def test_accelerate_reads_its_configuration(changes: dict[str, Any], tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="needs accelerate")
+    launch = pytest.importorskip("accelerate.commands.launch", reason="needs accelerate")
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(export_files("huggingface", scenario_for("huggingface", changes))["accelerate.yaml"])
+    found = config_args.load_config_from_file(str(path))
+    options_known = {a.dest for a in launch.launch_command_parser()._actions}
+    for part in ("fsdp_config", "parallelism_config", "deepspeed_config"):
+        assert set(getattr(found, part) or {}) <= options_known
+
+
+@cases("axolotl")
+def test_keys_of_axolotl(changes: dict[str, Any]) -> None:
+    listed = json.loads((LISTS / "axolotl.json").read_text())
+    table = parse_yaml(export_files("axolotl", scenario_for("axolotl", changes))["axolotl.yaml"], "axolotl.yaml")
+    assert set(table) <= set(listed["keys"])
+    assert set(table.get("fsdp_config", {})) <= set(listed["fsdp_config"])
+    assert ("cut_cross_entropy" in table) == any("CutCrossEntropy" in p for p in table.get("plugins", []))
+
+
+@cases("torchtune")
+def test_keys_of_torchtune(changes: dict[str, Any]) -> None:
+    listed = json.loads((LISTS / "torchtune.json").read_text())
+    scenario = scenario_for("torchtune", changes)
+    files = export_files("torchtune", scenario)
+    table = parse_yaml(files["torchtune.yaml"], "torchtune.yaml")
+    recipe = re.search(r"\b(?:full|lora)_finetune_\w+", files["torchtune.sh"])
+    assert recipe is not None
+    assert set(table) <= set(listed["recipes"][recipe[0]])
+    module, _, builder = table["model"].pop("_component_").rpartition(".")
+    assert builder in listed["components"][module]
+    if scenario.training.trainable == "lora":
+        assert set(table["model"]) <= set(listed["components"]["lora_llama3_1_8b"])
+    module, _, loss = table["loss"]["_component_"].rpartition(".")
+    assert module == "torch.nn" or loss in listed["components"][module]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("huggingface", {"zero_stage": 3, "cross_entropy": "chunked"}, "training.cross_entropy"),
+        ("huggingface", {"zero_stage": 3, "optimizer": "muon"}, "training.optimizer"),
+        ("huggingface", {"zero_stage": 3, "pp": 2}, "plan.pp"),
+        ("axolotl", {"zero_stage": 3, "recompute": "selective"}, "plan.recompute"),
+        ("torchtune", {"zero_stage": 2}, "plan.zero_stage"),
+        ("torchtune", {"zero_stage": 3, "optimizer_in_backward": True}, "training.optimizer_in_backward"),
+        ("torchtune", {"zero_stage": 3, "fused_kernels": True}, "training.fused_kernels"),
+    ],
+)
+def test_options_that_a_framework_does_not_have_are_refused(name: str, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=re.escape(field)):
+        export_files(name, scenario_for("megatron-core" if name == "x" else name, changes))
 
 
 # -- Megatron-LM -----------------------------------------------------------------------------------------------------------

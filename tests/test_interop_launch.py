@@ -29,11 +29,14 @@ ROOT = Path(__file__).parent.parent
 SCENARIOS = ROOT / "scenarios"
 LLAMA = SCENARIOS / "llama3.1-70b_h100x64_tp4cp2pp4.toml"
 GUIDE = ROOT / "docs" / "export.md"
+FULLY_SHARDED = ["framework=transformers", "plan.tp=1", "plan.cp=1", "plan.pp=1", "plan.dp=64", "plan.virtual_stages=1",
+                 "plan.schedule=1f1b", "plan.overlap_tp=false", "plan.zero_stage=3"]  # fmt: skip
 CHANGES = {
     "megatron": [],
     "torchtitan": ["plan.zero_stage=3", "plan.overlap_tp=false", "training.gradient_dtype=fp32"],
     "deepspeed": ["plan.overlap_tp=false", "plan.sequence_parallel=false", "plan.cp=1", "plan.dp=4", "plan.virtual_stages=1",
                   "plan.schedule=1f1b"],
+    "huggingface": FULLY_SHARDED, "axolotl": FULLY_SHARDED, "torchtune": FULLY_SHARDED,
     "nanotron": ["plan.overlap_tp=false", "plan.cp=1", "plan.dp=16", "plan.pp=1", "plan.virtual_stages=1", "plan.schedule=1f1b",
                  "plan.overlap_param_gather=false", "training.gradient_dtype=fp32"],
 }  # fmt: skip
@@ -59,7 +62,8 @@ def test_every_format_writes_sound_files(name: str) -> None:
         elif file.endswith(".py"):
             compile(text, file, "exec")
     script = files[f"{name}.sh"]
-    assert "torchrun --nnodes 8 --nproc-per-node 8" in script
+    started = {"huggingface": "accelerate launch", "torchtune": "tune run --nnodes 8 --nproc_per_node 8"}
+    assert started.get(name, "torchrun --nnodes 8 --nproc-per-node 8") in script
     assert "#SBATCH --nodes=8" in files[f"{name}.sbatch"]
     assert len(files["rank_map.csv"].splitlines()) == 65
 

@@ -18,12 +18,16 @@ from simpar.interop.export import FORMATS, export_files
 from simpar.specs.scenario import Scenario, make_scenario
 
 CONFIGS = sorted((Path(__file__).parent / "data" / "hf").glob("*.json"))
-FRAMEWORKS: Final = {"megatron": "megatron-core", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "nanotron": "nanotron"}
+FRAMEWORKS: Final = {
+    "megatron": "megatron-core", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "nanotron": "nanotron",
+    "huggingface": "transformers", "axolotl": "transformers", "torchtune": "torchtune",
+}  # fmt: skip
 PLANS: Final[dict[str, dict[str, Any]]] = {
     "megatron": {"tp": 2, "dp": 8},
     "torchtitan": {"zero_stage": 3},
     "deepspeed": {"zero_stage": 1},
     "nanotron": {"tp": 2, "sequence_parallel": True},
+    **{name: {"zero_stage": 3} for name in ("huggingface", "axolotl", "torchtune")},
 }
 LOADERS: Final[dict[str, Callable[..., Imported]]] = {
     "megatron": megatron_import.load, "torchtitan": torchtitan_import.load, "nanotron": nanotron.load,
@@ -36,7 +40,8 @@ REFUSED: Final = {
     "nanotron": {
         "bloom", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gpt2", "gpt_neox", "qwen2_moe", "qwen3", "qwen3_moe",
     },
-    "deepspeed": set(),
+    "deepspeed": set(), "huggingface": set(), "axolotl": set(),
+    "torchtune": {path.name.partition(".")[0] for path in CONFIGS},
 }  # fmt: skip
 """Families that a framework's file cannot say; all others must go out."""
 LLAMA: Final = {

@@ -322,6 +322,9 @@ def test_megatron_bridge_says_what_the_flags_say(tmp_path: Path) -> None:
         words("--accumulate-allreduce-grads-in-fp32 --padded-vocab-size 128256", "--vocab-size 128256"), **WHERE
     ).scenario
     assert meaning(found) == meaning(wanted)
+    printed = f"done with setup ...\n------- Task Configuration -------\n{BRIDGE}{'-' * 34}\ntraining ...\n"
+    log = saved(tmp_path, "train.log", printed)
+    assert meaning(load_config(log, **WHERE).scenario) == meaning(wanted)
     padded = BRIDGE.replace("vocab_size: 128256", "vocab_size: 128001\n  should_pad_vocab: true")
     assert load_config(saved(tmp_path, "p.yaml", padded), **WHERE).scenario.model.vocab_size == 128256  # type: ignore[union-attr]
     fp8 = load_config(saved(tmp_path, "f.yaml", BRIDGE.replace("bf16_mixed", "bf16_with_mxfp8_mixed")), **WHERE).scenario

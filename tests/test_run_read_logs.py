@@ -122,6 +122,22 @@ def test_torchtitan_rates_are_per_device(tmp_path: Path) -> None:
     assert (row["mem_gib"], row["mem_kind"]) == (39.5, "max reserved")
 
 
+def test_the_first_line_of_core_016_leaves_its_clock_running(tmp_path: Path) -> None:
+    """Iteration 1 has a line of its own since 2026, and the next interval still holds it: 2 % above the others here."""
+    text = iteration(1, 60000.0) + iteration(10, 8160.0) + "".join(iteration(s, 8000.0) for s in range(20, 100, 10))
+    row = read_run(SCENARIO, [written(tmp_path, text)]).row
+    assert row["extra"]["warm_up_intervals"] == 2
+    assert row["extra"]["step_time"]["most_s"] == 8.0
+
+
+def test_checkpoints_of_torchtitan_lie_inside_their_interval(tmp_path: Path) -> None:
+    saves = "[titan] 2026-01-01 00:00:50,000 - root - INFO - Finished saving the checkpoint in 12.34 seconds.\n"
+    text = "".join((saves if s == 60 else "") + titan(s, "1,000" if s == 60 else "1,024") for s in range(10, 120, 10))
+    row = read_run(TITAN, [written(tmp_path, text)]).row
+    assert row["extra"]["apart"]["checkpoint"]["intervals"] == 1
+    assert row["extra"]["step_time"]["least_s"] == row["extra"]["step_time"]["most_s"]
+
+
 def test_nanotron_has_three_digits(tmp_path: Path) -> None:
     scenario = simpar.load(SCENARIO, framework="nanotron", framework_version=None)
     for key in ("elapsed_time_per_iteration_ms", "time_per_iteration_ms"):
@@ -300,6 +316,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_bad_logs_get_one_message(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         read_run(SCENARIO, [written(tmp_path, text)])
+
+
+def test_a_run_out_of_memory_is_a_row(tmp_path: Path) -> None:
+    error = (
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB\n"
+    )
+    row = read_run(SCENARIO, [written(tmp_path, "building model\n" + error)]).row
+    assert row["oom"] is True
+    assert run_of(json.loads(json.dumps(row))).measured.out_of_memory
+    steps = "".join(iteration(s, 8000.0) for s in range(1, 9))
+    found = read_run(SCENARIO, [written(tmp_path, steps + error)])
+    assert "oom" not in found.row
+    assert any("out of memory" in note for note in found.notes)
+
+
+def test_wandbs_own_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"output\.log"):
+        read_log(written(tmp_path, "x", "run-1.wandb"))
 
 
 def test_other_languages_thousands(tmp_path: Path) -> None:

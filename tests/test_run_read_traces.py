@@ -100,6 +100,19 @@ def test_a_device_by_hand(tmp_path: Path) -> None:
     assert row["extra"]["traces"]["late_first"] == {"1": 2}
 
 
+def test_work_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
+    """The host runs ahead: it launches all of step 1 at once, and the device is at it when step 2 begins on the host."""
+    value = device_trace(0, 0.0)
+    for event in value["traceEvents"]:
+        if event["cat"] == "cuda_runtime" and event["args"]["correlation"] < 10:
+            event["ts"] = 1.0
+        if event["cat"] == "kernel":
+            event["ts"] += 700.0
+    first = read_rank(saved(tmp_path, "rank0.json", value)).steps[0]
+    assert (first.kernels, first.compute_s) == (1, pytest.approx(400e-6))
+    assert first.communication_s == pytest.approx(500e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -245,6 +258,13 @@ def test_nothing_of_a_pickle_is_run(tmp_path: Path) -> None:
         with suppress(InputError):
             load_inert(archive, "a checkpoint")
         assert not mark.exists()
+
+
+def test_a_pickle_that_asks_for_room_is_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(b"\x80\x02]r\xff\xff\xff\x0f.")
+    with pytest.raises(InputError, match="numbers a value"):
+        load_plain(path, "a dump")
 
 
 @settings(max_examples=100, deadline=None)

@@ -11,9 +11,7 @@ from simpar.cli.options import ScenarioFile, SetOption, SizeOption
 
 
 def export(
-    framework: Annotated[
-        str, typer.Argument(help="megatron, torchtitan, deepspeed, nanotron, huggingface, axolotl, torchtune; chakra or simai.")
-    ],
+    framework: Annotated[str, typer.Argument(help="The format, such as megatron or huggingface; docs/export.md lists them.")],
     scenario: ScenarioFile,
     overrides: SetOption = None,
     limit: SizeOption = None,
@@ -23,7 +21,21 @@ def export(
     from simpar.interop.export import export_files, write_files
     from simpar.specs.scenario import read_scenario
 
-    files = export_files(framework, read_scenario(scenario, overrides))
+    made = read_scenario(scenario, overrides)
+    if framework == "chakra":
+        from simpar.interop.chakra import write
+
+        if out is None:
+            raise typer.BadParameter("chakra writes a file for every rank: --out FOLDER")
+        paths = write(made, out)
+        print(f"wrote {paths[0]} to {paths[-2].name} and {paths[-1].name} in {out}")
+        return
+    if framework == "simai":
+        from simpar.interop.simai import export as workload
+
+        files = workload(made)
+    else:
+        files = export_files(framework, made)
     if out is None:
         print(next(iter(files.values())), end="")
         return

@@ -105,6 +105,8 @@ def _shown(row: dict[str, Any]) -> list[str]:
     lines = [row["id"]]
     if "step_time_s" in row:
         lines.append(f"  step time       {row['step_time_s']:.4g} s (median)")
+    if row.get("oom"):
+        lines.append("  out of memory   before a step was done")
     if steps := extra.get("step_time"):
         lines.append(
             f"  over            {steps['steps']} steps in {steps['count']} figures, {extra['warm_up_intervals']} dropped: "

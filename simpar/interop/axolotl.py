@@ -8,15 +8,16 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import huggingface
-from simpar.interop.finetune import accumulation, hub_name, lora_modules, replicas_and_shards, rules
+from simpar.interop.finetune import accumulation, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
 from simpar.interop.launch import rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 _LOSSES: Final = {"auto": None, "unfused": None, "fused": "liger_cross_entropy", "linear": "liger_fused_linear_cross_entropy",
                   "tiled": "cut_cross_entropy", "chunked": "chunked_cross_entropy"}  # fmt: skip
+OPTIMIZERS: Final = {**huggingface.OPTIMIZERS, "adamw-4bit": "ao_adamw_4bit", "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
+"""transformers' names, and axolotl's own (CustomSupportedOptimizers)."""
 _LIGER: Final = "axolotl.integrations.liger.LigerPlugin"
 _CUT: Final = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
@@ -24,8 +25,8 @@ _CUT: Final = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario axolotl cannot run or its file cannot say."""
     plain = {"training.optimizer_in_backward": False}
-    found = list(rules(scenario, "axolotl", zero=(0, 1, 2, 3), losses=_LOSSES, optimizers=huggingface.OPTIMIZERS, plain=plain))
-    return [*found, *_rules(scenario)] if isinstance(scenario.model, TransformerSpec) else found
+    found = list(rules(scenario, "axolotl", zero=(0, 1, 2, 3), losses=_LOSSES, optimizers=OPTIMIZERS, plain=plain))
+    return [*found, *_rules(scenario)] if fine_tunes(scenario) else found
 
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:
@@ -49,7 +50,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
         "base_model": hub_name(scenario), "output_dir": "out", "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
         "sequence_len": training.sequence_length, "sample_packing": True, "pad_to_sequence_len": True,
         "micro_batch_size": training.micro_batch_size, "gradient_accumulation_steps": accumulation(scenario), "max_steps": 50,
-        "optimizer": huggingface.OPTIMIZERS.get(training.optimizer, "adamw_torch_fused"), "learning_rate": 2e-5,
+        "optimizer": OPTIMIZERS.get(training.optimizer, "adamw_torch_fused"), "learning_rate": 2e-5,
         "bf16": training.precision == "bf16", "fp16": training.precision == "fp16", "tf32": training.precision == "tf32",
         "gradient_checkpointing": "offload" if full and offloads else full, "flash_attention": True,
         "torch_compile": bool(meaning(scenario)["training.compile"]),

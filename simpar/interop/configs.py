@@ -13,6 +13,7 @@ from simpar.interop.carried import Imported
 from simpar.interop.deepspeed_import import load as load_deepspeed
 from simpar.interop.gpt_neox import load as load_neox
 from simpar.interop.megatron_bridge import load as load_bridge
+from simpar.interop.megatron_bridge import printed_in
 from simpar.interop.megatron_table import arguments_in, arguments_of_checkpoint, flags_of
 from simpar.interop.primus import load as load_primus
 from simpar.interop.verl import load as load_verl
@@ -51,6 +52,8 @@ def load_config(
         return _json(text, path, outside, more)
     if arguments_in(text) or path.suffix in (".sh", ".sbatch"):
         return megatron_import.load(text, file=str(path), accept=accept, **outside)
+    if printed_in(text):
+        return load_bridge(text, file=str(path), accept=accept, **outside)
     names = ", ".join(name for name, _, _ in YAML)
     right = f"a configuration of torchtitan, DeepSpeed, {names}, a log with Megatron's arguments, or a checkpoint of it"
     raise InputError(f"{path}: is no configuration that is read; expected {right}")

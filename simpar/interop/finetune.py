@@ -40,8 +40,8 @@ def rules(scenario: Scenario, framework: str, *, zero: Collection[int], losses: 
         plain: further fields without a setting, and the value that it runs.
     """
     yield from gpu_violations(scenario, framework)
-    if not isinstance(scenario.model, TransformerSpec):
-        yield Violation("model", scenario.model.kind, f"{framework} fine-tunes transformers", "a model of kind transformer")
+    if not fine_tunes(scenario):
+        yield Violation("model", scenario.model.kind, f"{framework} fine-tunes models of transformers", "a model of its classes")
         return
     means, plan, training = meaning(scenario), scenario.plan, scenario.training
     for path, value in {**_PLAIN, **(plain or {})}.items():
@@ -64,6 +64,11 @@ def rules(scenario: Scenario, framework: str, *, zero: Collection[int], losses: 
         yield Violation("plan.offload.activations", plan.offload.activations, "all activations go to the host or none", "0 or 1")
     if training.base_weights != "auto" and training.trainable != "lora":
         yield Violation("training.base_weights", training.base_weights, "quantises frozen weights", 'auto, or trainable = "lora"')
+
+
+def fine_tunes(scenario: Scenario) -> bool:
+    """Whether the model is one of a framework that fine-tunes: no plain MLP, CNN or encoder-decoder of a paper."""
+    return isinstance(scenario.model, TransformerSpec) or scenario.model.kind not in ("mlp", "cnn")
 
 
 def accumulation(scenario: Scenario) -> int:
@@ -96,4 +101,15 @@ def replicas_and_shards(scenario: Scenario) -> tuple[int, int]:
     return dp // max(shards, 1), max(shards, 1)
 
 
-__all__ = ["ALL", "ATTENTION", "HUB", "accumulation", "hub_name", "lora_modules", "preset_of", "replicas_and_shards", "rules"]
+__all__ = [
+    "ALL",
+    "ATTENTION",
+    "HUB",
+    "accumulation",
+    "fine_tunes",
+    "hub_name",
+    "lora_modules",
+    "preset_of",
+    "replicas_and_shards",
+    "rules",
+]

@@ -9,17 +9,16 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed
-from simpar.interop.finetune import accumulation, hub_name, lora_modules, replicas_and_shards, rules
+from simpar.interop.finetune import accumulation, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
 from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 OPTIMIZERS: Final = {
-    "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit",
+    "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit", "sgd": "sgd",
     "adamw-8bit-paged": "paged_adamw_8bit", "adamw-4bit": "adamw_torch_4bit", "adamw-fp8": "adamw_torch_8bit",
-    "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd",
+    "adafactor": "adafactor", "lion": "lion_32bit",
 }  # fmt: skip
 """transformers.training_args.OptimizerNames."""
 _LOSSES: Final = {"auto": None, "unfused": None, "linear": "Liger", "tiled": "chunked_nll"}
@@ -29,7 +28,7 @@ def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario the Trainer cannot run or its files cannot say."""
     plain = {"plan.ep": 1, "training.optimizer_in_backward": False}
     found = list(rules(scenario, "the Trainer", zero=(0, 1, 2, 3), losses=_LOSSES, optimizers=OPTIMIZERS, plain=plain))
-    return [*found, *_rules(scenario)] if isinstance(scenario.model, TransformerSpec) else found
+    return [*found, *_rules(scenario)] if fine_tunes(scenario) else found
 
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:
@@ -111,7 +110,8 @@ def accelerate_config(scenario: Scenario) -> dict[str, Any]:
     mixed = "no" if training.pure_bf16 or training.precision in ("fp32", "tf32") else training.precision
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "distributed_type": kind, "mixed_precision": mixed, "use_cpu": False,
-        "debug": False, "num_processes": scenario.world_size, "num_machines": nodes, "machine_rank": 0, "rdzv_backend": "c10d",
+        "debug": False, "num_processes": scenario.world_size, "num_machines": nodes, "machine_rank": 0,
+        "rdzv_backend": "c10d",
         "main_training_function": "main", "downcast_bf16": "no", "same_network": True,
     }  # fmt: skip
     if kind == "DEEPSPEED":

@@ -57,6 +57,10 @@ def violations(scenario: Scenario) -> list[Violation]:
     if not isinstance(scenario.model, TransformerSpec):
         return [Violation("model", scenario.model.kind, "Megatron-LM trains transformers", "a model of kind transformer")]
     found = [*gpu_violations(scenario, "Megatron-LM"), *_plan_rules(scenario), *_expert_rules(scenario), *_training_rules(scenario)]
+    reach = scenario.model.max_position_embeddings
+    if scenario.model.position == "learned" and reach < scenario.training.sequence_length:
+        rule = "longer than the positions that the model learns (max_position_embeddings)"
+        found.append(Violation("training.sequence_length", scenario.training.sequence_length, rule, f"at most {reach}"))
     if scenario.model.num_nextn_predict_layers and scenario.model.position not in ("rope", "none"):
         rule = "multi-token prediction of Megatron-LM needs rotary positions"
         found.append(Violation("model.position", scenario.model.position, rule, "rope or none"))

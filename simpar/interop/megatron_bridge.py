@@ -6,6 +6,7 @@ Keys: megatron.bridge.training.config (ConfigContainer) of 0.6, whose model part
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -51,7 +52,7 @@ def load(
     Raises:
         InputError: no such configuration, or the rules of `megatron_import.load`.
     """
-    table = parse_yaml(text, file or "the configuration")
+    table = parse_yaml(printed_in(text) or text, file or "the configuration")
     if not isinstance(table, dict) or not isinstance(table.get("model"), dict) or not isinstance(table.get("train"), dict):
         raise InputError([Violation("file", file or "-", "is no run_config.yaml", "model and train tables")])
     if open_values := list(unresolved(table["model"]))[:4]:
@@ -59,6 +60,12 @@ def load(
     return of_flags(
         flags_of(arguments(table)), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True
     )
+
+
+def printed_in(text: str) -> str:
+    """The last configuration that a log prints; empty where it prints none."""
+    found = re.findall(r"^-+ Task Configuration -+\n(.*?)^-{5,}", text, re.S | re.M)
+    return found[-1] if found else ""
 
 
 def arguments(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,4 +148,4 @@ def _dtype(value: Any) -> str | None:
     return {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(name)
 
 
-__all__ = ["arguments", "load"]
+__all__ = ["arguments", "load", "printed_in"]

@@ -20,10 +20,10 @@ from simpar.specs.models_io import load_model
 
 _OPEN: Final = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 _DEFAULTS: Final[dict[str, Any]] = {
-    "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True, "bf16": True,
-    "accumulate_allreduce_grads_in_fp32": False, "moe_grouped_gemm": True, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+    "use_distributed_optimizer": True, "bf16": True, "use_flash_attn": True, "moe_grouped_gemm": True,
+    "moe_token_dispatcher_type": "alltoall", "hidden_dropout": 0.0, "attention_dropout": 0.0,
 }  # fmt: skip
-"""primus/configs/modules/megatron/trainer_base.yaml and pre_trainer.yaml, where they differ from Megatron-LM's."""
+"""Where primus/configs (modules/megatron/pre_trainer.yaml, models/megatron) at fd1eeabb differs from Megatron-LM's defaults."""
 
 
 @reader("file", "a YAML configuration of Primus")

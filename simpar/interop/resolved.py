@@ -52,7 +52,8 @@ def preset(text: str) -> str | None:
     plain = re.sub(r"\.(ya?ml|json)$", "", text.rstrip("/").rpartition("/")[2].lower())
     plain = re.sub(r"[\s_]+", "-", plain).removeprefix("meta-")
     plain = re.sub(r"-(instruct|base|chat|hf|pretrain|it)\b.*$", "", plain)
-    plain = re.sub(r"^llama-(\d)", r"llama\1", plain).replace("gpt-3", "gpt3")
+    plain = re.sub(r"-v\d\.\d$", "", re.sub(r"^llama-(\d)", r"llama\1", plain)).replace("gpt-3", "gpt3")
+    plain = re.sub(r"^llama3(?:\.3)?-(8b|70b)", r"llama3.1-\1", plain)  # of the same shapes
     wanted = re.sub(r"[^a-z0-9.]", "", plain)
     return next((n for n in model_names() if re.sub(r"[^a-z0-9.]", "", n.lower()) == wanted), None)
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop.finetune import accumulation, preset_of, replicas_and_shards, rules
+from simpar.interop.finetune import accumulation, fine_tunes, preset_of, replicas_and_shards, rules
 from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
 from simpar.interop.meaning import meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 _MODELS: Final = {
@@ -39,7 +38,7 @@ def violations(scenario: Scenario) -> list[Violation]:
     found = list(
         rules(scenario, "torchtune", zero=(0, 3), losses=_LOSSES, optimizers=_OPTIMIZERS, plain={"training.fused_kernels": False})
     )
-    return [*found, *_rules(scenario)] if isinstance(scenario.model, TransformerSpec) else found
+    return [*found, *_rules(scenario)] if fine_tunes(scenario) else found
 
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:
@@ -51,8 +50,10 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.precision", "fp16", "torchtune trains in bf16 or fp32", "bf16 or fp32")
     if training.base_weights == "int8":
         yield Violation("training.base_weights", "int8", "torchtune's QLoRA is nf4", "nf4, nf4-double or auto")
-    if training.trainable == "lora" and (plan.tp > 1 or training.optimizer_in_backward):
-        yield Violation("training.trainable", "lora", "torchtune's LoRA recipes have neither tensor parallelism nor it", "all")
+    if training.trainable == "lora" and (plan.tp > 1 or plan.cp > 1 or plan.shard_size or training.optimizer_in_backward):
+        yield Violation(
+            "training.trainable", "lora", "torchtune's LoRA recipes shard over all ranks and update after the backward", "all"
+        )
     if training.optimizer_in_backward and accumulation(scenario) > 1:
         rule = "torchtune updates in the backward of one micro-batch"
         yield Violation("training.optimizer_in_backward", True, rule, "a global batch of one micro-batch per rank, or false")
@@ -101,8 +102,12 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
     }  # fmt: skip
     if training.trainable == "all":
         found["optimizer_in_bwd"] = training.optimizer_in_backward
-    if scenario.world_size > 1:
+    if scenario.world_size > 1 and training.trainable == "lora":
+        found |= {"fsdp_cpu_offload": plan.offload.parameters, "fsdp_reshard_after_forward": plan.reshard_after_forward}
+    elif scenario.world_size > 1:
         replicas, shards = replicas_and_shards(scenario)
+        if plan.tp > 1:
+            found["tensor_parallel_plan"] = {"_component_": "torchtune.models.llama3.base_llama_tp_plan"}
         found |= {
             "tensor_parallel_dim": plan.tp, "context_parallel_dim": plan.cp, "data_parallel_replicate_dim": replicas,
             "data_parallel_shard_dim": shards, "fsdp_cpu_offload": plan.offload.parameters,

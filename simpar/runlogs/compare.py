@@ -17,7 +17,11 @@ _ARGUMENTS = {
 
 def stated_of(reading: LogReading) -> dict[str, int]:
     """Facts of the job that the log states, by the names of `_said`."""
-    found = {name: int(value) for name, value in reading.stated.items() if isinstance(value, int) and name != "total_parameters"}
+    found = {
+        name: int(value)
+        for name, value in reading.stated.items()
+        if isinstance(value, int) and not isinstance(value, bool) and name != "total_parameters"
+    }
     for argument, name in _ARGUMENTS.items():
         text = str(reading.stated.get("arguments", {}).get(argument, ""))
         if text.isdigit():

@@ -42,6 +42,9 @@ WRITTEN_BY: Final[dict[str, tuple[str, ...]]] = {
 """Format -> frameworks of scenarios whose runs may have written it."""
 
 
+_OUT_OF_MEMORY: Final = ("CUDA out of memory", "HIP out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
+
+
 def read_log(path: Path, chosen: str = "") -> LogReading:
     """What the log or store of metrics at `path` says.
 
@@ -64,6 +67,9 @@ def read_log(path: Path, chosen: str = "") -> LogReading:
 
 def _store(path: Path) -> Callable[[Path], Store] | None:
     name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".wandb"):
+        rule = "is W&B's own binary log, which is not read"
+        raise InputError(f"{path}: {rule}; give files/output.log beside it, or an export of its history (CSV, JSON lines)")
     if name.endswith(".csv"):
         return read_csv_store
     if name.endswith(".jsonl"):
@@ -90,7 +96,9 @@ def _folder(path: Path) -> LogReading:
 
 def _text(path: Path, chosen: str) -> LogReading:
     parsers = [kind(str(path)) for name, kind in PARSERS.items() if chosen in ("", name)]
+    out_of_memory = False
     for line in lines_of(path):
+        out_of_memory = out_of_memory or any(words in line.text for words in _OUT_OF_MEMORY)
         for parser in parsers:
             parser.feed(line)
     for parser in parsers:
@@ -101,7 +109,11 @@ def _text(path: Path, chosen: str) -> LogReading:
         for other in (p.reading for p in parsers if p.reading is not best):
             best.memory += other.memory if not best.memory else []
             best.stated = {**other.stated, **best.stated}
+        if out_of_memory:
+            best.notes.append("ends out of memory, after steps that fit")
         return best
+    if out_of_memory:
+        return LogReading(str(path), "", stated={"out_of_memory": True})
     partly = [p.reading.format for p in parsers if p.reading.notes or p.reading.stated]
     hint = f" (lines of {', '.join(partly)} that are cut)" if partly else ""
     raise InputError(

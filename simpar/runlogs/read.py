@@ -106,6 +106,12 @@ def read_run(
 def _logs(scenario: Scenario, readings: list[LogReading], found: _Found) -> None:
     for reading in readings:
         check_same_job(reading, scenario)
+    failed = [r for r in readings if r.stated.get("out_of_memory")]
+    readings = [r for r in readings if r not in failed]
+    if not readings:
+        found.columns["oom"] = True
+        found.notes.append(f"{failed[0].file}: out of memory before a step was done")
+        return
     training = scenario.training
     tokens = float(training.global_batch_size * training.sequence_length)
     steps = _joined(readings)
