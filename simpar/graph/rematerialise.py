@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from simpar.graph.differentiate import kept, makers
 from simpar.graph.kernels import KernelPlan
-from simpar.graph.types import Elementwise, Layer, Norm, View
+from simpar.graph.types import Attention, Elementwise, Layer, Norm, View
 from simpar.specs.recompute_modules import MODULES, Module
 
 
@@ -63,7 +63,12 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
     repeated = _between(layer, plan, dropped)
     parts: dict[str, float] = {}
     shares: dict[str, float] = {}
-    if "op" in recompute.modules:
+    if "op_unlisted" in recompute.modules:
+        # No product is among the ops that are saved: what attention puts out stays, and all before and after it runs again.
+        made_by = makers(layer, plan)
+        dropped |= {name for name in saved if name not in layer.inputs and not isinstance(made_by.get(name), Attention)}
+        repeated |= _between(layer, plan, dropped)
+    elif "op" in recompute.modules:
         names, again = _per_op(layer, plan)
         dropped, repeated = dropped | names, repeated | again
         parts, shares = _halves(layer, repeated)
