@@ -129,6 +129,8 @@ def applied(model: Any, routed: dict[int, float], head: int) -> float:
     found = float(head)
     for name, parameter in model.named_parameters():
         owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        if head and name.startswith("lm_head") and parameter.numel() == head:
+            continue  # the embedding under its other name
         if (
             parameter.dim() < 2
             or re.search("Embed|Norm", owner)
