@@ -45,6 +45,17 @@ def test_files_of_other_libraries(row: dict[str, Any]) -> None:
     assert totals(read(row["config"]), 64).parameters == row["parameters"]
 
 
+def test_a_family_without_a_line_is_built_by_what_its_file_switches_on() -> None:
+    plain = {"model_type": "unheard-of", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100,
+             "intermediate_size": 128}  # fmt: skip
+    switched = {**plain, "use_qk_norm": True, "add_qkv_bias": True, "mlp_bias": True}
+    few, more = (totals(read(table), 64).parameters for table in (plain, switched))
+    assert more - few == 3 * (2 * 16 + 3 * 64 + 2 * 128 + 64)
+    narrow = {**{k: v for k, v in plain.items() if k != "intermediate_size"}, "hidden_ratio": 4}
+    assert few - totals(read(narrow), 64).parameters == 3 * 3 * 64 * (128 - 256)
+    assert any("not in the table" in note for note in read(plain).notes)
+
+
 def test_a_generalised_delta_rule_is_counted_in_chunks() -> None:
     """RWKV-7: every matrix twice, and per head of 64 chunks of 16 with two more products of the keys than the delta rule."""
     row = next(row for row in OTHERS if row["config"].get("model_type") == "rwkv7")
