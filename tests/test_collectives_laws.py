@@ -307,3 +307,10 @@ def test_a_pair_in_a_full_mesh_has_the_links_to_each_other_alone(name: str, shar
     whole = hardware.scale_up.bandwidth.value
     assert geometry(hardware, packed(hardware, 2, 1)).link_bytes_per_s == pytest.approx(share * whole)
     assert geometry(hardware, packed(hardware, hardware.gpus_per_node, 1)).link_bytes_per_s == whole
+
+
+def test_rings_of_one_domain_end_where_nvls_takes_over() -> None:
+    laws = MODELS["dgx-h100"].laws("all_reduce", GroupPlacement(8, (8,), (8,), "leaf"))
+    ends = {law.algorithm: law.max_bytes for law in laws}
+    assert set(ends) == {"Ring", "NVLS"}
+    assert ends["Ring"] < ends["NVLS"] == float("inf")

@@ -176,13 +176,21 @@ def test_a_gated_unit_in_elementary_operations_keeps_three_tensors() -> None:
 
 @pytest.mark.parametrize(
     ("op", "function", "inputs"),
-    [("relu", F.relu, 1), ("multiply", torch.mul, 2), ("residual", torch.add, 2), ("tanh", torch.tanh, 1)],
+    [("multiply", torch.mul, 2), ("residual", torch.add, 2), ("tanh", torch.tanh, 1)],
 )
 def test_an_elementwise_function_keeps_what_its_derivative_needs(op: str, function: Any, inputs: int) -> None:
     layer = LayerBuilder("elementwise", axes())
     names = [layer.input(f"x{i}", "batch sequence hidden") for i in range(inputs)]
     done = layer.done(layer.elementwise("f", names, op))
     assert kept_bytes(function, *(tensor(B, S, H) for _ in names)) == expected_kept(done)
+
+
+def test_relu_keeps_what_it_makes_inside_a_layer() -> None:
+    """At a layer's end that is the next layer's input, which keeps it."""
+    layer = LayerBuilder("relu", axes())
+    made = layer.elementwise("relu", [layer.input("x", "batch sequence hidden")], "relu")
+    done = layer.done(layer.elementwise("more", [made], "residual"))
+    assert kept_bytes(lambda x: F.relu(x) + 1.0, tensor(B, S, H)) == expected_kept(done)
 
 
 def test_a_lookup_keeps_its_indices() -> None:

@@ -36,6 +36,35 @@ INEXACT = {"Step-3.7-Flash.json": 663_552}
 """Parameters beyond the reference, which counts the class's default vocabulary (81 words less), not the file's."""
 
 
+OTHERS = json.loads((DATA / "others.json").read_text())
+"""Files of libraries that are no dependency (flash-linear-attention, diffusers) and of remote code, with their counts."""
+
+
+@pytest.mark.parametrize("row", OTHERS, ids=lambda row: str(row["config"].get("model_type") or row["config"].get("_class_name")))
+def test_files_of_other_libraries(row: dict[str, Any]) -> None:
+    assert totals(read(row["config"]), 64).parameters == row["parameters"]
+
+
+def test_a_family_without_a_line_is_built_by_what_its_file_switches_on() -> None:
+    plain = {"model_type": "unheard-of", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100,
+             "intermediate_size": 128}  # fmt: skip
+    switched = {**plain, "use_qk_norm": True, "add_qkv_bias": True, "mlp_bias": True}
+    few, more = (totals(read(table), 64).parameters for table in (plain, switched))
+    assert more - few == 3 * (2 * 16 + 3 * 64 + 2 * 128 + 64)
+    narrow = {**{k: v for k, v in plain.items() if k != "intermediate_size"}, "hidden_ratio": 4}
+    assert few - totals(read(narrow), 64).parameters == 3 * 3 * 64 * (128 - 256)
+    assert any("not in the table" in note for note in read(plain).notes)
+
+
+def test_a_generalised_delta_rule_is_counted_in_chunks() -> None:
+    """RWKV-7: every matrix twice, and per head of 64 chunks of 16 with two more products of the keys than the delta rule."""
+    row = next(row for row in OTHERS if row["config"].get("model_type") == "rwkv7")
+    model, heads = read(row["config"]), row["config"]["hidden_size"] // 64
+    matrices = sum(e.flops * e.runs for e in entries(model, 4096) if not e.node.endswith("scan"))
+    scan = row["config"]["num_hidden_layers"] * heads * (10 * 16 * 64 + 4 * 16 * 64 + 8 * 64 * 64)
+    assert totals(model, 4096).forward_flops_per_token == pytest.approx(matrices + scan)
+
+
 def config(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((DATA / name).read_text())
     return loaded

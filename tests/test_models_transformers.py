@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from functools import cache
 from typing import Any
@@ -14,7 +15,8 @@ from simpar.model.alone import ALONE_READERS
 from simpar.model.bert import BERT_LIKE
 from simpar.model.families import ALIASES, READERS, TABLE
 from simpar.model.huggingface import read
-from simpar.model.ledger import totals
+from simpar.model.ledger import entries, totals
+from simpar.specs.architecture import ExpertsSpec
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23")
@@ -37,6 +39,8 @@ COMPUTED = (
     "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3", "recurrent_gemma", "roformer", "rwkv", "xlstm",
 )  # fmt: skip
 """Families whose classes compute sizes from others: heads of keys, widths of heads, steps of a state space."""
+OTHER_WORK = {"albert", "zamba", "zamba2", "longcat_flash", "led", "longformer"}
+"""Families whose tokens meet some weights more than once (shared layers) or not at all (experts without weights, global tokens)."""
 HEADS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "CTC")
 """What people train, by the heads of transformers' classes."""
 REASONS: dict[str, tuple[str, ...]] = {
@@ -100,13 +104,45 @@ def class_of(model_type: str, config: Any) -> Any:
     return None
 
 
-def counted(model_type: str, config: Any) -> int:
-    """Parameters of transformers' model, tied ones once."""
+def built(model_type: str, config: Any) -> Any:
+    """transformers' model without memory, tied weights once."""
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = class_of(model_type, config)._from_config(config)
         model.tie_weights()
-    return sum(parameter.numel() for parameter in model.parameters())
+    return model
+
+
+def counted(model_type: str, config: Any) -> int:
+    """Parameters of transformers' model, tied ones once."""
+    return sum(parameter.numel() for parameter in built(model_type, config).parameters())
+
+
+def applied(model: Any, routed: dict[int, float], head: int) -> float:
+    """Two FLOPs for every weight that a token meets: matrices once, of experts the routed share, look-ups and norms not.
+
+    Args:
+        model: of transformers.
+        routed: number of experts -> share of them that a token is routed to.
+        head: weights of a head that is tied to the embedding.
+    """
+    found = float(head)
+    for name, parameter in model.named_parameters():
+        owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        if head and name.startswith("lm_head") and parameter.numel() == head:
+            continue  # the embedding under its other name
+        if (
+            parameter.dim() < 2
+            or re.search("Embed|Norm", owner)
+            or re.search(r"A_log$|bonus$|shared\.weight|pooler|positions", name)
+        ):
+            continue
+        inside = "shared" not in name and ("expert" in name or parameter.dim() == 3)
+        share = routed.get(parameter.shape[0], 1.0) if inside and parameter.dim() == 3 else 1.0
+        if inside and parameter.dim() == 2 and "experts." in name:
+            share = next(iter(routed.values()), 1.0)
+        found += share * parameter.numel()
+    return 2.0 * found
 
 
 def made(model_type: str, **wanted: int) -> Any:
@@ -155,8 +191,15 @@ ONE = [t for t in READ if not nested(t) and (t in trained() or (t in ALONE_READE
 @pytest.mark.parametrize("model_type", ONE)
 def test_families_equal_transformers(model_type: str) -> None:
     config = made(model_type)
-    table = written(config, difference=False)
-    assert totals(read(table, file=model_type), 128).parameters == counted(model_type, config)
+    model, whole = read(written(config, difference=False), file=model_type), built(model_type, config)
+    assert totals(model, 128).parameters == sum(parameter.numel() for parameter in whole.parameters())
+    if model_type in OTHER_WORK:
+        return
+    experts = [branch for branch in model.branches() if isinstance(branch, ExpertsSpec)]
+    routed = {e.num_experts: e.num_experts_per_tok / (e.num_experts + e.zero_experts) for e in experts}
+    tied = model.vocab_size * (model.embedding_size or model.text.hidden_size) if model.tie_word_embeddings and model.head else 0
+    work = sum(e.flops * e.runs for e in entries(model, 128) if not re.search(r"core$|scan$|_scores$|/kernel$|/index$", e.node))
+    assert work == pytest.approx(applied(whole, routed, tied), rel=4e-3)
 
 
 @pytest.mark.parametrize("model_type", COMPUTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from simpar.errors import InputError, Violation
@@ -104,7 +103,7 @@ def _whole(keys: Keys) -> ArchitectureSpec:
         model = model.model_copy(update={"extra": (*model.extra, patch_embedding(side * side * channels, text))})
     tied = _tied(keys, text)
     towers = _towers(keys, model.stacks[-1].hidden_size)
-    if not towers and keys.model_type not in (*BY_PARENT, *TYPE_OF_PARENT, *ALIASES, *TEXT_ONLY):
+    if not towers and not keys.unknown and keys.model_type not in (*BY_PARENT, *TYPE_OF_PARENT, *ALIASES, *TEXT_ONLY):
         _unknown_family(keys)
     return model.model_copy(update={"tie_word_embeddings": tied, "stacks": (*towers, *model.stacks)})
 
@@ -172,10 +171,13 @@ def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:
     if vision is not None:
         found += _vision(keys, vision, hidden)
     audio = keys.child(*AUDIO)
+    for tower in (vision, audio):
+        if tower is not None:
+            tower.used.add("tie_word_embeddings")  # an encoder has none
     if audio is not None and audio.model_type in AUDIO_TOWERS:
         found.append(audio_stack(keys, audio, AUDIO_TOWERS[audio.model_type], hidden))
     elif audio is not None:
-        _unknown_tower(keys, audio, "audio", AUDIO_TOWERS)
+        _unknown_tower(keys, audio, "audio")
     return tuple(found)
 
 
@@ -185,7 +187,7 @@ def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
     kind = TYPE_OF_PARENT.get(parent, vision.model_type)
     kind = kind if kind in TOWERS else parent
     if kind not in TOWERS:
-        return _unknown_tower(keys, vision, "vision", TOWERS)
+        return _unknown_tower(keys, vision, "vision")
     if vision.model_type != kind:
         vision.retype(kind)
     tower = TOWERS[kind]
@@ -199,9 +201,8 @@ def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
     return [whole, stack.model_copy(update={"name": "video"})] if parent == "video_llava" else [whole]
 
 
-def _unknown_tower(keys: Keys, tower: Keys, kind: str, known: Iterable[str]) -> list[StackSpec]:
+def _unknown_tower(keys: Keys, tower: Keys, kind: str) -> list[StackSpec]:
     """An encoder that no table has: nothing of it is read; the text is, where the user accepts that."""
     tower.used.update(tower.config)
-    why = f"an encoder that is not known (left out); known: {', '.join(sorted(known))}"
-    keys.unknown.append((f"{kind}_config", tower.model_type or "...", why))
+    keys.unknown.append((f"{kind}_config", tower.model_type or "...", f"a {kind} encoder that is not known: left out"))
     return []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from simpar.graph.types import Convolution, Einsum, Layer, Lookup, Node
+from simpar.graph.types import Convolution, Custom, Einsum, Layer, Lookup, Node, View
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.local_layer import LocalLayer, SplitOptions
 from simpar.specs.optimizers import OptimizerKind
@@ -67,6 +67,8 @@ def matrices(blocks: Iterable[LocalBlock]) -> tuple[Matrix, ...]:
 def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
     """Tables and output projection are left to Adam (Megatron-LM: is_embedding_or_output_parameter)."""
 
+    expert = local.layout(node) == "expert"
+
     def size(axes: tuple[str, ...]) -> int:
         count = 1.0
         for axis in axes:
@@ -82,6 +84,9 @@ def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
 
     if isinstance(node, Lookup):
         return [Matrix(size(axes[:1]), size(axes[1:]), outside=True) for axes in map(local.axes, node.parameters)]
+    if isinstance(node, Custom | View):  # (copies,) inputs, outputs of a weight beside those that a mixer implies
+        shapes = [axes for axes in map(local.axes, node.parameters) if len(axes) > 1]
+        return [made_of(axes[-1:], axes[-2:-1], size(axes[:-2])) for axes in shapes]
     if not isinstance(node, Einsum | Convolution) or not node.weight:
         return []
     group, output = local.grouped(node), local.axes(node.outputs[0])
@@ -89,7 +94,6 @@ def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
     inner = tuple(axis for axis in each if axis not in output)
     made = tuple(axis for axis in each if axis in output)
     parts = local.layer.axis[made[-1]].parts if made else ()
-    expert = local.layout(node) == "expert"
     if len(parts) == 3:
         return [made_of(part, inner) for part in parts]
     return [made_of(made, inner, size((group,)) if group else 1)]
