@@ -140,7 +140,7 @@ def test_chances_add_up_and_follow_the_distance() -> None:
     assert apart.try_these == (0,)
     assert apart.optimism == pytest.approx(0.0, abs=1e-3)
     # Two rivals whose difference has a standard deviation of sqrt(2) x OWN_ERROR.
-    one = decide([Rival(0.0, {}), Rival(OWN_ERROR, {})])
+    one = decide([Rival(0.0, {}, "a mesh"), Rival(OWN_ERROR, {}, "a mesh")])
     assert one.best_probability[0] == pytest.approx(0.5 * (1 + math.erf(0.5)), abs=0.01)
     chances = decide([Rival(0.01 * i, {}) for i in range(6)])
     assert sum(chances.best_probability[list(chances.try_these)]) >= SETTLED
@@ -158,15 +158,16 @@ def test_errors_that_rivals_share_cancel() -> None:
 
 def test_the_least_of_many_is_too_good() -> None:
     few, many = (decide([Rival(0.0, {})] * n).optimism for n in (2, 10))
+    assert decide([Rival(0.0, {}, n) for n in range(10)]).optimism > many, "meshes have errors of their own"
     # The mean of the least of n normal numbers: 0.564 and 1.539 standard deviations below theirs.
     assert few == pytest.approx(0.564 * OWN_ERROR, rel=0.05)
     assert many == pytest.approx(1.539 * OWN_ERROR, rel=0.05)
 
 
 def test_what_may_not_fit_wins_less_often() -> None:
-    tight = decide([Rival(0.0, {}, 0.5), Rival(0.0, {}, 1.0)])
+    tight = decide([Rival(0.0, {}, 1, 0.5), Rival(0.0, {}, 2, 1.0)])
     assert tight.best_probability == pytest.approx([0.25, 0.75], abs=0.02)
-    assert np.isclose(decide([Rival(0.0, {}, 0.0), Rival(5.0, {}, 1.0)]).best_probability[1], 1.0)
+    assert np.isclose(decide([Rival(0.0, {}, 1, 0.0), Rival(5.0, {}, 2, 1.0)]).best_probability[1], 1.0)
 
 
 def test_a_single_design_is_certain() -> None:

@@ -91,6 +91,7 @@ def search(
 
 
 def _outputs(html: Path | None, export: str, out: Path, framework: str | None, quiet: bool) -> Outputs:
+    from simpar.api.measured_runs import measured_nearby
     from simpar.interop.export import can_launch
     from simpar.report import search_view
     from simpar.searching.command import Outputs
@@ -102,6 +103,7 @@ def _outputs(html: Path | None, export: str, out: Path, framework: str | None, q
         search_view.show(search_view.stored_report(document))
 
     outputs = Outputs(show=shown, show_stored=stored, say=search_view.say)
+    outputs.measured = measured_nearby
     if framework != "any":
         outputs.runs = can_launch
     if not quiet:

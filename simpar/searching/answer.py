@@ -218,7 +218,10 @@ def _ranked(every: list[Candidate], wish: Wish) -> list[Candidate]:
 def _decided(chosen: list[Candidate], wish: Wish) -> tuple[list[Candidate], tuple[int, ...]]:
     """Candidates with their chances, and which of them are worth a trial."""
     sign = -1.0 if wish.metric in LARGER_IS_BETTER else 1.0
-    rivals = [Rival(sign * log(c.value), moves_of(c.result), c.fit_probability) for c in chosen]
+    rivals = [
+        Rival(sign * log(c.value), moves_of(c.result), (c.result.world_size, c.scored.choice.kin), c.fit_probability)
+        for c in chosen
+    ]
     decision = decide(rivals)
     found = [
         replace(c, best_probability=float(p), expected_step_time_s=c.expected_step_time_s * exp(decision.optimism))

@@ -6,7 +6,7 @@ or all too high) and by errors of their own. What all share moves every layout a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,9 +16,12 @@ from simpar.program.program import FloatArray
 from simpar.readings import TENTH
 from simpar.result.result import Result
 
-OWN_ERROR: Final = 0.04
-"""Standard deviation of the logarithm of a layout's own error. Within one published sweep (one model, cluster and batch) the
-ratio of measured to predicted step time scatters by 3 % around the sweep's own (docs/search.md, benchmarks/bench_regret.py)."""
+MESH_ERROR: Final = 0.03
+"""Standard deviation of the logarithm of an error that all layouts of one mesh and micro-batch share, and others do not."""
+OWN_ERROR: Final = 0.02
+"""The same of a layout's own error. Around the ratio of measured to predicted step time of its sweep (one model, cluster and
+batch) a layout scatters by 2 % (median of 34 pairs) where pairs share mesh and micro-batch, by 3 to 6 % where they do not
+(docs/search.md, benchmarks/bench_regret.py)."""
 SETTLED: Final = 0.9
 """Chance with which the designs to try contain the best."""
 DRAWS: Final = 20_000
@@ -31,11 +34,13 @@ class Rival:
     Attributes:
         log_value: logarithm of its predicted value, less is better.
         moves: change of that logarithm per standard deviation of the shared error of each category of seconds.
+        mesh: what it shares with rivals that differ in settings alone.
         fit_probability: chance that it fits the memory.
     """
 
     log_value: float
     moves: Mapping[str, float]
+    mesh: Hashable = None
     fit_probability: float = 1.0
 
 
@@ -55,19 +60,18 @@ class Decision:
     try_these: tuple[int, ...]
 
 
-def decide(rivals: Sequence[Rival], own: float = OWN_ERROR) -> Decision:
-    """Draw errors and count who wins.
-
-    Args:
-        own: standard deviation of each rival's own error.
-    """
+def decide(rivals: Sequence[Rival]) -> Decision:
+    """Draw errors and count who wins."""
     if len(rivals) < 2:
         return Decision(np.ones(len(rivals)), 0.0, tuple(range(len(rivals))))
     draw = np.random.default_rng(0)
     names = sorted({name for rival in rivals for name in rival.moves})
     moves = np.array([[rival.moves.get(name, 0.0) for name in names] for rival in rivals])
     predicted = np.array([rival.log_value for rival in rivals])
-    errors = draw.standard_normal((DRAWS, len(names))) @ moves.T + own * draw.standard_normal((DRAWS, len(rivals)))
+    meshes = list(dict.fromkeys(rival.mesh for rival in rivals))
+    of_mesh = draw.standard_normal((DRAWS, len(meshes)))[:, [meshes.index(rival.mesh) for rival in rivals]]
+    errors = draw.standard_normal((DRAWS, len(names))) @ moves.T + MESH_ERROR * of_mesh
+    errors += OWN_ERROR * draw.standard_normal((DRAWS, len(rivals)))
     # The memory of all is off in the same direction: what stands nearest to its limit fails first.
     fits = draw.random((DRAWS, 1)) < np.array([rival.fit_probability for rival in rivals])
     real = np.where(fits, predicted + errors, np.inf)
@@ -93,4 +97,4 @@ def moves_of(result: Result) -> dict[str, float]:
     return {name: float(np.log1p(width / step)) / TENTH for name, width in widths.items()}
 
 
-__all__ = ["DRAWS", "OWN_ERROR", "SETTLED", "Decision", "Rival", "decide", "moves_of"]
+__all__ = ["DRAWS", "MESH_ERROR", "OWN_ERROR", "SETTLED", "Decision", "Rival", "decide", "moves_of"]

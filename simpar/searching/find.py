@@ -229,7 +229,8 @@ def _seed(space: Space, wish: Wish, pricing: Pricing | None, scored: Callable[[S
     """The best of a small corner of the space, so that there is something to show and to beat from the start."""
     corner = seed_space(space)
     if corner.groups and 0 < corner.size < space.size / 4:
-        branch_for(corner, replace(wish, next_design=False), pricing, on_scored=scored).run()
+        first = replace(wish, keep=1, reach=1.0, next_design=False) if wish.fold else replace(wish, next_design=False)
+        branch_for(corner, first, pricing, on_scored=scored).run()
 
 
 def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None, **options: Any) -> list[Found]:
