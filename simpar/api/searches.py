@@ -27,7 +27,8 @@ class SearchSettings(TypedDict, total=False):
     (`{"pp": 1}`). allow: values of an axis
     (`{"schedule": ["1f1b", "interleaved"]}`). where: limits such as "memory<70GiB". pareto: two or three metrics.
     why: corners to hold against the winner, "tp=4,pp=8". prove: go on until nothing is faster. fit_probability: chance to fit the
-    memory that a layout must have. workers: processes; none = one per core.
+    memory that a layout must have. task: "lora" or "full", whose memory options
+    are axes too. num_gpus: of one node. workers: processes; none = one per core.
     """
 
     model: str
@@ -47,6 +48,8 @@ class SearchSettings(TypedDict, total=False):
     top: int
     prove: bool
     fit_probability: float
+    task: str
+    num_gpus: int
     why: Sequence[str]
     usd_per_gpu_hour: float
     pue: float

@@ -79,7 +79,7 @@ def _layouts(answer: Answer, width: int) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if width >= WIDE else 1, 0, 0))
     shown = {"step_time_s", "peak_memory_bytes", "mfu"}
     extra = [n for n in (*answer.wish.front, *([] if answer.wish.front else [answer.wish.metric])) if n not in shown]
-    extra += ["num_gpus"] if len(answer.found) > 1 and "num_gpus" not in extra else []
+    extra += ["num_gpus"] if len({f.space.template.world_size for f in answer.found}) > 1 and "num_gpus" not in extra else []
     chances = any(c.best_probability is not None for c in answer.candidates)
     heads = ["", "step", "expected", *(["best"] if chances else []), "fits", "MFU", "memory"]
     heads += [n.removesuffix("_bytes") for n in extra]
@@ -122,6 +122,8 @@ def _advice(answer: Answer) -> list[Text]:
     if first.free:
         free = "; ".join(f"{axis} {', '.join(map(_short, values))}" for axis, values in first.free.items())
         found.append(Text(f"Free in it, each by itself (less than 1 %): {free}", style="dim"))
+    unfit = [f.space.recipe for f in answer.found if f.space.recipe and f.finished and not f.best]
+    found += [Text(f"Do not fit, whatever else is chosen: {'; '.join(unfit)}", style="dim")] if unfit else []
     if first.measured == 0:
         found.append(Text("No measured run of the evidence has this combination.", style="yellow"))
     return found

@@ -237,7 +237,7 @@ def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None
     """The same search on several cluster sizes; with `num_gpus` as objective the smallest that can, then no more."""
     found: list[Found] = []
     for space in sorted(spaces, key=lambda s: s.template.world_size):
-        kept = store.of(str(space.template.world_size)) if store is not None else None
+        kept = store.of(" ".join(filter(None, (str(space.template.world_size), space.recipe)))) if store is not None else None
         found.append(find(space, wish, store=kept, **options))
         if not found[-1].finished or (wish.objective == "num_gpus" and found[-1].best):
             break
