@@ -115,9 +115,8 @@ def _advice(answer: Answer) -> list[Text]:
     found = []
     if first.best_probability is not None and len(answer.candidates) > 1:
         numbers = ", ".join(str(n + 1) for n in answer.try_these)
-        chance = sum(answer.candidates[n].best_probability or 0.0 for n in answer.try_these)
-        what = "It is" if len(answer.try_these) == 1 else "One of these is"
-        found.append(Text(f"* Try {numbers}: {what} the best of these designs with {chance:.0%}", style="bold"))
+        what = "it is" if len(answer.try_these) == 1 else "one of these is"
+        found.append(Text(f"* Try {numbers}: {what} the best of these designs, or within 1 % of it, with 90 %", style="bold"))
     found.append(Text(f"1 is {first.scored.choice}"))
     if first.free:
         free = "; ".join(f"{axis} {', '.join(map(_short, values))}" for axis, values in first.free.items())

@@ -70,7 +70,8 @@ class Candidate:
         """The object of `simulate`, and how the search got there."""
         return {
             **self.result.to_json(), "choice": self.scored.choice.flat(), "text": str(self.scored.choice), "tied": self.tied,
-            "metrics": self.metrics, "value": self.value, "recipe": self.found.space.recipe, "design": self.design, "free_choices": self.free,
+            "metrics": self.metrics, "value": self.value, "recipe": self.found.space.recipe, "design": self.design,
+            "free_choices": self.free,
             "fit_probability": self.fit_probability, "best_probability": self.best_probability,
             "expected_step_time_s": self.expected_step_time_s, "measured_nearby": self.measured,
         }  # fmt: skip

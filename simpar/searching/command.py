@@ -18,6 +18,7 @@ from simpar.registry import unknown
 from simpar.searching.abilities import ANY, limit_of
 from simpar.searching.answer import Answer, answer
 from simpar.searching.choice import Choice
+from simpar.searching.decision import TOLD
 from simpar.searching.effects import POOL, has_effects
 from simpar.searching.find import SAME, Watch, find_over
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
@@ -25,7 +26,7 @@ from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
 from simpar.searching.space import Space, divisors
 from simpar.searching.store import Store
-from simpar.searching.tasks import TASKS, USUAL, recipes
+from simpar.searching.tasks import TASKS, USUAL_BATCH, USUAL_FRAMEWORK, USUAL_SEQUENCE, recipes
 from simpar.searching.why import Why, left_out, why, why_nothing
 from simpar.specs.options import RunOptions
 from simpar.specs.scenario import Scenario
@@ -34,8 +35,6 @@ from simpar.step import simulate
 INTERRUPTED: Final = 130
 REACH: Final = 1.02
 """Quick searches look for no layout slower than this times the best."""
-TOLD: Final = 0.01
-"""What the model can tell, relatively: quick searches look for no setting of a design that gains less."""
 SMALL: Final = 300_000
 """Spaces up to this size are searched here sooner than processes have started."""
 
@@ -271,9 +270,9 @@ def _run_options(options: SearchOptions, sizes: Sequence[int]) -> RunOptions:
     if options.scenario is None and options.table is None:
         nodes = 1 if nodes is None and options.num_gpus is not None else nodes
         if options.task:
-            sequence = sequence or int(USUAL["sequence_length"])
-            batch = batch or int(USUAL["global_batch"])
-            framework = framework or str(USUAL["framework"])
+            sequence = sequence or USUAL_SEQUENCE
+            batch = batch or USUAL_BATCH
+            framework = framework or USUAL_FRAMEWORK
     return RunOptions(options.model, options.hardware, nodes, sequence, batch, framework)
 
 
@@ -403,6 +402,8 @@ def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: An
             options.outputs.say(f"{reason.asked} goes beyond the space that was searched{faster}: {rule}")
     if best is None and result.finished and not found and space.size <= 10 * SMALL:
         found.append(why_nothing(space, wish, result.found[-1].account))
+        if space.recipe:
+            options.outputs.say(f"of the options, the last is explained: {space.recipe}")
     return found
 
 

@@ -16,14 +16,16 @@ from simpar.program.program import FloatArray
 from simpar.readings import TENTH
 from simpar.result.result import Result
 
-MESH_ERROR: Final = 0.03
+MESH_ERROR: Final = 0.04
 """Standard deviation of the logarithm of an error that all layouts of one mesh and micro-batch share, and others do not."""
 OWN_ERROR: Final = 0.02
 """The same of a layout's own error. Around the ratio of measured to predicted step time of its sweep (one model, cluster and
 batch) a layout scatters by 2 % (median of 34 pairs) where pairs share mesh and micro-batch, by 3 to 6 % where they do not
 (docs/search.md, benchmarks/bench_regret.py)."""
 SETTLED: Final = 0.9
-"""Chance with which the designs to try contain the best."""
+"""Chance with which the designs to try contain one that is as good as the best."""
+TOLD: Final = 0.01
+"""What the model can tell, relatively: what is no more than this slower than the best is as good."""
 DRAWS: Final = 20_000
 
 
@@ -52,7 +54,7 @@ class Decision:
         best_probability: of each that it is the best of them, given that it fits, float array [rivals].
         optimism: logarithm of what the chosen one will take over what is predicted for it: the least of several uncertain
             numbers is more often too low than too high.
-        try_these: rivals that contain the best with `SETTLED`, likeliest first.
+        try_these: the fewest rivals of which one is the best, or as good (see `TOLD`), with `SETTLED`; what adds most first.
     """
 
     best_probability: FloatArray
@@ -80,14 +82,22 @@ def decide(rivals: Sequence[Rival]) -> Decision:
     # The same numbers turned round: what is seen is the truth and an error, and the least of what is seen is chosen.
     seen = (predicted + errors).argmin(axis=1)
     optimism = -float((errors - errors.mean(axis=1, keepdims=True))[np.arange(DRAWS), seen].mean())
-    return Decision(chances, optimism, _smallest(chances))
+    return Decision(chances, optimism, _fewest(real))
 
 
-def _smallest(chances: FloatArray) -> tuple[int, ...]:
-    """The fewest that add up to `SETTLED`."""
-    order = np.argsort(-chances, kind="stable")
-    count = int(np.searchsorted(np.cumsum(chances[order]), SETTLED - 1e-9)) + 1
-    return tuple(int(i) for i in order[:count])
+def _fewest(real: FloatArray) -> tuple[int, ...]:
+    """Rivals of which, with `SETTLED`, one is no more than `TOLD` slower than the best: in turn the one that adds most.
+
+    Args:
+        real: logarithms of values that may be true, infinite where it does not fit, float array [draws, rivals].
+    """
+    good = real <= real.min(axis=1, keepdims=True) + np.log1p(TOLD)
+    good = good[np.isfinite(real).any(axis=1)]
+    chosen: list[int] = []
+    while len(good) and (not chosen or good[:, chosen].any(axis=1).mean() < SETTLED):
+        missing = good[~good[:, chosen].any(axis=1)] if chosen else good
+        chosen.append(int(missing.sum(axis=0).argmax()))
+    return tuple(chosen)
 
 
 def moves_of(result: Result) -> dict[str, float]:
@@ -97,4 +107,4 @@ def moves_of(result: Result) -> dict[str, float]:
     return {name: float(np.log1p(width / step)) / TENTH for name, width in widths.items()}
 
 
-__all__ = ["DRAWS", "MESH_ERROR", "OWN_ERROR", "SETTLED", "Decision", "Rival", "decide", "moves_of"]
+__all__ = ["DRAWS", "MESH_ERROR", "OWN_ERROR", "SETTLED", "TOLD", "Decision", "Rival", "decide", "moves_of"]

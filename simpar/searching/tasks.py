@@ -35,7 +35,9 @@ TASKS: Final[dict[str, tuple[tuple[Recipe, ...], ...]]] = {
 }
 """Task -> its axes beside those of the plan (sharding, checkpointing, what lives on the host, micro-batch)."""
 
-USUAL: Final = {"sequence_length": 2048, "global_batch": 16, "framework": "transformers"}
+USUAL_SEQUENCE: Final = 2048
+USUAL_BATCH: Final = 16
+USUAL_FRAMEWORK: Final = "transformers"
 """Of a task that says no more."""
 
 
@@ -55,4 +57,4 @@ def recipes(task: str, training: Mapping[str, Any]) -> list[Recipe]:
     return list(found.items())
 
 
-__all__ = ["TASKS", "USUAL", "Recipe", "recipes"]
+__all__ = ["TASKS", "USUAL_BATCH", "USUAL_FRAMEWORK", "USUAL_SEQUENCE", "Recipe", "recipes"]
