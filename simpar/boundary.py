@@ -55,9 +55,9 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         InputError: missing, unreadable, not a file, too large, or a damaged gzip file.
     """
     path = Path(path)
-    if not path.exists() and (packed := path.with_name(f"{path.name}.gz")).is_file():
-        path = packed
     try:
+        if not path.exists() and (packed := path.with_name(f"{path.name}.gz")).is_file():
+            path = packed
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise InputError(f"{path}: is a folder; expected a file in it")

@@ -20,6 +20,7 @@ from simpar.evidence.report_runs import print_report
 from simpar.evidence.run_rows import read_runs, run_of
 from simpar.evidence.runs import Report, matches, run, validate_runs
 from simpar.evidence.runs_html import worst_rows, write_html
+from simpar.output import offline
 from simpar.result.folded import shorter_counts
 from simpar.specs.scenario import Scenario
 
@@ -128,7 +129,8 @@ def test_tables_name_every_reason(report: Report, capsys: pytest.CaptureFixture[
 
 def test_html_is_one_page_with_plots_and_waterfalls(report: Report, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.html"
-    write_html(report, path, data)
+    with offline():
+        write_html(report, path, data)
     text = path.read_text()
     assert text.startswith("<!doctype html>")
     assert "Worst rows" in text

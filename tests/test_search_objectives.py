@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search_layouts import OFFLOADS, SMALL, Known, every_layout, small_space
 
 from simpar.errors import InputError
-from simpar.result.result import Interval
+from simpar.result.interval import Interval
 from simpar.searching.answer import TIE, Answer, answer, is_tied
 from simpar.searching.find import find, find_over
 from simpar.searching.incumbents import rounded

@@ -44,8 +44,10 @@ _ALIASES: Final = {"fp16": "bf16", "mxfp8": "fp8_block", "fp8_tensor": "fp8"}
 ROWWISE_SHARE: Final = 0.95
 """Rate of torch's own kernel for scales per row over cuBLAS's for one scale: most shapes 0.9 to 1, a tail down to a half (pytorch
 issue 147971, H100 with fast accumulation)."""
-UNREAL: Final = ("uninit", "constW")
-"""Libraries measured on operands that draw little power."""
+UNREAL: Final = ("uninit", "constW", "vllm0220")
+"""Libraries measured on operands that draw little power: the collector that ran vLLM's products leaves its bf16 weights
+uninitialised (ai-dynamo/aiconfigurator collector/vllm; such tables read 5 to 10 % fast). They serve where nothing else was
+sustained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +185,8 @@ def pick_gemm(c: KernelConstants, dtype: str, *, library: str | None, sustained:
             return (exact or named)[0]
         sets = [g for g in sets if library.split("_")[0] in g.library] or sets
     real = [g for g in sets if not any(word in g.library for word in UNREAL)] or sets
-    mode = [g for g in real if (g.mode == "sustained") == sustained]
-    return next(iter(mode or real), None)
+    mode = [g for g in sets if (g.mode == "sustained") == sustained]
+    return next(iter([g for g in mode if g in real] or mode or real), None)
 
 
 def _distance(a: AttentionConstants, head_dim: int) -> float:

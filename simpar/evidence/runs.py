@@ -40,6 +40,8 @@ from simpar.statistics import (
 CHUNK: Final = 16
 STALLED: Final = "stalled sends"
 """State of a run whose pipeline lost half a second at every blocking send; such runs are counted apart (`predicted.stalled`)."""
+IMPOSSIBLE: Final = 0.1
+"""A run that fits with less than this chance is called impossible: the whole 80 % interval of its peak lies above the device."""
 EVEN: Final = 0.5
 """A run that fits with less than this chance is called out of memory."""
 FAULT: Final = "a fault in simpar, please report it"
@@ -76,6 +78,7 @@ class Report:
         sweeps, ranking: ranking quality.
         runs: runs read, excluded ones left out.
         repeated: ids that several of them have; each counts.
+        impossible: runs that ran, called impossible by their memory.
         not_expressed: reason -> ids of the runs that cannot be expressed.
         excluded: the data's own reason -> ids.
         seconds: wall time.
@@ -88,6 +91,7 @@ class Report:
     ranking: RankingSummary
     runs: int
     repeated: tuple[str, ...]
+    impossible: tuple[str, ...]
     not_expressed: dict[str, list[str]]
     excluded: dict[str, list[str]]
     seconds: float
@@ -101,6 +105,7 @@ class Report:
             "ranking": {**self.ranking.as_json(), "per_sweep": [sweep.as_json() for sweep in self.sweeps]},
             "runs": self.runs,
             "repeated_ids": list(self.repeated),
+            "ran_called_impossible": list(self.impossible),
             "skipped": {reason: len(ids) for reason, ids in self.not_expressed.items()},
             "not_expressed": self.not_expressed,
             "excluded": {reason: len(ids) for reason, ids in self.excluded.items()},
@@ -162,8 +167,9 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: 
     p = prediction
     if measured.step_time_s is not None:
         fields: dict[str, Any] = {"predicted": p.step_time_s, "low": p.step_low_s, "high": p.step_high_s} if p else {}
-        if p and p.waterfall:
-            fields["details"] = {"waterfall_s": dict(p.waterfall)}
+        if p:
+            fields["details"] = {"waterfall_s": dict(p.waterfall)} if p.waterfall else {}
+            fields["details"]["fit_probability"] = p.fit_probability
         if p and run.scenario is not None and stalled(p, run.scenario, measured.step_time_s):
             fields["more"] = {"state": STALLED}
         add("step_time_s", measured.step_time_s, **fields)
@@ -348,8 +354,16 @@ def report_of(
     sweeps = rank_sweeps([row for row in comparisons if row.group.get("state") != STALLED])
     return Report(
         tuple(comparisons), tuple(groups), fit_confusion(comparisons), tuple(sweeps), summarize_rankings(sweeps),
-        len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), not_expressed, excluded, seconds,
+        len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), _impossible(comparisons), not_expressed,
+        excluded, seconds,
     )  # fmt: skip
+
+
+def _impossible(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """Runs with a measured step or label "ran" whose memory says that they cannot have run."""
+    oom = {row.id for row in comparisons if row.metric == "oom" and row.measured}
+    chances = {row.id: row.details["fit_probability"] for row in comparisons if "fit_probability" in row.details}
+    return tuple(name for name, chance in chances.items() if name not in oom and chance < IMPOSSIBLE)
 
 
 def run(

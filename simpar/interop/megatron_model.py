@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import gcd
 from typing import Any, Final
 
 from simpar.interop.megatron_flags import Flags
@@ -37,14 +38,21 @@ _VOCABULARIES: Final = {
 # -- written -------------------------------------------------------------------------------------------------------------
 
 
-def model_flags(model: TransformerSpec, sequence_length: int = 1) -> list[str]:
-    """Flags of a transformer; positions reach at least to `sequence_length` where nothing is learned about them."""
+def model_flags(model: TransformerSpec, sequence_length: int = 1, tp: int = 1) -> list[str]:
+    """Flags of a transformer; positions reach at least to `sequence_length` where nothing is learned about them.
+
+    Args:
+        tp: tensor-parallel ranks, which the vocabulary is padded for.
+    """
     flags = [f"--{flag} {getattr(model, name)}" for flag, name in _NUMBERS]
     positions = model.max_position_embeddings
     if model.position != "learned":
         positions = max(positions, sequence_length)
-    # NullTokenizer adds one token for the end of a document.
+    # NullTokenizer adds a token for the end of a document up to core 0.14 and none later: padded to a unit that divides the
+    # vocabulary, both come to its size, and so does the default unit of 128 x tp, which need not.
+    unit = gcd(model.vocab_size // tp, 128) if model.vocab_size % tp == 0 else 128
     flags += [f"--max-position-embeddings {positions}", f"--vocab-size {model.vocab_size - 1}", "--tokenizer-type NullTokenizer"]
+    flags.append(f"--make-vocab-size-divisible-by {unit}")
     if model.num_key_value_heads != model.num_attention_heads:
         flags += ["--group-query-attention", f"--num-query-groups {model.num_key_value_heads}"]
     if model.mla is None:
@@ -153,6 +161,7 @@ def read_model(f: Flags) -> str | dict[str, Any]:
 def _vocabulary(f: Flags) -> tuple[int, bool]:
     """Tokens, and whether the flags say how many."""
     kind = f.text("tokenizer-type")
+    f.use("make-vocab-size-divisible-by")
     if f.has("padded-vocab-size"):
         return f.number("padded-vocab-size", 1), True
     if f.has("vocab-size"):

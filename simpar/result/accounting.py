@@ -35,6 +35,7 @@ class Accounting:
             the longest that any rank takes from its own first op to its own last.
         pipeline_s: of its forwards and backwards, by the same rule.
         phase_bubble: of the bubble, what lies in those `pipeline_s` [roles]; the rest waits for other ranks' updates.
+        ledger: what all of it follows from.
     """
 
     busy: FloatArray
@@ -42,11 +43,65 @@ class Accounting:
     makespan: float
     pipeline_s: float
     phase_bubble: FloatArray
+    ledger: Ledger
 
     @property
     def bubble(self) -> FloatArray:
         """Waiting for another stage."""
         return self.waits["bubble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What a timeline says by itself. Once a schedule repeats itself, all of it grows by the same with every further round.
+
+    Attributes:
+        busy, waits, phase_bubble: as in `Accounting`, waits with what the neighbouring steps fill.
+        phase, every: (first start, last finish) of each role's passes, and of all its ops; infinite for a role without any.
+        makespan: finish of the last op.
+        together: every rank waits for all others before the next step.
+    """
+
+    busy: FloatArray
+    waits: dict[str, FloatArray]
+    phase_bubble: FloatArray
+    phase: tuple[FloatArray, FloatArray]
+    every: tuple[FloatArray, FloatArray]
+    makespan: float
+    together: bool
+
+    def settled(self) -> Accounting:
+        """The accounting of this ledger."""
+        (first, last), (begun, ended) = self.phase, self.every
+        spans = np.isfinite(first)
+        pipeline, found, inside = float((last - first)[spans].max(initial=0.0)), dict(self.waits), self.phase_bubble
+        if self.together:
+            return Accounting(self.busy, found, self.makespan, pipeline, inside, self)
+        step = float((ended - begun)[np.isfinite(begun)].max(initial=0.0))
+        # Idling before a rank's first op and after its last is no loss where the neighbouring steps fill it.
+        for name in (cause for cause in ("bubble", "skew", "pp", "dp") if cause in found):
+            over = self.busy + sum(found.values()) - step
+            found[name] = found[name] - np.clip(over, 0.0, found[name])
+        # A rank whose own phase is shorter than the longest idles for the difference, as far as nothing fills it.
+        inside = inside + np.where(spans, pipeline - (last - first), 0.0)
+        return Accounting(self.busy, found, step, pipeline, np.minimum(inside, found["bubble"]), self)
+
+    def along(self, other: Ledger, times: float) -> Ledger:
+        """`times` as far along as `other` is from this one."""
+
+        def further(a: FloatArray, b: FloatArray) -> FloatArray:
+            return np.where(np.isfinite(a), a + (b - a) * times, a)
+
+        def both(a: tuple[FloatArray, FloatArray], b: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
+            return further(a[0], b[0]), further(a[1], b[1])
+
+        none = np.zeros_like(self.busy)
+        names = dict.fromkeys([*self.waits, *other.waits])
+        waits = {n: further(self.waits.get(n, none), other.waits.get(n, none)) for n in names}
+        return Ledger(
+            further(self.busy, other.busy), waits, further(self.phase_bubble, other.phase_bubble), both(self.phase, other.phase),
+            both(self.every, other.every), self.makespan + (other.makespan - self.makespan) * times, self.together,
+        )  # fmt: skip
 
 
 class _Sinks:
@@ -174,20 +229,9 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         end = float(finish[ops[-1]]) if len(ops) else 0.0
         if timeline.makespan - end > _TINY_S:
             sinks.tail(stream.role, end)
-    pipeline = float((last - first)[spans].max(initial=0.0))
     found = {name: np.array(seconds) for name, seconds in sinks.waits.items()}
-    inside = np.array(sinks.phase_bubble)
-    if waits:
-        return Accounting(busy, found, timeline.makespan, pipeline, inside)
-    begun, ended = _spans(program, timeline, np.ones(program.num_ops, dtype=bool))
-    step = float((ended - begun)[np.isfinite(begun)].max(initial=0.0))
-    # Idling before a rank's first op and after its last is no loss where the neighbouring steps fill it.
-    for name in (cause for cause in ("bubble", "skew", "pp", "dp") if cause in found):
-        over = busy + sum(found.values()) - step
-        found[name] = found[name] - np.clip(over, 0.0, found[name])
-    # A rank whose own phase is shorter than the longest idles for the difference, as far as nothing fills it.
-    inside += np.where(spans, pipeline - (last - first), 0.0)
-    return Accounting(busy, found, step, pipeline, np.minimum(inside, found["bubble"]))
+    every = _spans(program, timeline, np.ones(program.num_ops, dtype=bool))
+    return Ledger(busy, found, np.array(sinks.phase_bubble), (first, last), every, timeline.makespan, waits).settled()
 
 
 def _spans(program: Program, timeline: Timeline, mask: BoolArray) -> tuple[FloatArray, FloatArray]:

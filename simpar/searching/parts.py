@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Any
 
 from simpar.readings import TENTH, fit_probability
-from simpar.result.interpret import HALF_WIDTH
+from simpar.result.interval import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch, Node
 from simpar.searching.choice import Choice
