@@ -26,7 +26,9 @@ class SearchSettings(TypedDict, total=False):
     stand for one. framework: keep to what it can run; none = the scenario's own, "any" = no limit. fix: one value of an axis
     (`{"pp": 1}`). allow: values of an axis
     (`{"schedule": ["1f1b", "interleaved"]}`). where: limits such as "memory<70GiB". pareto: two or three metrics.
-    why: corners to hold against the winner, "tp=4,pp=8". workers: processes; none = one per core.
+    why: corners to hold against the winner, "tp=4,pp=8". prove: go on until nothing is faster. fit_probability: chance to fit the
+    memory that a layout must have. task: "lora" or "full", whose memory options
+    are axes too. num_gpus: of one node. workers: processes; none = one per core.
     """
 
     model: str
@@ -44,6 +46,10 @@ class SearchSettings(TypedDict, total=False):
     pareto: Sequence[str]
     robust: str
     top: int
+    prove: bool
+    fit_probability: float
+    task: str
+    num_gpus: int
     why: Sequence[str]
     usd_per_gpu_hour: float
     pue: float
@@ -86,9 +92,10 @@ class SearchResult:
         """The best layouts."""
         rows: list[dict[str, Cell]] = [
             {
-                "layout": b["text"], "step_time_s": b["step_time_s"], "tokens_per_s_per_gpu": b["tokens_per_s_per_gpu"],
-                "mfu": b["mfu"], "peak_memory_bytes": b["peak_memory_bytes"]["device"], "world_size": b["world_size"],
-                "tied": b["tied"],
+                "design": b["design"], "step_time_s": b["step_time_s"], "expected_step_time_s": b["expected_step_time_s"],
+                "best_probability": b["best_probability"], "fit_probability": b["fit_probability"], "mfu": b["mfu"],
+                "tokens_per_s_per_gpu": b["tokens_per_s_per_gpu"], "peak_memory_bytes": b["peak_memory_bytes"]["device"],
+                "world_size": b["world_size"], "measured_nearby": b["measured_nearby"], "layout": b["text"],
             }
             for b in self.document["best"]
         ]  # fmt: skip
@@ -139,6 +146,7 @@ def search(source: Source | None = None, /, **settings: Unpack[SearchSettings]) 
         InputError: settings or scenario are wrong.
         KeyboardInterrupt: the search was stopped; with `store` and `resume` it goes on.
     """
+    from simpar.api.measured_runs import measured_nearby
     from simpar.interop.export import can_launch
     from simpar.searching.abilities import ANY
     from simpar.searching.command import INTERRUPTED, Outputs, SearchOptions, run
@@ -146,6 +154,7 @@ def search(source: Source | None = None, /, **settings: Unpack[SearchSettings]) 
     answers: list[tuple[Answer, list[Why]]] = []
     stored: list[dict[str, Any]] = []
     outputs = Outputs(show=lambda answer, reasons: answers.append((answer, reasons)), show_stored=stored.append)
+    outputs.measured = measured_nearby
     if settings.get("framework") != ANY:
         outputs.runs = can_launch
     table = None

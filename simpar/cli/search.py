@@ -43,6 +43,8 @@ def search(
     model: ModelOption = None,
     hardware: HardwareOption = None,
     num_nodes: Annotated[str, typer.Option(help="8, or several sizes: 8,16 or 8..64x2.")] = "",
+    num_gpus: Annotated[int | None, typer.Option(help="GPUs of one node, instead of --num-nodes.", min=1)] = None,
+    task: Annotated[str, typer.Option(help="Fine-tuning, lora or full: its memory options are axes too.")] = "",
     sequence_length: SequenceOption = None,
     global_batch: BatchOption = None,
     framework: LimitOption = None,
@@ -85,12 +87,14 @@ def search(
         allow=tuple(allow or ()), objective=objective, where=tuple(where or ()), deadline=deadline, tokens=tokens, pareto=pareto,
         robust=robust, top=top, why=tuple(why or ()), usd_per_gpu_hour=usd_per_gpu_hour, pue=pue, store=store, resume=resume,
         executor=executor, workers=workers, scheduler=scheduler, as_json=as_json, prove=prove, fit_probability=fit_probability,
+        task=task, num_gpus=num_gpus,
         outputs=_outputs(html, export, out, framework, quiet),
     )  # fmt: skip
     raise typer.Exit(run(options))
 
 
 def _outputs(html: Path | None, export: str, out: Path, framework: str | None, quiet: bool) -> Outputs:
+    from simpar.api.measured_runs import measured_nearby
     from simpar.interop.export import can_launch
     from simpar.report import search_view
     from simpar.searching.command import Outputs
@@ -102,6 +106,7 @@ def _outputs(html: Path | None, export: str, out: Path, framework: str | None, q
         search_view.show(search_view.stored_report(document))
 
     outputs = Outputs(show=shown, show_stored=stored, say=search_view.say)
+    outputs.measured = measured_nearby
     if framework != "any":
         outputs.runs = can_launch
     if not quiet:

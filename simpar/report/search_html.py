@@ -6,13 +6,16 @@ import time
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
+from math import exp
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
 
 from simpar.output import write_file
 from simpar.program.program import COMPUTE_KINDS, OpKind
+from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
 from simpar.report.page import Table, card, page, plot
 from simpar.report.search_view import CATEGORIES, proof, turn
@@ -141,7 +144,7 @@ def _point(choice: Choice, result: Result, *, chosen: bool = False) -> Point:
 def search_page(answer: Answer, reasons: list[Why]) -> str:
     """The page as HTML."""
     points = points_of(answer)
-    figures = [f for f in (_scatter(points), _coordinates(points)) if f]
+    figures = [f for f in (_scatter(points, answer), _coordinates(points)) if f]
     best = answer.best
     title = f"Search: {answer.found[0].space.template.name}"
     state = proof(answer.gap, finished=answer.finished, found=best is not None)
@@ -176,8 +179,10 @@ def search_page(answer: Answer, reasons: list[Why]) -> str:
 _GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(max(420px,40%),1fr));gap:14px"
 _SCATTER_NOTE = (
     "Ringed: the answer. The others: the best layout of each mesh with everyday schedules and recomputation. Colour and shape: "
-    "what costs most beside matmuls and attention. Lower left is better, the line is the front; hover names the layout."
+    "what costs most beside matmuls and attention. Lower left is better, the line is the front; hover names the layout. "
+    "Orange: the chance to fit falls to 99, 90, 50 and 10 % at the edges of the bands."
 )
+_CHANCES: Final = (0.99, 0.9, 0.5, 0.1)
 _LINES_NOTE = "The same layouts, one line each; the answer's first is thick, darker is faster. Hover names the layout."
 
 
@@ -185,12 +190,18 @@ def _table(answer: Answer) -> Table:
     rows = []
     for i, c in enumerate(answer.candidates, start=1):
         r = c.result
+        free = "; ".join(f"{axis} {', '.join(map(str, values))}" for axis, values in c.free.items())
         rows.append((
-            f"{i}{'=' if c.tied else ''}", format_seconds(r.step_time_s), f"{r.mfu:.1%}", f"{r.tokens_per_s_per_gpu:,.1f}",
-            format_bytes(r.worst_rank.device_bytes), f"{r.bubble_fraction:.1%}", f"{r.world_size:,}", str(c.scored.choice),
+            f"{i}{'*' if i - 1 in answer.try_these else ''}", c.design, format_seconds(r.step_time_s),
+            format_seconds(c.expected_step_time_s), "" if c.best_probability is None else f"{c.best_probability:.0%}",
+            f"{c.fit_probability:.0%}", f"{r.mfu:.1%}", format_bytes(r.worst_rank.device_bytes), f"{r.bubble_fraction:.1%}",
+            f"{r.world_size:,}", "" if c.measured is None else f"{c.measured:,}", str(c.scored.choice), free,
         ))  # fmt: skip
-    heads = ("", "step", "MFU", "tokens/s/GPU", "memory", "bubble", "GPUs", "layout (= tied with the best)")
-    return Table(heads, rows, (1, 2, 3, 4, 5, 6))
+    heads = (
+        "", "design (* = try these)", "step", "expected", "best with", "fits with", "MFU", "memory", "bubble", "GPUs",
+        "measured runs", "its best layout", "free in it",
+    )  # fmt: skip
+    return Table(heads, rows, (2, 3, 4, 5, 6, 7, 8, 9, 10))
 
 
 def _next(other: RunnerUp | None) -> str:
@@ -201,7 +212,23 @@ def _next(other: RunnerUp | None) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def _scatter(points: list[Point]) -> dict[str, Any] | None:
+def _fit_area(answer: Answer) -> list[dict[str, Any]]:
+    """Bands behind the chart of time against memory: the chance to fit falls from 99 % to 10 % over them."""
+    best = answer.best
+    if best is None:
+        return []
+    memory, width = best.result.device_memory_bytes, best.result.layout.calibration.memory_error
+    spread, shapes = width / TENTH, []
+    edges = [memory * exp(-NormalDist().inv_cdf(chance) * spread) / 2.0**30 for chance in _CHANCES]
+    for left, right, shade in zip(edges, [*edges[1:], 1.5 * edges[-1]], (0.06, 0.12, 0.2, 0.3), strict=True):
+        shapes.append({
+            "type": "rect", "xref": "x", "yref": "paper", "x0": left, "x1": right, "y0": 0, "y1": 1, "layer": "below",
+            "line": {"width": 0}, "fillcolor": f"rgba(213,94,0,{shade})",
+        })  # fmt: skip
+    return shapes
+
+
+def _scatter(points: list[Point], answer: Answer) -> dict[str, Any] | None:
     if not points:
         return None
     data: list[dict[str, Any]] = []
@@ -233,8 +260,11 @@ def _scatter(points: list[Point]) -> dict[str, Any] | None:
         "xaxis": {"title": {"text": "peak memory of the fullest device (GiB)"}},
         "yaxis": {"title": {"text": "step time (s)"}, "type": "log" if wide else "linear", **({"dtick": "D1"} if wide else {})},
         "hovermode": "closest", "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        "margin": {"l": 64, "r": 20, "t": 60, "b": 48},
+        "margin": {"l": 64, "r": 20, "t": 60, "b": 48}, "shapes": _fit_area(answer),
     }  # fmt: skip
+    # The bands do not decide how far the axis goes.
+    sizes = [p.device_bytes / gib for p in points]
+    layout["xaxis"] = {**layout["xaxis"], "range": [0.95 * min(sizes), 1.05 * max(sizes)]}  # type: ignore[dict-item]
     return figure("front", data, layout, 480)
 
 

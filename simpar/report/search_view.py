@@ -48,7 +48,7 @@ def proof(gap: float | None, *, finished: bool, found: bool) -> str:
     if not found:
         return "no layout will do" if finished else "nothing found yet"
     if finished:
-        return "proven best"
+        return "proven best" if not gap else f"nothing is more than {gap:.1%} faster"
     return "interrupted before anything is proven" if gap is None else f"interrupted; at most {gap:.2%} from the best"
 
 
@@ -75,34 +75,61 @@ def _value(c: Candidate, name: str) -> str:
 
 
 def _layouts(answer: Answer, width: int) -> RenderableType:
-    """The layouts: below 100 columns each on a line of its own under its numbers, from 140 on with more numbers."""
+    """The designs: below 100 columns each on a line of its own under its numbers, from 140 on with more numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if width >= WIDE else 1, 0, 0))
     shown = {"step_time_s", "peak_memory_bytes", "mfu"}
     extra = [n for n in (*answer.wish.front, *([] if answer.wish.front else [answer.wish.metric])) if n not in shown]
-    extra += ["num_gpus"] if len(answer.found) > 1 and "num_gpus" not in extra else []
-    heads = ["", "step", "80 %", "MFU", "memory", *(n.removesuffix("_bytes") for n in extra)]
-    heads += ["tokens/s/GPU", "bubble", "largest loss"] if width >= WIDE else []
+    extra += ["num_gpus"] if len({f.space.template.world_size for f in answer.found}) > 1 and "num_gpus" not in extra else []
+    chances = any(c.best_probability is not None for c in answer.candidates)
+    heads = ["", "step", "expected", *(["best"] if chances else []), "fits", "MFU", "memory"]
+    heads += [n.removesuffix("_bytes") for n in extra]
+    heads += ["80 %", "bubble", "measured", "largest loss"] if width >= WIDE else []
     for name in heads:
         table.add_column(name, justify="right" if name not in ("", "largest loss") else "left", no_wrap=True)
     if width >= NARROW:
-        table.add_column("layout", overflow="fold")
-    ties = sum(c.tied for c in answer.candidates)
+        table.add_column("design", overflow="fold")
     lines: list[RenderableType] = []
     for number, c in enumerate(answer.candidates, start=1):
         r, i = c.result, c.result.step_interval
-        mark = "=" if c.tied and ties > 1 else ""
-        interval = f"{i.low / r.step_time_s - 1:+.0%} {i.high / r.step_time_s - 1:+.0%}"
-        cells = [f"{number}{mark}", format_seconds(r.step_time_s), interval, f"{r.mfu:.1%}",
-                 format_bytes(r.worst_rank.device_bytes), *(_value(c, n) for n in extra)]  # fmt: skip
+        cells = [f"{number}{'*' if number - 1 in answer.try_these else ''}", format_seconds(r.step_time_s),
+                 format_seconds(c.expected_step_time_s), *([_percent(c.best_probability)] if chances else []),
+                 _percent(c.fit_probability), f"{r.mfu:.1%}", format_bytes(r.worst_rank.device_bytes),
+                 *(_value(c, n) for n in extra)]  # fmt: skip
         if width >= WIDE:
-            cells += [f"{r.tokens_per_s_per_gpu:,.0f}", f"{r.bubble_fraction:.1%}", _largest_loss(r)]
-        table.add_row(*cells, *([str(c.scored.choice)] if width >= NARROW else []))
-        lines.append(Text(f"{number:>2}  {c.scored.choice}"))
+            interval = f"{i.low / r.step_time_s - 1:+.0%} {i.high / r.step_time_s - 1:+.0%}"
+            runs = "" if c.measured is None else str(c.measured) if c.measured else "never"
+            cells += [interval, f"{r.bubble_fraction:.1%}", runs, _largest_loss(r)]
+        table.add_row(*cells, *([c.design] if width >= NARROW else []))
+        lines.append(Text(f"{number:>2}  {c.design}"))
     parts: list[RenderableType] = [table] if width >= NARROW else [table, Text(""), *lines]
-    if ties > 1:
-        ties_are = "= differs from the best by less than the model can tell; of these the simplest comes first"
-        parts.append(Text(ties_are, style="dim"))
-    return Group(*parts)
+    return Group(*parts, *_advice(answer))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _advice(answer: Answer) -> list[Text]:
+    """What to try, the whole layout of the first, what is free in it, what nobody has measured."""
+    first = answer.candidates[0]
+    found = []
+    if first.best_probability is not None and len(answer.candidates) > 1:
+        numbers = ", ".join(str(n + 1) for n in answer.try_these)
+        what = "it is" if len(answer.try_these) == 1 else "one of these is"
+        found.append(Text(f"* Try {numbers}: {what} the best of these designs, or within 1 % of it, with 90 %", style="bold"))
+    found.append(Text(f"1 is {first.scored.choice}"))
+    if first.free:
+        free = "; ".join(f"{axis} {', '.join(map(_short, values))}" for axis, values in first.free.items())
+        found.append(Text(f"Free in it, each by itself (less than 1 %): {free}", style="dim"))
+    unfit = [f.space.recipe for f in answer.found if f.space.recipe and f.finished and not f.best]
+    found += [Text(f"Do not fit, whatever else is chosen: {'; '.join(unfit)}", style="dim")] if unfit else []
+    if first.measured == 0:
+        found.append(Text("No measured run of the evidence has this combination.", style="yellow"))
+    return found
+
+
+def _short(value: object) -> str:
+    return {"True": "on", "False": "off", "None": "default"}.get(str(value), str(value))
 
 
 def _largest_loss(result: Result) -> str:
@@ -197,10 +224,10 @@ def stored_report(document: dict[str, Any]) -> RenderableType:
     text = proof(document["optimality_gap"], finished=document["finished"], found=bool(document["best"]))
     lines = [Text(f"{document['space_size']:,} layouts, answered from the store: {text}", style="bold")]
     for number, layout in enumerate(document["best"], start=1):
-        mark = "=" if layout["tied"] else " "
+        mark = "*" if number - 1 in document["try_these"] else " "
         memory = format_bytes(layout["peak_memory_bytes"]["device"])
         step = format_seconds(layout["step_time_s"])
-        lines.append(Text(f"{number}{mark} {step}  MFU {layout['mfu']:.1%}  {memory}  {layout['text']}"))
+        lines.append(Text(f"{number}{mark} {step}  MFU {layout['mfu']:.1%}  {memory}  {layout['design']}"))
     lines += [Text(f"{count:,} {reason}") for reason, count in document["rejected"].items()]
     lines += [Text(f"Why not {w['asked']}? {_stored_why(w)}") for w in document["why"]]
     return Group(*lines)

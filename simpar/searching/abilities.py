@@ -103,6 +103,15 @@ ABILITIES: Final[dict[str, Ability]] = {
         "parallel/context.py: pipeline ranks outermost, with experts data-parallel ranks outermost",
         with_experts={"placement": ("tp-cp-ep-pp-dp",)},
     ),
+    "transformers": Ability(
+        {
+            "tp": (1,), "cp": (1,), "pp": (1,), "ep": (1,), "zero_stage": (0, 3), "recompute": ("none", "full"),
+            "reshard_after_forward": (True,), "shard_size": (None,), "split": ("even",), "placement": ("tp-cp-ep-dp-pp",),
+            "overlap_grad_reduce": (True,), "overlap_param_gather": (True,), "offload_activations": (0.0, 1.0),
+        },
+        "transformers training_args.py and accelerate FullyShardedDataParallelPlugin: DDP or FSDP of all ranks, "
+        "gradient_checkpointing, CPU offload; TRL and torchtune: activation_offloading",
+    ),
     "plain": Ability({}, "no restriction"),
 }  # fmt: skip
 """Framework -> what it can run."""
@@ -110,7 +119,9 @@ ABILITIES: Final[dict[str, Ability]] = {
 
 ANY: Final = "any"
 """No framework's limits."""
-LAUNCHED_AS: Final = {"nemo": "megatron-core", "megatron-bridge": "megatron-core"}
+LAUNCHED_AS: Final = {
+    "nemo": "megatron-core", "megatron-bridge": "megatron-core", "trl": "transformers", "torchtune": "transformers",
+}  # fmt: skip
 """Frameworks that run what another one does, through its options."""
 
 

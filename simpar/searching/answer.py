@@ -64,13 +64,14 @@ class Candidate:
     @property
     def design(self) -> str:
         """The short name of its design."""
-        return design_name(self.scored.choice)
+        return "; ".join(filter(None, (self.found.space.recipe, design_name(self.scored.choice))))
 
     def to_json(self) -> dict[str, Any]:
         """The object of `simulate`, and how the search got there."""
         return {
             **self.result.to_json(), "choice": self.scored.choice.flat(), "text": str(self.scored.choice), "tied": self.tied,
-            "metrics": self.metrics, "value": self.value, "design": self.design, "free_choices": self.free,
+            "metrics": self.metrics, "value": self.value, "recipe": self.found.space.recipe, "design": self.design,
+            "free_choices": self.free,
             "fit_probability": self.fit_probability, "best_probability": self.best_probability,
             "expected_step_time_s": self.expected_step_time_s, "measured_nearby": self.measured,
         }  # fmt: skip
@@ -165,7 +166,7 @@ class Answer:
             "kept": sum(f.account.kept for f in self.found),
             "objective": wish.objective, "robust": wish.robust, "constraints": [str(c) for c in wish.constraints],
             "front": list(wish.front), "finished": self.finished, "seconds": sum(f.seconds for f in self.found),
-            "num_gpus": [f.space.template.world_size for f in self.found],
+            "num_gpus": sorted({f.space.template.world_size for f in self.found}),
             "runner_up": None if self.runner_up is None else self.runner_up.to_json(),
         }  # fmt: skip
 
@@ -205,10 +206,11 @@ def answer(
 
 
 def _ranked(every: list[Candidate], wish: Wish) -> list[Candidate]:
-    """The best of every design (of all layouts, where designs are not asked for), best first, with ties marked."""
+    """The best of every design (of every recipe of a task; of all layouts, where designs are not asked for), best first, with ties
+    marked."""
     ordered, seen = [], set()
     for candidate in sorted(every, key=lambda c: _order(c, wish)):
-        key = (candidate.found.space.template.world_size, design_key(candidate.scored.choice))
+        key = (id(candidate.found), () if candidate.found.space.recipe else design_key(candidate.scored.choice))
         if not wish.fold or key not in seen:
             seen.add(key)
             ordered.append(candidate)
@@ -218,7 +220,10 @@ def _ranked(every: list[Candidate], wish: Wish) -> list[Candidate]:
 def _decided(chosen: list[Candidate], wish: Wish) -> tuple[list[Candidate], tuple[int, ...]]:
     """Candidates with their chances, and which of them are worth a trial."""
     sign = -1.0 if wish.metric in LARGER_IS_BETTER else 1.0
-    rivals = [Rival(sign * log(c.value), moves_of(c.result), c.fit_probability) for c in chosen]
+    rivals = [
+        Rival(sign * log(c.value), moves_of(c.result), (c.result.world_size, c.scored.choice.kin), c.fit_probability)
+        for c in chosen
+    ]
     decision = decide(rivals)
     found = [
         replace(c, best_probability=float(p), expected_step_time_s=c.expected_step_time_s * exp(decision.optimism))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from simpar.specs.plan import OffloadSpec, PlanSpec, RecomputeSpec
+from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 
 Split = tuple[int, int, bool]
@@ -143,7 +143,9 @@ class Choice:
                 "recompute": recompute_spec(self.recompute), "zero_stage": s.zero_stage, "shard_size": s.shard_size,
                 "reshard_after_forward": s.reshard_after_forward, "overlap_grad_reduce": s.overlap_grad_reduce,
                 "overlap_param_gather": s.overlap_param_gather,
-                "offload": OffloadSpec(activations=self.offload.activations, optimizer=self.offload.optimizer),
+                "offload": template.offload.model_copy(
+                    update={"activations": self.offload.activations, "optimizer": self.offload.optimizer}
+                ),
             }
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from simpar.registry import unknown
 from simpar.searching.abilities import ANY, limit_of
 from simpar.searching.answer import Answer, answer
 from simpar.searching.choice import Choice
+from simpar.searching.decision import TOLD
 from simpar.searching.effects import POOL, has_effects
 from simpar.searching.find import SAME, Watch, find_over
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
@@ -25,6 +26,7 @@ from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
 from simpar.searching.space import Space, divisors
 from simpar.searching.store import Store
+from simpar.searching.tasks import TASKS, USUAL_BATCH, USUAL_FRAMEWORK, USUAL_SEQUENCE, recipes
 from simpar.searching.why import Why, left_out, why, why_nothing
 from simpar.specs.options import RunOptions
 from simpar.specs.scenario import Scenario
@@ -33,8 +35,6 @@ from simpar.step import simulate
 INTERRUPTED: Final = 130
 REACH: Final = 1.02
 """Quick searches look for no layout slower than this times the best."""
-TOLD: Final = 0.01
-"""What the model can tell, relatively: quick searches look for no setting of a design that gains less."""
 SMALL: Final = 300_000
 """Spaces up to this size are searched here sooner than processes have started."""
 
@@ -85,6 +85,8 @@ class SearchOptions:
         workers: processes of the local executor; none = all cores, for a small space this process.
         prove: go on until nothing can be faster than the answer; else until nothing is by more than the model can tell.
         fit_probability: chance that a layout must have to fit the memory.
+        task: "lora" or "full": the memory options of fine-tuning are axes too, see `tasks`.
+        num_gpus: of one node.
     """
 
     scenario: Path | None = None
@@ -116,6 +118,8 @@ class SearchOptions:
     as_json: bool = False
     prove: bool = False
     fit_probability: float = 0.9
+    task: str = ""
+    num_gpus: int | None = None
     outputs: Outputs = field(default_factory=Outputs)
 
 
@@ -239,15 +243,16 @@ def _checked(options: SearchOptions) -> tuple[list[Space], Wish]:
     """
     wish = _wish(options)
     sizes = parse_sizes(options.num_nodes)
-    run = RunOptions(
-        options.model, options.hardware, sizes[0] if sizes else None, options.sequence_length, options.global_batch,
-        None if options.framework == ANY else options.framework,
-    )  # fmt: skip
-    table, file = run.table(options.table if options.table is not None else options.scenario, options.overrides)
+    run = _run_options(options, sizes)
+    overrides = [*options.overrides, *([f"cluster.num_gpus={options.num_gpus}"] if options.num_gpus is not None else [])]
+    table, file = run.table(options.table if options.table is not None else options.scenario, overrides)
     if options.objective == "num_gpus" and len(sizes) < 2:
         largest = sizes[0] if sizes else int(dict(table.get("cluster") or {}).get("num_nodes", 1))
         sizes = tuple(divisors(largest))
     limit = limit_of(options.framework, str(table.get("framework", Scenario.model_fields["framework"].default)))
+    if options.task:
+        spaces = _task_spaces(options, table, file, limit)
+        return spaces, replace(wish, keep=max(wish.keep, len(spaces)))
     spaces = [
         make_space(table, file=file, fix=options.fix, allow=options.allow, framework=limit, num_nodes=nodes,
                    may_be_empty=len(sizes) > 1)
@@ -256,6 +261,40 @@ def _checked(options: SearchOptions) -> tuple[list[Space], Wish]:
     if not any(s.size for s in spaces):
         make_space(table, file=file, fix=options.fix, allow=options.allow, framework=limit, num_nodes=sizes[-1])
     return spaces, wish
+
+
+def _run_options(options: SearchOptions, sizes: Sequence[int]) -> RunOptions:
+    """The few options that change a scenario or stand for one; a task has usual values for what nobody says."""
+    framework = None if options.framework == ANY else options.framework
+    nodes, sequence, batch = sizes[0] if sizes else None, options.sequence_length, options.global_batch
+    if options.scenario is None and options.table is None:
+        nodes = 1 if nodes is None and options.num_gpus is not None else nodes
+        if options.task:
+            sequence = sequence or USUAL_SEQUENCE
+            batch = batch or USUAL_BATCH
+            framework = framework or USUAL_FRAMEWORK
+    return RunOptions(options.model, options.hardware, nodes, sequence, batch, framework)
+
+
+def _task_spaces(options: SearchOptions, table: dict[str, Any], file: str, limit: str | None) -> list[Space]:
+    """One space for every combination of a task's memory options that the framework has.
+
+    Raises:
+        InputError: it has none of them.
+    """
+    training, refused = dict(table.get("training") or {}), None
+    found = []
+    for words, changed in recipes(options.task, training):
+        own = {**table, "training": changed}
+        try:
+            space = make_space(own, file=file, fix=options.fix, allow=options.allow, framework=limit)
+        except InputError as error:
+            refused = error
+        else:
+            found.append(replace(space, recipe=words))
+    if not found:
+        raise refused or InputError([Violation("--task", options.task, "leaves nothing to choose", "fewer values in [training]")])
+    return found
 
 
 def _wish(options: SearchOptions) -> Wish:
@@ -275,6 +314,8 @@ def _wish(options: SearchOptions) -> Wish:
         wrong.append(Violation("--executor", options.executor, str(unknown("executor", options.executor, ["local", "dask"]))))
     if options.robust not in ("", "p90"):
         wrong.append(Violation("--robust", options.robust, "no such reading of the interval", "p90"))
+    if options.task and options.task not in TASKS:
+        wrong.append(Violation("--task", options.task, str(unknown("task", options.task, list(TASKS)))))
     wrong += _small(options)
     constraints = collect(lambda: parse_constraints(options.where), ())
     if options.deadline or options.tokens:
@@ -343,7 +384,9 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: Answer) -> list[Why]:
     best = result.best
-    space = best.found.space if best is not None else max(spaces, key=lambda s: s.template.world_size)
+    # Of a task the last recipe saves most.
+    largest = spaces[-1] if options.task else max(spaces, key=lambda s: s.template.world_size)
+    space = best.found.space if best is not None else largest
     winner = best.scored.choice if best is not None else None
     found: list[Why] = []
     for asked in options.why:
@@ -359,6 +402,8 @@ def _reasons(options: SearchOptions, spaces: list[Space], wish: Wish, result: An
             options.outputs.say(f"{reason.asked} goes beyond the space that was searched{faster}: {rule}")
     if best is None and result.finished and not found and space.size <= 10 * SMALL:
         found.append(why_nothing(space, wish, result.found[-1].account))
+        if space.recipe:
+            options.outputs.say(f"of the options, the last is explained: {space.recipe}")
     return found
 
 

@@ -6,7 +6,7 @@ or all too high) and by errors of their own. What all share moves every layout a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +16,16 @@ from simpar.program.program import FloatArray
 from simpar.readings import TENTH
 from simpar.result.result import Result
 
-OWN_ERROR: Final = 0.04
-"""Standard deviation of the logarithm of a layout's own error. Within one published sweep (one model, cluster and batch) the
-ratio of measured to predicted step time scatters by 3 % around the sweep's own (docs/search.md, benchmarks/bench_regret.py)."""
+MESH_ERROR: Final = 0.04
+"""Standard deviation of the logarithm of an error that all layouts of one mesh and micro-batch share, and others do not."""
+OWN_ERROR: Final = 0.02
+"""The same of a layout's own error. Around the ratio of measured to predicted step time of its sweep (one model, cluster and
+batch) a layout scatters by 2 % (median of 34 pairs) where pairs share mesh and micro-batch, by 3 to 6 % where they do not
+(docs/search.md, benchmarks/bench_regret.py)."""
 SETTLED: Final = 0.9
-"""Chance with which the designs to try contain the best."""
+"""Chance with which the designs to try contain one that is as good as the best."""
+TOLD: Final = 0.01
+"""What the model can tell, relatively: what is no more than this slower than the best is as good."""
 DRAWS: Final = 20_000
 
 
@@ -31,11 +36,13 @@ class Rival:
     Attributes:
         log_value: logarithm of its predicted value, less is better.
         moves: change of that logarithm per standard deviation of the shared error of each category of seconds.
+        mesh: what it shares with rivals that differ in settings alone.
         fit_probability: chance that it fits the memory.
     """
 
     log_value: float
     moves: Mapping[str, float]
+    mesh: Hashable = None
     fit_probability: float = 1.0
 
 
@@ -47,7 +54,7 @@ class Decision:
         best_probability: of each that it is the best of them, given that it fits, float array [rivals].
         optimism: logarithm of what the chosen one will take over what is predicted for it: the least of several uncertain
             numbers is more often too low than too high.
-        try_these: rivals that contain the best with `SETTLED`, likeliest first.
+        try_these: the fewest rivals of which one is the best, or as good (see `TOLD`), with `SETTLED`; what adds most first.
     """
 
     best_probability: FloatArray
@@ -55,19 +62,18 @@ class Decision:
     try_these: tuple[int, ...]
 
 
-def decide(rivals: Sequence[Rival], own: float = OWN_ERROR) -> Decision:
-    """Draw errors and count who wins.
-
-    Args:
-        own: standard deviation of each rival's own error.
-    """
+def decide(rivals: Sequence[Rival]) -> Decision:
+    """Draw errors and count who wins."""
     if len(rivals) < 2:
         return Decision(np.ones(len(rivals)), 0.0, tuple(range(len(rivals))))
     draw = np.random.default_rng(0)
     names = sorted({name for rival in rivals for name in rival.moves})
     moves = np.array([[rival.moves.get(name, 0.0) for name in names] for rival in rivals])
     predicted = np.array([rival.log_value for rival in rivals])
-    errors = draw.standard_normal((DRAWS, len(names))) @ moves.T + own * draw.standard_normal((DRAWS, len(rivals)))
+    meshes = list(dict.fromkeys(rival.mesh for rival in rivals))
+    of_mesh = draw.standard_normal((DRAWS, len(meshes)))[:, [meshes.index(rival.mesh) for rival in rivals]]
+    errors = draw.standard_normal((DRAWS, len(names))) @ moves.T + MESH_ERROR * of_mesh
+    errors += OWN_ERROR * draw.standard_normal((DRAWS, len(rivals)))
     # The memory of all is off in the same direction: what stands nearest to its limit fails first.
     fits = draw.random((DRAWS, 1)) < np.array([rival.fit_probability for rival in rivals])
     real = np.where(fits, predicted + errors, np.inf)
@@ -76,14 +82,22 @@ def decide(rivals: Sequence[Rival], own: float = OWN_ERROR) -> Decision:
     # The same numbers turned round: what is seen is the truth and an error, and the least of what is seen is chosen.
     seen = (predicted + errors).argmin(axis=1)
     optimism = -float((errors - errors.mean(axis=1, keepdims=True))[np.arange(DRAWS), seen].mean())
-    return Decision(chances, optimism, _smallest(chances))
+    return Decision(chances, optimism, _fewest(real))
 
 
-def _smallest(chances: FloatArray) -> tuple[int, ...]:
-    """The fewest that add up to `SETTLED`."""
-    order = np.argsort(-chances, kind="stable")
-    count = int(np.searchsorted(np.cumsum(chances[order]), SETTLED - 1e-9)) + 1
-    return tuple(int(i) for i in order[:count])
+def _fewest(real: FloatArray) -> tuple[int, ...]:
+    """Rivals of which, with `SETTLED`, one is no more than `TOLD` slower than the best: in turn the one that adds most.
+
+    Args:
+        real: logarithms of values that may be true, infinite where it does not fit, float array [draws, rivals].
+    """
+    good = real <= real.min(axis=1, keepdims=True) + np.log1p(TOLD)
+    good = good[np.isfinite(real).any(axis=1)]
+    chosen: list[int] = []
+    while len(good) and (not chosen or good[:, chosen].any(axis=1).mean() < SETTLED):
+        missing = good[~good[:, chosen].any(axis=1)] if chosen else good
+        chosen.append(int(missing.sum(axis=0).argmax()))
+    return tuple(chosen)
 
 
 def moves_of(result: Result) -> dict[str, float]:
@@ -93,4 +107,4 @@ def moves_of(result: Result) -> dict[str, float]:
     return {name: float(np.log1p(width / step)) / TENTH for name, width in widths.items()}
 
 
-__all__ = ["DRAWS", "OWN_ERROR", "SETTLED", "Decision", "Rival", "decide", "moves_of"]
+__all__ = ["DRAWS", "MESH_ERROR", "OWN_ERROR", "SETTLED", "TOLD", "Decision", "Rival", "decide", "moves_of"]

@@ -229,14 +229,15 @@ def _seed(space: Space, wish: Wish, pricing: Pricing | None, scored: Callable[[S
     """The best of a small corner of the space, so that there is something to show and to beat from the start."""
     corner = seed_space(space)
     if corner.groups and 0 < corner.size < space.size / 4:
-        branch_for(corner, replace(wish, next_design=False), pricing, on_scored=scored).run()
+        first = replace(wish, keep=1, reach=1.0, next_design=False) if wish.fold else replace(wish, next_design=False)
+        branch_for(corner, first, pricing, on_scored=scored).run()
 
 
 def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None, **options: Any) -> list[Found]:
     """The same search on several cluster sizes; with `num_gpus` as objective the smallest that can, then no more."""
     found: list[Found] = []
     for space in sorted(spaces, key=lambda s: s.template.world_size):
-        kept = store.of(str(space.template.world_size)) if store is not None else None
+        kept = store.of(" ".join(filter(None, (str(space.template.world_size), space.recipe)))) if store is not None else None
         found.append(find(space, wish, store=kept, **options))
         if not found[-1].finished or (wish.objective == "num_gpus" and found[-1].best):
             break

@@ -2,8 +2,8 @@
 
 For each pipeline one moment of one rank is looked at: when it holds the most layers. Its resting states and the activations it
 keeps then, under each recomputation, are no more than its peak, so a recomputation that does not fit there does not fit at all;
-of those that may fit, the one that costs least bounds the pipeline. Only schedules whose warm-up a short step shows are looked at
-(GPipe's, 1F1B's and the interleaved one); of others nothing is said.
+of those that may fit, the one that costs least bounds the pipeline. GPipe's, 1F1B's and the interleaved schedule are looked at; of
+others nothing is said.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class Fullest:
             own = stages.counts[0].astype(np.float64)
             own[:, :layers] += own[:, layers : 2 * layers]
             own[:, layers : 2 * layers] = 0.0
-            few = 2 * pp if m > 2 * pp and m % pp == 0 and pipeline.schedule != "gpipe" else m
-            moments = pricing.residency(pipeline, pp, few)
+            moments = pricing.residency(pipeline, pp, m)
             at = int(np.argmax(moments.held @ own[:, :layers].sum(axis=1)))
             rank = shape.share[moments.rank[at]] @ own[stages.which]
             rank[layers:] = 0.0

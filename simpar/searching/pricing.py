@@ -210,11 +210,13 @@ class Pricing:
 
     def residency(self, pipeline: Pipeline, pp: int, m: int) -> Residency:
         """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
-        which = self.plain_stages(pipeline, pp).which
+        which, outputs = self.plain_stages(pipeline, pp).which, self.framework.keeps_last_outputs and pp > 1
+        if not outputs and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
+            m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
         key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
         if key not in self._residencies:
             schedule = self.schedule(pipeline, pp, m)
-            self._residencies[key] = residency(schedule, which, outputs=self.framework.keeps_last_outputs and pp > 1)
+            self._residencies[key] = residency(schedule, which, outputs=outputs)
         return self._residencies[key]
 
     def schedule(self, pipeline: Pipeline, pp: int, m: int) -> Schedule:

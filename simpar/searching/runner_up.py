@@ -55,7 +55,7 @@ def runner_up(found: Found, best: Result, winner: Choice) -> RunnerUp | None:
     if not rest:
         return None
     choice = min(rest, key=lambda s: s.key).choice
-    result = simulate(choice.scenario(found.space.template))
+    result = simulate(choice.scenario(found.space.template), detail="layer" if choice.offload.activations else "stage")
     # Where it is faster, the winner was preferred for being simpler or for another metric.
     behind = result.step_time_s > best.step_time_s
     turns = turning_points(best, result) if behind and not found.wish.by_memory else {}

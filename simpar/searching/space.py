@@ -35,11 +35,13 @@ class Space:
         template: model, cluster, training, and what no axis covers.
         restrictions: axis -> allowed values (fixed, allowed, the scenario's ranges).
         framework: limit to what this framework can run; none = no limit.
+        recipe: what was chosen of the training table, in words (see `tasks`).
     """
 
     template: Scenario
     restrictions: dict[str, tuple[Any, ...]]
     framework: str | None = None
+    recipe: str = ""
 
     # -- values ------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simpar.readings import outcome_of
 from simpar.result.result import Result
 from simpar.searching import axes
 from simpar.searching.account import Account
@@ -125,7 +126,11 @@ def why_nothing(space: Space, wish: Wish, account: Account, winner: Choice | Non
     free = find(space, Wish(keep=1, next_design=False))
     if not free.best:
         return Why("", space.size, account, shortage=shortage(space))
-    return replace(_against("", space, account, free.best[0], winner), missed=_missed(space, wish, free.best[0]))
+    found, missed = _against("", space, account, free.best[0], winner), _missed(space, wish, free.best[0])
+    if wish.fit_probability is not None and found.result is not None:
+        chance = outcome_of(found.result).chance_to_fit
+        missed += (f"fit_probability >= {wish.fit_probability:g} ({chance:.2g})",) if chance < wish.fit_probability else ()
+    return replace(found, missed=missed)
 
 
 def _against(asked: str, corner: Space, account: Account, scored: Scored, winner: Choice | None) -> Why:

@@ -1,0 +1,78 @@
+"""How many measured runs of the evidence have the combination of a layout: what nobody has run is as yet a prediction alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from simpar.errors import SimparError
+from simpar.evidence.run_files import stored_runs
+from simpar.searching.choice import recompute_text
+from simpar.searching.designs import family, recompute_kind
+from simpar.specs.framework import family_of
+from simpar.specs.hardware import load_hardware
+from simpar.specs.plan import PlanSpec
+from simpar.specs.scenario import Scenario
+
+Combination = tuple[object, ...]
+
+
+def combination(framework: str, architecture: str, plan: Mapping[str, Any], training: Mapping[str, Any]) -> Combination:
+    """What of a run decides which mechanisms meet in it: framework, GPU architecture, dimensions in use, schedule, what is kept.
+
+    Args:
+        plan, training: as in a scenario, with defaults filled in; an unknown value equals no other.
+    """
+    schedule = plan["schedule"]
+    if schedule == "auto":
+        schedule = "1f1b" if plan["virtual_stages"] == 1 else "interleaved"
+    used = tuple(_more_than_one(plan[name]) for name in ("tp", "cp", "pp", "ep"))
+    again = plan["recompute"] if isinstance(plan["recompute"], str) else str(dict(plan["recompute"]).get("granularity", "?"))
+    offload = dict(plan["offload"])
+    return (
+        family_of(framework), architecture, *used, family(str(schedule)) if used[2] else "", recompute_kind(again),
+        plan["zero_stage"] == 3, _more_than_one(1 + offload.get("activations", 0.0)), bool(offload.get("optimizer")),
+        training.get("precision", "bf16"), training.get("trainable", "all"),
+    )  # fmt: skip
+
+
+def _more_than_one(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 1
+
+
+@lru_cache(maxsize=1)
+def _counted() -> Counter[Combination]:
+    """Combinations of all shipped runs with a measured step time."""
+    found: Counter[Combination] = Counter()
+    usual = PlanSpec().model_dump()
+    for path in sorted(stored_runs().glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            scenario = row.get("scenario")
+            if scenario and "step_time_s" in row.get("measured", {}) and not row.get("exclude"):
+                table = {**usual, **scenario["plan"]}
+                architecture = _architecture(str(scenario["cluster"]["hardware"]))
+                found[combination(scenario["framework"], architecture, table, scenario["training"])] += 1
+    return found
+
+
+@lru_cache(maxsize=64)
+def _architecture(hardware: str) -> str:
+    try:
+        return load_hardware(hardware).gpu.architecture
+    except SimparError:
+        return ""
+
+
+def measured_nearby(scenario: Scenario) -> int:
+    """Measured runs of the evidence with the combination of `scenario`."""
+    plan = scenario.plan.model_dump()
+    plan["recompute"] = recompute_text(scenario.plan.recompute)
+    training = {"precision": scenario.training.precision, "trainable": scenario.training.trainable}
+    return _counted()[combination(scenario.framework, scenario.hardware.gpu.architecture, plan, training)]
+
+
+__all__ = ["combination", "measured_nearby"]
