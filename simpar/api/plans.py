@@ -35,6 +35,7 @@ class PlanSettings(TypedDict, total=False):
     repetitions: int
     store: str | Path
     resume: bool
+    site: str | Path
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -147,5 +148,7 @@ def plan(
         given["compare"] = ",".join(given["compare"])
     given["sweep"] = tuple(given.get("sweep", ()))
     store = given["store"] = Path(given["store"]) if "store" in given else None
+    if "site" in given:
+        given["site"] = Path(given["site"])
     report = ask(assigned(table, changes or {}), PlanOptions(**given), step_model(store))
     return PlanResult(report, report_json(report))

@@ -22,6 +22,7 @@ from simpar.cli.profiles import profiles_app
 from simpar.cli.scenarios import scenarios_app
 from simpar.cli.search import improve, search
 from simpar.cli.serve import serve
+from simpar.cli.site import adapt
 from simpar.cli.step import compare, explain, simulate, topology, trace_diff
 from simpar.cli.validate import validate_app
 
@@ -66,6 +67,7 @@ for _panel, _commands in {
         (plan, "plan", "simpar plan llama3.1-405b_h100x16384 --set cluster.num_nodes=1024"),
     ),
     MEASURE: (
+        (adapt, "adapt", "simpar adapt runs.jsonl --out site.toml"),
         (calibrate, "calibrate", "simpar calibrate --out my-machine.toml"),
         (trace_diff, "diff", "simpar diff scenario.toml trace.json.gz --html diff.html"),
         (constants, "constants", "simpar constants --json"),

@@ -19,7 +19,9 @@ from simpar.cli.options import (
     ScenarioFile,
     SequenceOption,
     SetOption,
+    SiteOption,
     SizeOption,
+    at_site,
     chosen_scenario,
     chosen_table,
     print_json,
@@ -46,6 +48,7 @@ def simulate(
     detail: Annotated[str, typer.Option(help="stage, layer or op.")] = "layer",
     contention: Annotated[bool, typer.Option(help="Transfers share links; same as --set effects.contention=true.")] = False,
     placement: Annotated[bool, typer.Option("--placement", help="Find the best order of the dimensions over the ranks.")] = False,
+    site: SiteOption = None,
 ) -> None:
     """Predict one training step: time, throughput, where it goes, memory."""
     from simpar.api.steps import simulated
@@ -54,7 +57,7 @@ def simulate(
 
     if detail not in ("stage", "layer", "op"):
         raise InputError([Violation("--detail", detail, "no such detail", "choose stage, layer or op")])
-    changes = [*(overrides or []), *(["effects.contention=true"] if contention else [])]
+    changes = [*at_site(overrides, site), *(["effects.contention=true"] if contention else [])]
     options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
     table, file = chosen_table(scenario, options, changes)
     result = simulated(table, file, detail=detail, arrange=_placed if placement else None)  # type: ignore[arg-type]
@@ -86,13 +89,18 @@ def _placed(scenario: Scenario) -> Scenario:
 
 
 def compare(
-    first: ScenarioFile, second: ScenarioFile, overrides: SetOption = None, limit: SizeOption = None, as_json: JsonOption = False
+    first: ScenarioFile,
+    second: ScenarioFile,
+    overrides: SetOption = None,
+    limit: SizeOption = None,
+    as_json: JsonOption = False,
+    site: SiteOption = None,
 ) -> None:
-    """Two scenarios side by side; --set applies to the second."""
+    """Two scenarios side by side; --set applies to the second, --site to both."""
     from simpar.api.steps import compare as both
     from simpar.specs.scenario import read_scenario
 
-    found = both(read_scenario(first), read_scenario(second, overrides))
+    found = both(read_scenario(first, at_site(None, site)), read_scenario(second, at_site(overrides, site)))
     if as_json:
         print_json(found.to_dict())
         return
@@ -116,6 +124,7 @@ def explain(
     global_batch: BatchOption = None,
     framework: FrameworkOption = None,
     as_json: JsonOption = False,
+    site: SiteOption = None,
 ) -> None:
     """Why a step takes what it takes; with a measurement, where the gap most probably lies."""
     from simpar.api.steps import explain as explanation
@@ -125,7 +134,7 @@ def explain(
 
     values = parse_measured(measured or [])
     options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
-    found = explanation(chosen_scenario(scenario, options, overrides or []), measured=values)
+    found = explanation(chosen_scenario(scenario, options, at_site(overrides, site)), measured=values)
     if as_json:
         print_json(found.to_dict())
         return
@@ -142,6 +151,7 @@ def trace_diff(
     limit: SizeOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
+    site: SiteOption = None,
 ) -> None:
     """A measured step beside the predicted one: the difference by cause, op by op."""
     from functools import partial
@@ -150,7 +160,7 @@ def trace_diff(
     from simpar.live.trace_diff import diff
     from simpar.specs.scenario import read_scenario
 
-    found = diff(read_scenario(scenario, overrides), partial(read_steps, trace), rank)
+    found = diff(read_scenario(scenario, at_site(overrides, site)), partial(read_steps, trace), rank)
     if html is not None:
         from simpar.report.diff_html import write_diff_html
 

@@ -461,7 +461,7 @@ def main() -> None:
     print(f"sources left out, everything refitted: mean {by_source(data, unseen).mean():.4f} over sources, "
           f"median {np.median(np.abs(unseen)):.4f} over rows")  # fmt: skip
     expected = expected_errors(data, left_out(data, chosen))
-    found = [*chosen, *(e for e in constants() if e.status == "one source"), *expected]
+    found = [*chosen, *(e for e in constants() if e.status == "one source" or e.name.startswith("site.")), *expected]
     rows = unseen_table(data, unseen, expected)
     options.out.write_text(as_toml(found, rows), encoding="utf-8")
     if options.out == FILE:

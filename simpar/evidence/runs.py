@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
-from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, stalled
+from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, predict_at, stalled
 from simpar.evidence.row_framework import framework_of, stated_precision
 from simpar.evidence.row_values import read_values
 from simpar.evidence.run_rows import GROUP_KEYS, Run, excluded_because, read_rows, run_of
@@ -26,6 +26,7 @@ from simpar.evidence.spread import predict_run
 from simpar.output import check_writable
 from simpar.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.readings import Open
+from simpar.specs.site import read_site
 from simpar.statistics import (
     Comparison,
     ErrorSummary,
@@ -347,8 +348,15 @@ def report_of(
     )  # fmt: skip
 
 
-def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None) -> int:
-    """`simpar validate runs --data FILE [--json] [--html OUT] [--where ...]`; returns the exit code.
+def run(
+    data: Path,
+    as_json: bool = False,
+    html: Path | None = None,
+    where: Sequence[str] = (),
+    workers: int | None = None,
+    site: Path | None = None,
+) -> int:
+    """`simpar validate runs --data FILE [--json] [--html OUT] [--where ...] [--site FILE]`; returns the exit code.
 
     Raises:
         InputError: the file or a condition is wrong.
@@ -358,7 +366,8 @@ def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequ
 
     if html is not None:
         check_writable(Path(html), "--html")  # now, not after minutes of simulation
-    report = validate_runs(data, where, workers, progress=True)
+    predictor = predict if site is None else partial(predict_at, read_site(site))
+    report = validate_runs(data, where, workers, predictor, progress=True)
     if html is not None:
         write_html(report, Path(html), data)
     print_report(report, as_json)

@@ -26,6 +26,7 @@ from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.site import Site
 from simpar.specs.training import BASE_BYTES, TrainingSpec
 from simpar.topology.mesh import Mesh
 from simpar.topology.placement import GroupPlacement
@@ -131,9 +132,16 @@ class Layout:
 
     @cached_property
     def calibration(self) -> RunCalibration:
-        """What published runs of this framework on this GPU add to the priced parts; nothing on a calibrated machine."""
+        """What published runs of this framework on this GPU add to the priced parts (nothing on a calibrated machine), with
+        what the cluster's own runs say on top."""
         found = self.published_calibration
-        return measured_here(found) if self.hardware.calibrated else found
+        found = measured_here(found) if self.hardware.calibrated else found
+        return found if self.site is None else self.site.applied(found)
+
+    @cached_property
+    def site(self) -> Site | None:
+        """What was learned from the cluster's own runs."""
+        return self.scenario.learned
 
     @cached_property
     def published_calibration(self) -> RunCalibration:

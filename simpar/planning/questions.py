@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from simpar.planning.steps import StepModel
 from simpar.planning.study import Study
 from simpar.registry import unknown
 from simpar.specs.planfile import PlanFile, make_plan, read_plan_table
+from simpar.specs.site import read_site
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class PlanOptions:
         overrides: --set, such as "cluster.num_nodes=256".
         json, html: what comes out; without them a table.
         store, resume: keep finished repetitions in SQLite, and take them from there.
+        site: what was learned from the cluster's own runs, for every simulated phase.
     """
 
     solve: str | None = None
@@ -51,6 +54,7 @@ class PlanOptions:
     repetitions: int = DEFAULT_REPETITIONS
     store: Path | None = None
     resume: bool = False
+    site: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ def ask(source: str | Path | Mapping[str, Any], options: PlanOptions, steps: Ste
     table = dict(source) if isinstance(source, Mapping) else read_plan_table(source)
     for assignment in options.overrides:
         table = assigned(table, assignment)
+    if options.site is not None:
+        table = at_site(table, options.site)
     if options.deadline is not None:
         table["deadline"] = options.deadline
     simulation = Simulation(options.repetitions, options.seed, options.store, options.resume)
@@ -107,6 +113,22 @@ def ask(source: str | Path | Mapping[str, Any], options: PlanOptions, steps: Ste
     studies = _studies(table, options, Solver(table, steps, replace(simulation, store=None)))
     tornado = sensitivity(plan, steps, simulation) if options.sensitivity else None
     return PlanReport(found, compare_published(found), studies, tornado)
+
+
+def at_site(table: dict[str, Any], site: Path) -> dict[str, Any]:
+    """A copy of the raw plan `table` in which every simulated phase runs at `site`.
+
+    Raises:
+        InputError: no such site, or no phase of the plan is simulated.
+    """
+    read_site(site)
+    changed = copy.deepcopy(table)
+    simulated = [phase for phase in changed.get("phases", []) if phase.get("scenario")]
+    if not simulated:
+        raise InputError(f"--site {site}: the speeds of this plan's phases are given, none is simulated; a site changes nothing")
+    for phase in simulated:
+        phase["set"] = [*phase.get("set", ()), f"site={json.dumps(str(site.resolve()))}"]
+    return changed
 
 
 def with_searched_layouts(table: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from simpar.result.result import Interval, Result, mean_breakdown
 from simpar.schedules import Schedule
 from simpar.specs.calibration import RunCalibration
 from simpar.specs.notes import scenario_notes
+from simpar.units import format_seconds
 
 HALF_WIDTH = 1.28 / 0.674
 """80 % half-width over the median absolute error of a normal distribution."""
@@ -57,17 +58,22 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
             terms[row, column[name]] += amount
     accounting = account(program, timeline, waits=optimizer_waits(layout, priced.schedule))
     seconds = priced.table.seconds[program.price]
+    breakdown = mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds)
+    if layout.site is None:
+        interval = _interval(priced, accounting.makespan, names)
+    else:
+        interval = _site_interval(layout, breakdown, accounting.makespan)
     roles = {rank: rank for rank in priced.held}
     if priced.expanded:
         roles = {rank: layout.mesh.rank(pp=rank) for rank in priced.held}
     return Result(
         layout=layout, program=program, timeline=timeline, accounting=accounting,
         memory=memory_over_time(layout, program, timeline, priced.held, roles),
-        breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
-        bubble_fraction=bubble_fraction(accounting), step_interval=_interval(priced, accounting.makespan, names),
+        breakdown=breakdown, bubble_fraction=bubble_fraction(accounting), step_interval=interval,
         provenance=_provenance(priced), communication_s=_communication(priced, timeline),
         schedule_name=priced.schedule.name, hardware_flops=layout.model_flops + recomputed_flops(layout),
-        notes=(*scenario_notes(layout.scenario), *what_published_runs_add(layout)),
+        notes=(*scenario_notes(layout.scenario), *what_published_runs_add(layout),
+               *what_the_site_adds(layout, breakdown, interval, accounting.makespan)),
     )  # fmt: skip
 
 
@@ -107,6 +113,34 @@ def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
     widths = [(n, makespan * float(max(u, d) - 1.0)) for n, u, d in zip(names, up, down, strict=True)]
     widths = sorted([*widths, ("calibration", unseen * makespan)], key=lambda x: -x[1])
     return Interval(low, high, tuple(w for w in widths[:5] if w[1] > 0))
+
+
+def _site_interval(layout: Layout, breakdown: dict[str, float], makespan: float) -> Interval:
+    """The interval of a step at a site with runs of its own: how sure they make each factor, and what is left between them.
+
+    The intervals of single prices are in there: a price that is off is off in the site's runs as well.
+    """
+    assert layout.site is not None
+    half, causes = layout.site.log_half_width(layout.site.shares(breakdown, makespan))
+    low = max(makespan * float(np.exp(-half)), min(ideal_seconds(layout), makespan))
+    widths = sorted(((name, makespan * float(np.expm1(width))) for name, width in causes.items()), key=lambda w: -w[1])
+    return Interval(low, makespan * float(np.exp(half)), tuple(w for w in widths if w[1] > 0))
+
+
+def what_the_site_adds(layout: Layout, breakdown: dict[str, float], interval: Interval, makespan: float) -> tuple[str, ...]:
+    """Which site was used, and what it changed."""
+    site = layout.site
+    if site is None:
+        return ()
+    factors = ", ".join(f"{name} x {value:.3g}" for name, value in site.factors.items())
+    shares = site.shares(breakdown, makespan)
+    without = makespan * (1.0 - sum(shares[name] * (1.0 - 1.0 / value) for name, value in site.factors.items()))
+    more = f", {site.peak_memory_bytes / 2**30:+.3g} GiB on every device" if site.peak_memory_bytes else ""
+    return (
+        f"site {site.name!r}, learned from {len(site.runs)} of its runs: {factors}{more}; without it the step would take about "
+        f"{format_seconds(without)} instead of {format_seconds(makespan)} "
+        f"(80 %: {format_seconds(interval.low)} to {format_seconds(interval.high)})",
+    )
 
 
 def together(ratios: FloatArray, unseen: float) -> float:

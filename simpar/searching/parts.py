@@ -137,7 +137,9 @@ def widest(space: Space) -> float:
     """
     template = space.template
     spec = framework(template.framework, template.framework_version)
-    return 1.0 + HALF_WIDTH * calibration_on(spec, template.hardware).expected_error
+    found = calibration_on(spec, template.hardware)
+    site = template.learned
+    return 1.0 + HALF_WIDTH * (found if site is None else site.applied(found)).expected_error
 
 
 def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callable[[Choice, float, float], float | None] | None:

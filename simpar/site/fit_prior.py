@@ -1,0 +1,220 @@
+"""How much clusters differ: the prior of `simpar adapt`, estimated from sources that no fit has seen.
+
+    python -m simpar.site.fit_prior --data FILE.jsonl [FILE.jsonl ...] [--cache seen.jsonl]
+
+Every source stands for a site. The run-level constants are fitted again without it, its runs are then straight lines in its three
+factors (`simpar.site.observed`), and the spreads are those under which all sources together are most likely (`log_evidence`,
+empirical Bayes). They go into the registry of constants as `site.*`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from simpar.evidence.fit_constants import RUN_LEVEL, Data, Sample, as_toml, fit
+from simpar.evidence.run_rows import read_rows, run_of
+from simpar.evidence.run_workers import Bar, in_workers
+from simpar.site.observed import Line, Observed, evidence_of, observe
+from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
+from simpar.specs.calibration import FACTORS, FILE, Constant, RunCalibration, calibrated_by, calibration_for, constants, unseen
+from simpar.specs.framework import family_of
+from simpar.specs.site import TENTH
+
+MOST_ROWS: Final = 14
+"""Runs of one source, drawn at random: more say little more about how sources differ."""
+LEAST_ROWS: Final = 2
+"""Fewest runs of a source that says anything about the spread within."""
+START: Final = Prior(0.08, 0.08, 0.25, 0.35, 0.05, 0.6)
+LEAST: Final = 0.01
+"""No spread is estimated below this: sources are too few to say that there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A published run, observed under the shipped constants.
+
+    Attributes:
+        source, framework, architecture, gpu: its groups.
+        observed: its straight lines.
+    """
+
+    source: str
+    framework: str
+    architecture: str
+    gpu: str
+    observed: Observed
+
+    @property
+    def here(self) -> RunCalibration:
+        """The constants in force for it."""
+        return calibration_for(self.framework, self.architecture, self.gpu)
+
+
+def draw(files: Sequence[Path], most: int = MOST_ROWS, seed: int = 0) -> list[tuple[str, dict[str, Any]]]:
+    """(Name, row) of at most `most` runs of every source, drawn at random."""
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
+    for file in files:
+        for number, row in read_rows(file):
+            if not row.get("oom") and not row.get("exclude"):
+                found[str(row.get("source"))].append((f"{file.name}:{number}", row))
+    generator = random.Random(seed)
+    return [job for source in sorted(found) for job in generator.sample(found[source], min(most, len(found[source])))]
+
+
+def seen_of(job: tuple[str, dict[str, Any]]) -> Seen | None:
+    """A row observed; none where it says nothing about its site."""
+    name, row = job
+    run = run_of(row, name)
+    found = observe(run)
+    if run.scenario is None or not isinstance(found, Observed):
+        return None
+    gpu = run.scenario.hardware.gpu
+    return Seen(str(row.get("source")), run.scenario.framework, gpu.architecture, gpu.name, replace(found, id=name))
+
+
+def collect(files: Sequence[Path], cache: Path | None = None, workers: int = 2, most: int = MOST_ROWS) -> list[Seen]:
+    """The drawn runs of the files, from `cache` where they are in it; what is new is added to it."""
+    jobs = draw(files, most)
+    known = dict(_read(cache)) if cache is not None and cache.exists() else {}
+    left = [job for job in jobs if job[0] not in known]
+    with Bar(len(left), True) as bar:
+        for index, found in in_workers(seen_of, left, workers):
+            known[left[index][0]] = found
+            if cache is not None:
+                with cache.open("a") as file:
+                    file.write(json.dumps([left[index][0], None if found is None else asdict(found)]) + "\n")
+            bar.advance(1)
+    return [found for name, _ in jobs if (found := known.get(name)) is not None]
+
+
+def _read(cache: Path) -> Iterable[tuple[str, Seen | None]]:
+    for text in cache.read_text().splitlines():
+        name, found = json.loads(text)
+        if found is not None:
+            observed = found["observed"]
+            lines = tuple(Line(line["weight"], tuple(line["parts"]), line["rest"]) for line in observed["lines"])
+            memory = observed["memory"] and tuple(observed["memory"])
+            observed = Observed(observed["id"], observed["seconds"], lines, tuple(observed["predicted"]), memory)
+            found = Seen(**{**found, "observed": observed})
+        yield name, found
+
+
+def left_out(seen: Sequence[Seen]) -> dict[str, list[Observed]]:
+    """Source -> its runs as predicted by constants fitted without it."""
+    chosen = tuple(entry for entry in constants() if entry.name in RUN_LEVEL)
+    samples = [_sample(each) for each in seen]
+    data = Data.of(samples)
+    found = {}
+    for others, inside in data.split([[source] for source in data.sources]):
+        source = inside.sources[0]
+        entries = fit(others, chosen)
+        found[source] = [_under(each, entries) for each in seen if each.source == source]
+    return found
+
+
+def _sample(seen: Seen) -> Sample:
+    """The likeliest reading as the fit of constants takes it, with every factor neutral."""
+    line = max(seen.observed.lines, key=lambda line: line.weight)
+    factors = [getattr(seen.here, name) for name in FACTORS]
+    parts = [part / factor for part, factor in zip(line.parts, factors, strict=True)]
+    step_s = seen.here.step_s
+    return Sample(
+        family_of(seen.framework), seen.architecture, seen.gpu, seen.source, "", (*parts, 0.0, 1.0), max(line.rest - step_s, 0.0),
+        seen.observed.seconds,
+    )  # fmt: skip
+
+
+def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
+    """The run's lines with other constants in force."""
+    before = seen.here
+    with calibrated_by(tuple(entries)):
+        after = seen.here
+    ratios = [getattr(after, name) / getattr(before, name) for name in FACTORS]
+    more = after.step_s - before.step_s
+    lines = tuple(
+        Line(line.weight, tuple(p * r for p, r in zip(line.parts, ratios, strict=True)), max(line.rest + more, 0.0))
+        for line in seen.observed.lines
+    )
+    old = sum(line.weight * line.seconds for line in seen.observed.lines)
+    factor = sum(line.weight * line.seconds for line in lines) / old
+    low, middle, high = (
+        each * factor for each in (seen.observed.predicted[1], seen.observed.predicted[0], seen.observed.predicted[2])
+    )
+    return replace(seen.observed, lines=lines, predicted=(middle, low, high))
+
+
+def fit_prior(sources: Mapping[str, Sequence[Observed]], start: Prior = START) -> Prior:
+    """The spreads under which the sources' runs are most likely."""
+    from scipy.optimize import minimize  # an extra: only fits need it
+
+    lines = [evidence_of(runs) for runs in sources.values() if len(runs) >= LEAST_ROWS]
+
+    def worse(logs: Sequence[float]) -> float:
+        return -_log_evidence(lines, Prior(*np.maximum(np.exp(logs), LEAST)))
+
+    first = np.log([getattr(start, name) for name in Prior.__slots__])
+    options = {"xatol": 0.05, "fatol": 0.05, "maxfev": 400, "initial_simplex": first + np.vstack([np.zeros(6), 0.5 * np.eye(6)])}
+    found = minimize(worse, first, method="Nelder-Mead", options=options)
+    return Prior(*(float(v) for v in np.maximum(np.exp(found.x), LEAST)))
+
+
+def _log_evidence(lines: Sequence[Evidence], prior: Prior) -> float:
+    """Of all sources together, each counting as the square root of its runs."""
+    return sum(learn(runs, prior).log_evidence / math.sqrt(len(runs)) for runs in lines)
+
+
+def memory_spreads(sources: Mapping[str, Sequence[Observed]]) -> tuple[float, float]:
+    """(Between sources, between runs of one source): standard deviations of log(measured / predicted) of peak memory, robust."""
+    groups = [np.log([m / p for m, p in peaks]) for runs in sources.values()
+              if len(peaks := [run.memory for run in runs if run.memory is not None]) >= LEAST_ROWS]  # fmt: skip
+    within = float(np.median([np.median(np.abs(g - np.median(g))) for g in groups])) * 1.4826
+    between = float(np.median(np.abs([np.median(g) for g in groups]))) * 1.4826
+    return max(between, LEAST), max(within, LEAST) * TENTH / TENTH_OF_T
+
+
+def entries_of(prior: Prior, memory: tuple[float, float], sources: Mapping[str, Sequence[Observed]]) -> list[Constant]:
+    """The registry's entries, with the runs and sources behind them."""
+    values = {f"site.{name}": getattr(prior, name) for name in Prior.__slots__}
+    values |= {"site.peak_memory": memory[0], "site.peak_memory_residual": memory[1]}
+    behind = {source: runs for source, runs in sources.items() if len(runs) >= LEAST_ROWS}
+    record = {"rows": sum(map(len, behind.values())), "sources": tuple(sorted(behind)), "status": "interval"}
+    return [Constant.model_validate({"name": name, "value": round(value, 5), **record}) for name, value in values.items()]
+
+
+def write(found: Sequence[Constant], path: Path = FILE) -> None:
+    """The registry with these entries in place of its `site.*`."""
+    from simpar.evidence.constants_md import write_constants
+
+    kept = [entry for entry in constants() if not entry.name.startswith("site.")]
+    path.write_text(as_toml([*kept, *found], unseen()), encoding="utf-8")
+    if path == FILE:
+        constants.cache_clear()
+        write_constants()
+
+
+def main() -> None:
+    """Estimate and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    sources = left_out(collect(options.data, options.cache, options.workers))
+    prior, memory = fit_prior(sources), memory_spreads(sources)
+    print(prior, memory)
+    write(entries_of(prior, memory, sources), options.out)
+
+
+if __name__ == "__main__":
+    main()
