@@ -2,10 +2,11 @@
 
     python benchmarks/bench_adapt.py --data FILE.jsonl [FILE.jsonl ...] [--cache seen.jsonl] [--check 12]
 
-Every source of published runs stands for a site. Its predictions come from constants fitted without it, and the prior of `simpar
-adapt` is estimated without it as well. Then 60 random draws of k = 1, 2, 3, 5 of its runs are learned from, and the rest predicted.
-Runs are simulated once (`--cache` keeps them) and are straight lines in the three factors from then on; `--check` simulates some of
-the predictions in full, at the factors learned, and prints how far the lines are from that.
+Every source of published runs stands for a site, or for as many as it has frameworks and GPUs. Its predictions come from constants
+fitted without it, and the prior of `simpar adapt` is estimated without it as well. Then 60 random draws of k = 1, 2, 3, 5 of a
+site's runs are learned from, and the rest predicted. Runs are simulated once (`--cache` keeps them) and are straight lines in the
+three factors from then on; `--check` simulates some of the predictions in full, at the factors learned, and prints how far the
+lines are from that.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ import numpy as np
 
 from simpar.evidence.predicted import predict_at
 from simpar.evidence.run_rows import run_of
-from simpar.site.fit_prior import collect, draw, fit_prior, left_out
+from simpar.site.fit_prior import Sites, collect, draw, fit_prior, left_out
 from simpar.site.learned import shipped_prior
-from simpar.site.observed import Observed, evidence_of, mixed
+from simpar.site.observed import evidence_of
 from simpar.site.posterior import Evidence, FloatArray, Prior, learn
 from simpar.specs.calibration import FACTORS
 from simpar.specs.site import Site
 
 DRAWS = 60
 GIVEN = (1, 2, 3, 5)
+LEAST = 4
+"""Fewest runs of a site."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,8 @@ def figures(lines: Evidence, prior: Prior, generator: np.random.Generator, draws
 
     def add(k: int, given: FloatArray, rest: FloatArray) -> None:
         found = learn(lines.only(given), prior)
-        predicted, slopes = mixed(lines.only(rest), found.theta)
+        predicted, half = found.predict(lines.only(rest))
         off = np.log(predicted) - lines.log_measured[rest]
-        half = found.log_half_width(slopes)
         error[k].append(float(np.abs(np.expm1(off)).mean()))
         covered[k].append(float((np.abs(off) <= half).mean()))
         width[k].append(float(np.median(np.expm1(half))))
@@ -70,17 +72,27 @@ def figures(lines: Evidence, prior: Prior, generator: np.random.Generator, draws
     return Line("", count, *shown)
 
 
-def benchmark(sources: Mapping[str, Sequence[Observed]], *, own_prior: bool, draws: int = DRAWS) -> list[Line]:
-    """A line for every source with at least three runs."""
+def benchmark(sites: Sites, *, own_prior: bool, draws: int = DRAWS) -> list[Line]:
+    """A line for every source that has a site of at least four runs: its sites together, each counting as its runs."""
     shipped, found = shipped_prior(), []
-    for index, (source, runs) in enumerate(sorted(sources.items())):
-        if len(runs) < 3:
+    for index, source in enumerate(sorted({name for name, _ in sites})):
+        own = [runs for (name, _), runs in sites.items() if name == source and len(runs) >= LEAST]
+        if not own:
             continue
-        others = {name: rows for name, rows in sources.items() if name != source}
-        prior = fit_prior(others, shipped) if own_prior else shipped
-        line = figures(evidence_of(runs), prior, np.random.default_rng(index), draws)
-        found.append(Line(source, line.runs, line.error, line.covered, line.width))
+        prior = fit_prior({key: runs for key, runs in sites.items() if key[0] != source}, shipped) if own_prior else shipped
+        generator = np.random.default_rng(index)
+        found.append(together(source, [figures(evidence_of(runs), prior, generator, draws) for runs in own]))
     return found
+
+
+def together(source: str, parts: Sequence[Line]) -> Line:
+    """The sites of a source as one line."""
+
+    def mean(field: str) -> dict[int, float]:
+        known = {k: [(getattr(p, field)[k], p.runs) for p in parts if k in getattr(p, field)] for k in (0, *GIVEN)}
+        return {k: sum(v * n for v, n in pairs) / sum(n for _, n in pairs) for k, pairs in known.items() if pairs}
+
+    return Line(source, sum(p.runs for p in parts), mean("error"), mean("covered"), mean("width"))
 
 
 def table(found: Sequence[Line]) -> str:
@@ -123,24 +135,25 @@ def targets(found: Sequence[Line]) -> str:
     ])  # fmt: skip
 
 
-def check(files: Sequence[Path], sources: Mapping[str, Sequence[Observed]], count: int) -> None:
+def check(files: Sequence[Path], sites: Sites, count: int) -> None:
     """Full simulations beside the lines, at factors learned from three runs of each source."""
     jobs = dict(draw(files))
     generator, off = random.Random(1), []
     prior = shipped_prior()
-    for source in generator.sample([s for s, runs in sources.items() if len(runs) > 3], min(count, len(sources))):
-        runs = sources[source]
-        theta = learn(evidence_of(runs[:3]), prior).theta
+    for site in generator.sample([s for s, runs in sites.items() if len(runs) > 3], count):
+        runs = sites[site]
+        found = learn(evidence_of(runs[:3]), prior)
         run = runs[3]
         scenario = run_of(jobs[run.id], run.id).scenario
         if len(run.lines) > 1 or scenario is None:
             continue
         plain = predict_at(Site(), scenario).step_time_s
-        moved = predict_at(Site(**dict(zip(FACTORS, map(float, np.exp(theta)), strict=True))), scenario).step_time_s
-        line = evidence_of([run])
-        change = mixed(line, theta)[0][0] / mixed(line, np.zeros(3))[0][0]
+        own = found.theta[3 + found.kinds.index(run.kind)] if run.kind in found.kinds else 0.0
+        factors = dict(zip(FACTORS, map(float, np.exp(found.theta[:3] + own)), strict=True))
+        moved = predict_at(Site(**factors), scenario).step_time_s
+        change = found.predict(evidence_of([run]))[0][0] / sum(line.weight * line.seconds for line in run.lines)
         off.append(abs(math.log(change) - math.log(moved / plain)))
-        print(f"{source}: the line says x {change:.4f}, the simulator x {moved / plain:.4f}")
+        print(f"{site[0]}: the line says x {change:.4f}, the simulator x {moved / plain:.4f}")
     print(f"lines against full simulations: mean {np.mean(off):.2%}, worst {np.max(off):.2%} of {len(off)}")
 
 
@@ -153,10 +166,10 @@ def main() -> None:
     parser.add_argument("--shipped-prior", action="store_true", help="the registry's instead of one estimated without the source")
     parser.add_argument("--check", type=int, default=0)
     options = parser.parse_args()
-    sources = left_out(collect(options.data, options.cache, options.workers))
+    sites = left_out(collect(options.data, options.cache, options.workers))
     if options.check:
-        check(options.data, sources, options.check)
-    found = benchmark(sources, own_prior=not options.shipped_prior, draws=options.draws)
+        check(options.data, sites, options.check)
+    found = benchmark(sites, own_prior=not options.shipped_prior, draws=options.draws)
     print(table(found))
     print(targets(found))
 

@@ -16,10 +16,9 @@ from simpar.cli.app import app
 from simpar.errors import InputError
 from simpar.evidence.predicted import predict, predict_at
 from simpar.site.learned import adapt, as_toml, memory_of_site, shipped_prior
-from simpar.site.observed import Observed, evidence_of, mixed, observe
+from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import Evidence, learn
 from simpar.site.rows import run_at
-from simpar.specs.calibration import FACTORS
 from simpar.specs.scenario import make_scenario
 from simpar.specs.site import Site, read_site
 
@@ -125,8 +124,7 @@ def test_open_facts_are_marginalised(rows: list[dict[str, Any]]) -> None:
 def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
     run = observe(run_at({"id": "f", "scenario": TABLES[5], "step_time_s": 1.0}, "f"))
     assert isinstance(run, Observed)
-    theta = np.log([getattr(learned.site, name) for name in FACTORS])
-    (seconds,), _ = mixed(evidence_of([run]), theta)
+    (seconds,), _ = learned.details.posterior.predict(evidence_of([run]))
     assert seconds == pytest.approx(predict_at(learned.site, make_scenario(TABLES[5])).step_time_s, rel=0.01)
 
 
@@ -137,10 +135,11 @@ def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
     runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(3))
     found = learn(runs, prior)
-    assert found.theta[0] == pytest.approx(0.1, abs=0.01)
-    assert math.sqrt(found.covariance[0, 0]) == pytest.approx(0.03 / math.sqrt(200), rel=0.3)
-    slopes = np.array([1.0, 0.0, 0.0])
-    assert float(np.mean(np.abs(np.log(measured) - found.theta[0]) < found.log_half_width(slopes))) == pytest.approx(0.8, abs=0.08)
+    seconds, half = found.predict(runs)
+    assert np.log(seconds[0]) == pytest.approx(0.1, abs=0.01)
+    of_all = found.covariance[0, 0] + 2.0 * found.covariance[0, 3] + found.covariance[3, 3]
+    assert math.sqrt(of_all) == pytest.approx(0.03 / math.sqrt(200), rel=0.3)
+    assert float(np.mean(np.abs(np.log(measured / seconds)) < half)) == pytest.approx(0.8, abs=0.08)
 
 
 def test_memory_is_learned_and_shrunk() -> None:

@@ -9,6 +9,7 @@ from simpar.graph.casts import GATHERED, engine_casts
 from simpar.graph.kernels import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Layer
+from simpar.model.kind import kind_of, site_of
 from simpar.model.layered import layered_network
 from simpar.model.network import Network, padded_vocabulary, simple_network, transformer_network
 from simpar.parallel.blocks import LocalBlock, split_block
@@ -136,12 +137,17 @@ class Layout:
         what the cluster's own runs say on top."""
         found = self.published_calibration
         found = measured_here(found) if self.hardware.calibrated else found
-        return found if self.site is None else self.site.applied(found)
+        return found if self.site is None else self.site.applied(found, self.kind)
 
     @cached_property
     def site(self) -> Site | None:
-        """What was learned from the cluster's own runs."""
-        return self.scenario.learned
+        """What was learned from the cluster's own runs, where they had this framework and GPU."""
+        return site_of(self.scenario)
+
+    @cached_property
+    def kind(self) -> str:
+        """What the job is one of, at a site with runs of its own."""
+        return kind_of(self.scenario)
 
     @cached_property
     def published_calibration(self) -> RunCalibration:

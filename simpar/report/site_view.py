@@ -40,6 +40,8 @@ def _factors(found: Adapted) -> Table:
     for index, (name, value) in enumerate(found.site.factors.items()):
         interval = f"{value * math.exp(-after[index]):.3f} to {value * math.exp(after[index]):.3f}"
         table.add_row(name, f"x {value:.3f}", interval, f"{math.exp(-before[index]):.3f} to {math.exp(before[index]):.3f}")
+    for kind in found.site.kinds:
+        table.add_row(f"all of {kind.name}", f"x {kind.factor:.3f}", "", "")
     extra = found.site.peak_memory_bytes
     if extra:
         table.add_row("memory on a device", f"{'+' if extra > 0 else '-'}{format_bytes(abs(extra))}", "", "")

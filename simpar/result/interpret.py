@@ -11,6 +11,7 @@ from simpar.costs.key_price import KeyPrice
 from simpar.costs.price import Provenance
 from simpar.engine.longest_path import longest_path_batch
 from simpar.engine.timeline import Timeline
+from simpar.model.kind import group_of
 from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.program.lower import optimizer_waits
 from simpar.program.program import FloatArray, PriceTable, Program
@@ -121,7 +122,7 @@ def _site_interval(layout: Layout, breakdown: dict[str, float], makespan: float)
     The intervals of single prices are in there: a price that is off is off in the site's runs as well.
     """
     assert layout.site is not None
-    half, causes = layout.site.log_half_width(layout.site.shares(breakdown, makespan))
+    half, causes = layout.site.log_half_width(layout.site.shares(breakdown, makespan), layout.kind)
     low = max(makespan * float(np.exp(-half)), min(ideal_seconds(layout), makespan))
     widths = sorted(((name, makespan * float(np.expm1(width))) for name, width in causes.items()), key=lambda w: -w[1])
     return Interval(low, makespan * float(np.exp(half)), tuple(w for w in widths if w[1] > 0))
@@ -131,10 +132,14 @@ def what_the_site_adds(layout: Layout, breakdown: dict[str, float], interval: In
     """Which site was used, and what it changed."""
     site = layout.site
     if site is None:
-        return ()
-    factors = ", ".join(f"{name} x {value:.3g}" for name, value in site.factors.items())
+        other = layout.scenario.learned
+        if other is None:
+            return ()
+        return (f"site {other.name!r} is not used: its runs were {other.group}, this is {group_of(layout.scenario)}",)
+    own = site.of_kind(layout.kind)
+    factors = ", ".join(f"{name} x {value * own:.3g}" for name, value in site.factors.items())
     shares = site.shares(breakdown, makespan)
-    without = makespan * (1.0 - sum(shares[name] * (1.0 - 1.0 / value) for name, value in site.factors.items()))
+    without = makespan * (1.0 - sum(shares[name] * (1.0 - 1.0 / (value * own)) for name, value in site.factors.items()))
     more = f", {site.peak_memory_bytes / 2**30:+.3g} GiB on every device" if site.peak_memory_bytes else ""
     return (
         f"site {site.name!r}, learned from {len(site.runs)} of its runs: {factors}{more}; without it the step would take about "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simpar.model.kind import site_of
 from simpar.result.interpret import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch, Node
@@ -138,8 +139,8 @@ def widest(space: Space) -> float:
     template = space.template
     spec = framework(template.framework, template.framework_version)
     found = calibration_on(spec, template.hardware)
-    site = template.learned
-    return 1.0 + HALF_WIDTH * (found if site is None else site.applied(found)).expected_error
+    site = site_of(template)
+    return 1.0 + HALF_WIDTH * (found.expected_error if site is None else site.least_error)
 
 
 def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callable[[Choice, float, float], float | None] | None:

@@ -2,9 +2,9 @@
 
     python -m simpar.site.fit_prior --data FILE.jsonl [FILE.jsonl ...] [--cache seen.jsonl]
 
-Every source stands for a site. The run-level constants are fitted again without it, its runs are then straight lines in its three
-factors (`simpar.site.observed`), and the spreads are those under which all sources together are most likely (`log_evidence`,
-empirical Bayes). They go into the registry of constants as `site.*`.
+Every source's runs of one framework on one GPU stand for a site. The run-level constants are fitted again without the source; its
+runs are then straight lines in the site's three factors (`simpar.site.observed`), and the spreads are those under which all sites
+together are most likely (`log_evidence`, empirical Bayes). They go into the registry of constants as `site.*`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ MOST_ROWS: Final = 14
 """Runs of one source, drawn at random: more say little more about how sources differ."""
 LEAST_ROWS: Final = 2
 """Fewest runs of a source that says anything about the spread within."""
-START: Final = Prior(0.08, 0.08, 0.25, 0.35, 0.05, 0.6)
+START: Final = Prior(0.08, 0.08, 0.25, 0.35, 0.08, 0.05, 0.6)
 LEAST: Final = 0.01
 """No spread is estimated below this: sources are too few to say that there is none."""
+
+
+Sites = Mapping[tuple[str, str], Sequence[Observed]]
+"""(Source, framework and GPU) -> runs: a source that ran on several machines is several sites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def draw(files: Sequence[Path], most: int = MOST_ROWS, seed: int = 0) -> list[tu
             if not row.get("oom") and not row.get("exclude"):
                 found[str(row.get("source"))].append((f"{file.name}:{number}", row))
     generator = random.Random(seed)
-    return [job for source in sorted(found) for job in generator.sample(found[source], min(most, len(found[source])))]
+    return [job for source in found for job in generator.sample(found[source], min(most, len(found[source])))]
 
 
 def seen_of(job: tuple[str, dict[str, Any]]) -> Seen | None:
@@ -104,22 +108,24 @@ def _read(cache: Path) -> Iterable[tuple[str, Seen | None]]:
             observed = found["observed"]
             lines = tuple(Line(line["weight"], tuple(line["parts"]), line["rest"]) for line in observed["lines"])
             memory = observed["memory"] and tuple(observed["memory"])
-            observed = Observed(observed["id"], observed["seconds"], lines, tuple(observed["predicted"]), memory)
+            observed = Observed(**{**observed, "lines": lines, "predicted": tuple(observed["predicted"]), "memory": memory})
             found = Seen(**{**found, "observed": observed})
         yield name, found
 
 
-def left_out(seen: Sequence[Seen]) -> dict[str, list[Observed]]:
-    """Source -> its runs as predicted by constants fitted without it."""
+def left_out(seen: Sequence[Seen]) -> Sites:
+    """(Source, framework and GPU) -> its runs as predicted by constants fitted without the source."""
     chosen = tuple(entry for entry in constants() if entry.name in RUN_LEVEL)
     samples = [_sample(each) for each in seen]
     data = Data.of(samples)
-    found = {}
+    found: dict[tuple[str, str], list[Observed]] = defaultdict(list)
     for others, inside in data.split([[source] for source in data.sources]):
         source = inside.sources[0]
         entries = fit(others, chosen)
-        found[source] = [_under(each, entries) for each in seen if each.source == source]
-    return found
+        for each in seen:
+            if each.source == source:
+                found[source, each.observed.group].append(_under(each, entries))
+    return dict(found)
 
 
 def _sample(seen: Seen) -> Sample:
@@ -153,17 +159,17 @@ def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     return replace(seen.observed, lines=lines, predicted=(middle, low, high))
 
 
-def fit_prior(sources: Mapping[str, Sequence[Observed]], start: Prior = START) -> Prior:
+def fit_prior(sites: Sites, start: Prior = START) -> Prior:
     """The spreads under which the sources' runs are most likely."""
     from scipy.optimize import minimize  # an extra: only fits need it
 
-    lines = [evidence_of(runs) for runs in sources.values() if len(runs) >= LEAST_ROWS]
+    lines = [evidence_of(runs) for runs in sites.values() if len(runs) >= LEAST_ROWS]
 
     def worse(logs: Sequence[float]) -> float:
         return -_log_evidence(lines, Prior(*np.maximum(np.exp(logs), LEAST)))
 
     first = np.log([getattr(start, name) for name in Prior.__slots__])
-    options = {"xatol": 0.05, "fatol": 0.05, "maxfev": 400, "initial_simplex": first + np.vstack([np.zeros(6), 0.5 * np.eye(6)])}
+    options = {"xatol": 0.05, "fatol": 0.05, "maxfev": 400, "initial_simplex": first + np.vstack([np.zeros(7), 0.5 * np.eye(7)])}
     found = minimize(worse, first, method="Nelder-Mead", options=options)
     return Prior(*(float(v) for v in np.maximum(np.exp(found.x), LEAST)))
 
@@ -173,21 +179,22 @@ def _log_evidence(lines: Sequence[Evidence], prior: Prior) -> float:
     return sum(learn(runs, prior).log_evidence / math.sqrt(len(runs)) for runs in lines)
 
 
-def memory_spreads(sources: Mapping[str, Sequence[Observed]]) -> tuple[float, float]:
+def memory_spreads(sites: Sites) -> tuple[float, float]:
     """(Between sources, between runs of one source): standard deviations of log(measured / predicted) of peak memory, robust."""
-    groups = [np.log([m / p for m, p in peaks]) for runs in sources.values()
+    groups = [np.log([m / p for m, p in peaks]) for runs in sites.values()
               if len(peaks := [run.memory for run in runs if run.memory is not None]) >= LEAST_ROWS]  # fmt: skip
     within = float(np.median([np.median(np.abs(g - np.median(g))) for g in groups])) * 1.4826
     between = float(np.median(np.abs([np.median(g) for g in groups]))) * 1.4826
     return max(between, LEAST), max(within, LEAST) * TENTH / TENTH_OF_T
 
 
-def entries_of(prior: Prior, memory: tuple[float, float], sources: Mapping[str, Sequence[Observed]]) -> list[Constant]:
+def entries_of(prior: Prior, memory: tuple[float, float], sites: Sites) -> list[Constant]:
     """The registry's entries, with the runs and sources behind them."""
     values = {f"site.{name}": getattr(prior, name) for name in Prior.__slots__}
     values |= {"site.peak_memory": memory[0], "site.peak_memory_residual": memory[1]}
-    behind = {source: runs for source, runs in sources.items() if len(runs) >= LEAST_ROWS}
-    record = {"rows": sum(map(len, behind.values())), "sources": tuple(sorted(behind)), "status": "interval"}
+    behind = {site: runs for site, runs in sites.items() if len(runs) >= LEAST_ROWS}
+    names = tuple(sorted({source for source, _ in behind}))
+    record = {"rows": sum(map(len, behind.values())), "sources": names, "status": "interval"}
     return [Constant.model_validate({"name": name, "value": round(value, 5), **record}) for name, value in values.items()]
 
 
@@ -210,10 +217,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    sources = left_out(collect(options.data, options.cache, options.workers))
-    prior, memory = fit_prior(sources), memory_spreads(sources)
+    sites = left_out(collect(options.data, options.cache, options.workers))
+    prior, memory = fit_prior(sites), memory_spreads(sites)
     print(prior, memory)
-    write(entries_of(prior, memory, sources), options.out)
+    write(entries_of(prior, memory, sites), options.out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +14,10 @@ import numpy as np
 
 from simpar.evidence.run_rows import Run
 from simpar.evidence.run_workers import Bar, in_workers
-from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, log_factors, mixed, observe
+from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, observe
 from simpar.site.posterior import FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn
 from simpar.specs.calibration import FACTORS, constant
-from simpar.specs.site import TENTH, Site, SiteRun
+from simpar.specs.site import TENTH, Site, SiteKind, SiteRun
 
 MOVED: Final = 0.08
 """Change of a step's logarithm beyond which the runs are simulated again around the factors found."""
@@ -26,8 +27,7 @@ DOUBTED: Final = 0.4
 
 def shipped_prior() -> Prior:
     """How much clusters differ, from the registry of constants."""
-    names = ("common", "compute", "memory", "communication", "residual", "residual_spread")
-    return Prior(**{name: constant(f"site.{name}") for name in names})
+    return Prior(**{name: constant(f"site.{name}") for name in Prior.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Adapted:
         unused: runs that say nothing, and why.
         posterior: of the factors.
         prior: what it started from.
-        slopes: change of the log of each run's step per change of each log factor [runs, 3].
+        half_widths: of the 80 % interval of log(step) of each run with the site [runs].
     """
 
     site: Site
@@ -48,7 +48,7 @@ class Adapted:
     unused: tuple[Unused, ...]
     posterior: Posterior
     prior: Prior
-    slopes: FloatArray
+    half_widths: FloatArray
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -64,7 +64,7 @@ class Adapted:
         if not self.runs:
             return 0.0, 0.0
         before = float(np.median([math.sqrt(run.predicted[2] / run.predicted[1]) for run in self.runs])) - 1.0
-        return before, float(np.median(np.exp(self.posterior.log_half_width(self.slopes)))) - 1.0
+        return before, float(np.median(np.exp(self.half_widths))) - 1.0
 
     @property
     def doubted(self) -> tuple[str, ...]:
@@ -84,6 +84,7 @@ class Adapted:
                 }
                 for i, (name, value) in enumerate(self.site.factors.items())
             },
+            "kinds": {kind.name: kind.factor for kind in self.site.kinds},
             "peak_memory_bytes": self.site.peak_memory_bytes,
             "mean_error": dict(zip(("before", "after"), self.errors, strict=True)),
             "half_width": dict(zip(("before", "after"), self.widths, strict=True)),
@@ -100,26 +101,37 @@ def adapt(runs: Iterable[Run], *, name: str = "site", workers: int = 1, progress
         progress: show a bar on standard error.
     """
     wanted, prior = list(runs), shipped_prior()
-    seen = _observed(wanted, NEUTRAL, workers, progress)
+    seen = of_one_group(_observed(wanted, NEUTRAL, workers, progress))
     first = [run for run in seen if isinstance(run, Observed)]
-    found, at = learn(evidence_of(first), prior), NEUTRAL
-    if first:
-        lines = evidence_of(first)
-        moved = np.abs(np.log(mixed(lines, found.theta)[0]) - np.log(mixed(lines, log_factors(NEUTRAL))[0])).max()
-        if moved > MOVED:  # what overlaps is no straight line: once more around the factors found
-            at = _at(found)
-            again = [run for run in _observed([r for r in wanted if r.id in {f.id for f in first}], at, workers, progress)
-                     if isinstance(run, Observed)]  # fmt: skip
-            if len(again) == len(first):
-                found = learn(evidence_of(again, at), prior)
-            else:
-                again, at = first, NEUTRAL
-            lines = evidence_of(again, at)
-        after, slopes = mixed(lines, found.theta)
-    else:
-        after, slopes = np.zeros(0), np.zeros((0, 3))
+    found = learn(evidence_of(first), prior)
+    lines = evidence_of(first)
+    after, half = found.predict(lines)
+    if first and np.abs(np.log(after / [run.predicted[0] for run in first])).max() > MOVED:
+        # What overlaps is no straight line: once more around the factors found.
+        at, used = _at(found), {run.id for run in first}
+        again = _observed([run for run in wanted if run.id in used], at, workers, progress)
+        kept = [run for run in again if isinstance(run, Observed)]
+        if len(kept) == len(first):
+            lines = evidence_of(kept, at)
+            found = learn(lines, prior)
+            after, half = found.predict(lines)
     site = _site(name, first, found, after)
-    return Adapted(site, tuple(first), tuple(run for run in seen if isinstance(run, Unused)), found, prior, slopes)
+    return Adapted(site, tuple(first), tuple(run for run in seen if isinstance(run, Unused)), found, prior, half)
+
+
+def of_one_group(seen: Sequence[Observed | Unused]) -> list[Observed | Unused]:
+    """`seen` with the commonest framework and GPU alone: another framework's runs, or another GPU's, are another site."""
+    counts = Counter(run.group for run in seen if isinstance(run, Observed))
+    if len(counts) < 2:
+        return list(seen)
+    group = counts.most_common(1)[0][0]
+
+    def kept(run: Observed | Unused) -> Observed | Unused:
+        if isinstance(run, Unused) or run.group == group:
+            return run
+        return Unused(run.id, f"{run.group}, not {group}: a site is one framework on one GPU; adapt these runs on their own")
+
+    return [kept(run) for run in seen]
 
 
 def _observed(runs: Sequence[Run], at: Site, workers: int, progress: bool) -> list[Observed | Unused]:
@@ -133,7 +145,7 @@ def _observed(runs: Sequence[Run], at: Site, workers: int, progress: bool) -> li
 
 def _at(found: Posterior) -> Site:
     low, high = 0.06, 18.0
-    values = {name: float(np.clip(math.exp(t), low, high)) for name, t in zip(FACTORS, found.theta, strict=True)}
+    values = {name: float(np.clip(math.exp(t), low, high)) for name, t in zip(FACTORS, found.theta[:3], strict=True)}
     return Site(**values)
 
 
@@ -148,7 +160,9 @@ def _site(name: str, runs: Sequence[Observed], found: Posterior, after: FloatArr
     covariance = tuple(tuple(float(v) for v in row) for row in (found.covariance + found.covariance.T) / 2.0)
     return _at(found).model_copy(
         update={
-            "name": name, "covariance": covariance, "residual": found.residual, "peak_memory_bytes": extra,
+            "name": name, "group": runs[0].group, "covariance": covariance, "other_kind": found.kind,
+            "kinds": tuple(SiteKind(name=kind, factor=math.exp(t)) for kind, t in zip(found.kinds, found.theta[3:], strict=True)),
+            "residual": found.residual, "peak_memory_bytes": extra,
             "peak_memory_spread": spread, "runs": rows,
         }
     )  # fmt: skip
@@ -190,13 +204,16 @@ def as_toml(site: Site) -> str:
     lines = [
         "# Written by `simpar adapt`; use it with --site, or as `site = \"...\"` in a scenario. docs/site.md says what it holds.",
         f"name = {_text(site.name)}",
+        *([f"group = {_text(site.group)}"] if site.group else []),
         *(f"{name} = {value:.6g}" for name, value in site.factors.items()),
     ]  # fmt: skip
     if site.covariance is not None:
         rows = ", ".join("[" + ", ".join(f"{v:.9g}" for v in row) + "]" for row in site.covariance)
-        lines += [f"covariance = [{rows}]", f"residual = {site.residual:.6g}"]
+        lines += [f"covariance = [{rows}]", f"other_kind = {site.other_kind:.6g}", f"residual = {site.residual:.6g}"]
     if site.peak_memory_bytes or site.peak_memory_spread:
         lines += [f"peak_memory_bytes = {site.peak_memory_bytes:.8g}", f"peak_memory_spread = {site.peak_memory_spread:.6g}"]
+    for kind in site.kinds:
+        lines += ["", "[[kinds]]", f"name = {_text(kind.name)}", f"factor = {kind.factor:.6g}"]
     for run in site.runs:
         seconds = (f"{key} = {getattr(run, key):.8g}" for key in ("measured_s", "before_s", "after_s", "weight"))
         lines += ["", "[[runs]]", f"id = {_text(run.id)}", *seconds]

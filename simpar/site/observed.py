@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -14,6 +14,7 @@ from simpar.errors import SimparError
 from simpar.evidence.predicted import memory_of, predict_at, stalled
 from simpar.evidence.run_rows import Run
 from simpar.evidence.spread import predict_run
+from simpar.model.kind import group_of, kind_of
 from simpar.site.posterior import Evidence, FloatArray
 from simpar.specs.calibration import FACTORS
 from simpar.specs.scenario import Scenario
@@ -48,6 +49,7 @@ class Observed:
         lines: one for each reading of what the row leaves open.
         predicted: the step over all readings, its 80 % interval.
         memory: (measured, predicted) bytes of a peak; none where none was measured.
+        group, kind: what it is one of (`simpar.model.kind`).
     """
 
     id: str
@@ -55,6 +57,8 @@ class Observed:
     lines: tuple[Line, ...]
     predicted: tuple[float, float, float]
     memory: tuple[float, float] | None = None
+    group: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,15 @@ def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observ
         peak, _, _, band = memory_of(found, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
         near = peak if band is None else min(max(run.measured.peak_memory_bytes, band[0]), band[1])
         memory = (run.measured.peak_memory_bytes, near)
-    return Observed(run.id, measured, tuple(lines), (found.step_time_s, found.step_low_s, found.step_high_s), memory)
+    return Observed(run.id, measured, tuple(lines), (found.step_time_s, found.step_low_s, found.step_high_s), memory,
+                    group_of(scenario), kind_of(scenario))  # fmt: skip
 
 
 def evidence_of(observed: Iterable[Observed], at: Site = NEUTRAL) -> Evidence:
     """The runs' straight lines as arrays."""
     kept = list(observed)
     lines = [[(line.weight, line.parts, line.rest) for line in run.lines] for run in kept]
-    return Evidence.of(lines, [run.seconds for run in kept], log_factors(at))
+    return Evidence.of(lines, [run.seconds for run in kept], log_factors(at), [run.kind for run in kept])
 
 
 def log_factors(site: Site) -> FloatArray:
@@ -117,17 +122,4 @@ def log_factors(site: Site) -> FloatArray:
     return np.log([getattr(site, name) for name in FACTORS])
 
 
-def mixed(runs: Evidence, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Predicted seconds [runs] over the readings and their slopes [runs, 3] at theta."""
-    log_s, slopes = runs.log_seconds(theta)
-    seconds = np.exp((runs.weight * log_s).sum(-1))
-    return seconds, (runs.weight[..., None] * slopes).sum(-2)
-
-
-def without_readings(found: Observed) -> Observed:
-    """The run with its likeliest reading alone."""
-    best = max(found.lines, key=lambda line: line.weight)
-    return replace(found, lines=(replace(best, weight=1.0),))
-
-
-__all__ = ["Line", "Observed", "Unused", "evidence_of", "log_factors", "mixed", "observe"]
+__all__ = ["Line", "Observed", "Unused", "evidence_of", "log_factors", "observe"]

@@ -40,6 +40,7 @@ Name = Literal[
     "site.compute",
     "site.memory",
     "site.communication",
+    "site.kind",
     "site.residual",
     "site.residual_spread",
     "site.peak_memory",
@@ -48,7 +49,7 @@ Name = Literal[
 NEUTRAL: Final[dict[str, float]] = {
     "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
-    "site.communication": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0, "site.peak_memory": 0.0,
+    "site.communication": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0, "site.peak_memory": 0.0,
     "site.peak_memory_residual": 0.0,
 }  # fmt: skip
 """Constant -> the value that leaves it out."""
@@ -67,6 +68,7 @@ MEANING: Final[dict[str, str]] = {
     "site.compute": "how much sources differ in their factor on compute beside that (sd of its logarithm)",
     "site.memory": "how much sources differ in their factor on memory-bound kernels beside that (sd of its logarithm)",
     "site.communication": "how much sources differ in their factor on communication beside that (sd of its logarithm)",
+    "site.kind": "how much the kinds of runs of one source differ in one factor beside those (sd of its logarithm)",
     "site.residual": "scale of log(measured / predicted) between runs of one source, once its factors are right",
     "site.residual_spread": "how much sources differ in that scale (sd of its logarithm)",
     "site.peak_memory": "how much sources differ in log(measured / predicted) of peak memory (sd)",
@@ -76,6 +78,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
     "expected_error": (0.0, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
     "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
+    "site.kind": (0.0, 1.0),
     "site.residual": (0.0, 0.5), "site.residual_spread": (0.0, 2.0), "site.peak_memory": (0.0, 1.0),
     "site.peak_memory_residual": (0.0, 1.0),
 }  # fmt: skip

@@ -43,6 +43,14 @@ class SiteRun(Spec):
     """How far it was believed: a run far from what the others say counts less."""
 
 
+class SiteKind(Spec):
+    """Runs of one kind (a model, precision and framework on a GPU) and their own factor beside the site's three."""
+
+    name: str
+    factor: Factor
+    """On everything that the three factors scale."""
+
+
 class Site(Spec):
     """site.toml.
 
@@ -50,14 +58,19 @@ class Site(Spec):
     """
 
     name: str = "site"
+    group: str = ""
+    """Framework and GPU that the runs had; what another framework or GPU takes is not told by them. Empty = any."""
     compute: Factor = 1.0
     """On seconds of matmuls and attention."""
     memory: Factor = 1.0
     """On seconds of memory-bound kernels and the optimizer."""
     communication: Factor = 1.0
     """On seconds of collectives and sends."""
-    covariance: tuple[tuple[float, float, float], tuple[float, float, float], tuple[float, float, float]] | None = None
-    """Of the logarithms of the three factors, in that order."""
+    kinds: tuple[SiteKind, ...] = ()
+    """Kinds of runs that the site had; runs of another kind have a factor of 1, with `other_kind` as its spread."""
+    other_kind: Spread = 0.0
+    covariance: tuple[tuple[float, ...], ...] | None = None
+    """Of the logarithms of the three factors, in that order, then of the kinds'."""
     residual: Spread = 0.0
     """Of log(measured / predicted) between the site's runs, once the factors are right."""
     peak_memory_bytes: float = 0.0
@@ -68,30 +81,35 @@ class Site(Spec):
 
     @model_validator(mode="after")
     def _is_a_covariance(self) -> Site:
-        if self.covariance is not None:
-            rows = self.covariance
-            for i in range(3):
-                for j in range(3):
-                    bound = math.sqrt(max(rows[i][i], 0.0) * max(rows[j][j], 0.0))
-                    if rows[i][i] < 0.0 or abs(rows[i][j] - rows[j][i]) > 1e-9 or abs(rows[i][j]) > bound * (1.0 + 1e-6) + 1e-12:
-                        raise ValueError("must be a covariance: symmetric, no variance below 0, no correlation above 1")
+        rows, size = self.covariance, len(FACTORS) + len(self.kinds)
+        if rows is None:
+            return self
+        if len(rows) != size or any(len(row) != size for row in rows):
+            raise ValueError(f"covariance must be {size} rows of {size}: three factors and {len(self.kinds)} kinds")
+        for i in range(size):
+            for j in range(size):
+                bound = math.sqrt(max(rows[i][i], 0.0) * max(rows[j][j], 0.0))
+                if rows[i][i] < 0.0 or abs(rows[i][j] - rows[j][i]) > 1e-9 or abs(rows[i][j]) > bound * (1.0 + 1e-6) + 1e-12:
+                    raise ValueError("covariance must be a covariance: symmetric, no variance below 0, no correlation above 1")
         return self
 
     @property
     def learned(self) -> bool:
         """Whether it says anything: one that no run is behind changes nothing."""
-        return self.model_copy(update={"name": "", "runs": ()}) != Site(name="")
+        return self.model_copy(update={"name": "", "group": "", "runs": ()}) != Site(name="")
 
     @property
     def factors(self) -> dict[str, float]:
         """compute, memory, communication."""
         return {name: getattr(self, name) for name in FACTORS}
 
-    def applied(self, published: RunCalibration) -> RunCalibration:
-        """The constants of published runs with the site's factors on top."""
-        if not self.learned:
-            return published
-        moved = {name: getattr(published, name) * getattr(self, name) for name in FACTORS}
+    def of_kind(self, kind: str) -> float:
+        """The factor of runs of a kind."""
+        return next((each.factor for each in self.kinds if each.name == kind), 1.0)
+
+    def applied(self, published: RunCalibration, kind: str) -> RunCalibration:
+        """The constants of published runs with the site's factors, and those of a kind of runs, on top."""
+        moved = {name: getattr(published, name) * getattr(self, name) * self.of_kind(kind) for name in FACTORS}
         return RunCalibration(**moved, pass_s=published.pass_s, step_s=published.step_s, expected_error=self.least_error)
 
     @property
@@ -99,19 +117,23 @@ class Site(Spec):
         """`expected_error` of a step that no factor is uncertain for: what is left between the site's own runs."""
         return math.expm1(TENTH * self.residual) / (1.28 / 0.674)
 
-    def log_half_width(self, shares: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    def log_half_width(self, shares: Mapping[str, float], kind: str) -> tuple[float, dict[str, float]]:
         """Half the 80 % interval of log(step time), and each cause's part of it.
 
         Args:
             shares: of the step that each factor scales.
+            kind: of the run.
         """
-        rows = self.covariance or ((0.0,) * 3,) * 3
         weights = [shares.get(name, 0.0) for name in FACTORS]
-        variance = sum(weights[i] * weights[j] * rows[i][j] for i in range(3) for j in range(3))
-        own = (TENTH * weight * math.sqrt(rows[i][i]) for i, weight in enumerate(weights))
-        causes = {f"site's {name}": width for name, width in zip(FACTORS, own, strict=True)}
-        causes["between the site's runs"] = TENTH * self.residual
-        return TENTH * math.sqrt(max(variance, 0.0) + self.residual**2), causes
+        scaled = sum(weights)
+        weights += [scaled * (each.name == kind) for each in self.kinds]
+        size = len(weights)
+        rows = self.covariance or ((0.0,) * size,) * size
+        variance = sum(weights[i] * weights[j] * rows[i][j] for i in range(size) for j in range(size))
+        new = 0.0 if any(each.name == kind for each in self.kinds) else scaled * self.other_kind
+        causes = {f"site's {name}": TENTH * weights[i] * math.sqrt(rows[i][i]) for i, name in enumerate(FACTORS)}
+        causes |= {"a kind of run that the site never had": TENTH * new, "between the site's runs": TENTH * self.residual}
+        return TENTH * math.sqrt(max(variance, 0.0) + new**2 + self.residual**2), causes
 
     def shares(self, breakdown: Mapping[str, float], step_s: float) -> dict[str, float]:
         """Share of a step of `step_s` that each factor scales; the bubble is shared out in proportion.
@@ -158,4 +180,4 @@ def site_beside(site: str | Site | None, file: str) -> Site | None:
     return read_site(beside if beside.is_file() else site)
 
 
-__all__ = ["TENTH", "TERMS", "Site", "SiteRun", "read_site", "site_beside"]
+__all__ = ["TENTH", "TERMS", "Site", "SiteKind", "SiteRun", "read_site", "site_beside"]
