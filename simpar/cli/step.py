@@ -125,8 +125,11 @@ def explain(
     framework: FrameworkOption = None,
     as_json: JsonOption = False,
     site: SiteOption = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option("--run", help="Runs of this scenario, as `simpar run read` writes them. Repeatable.")
+    ] = None,
 ) -> None:
-    """Why a step takes what it takes; with a measurement, where the gap most probably lies."""
+    """Why a step takes what it takes; with a measurement, where the gap most probably lies; with runs, what made them slow."""
     from simpar.api.steps import explain as explanation
     from simpar.report.explain import parse_measured
     from simpar.report.explain_view import explain_report
@@ -134,7 +137,7 @@ def explain(
 
     values = parse_measured(measured or [])
     options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
-    found = explanation(chosen_scenario(scenario, options, at_site(overrides, site)), measured=values)
+    found = explanation(chosen_scenario(scenario, options, at_site(overrides, site)), measured=values, runs=runs or ())
     if as_json:
         print_json(found.to_dict())
         return
