@@ -2,10 +2,10 @@
 
     python benchmarks/bench_tune.py --data FILE.jsonl [FILE.jsonl ...] [--cache sweeps.jsonl] [--sweeps 12] [--rows 16]
 
-A sweep is the runs of one source that differ in nothing but the layout. Its table answers every trial. Compared: `tune` (search, then
-trials by their worth), the search alone (layouts in the order of their predicted step), a random order, and Optuna's TPE without
-a simulator, whose suggestions are the nearest layouts not yet tried. Random orders and Optuna are repeated; `tune` and the search are
-deterministic.
+A sweep is the runs of one source that differ in nothing but the layout. Its table answers every trial. Compared: `tune` (search,
+then trials by their worth), the search alone (layouts in the order of their predicted step), a random order, and Optuna's TPE
+without a simulator, whose suggestions are the nearest layouts not yet tried. Random orders and Optuna are repeated; `tune` and the
+search are deterministic.
 """
 
 from __future__ import annotations

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from simpar.errors import InputError, Violation
+
+OFFLINE: ContextVar[bool] = ContextVar("offline", default=False)
+"""Whether pages have plotly.js inside."""
+
+PLOTLY_SITE: Final = "https://cdn.plot.ly"
 
 
 def write_file(path: Path, content: bytes, field: str) -> None:
@@ -49,3 +60,26 @@ def _violation(path: Path, error: OSError, field: str) -> Violation:
     if isinstance(error, PermissionError):
         return Violation(field, str(path), "writing there is not permitted", "choose a folder of your own")
     return Violation(field, str(path), f"cannot be written: {error.strerror or error}", "choose another path")
+
+
+@contextmanager
+def offline(wanted: bool = True) -> Iterator[None]:
+    """Pages that are written inside have everything inside, if that is wanted here or was before."""
+    before = OFFLINE.set(wanted or OFFLINE.get())
+    try:
+        yield
+    finally:
+        OFFLINE.reset(before)
+
+
+def plotly_script() -> str:
+    """The element that brings plotly.js."""
+    # Reads one file of the package: importing plotly's graph objects would take longer than everything else here.
+    from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+    script = get_plotlyjs()
+    if OFFLINE.get():
+        return f"<script>{script}</script>"
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    source = f"{PLOTLY_SITE}/plotly-{get_plotlyjs_version()}.min.js"
+    return f'<script src="{source}" integrity="sha256-{digest}" crossorigin=anonymous></script>'

@@ -410,3 +410,19 @@ def test_validate_runs_a_selection(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "validate", "--only", "BloombergGTP")
     assert code == 2
     assert "did you mean 'BloombergGPT'" in err
+
+
+def test_a_page_has_everything_inside_where_that_is_asked_for(tmp_path: Path) -> None:
+    for more, inside in (([], False), (["--offline"], True)):
+        done = CliRunner().invoke(app, ["simulate", SMALL, "--detail", "stage", "--html", str(tmp_path / "page.html"), *more])
+        assert done.exit_code == 0, done.output
+        assert ("plotly.js v" in (tmp_path / "page.html").read_text()) is inside
+
+
+def test_simpar_alone_shows_three_things_that_work() -> None:
+    done = CliRunner().invoke(app, [])
+    assert done.exit_code == 0
+    commands = [line.split("  ")[1].strip() for line in done.output.splitlines() if line.startswith("  simpar")]
+    assert [command.split()[1] for command in commands] == ["simulate", "new", "search"]
+    for command in commands:
+        assert CliRunner().invoke(app, [*command.split()[1:2], "-h"]).exit_code == 0

@@ -132,6 +132,12 @@ def test_a_command_whose_time_is_up_leaves_the_rest_for_the_next(bundle: Path, b
     rows = [json.loads(line) for line in second if '"probe"' in line]
     assert len({r["key"] for r in rows}) == len(rows)
     assert not [r for r in rows if "failed" in r]
+    assert all(r["products"] for r in rows)
+    # Small sizes of a stand-in are not what was predicted: compared, and outside.
+    words = ("--measured", bundle / "results" / "blocks.jsonl", "--predictions", bundle / "predictions.json", "--json")
+    said = json.loads(simpar("validate", "rank", *words, code=1))
+    assert {row["id"] for row in said["rows"]} == {r["key"].replace("block/", "blocks:block_time_s:") for r in rows}
+    assert all(row["predicted"] for row in said["rows"])
 
 
 def test_a_killed_command_loses_only_the_piece_it_was_in(tmp_path: Path, bundle: Path, blocked: Path) -> None:

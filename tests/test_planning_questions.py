@@ -15,6 +15,7 @@ from serve_browser import CHROMIUM, TEXTS, Browser
 
 from simpar.api.layout_search import LayoutSearch
 from simpar.errors import InputError
+from simpar.output import offline
 from simpar.planning import answer as answer_module
 from simpar.planning.answer import Simulation, answer, repetitions
 from simpar.planning.changes import parse_sweep, scaled_field, with_value
@@ -26,6 +27,7 @@ from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.solve import Solver, node_counts, solve_checkpoint_interval, solve_nodes, solve_spares
 from simpar.planning.speeds import phase_scenario
 from simpar.planning.steps import StepEstimate, infeasible
+from simpar.report.encode import decompressed
 from simpar.report.plan_view import run
 from simpar.specs.planfile import make_plan
 from simpar.specs.scenario import Scenario
@@ -362,8 +364,11 @@ def test_the_table_shows_numbers_losses_and_assumptions(given_plan: Path) -> Non
 def test_html_is_one_page_that_needs_no_network(given_plan: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     options = PlanOptions(repetitions=5, html=page, sensitivity=True, sweep=("cluster.num_nodes=64..256x2",), deadline="90 d")
-    printed(given_plan, options)
+    with offline():
+        printed(given_plan, options)
     text = page.read_text(encoding="utf-8")
+    head, data = text.split('<script type="application/gzip" id=data>')
+    text = head + json.dumps(decompressed(data.partition("</script>")[0])) + data.partition("</script>")[2]
     for words in (
         "Timeline of one run", "Incident by incident", "checkpoint", "Lost time by cause", "Progress of the same run",
         "How long it may take", "What it may cost", "Which assumption", "every point", "What this rests on",
@@ -519,7 +524,9 @@ def test_an_interrupted_question_says_how_to_go_on(
 @pytest.mark.skipif(CHROMIUM is None, reason="headless Chromium is not installed (Debian package chromium)")
 def test_nothing_on_the_page_overlaps_or_is_cut_off(given_plan: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    printed(given_plan, PlanOptions(repetitions=5, html=page, sensitivity=True, solve="spares", marginal=True, deadline="90 d"))
+    options = PlanOptions(repetitions=5, html=page, sensitivity=True, solve="spares", marginal=True, deadline="90 d")
+    with offline():
+        printed(given_plan, options)
     with Browser(1280, 900) as browser:
         browser.open(page.as_uri())
         for width in (1280, 1920):
@@ -530,3 +537,11 @@ def test_nothing_on_the_page_overlaps_or_is_cut_off(given_plan: Path, tmp_path: 
             assert browser.js(TEXTS) == []
         assert browser.console == []
         assert not browser.js("document.body.dataset.errors")
+
+
+def test_a_changed_plan_is_not_compared_with_what_was_published() -> None:
+    """384 GPUs were published; 768 were not. A price changes nothing that was measured."""
+    name = "bloom-176b_a100x384"
+    for change, compared in (((), True), (("prices.rent.usd_per_gpu_hour=2",), True), (("cluster.num_nodes=96",), False)):
+        report = ask(name, PlanOptions(overrides=change, repetitions=1), SimulatedSteps())
+        assert bool(report.published) is compared, change

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import base64
+import hashlib
 import re
 import shutil
 import subprocess
@@ -16,12 +17,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from report_results import EVERY, SMALL_70B, expanded, scenario, step
 
 from simpar.errors import InputError
+from simpar.output import offline
 from simpar.program.program import OpKind
 from simpar.report import layout_plot, memory_plot
-from simpar.report.encode import packed, script_json, unpacked
+from simpar.report.encode import compressed, decompressed, packed, unpacked
 from simpar.report.gantt import gantt, lanes_of, rectangles, thinned
 from simpar.report.shown import shown_roles
 from simpar.report.step_html import step_page, write_html
@@ -34,9 +37,9 @@ CASES = pytest.mark.parametrize(("stem", "detail", "overrides"), EVERY, ids=[f"{
 
 def payload(page: str) -> dict[str, Any]:
     """What the page's script reads."""
-    found = re.search(r'<script type="application/json" id=data>(.*?)</script>', page, re.DOTALL)
+    found = re.search(r'<script type="application/gzip" id=data>(.*?)</script>', page, re.DOTALL)
     assert found
-    data: dict[str, Any] = json.loads(found.group(1))
+    data: dict[str, Any] = decompressed(found.group(1))
     return data
 
 
@@ -47,10 +50,12 @@ def figure(page: str, name: str) -> list[dict[str, Any]]:
 
 @CASES
 def test_page_is_whole_and_self_contained(stem: str, detail: str, overrides: tuple[str, ...]) -> None:
-    page = step_page(step(stem, detail, overrides=overrides))
+    with offline():
+        page = step_page(step(stem, detail, overrides=overrides))
     body = page.replace(payload_text(page), "")
     head = body[: body.index("<script")]
     assert "default-src 'none'" in head
+    assert "https://" not in head
     assert not re.search(r"""(?:src|href|action)\s*=\s*["']?(?!data:)[a-z]""", head)
     assert page.count("plotly.js v") == 1
     places = set(re.findall(r'<div class=plot id="([\w-]+)"', page))
@@ -255,10 +260,10 @@ def test_names_cannot_break_out_of_the_page() -> None:
 
 @given(st.text(max_size=30))
 @example("</script><!--")
-def test_script_json_round_trips(text: str) -> None:
-    encoded = script_json({"text": text})
+def test_data_of_a_page_round_trip(text: str) -> None:
+    encoded = compressed({"text": text})
     assert "<" not in encoded
-    assert json.loads(encoded)["text"] == text
+    assert decompressed(encoded)["text"] == text
 
 
 @given(npst.arrays(np.float64, st.integers(0, 50), elements=st.floats(-1e9, 1e9)))
@@ -282,7 +287,16 @@ def test_the_largest_scenario_is_quick_and_small(tmp_path: Path) -> None:
     begin = time.process_time()
     write_html(result, tmp_path / "report.html")
     assert time.process_time() - begin < 3.0
-    assert (tmp_path / "report.html").stat().st_size < 15e6
+    assert (tmp_path / "report.html").stat().st_size < 1.5e6
+
+
+def test_a_page_trusts_plotly_by_its_hash() -> None:
+    page = step_page(step("mlp-4096x24_a100x8_tp8", "stage"))
+    script = re.search(r'<script src="https://cdn.plot.ly/plotly-([\d.]+).min.js" integrity="sha256-([^"]+)"', page)
+    assert script
+    assert script[1] == get_plotlyjs_version()
+    assert base64.b64decode(script[2]) == hashlib.sha256(get_plotlyjs().encode()).digest()
+    assert "script-src 'unsafe-inline' https://cdn.plot.ly;" in page
 
 
 PROBE = """<script>(async () => {
@@ -316,7 +330,8 @@ def browser_results() -> list[Result]:
 @pytest.mark.parametrize(("index", "width"), [(0, 1280), (1, 1920)])
 def test_the_page_draws_in_a_browser(index: int, width: int, tmp_path: Path) -> None:
     result = browser_results()[index]
-    page = step_page(result)
+    with offline():
+        page = step_page(result)
     chart = payload(page)["gantt"]
     # A point in the middle of the first op of the first lane.
     x = float(unpacked(chart["start"])[0]) + float(unpacked(chart["length"])[0]) / 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,9 @@ from search_layouts import SMALL, small_space
 from serve_browser import CHROMIUM, Browser
 
 from simpar.errors import InputError
+from simpar.output import offline
 from simpar.report import search_html
+from simpar.report.encode import decompressed
 from simpar.report.search_html import points_of, search_page, write_search_html
 from simpar.searching.answer import Answer, answer
 from simpar.searching.find import find
@@ -37,13 +38,14 @@ def reasons(found: Answer) -> list[Why]:
 
 @pytest.fixture(scope="module")
 def page(found: Answer, reasons: list[Why]) -> str:
-    return search_page(found, reasons)
+    with offline():
+        return search_page(found, reasons)
 
 
 def figures(page: str) -> dict[str, list[dict[str, Any]]]:
-    data = re.search(r'<script type="application/json" id=data>(.*?)</script>', page, re.DOTALL)
+    data = re.search(r'<script type="application/gzip" id=data>(.*?)</script>', page, re.DOTALL)
     assert data
-    return {f["id"]: f["variants"][0]["data"] for f in json.loads(data.group(1))["figures"]}
+    return {f["id"]: f["variants"][0]["data"] for f in decompressed(data.group(1))["figures"]}
 
 
 def test_the_points_are_the_answer_and_the_meshes_of_the_space(found: Answer) -> None:
@@ -88,7 +90,8 @@ def test_gantts_share_one_scale(page: str, found: Answer) -> None:
 def test_the_page_is_self_contained_and_escapes(found: Answer) -> None:
     wild = found.found[0].space.template.model_copy(update={"name": "<script>alert(1)</script>"})
     named = Answer(found.candidates, tuple(_renamed(f, wild) for f in found.found), 1, None)
-    page = search_page(named, [])
+    with offline():
+        page = search_page(named, [])
     assert "<script>alert(1)" not in page
     assert "default-src 'none'" in page
     assert page.count("plotly.js v") == 1

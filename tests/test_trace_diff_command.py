@@ -67,7 +67,7 @@ def test_the_command_prints_one_object(files: tuple[Path, Path]) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs headless Chromium")
 @pytest.mark.browser
 def test_the_page_draws_both_timelines(files: tuple[Path, Path], tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["diff", *map(str, files), "--html", str(tmp_path / "d.html")])
+    found = CliRunner().invoke(app, ["diff", *map(str, files), "--html", str(tmp_path / "d.html"), "--offline"])
     assert found.exit_code == 0, found.output
     with Browser(1400, 1200) as browser:
         browser.open((tmp_path / "d.html").as_uri())

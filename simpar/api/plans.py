@@ -14,6 +14,7 @@ from simpar.planning.questions import PlanOptions, PlanReport, ask
 from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.steps import Search, StepModel
 from simpar.specs.planfile import read_plan_table
+from simpar.specs.scenario import as_published
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -86,15 +87,20 @@ class PlanResult:
         """The object of `simpar plan --json`."""
         return dict(self.document)
 
-    def save_html(self, path: str | Path) -> Path:
+    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
         """Write the page of `simpar plan --html`.
+
+        Args:
+            offline: the page has everything inside (5 MB more) and needs no network.
 
         Raises:
             InputError: the file cannot be written.
         """
+        from simpar import output
         from simpar.report.plan_html import write_html
 
-        write_html(self.report, Path(path))
+        with output.offline(offline):
+            write_html(self.report, Path(path))
         return Path(path)
 
     def __repr__(self) -> str:
@@ -150,5 +156,5 @@ def plan(
     store = given["store"] = Path(given["store"]) if "store" in given else None
     if "site" in given:
         given["site"] = Path(given["site"])
-    report = ask(assigned(table, changes or {}), PlanOptions(**given), step_model(store))
+    report = ask(as_published(assigned(table, changes or {}), table), PlanOptions(**given), step_model(store))
     return PlanResult(report, report_json(report))

@@ -173,15 +173,20 @@ class Result:
         view = drawn["variants"][0]
         return go.Figure(data=view["data"], layout={**view["layout"], "height": drawn["height"]})
 
-    def save_html(self, path: str | Path) -> Path:
-        """Write the page of `simpar simulate --html`; it opens without a network.
+    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
+        """Write the page of `simpar simulate --html`.
+
+        Args:
+            offline: the page has everything inside (5 MB more) and needs no network.
 
         Raises:
             InputError: the file cannot be written.
         """
+        from simpar import output
         from simpar.report.step_html import write_html
 
-        write_html(self.details, Path(path))
+        with output.offline(offline):
+            write_html(self.details, Path(path))
         return Path(path)
 
     def save_trace(self, path: str | Path) -> Path:

@@ -98,18 +98,23 @@ class SearchResult:
         """The object of `simpar search --json`."""
         return dict(self.document)
 
-    def save_html(self, path: str | Path) -> Path:
+    def save_html(self, path: str | Path, *, offline: bool = False) -> Path:
         """Write the page of `simpar search --html`.
+
+        Args:
+            offline: the page has everything inside (5 MB more) and needs no network.
 
         Raises:
             InputError: the file cannot be written, or the answer came from a store, which keeps no timelines.
         """
+        from simpar import output
         from simpar.errors import InputError
         from simpar.report.search_html import write_search_html
 
         if self._answer is None:
             raise InputError("this answer came from a store, which keeps no timelines for a page; search again without store=")
-        write_search_html(self._answer, list(self._why), Path(path))
+        with output.offline(offline):
+            write_search_html(self._answer, list(self._why), Path(path))
         return Path(path)
 
     def __repr__(self) -> str:

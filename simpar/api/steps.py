@@ -90,7 +90,8 @@ def sweep(source: Source, /, *, detail: Detail = "layer", **values: Any) -> Swee
     """Simulate every combination of the lists in `values`: `sweep("70b.toml", pp=[2, 4, 8], tp=[4, 8])`.
 
     Args:
-        source, detail: as for `simulate`.
+        source: as for `simulate`.
+        detail: as for `simulate`.
         values: as for `load`, but a list (or a range) is swept; a field whose value is itself a list is given as a list of lists.
 
     Raises:

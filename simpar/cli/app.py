@@ -32,7 +32,7 @@ EXIT_CODES = (
 )
 
 app = typer.Typer(
-    add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    add_completion=True, invoke_without_command=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES,
 )  # fmt: skip
 
@@ -45,11 +45,24 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+START = """simpar predicts steps, memory and whole runs of large-model training. Three things to do first:
+
+  simpar simulate llama3.1-70b_h100x64_tp4cp2pp4     one training step: how long, where the time goes, what memory it needs
+  simpar new                                         a first scenario of your own: model, machines, batch
+  simpar search --model llama3.1-8b --hardware dgx-h100 --num-nodes 1 --global-batch 32 --sequence-length 8192
+                                                     the best layouts for a model on your GPUs
+
+simpar -h lists all commands; simpar models, profiles and scenarios what is shipped."""
+
+
 @app.callback()
 def _simpar(
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Predict memory, bubbles and throughput of training large models in parallel."""
+    if ctx.invoked_subcommand is None:
+        print(START)
 
 
 for _panel, _commands in {

@@ -95,7 +95,23 @@ SiteOption = Annotated[
     Path | None, typer.Option("--site", help="What `simpar adapt` learned from a cluster's own runs; as site = in the scenario.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a self-contained page.")]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a page.")]
+
+
+def _keep_offline(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from simpar.output import offline
+
+        ctx.with_resource(offline())
+
+
+OfflineOption = Annotated[
+    bool,
+    typer.Option(
+        "--offline", callback=_keep_offline, expose_value=False,
+        help="The page of --html has everything inside (5 MB more) and needs no network.",
+    ),
+]  # fmt: skip
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", help="A preset (`simpar models`) or the path of a config.json.", autocompletion=model_completion),

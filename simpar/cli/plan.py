@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simpar.cli.options import HtmlOption, JsonOption, SetOption, SiteOption, SizeOption, plan_completion
+from simpar.cli.options import HtmlOption, JsonOption, OfflineOption, SetOption, SiteOption, SizeOption, plan_completion
 
 
 def plan(
@@ -25,6 +25,7 @@ def plan(
     limit: SizeOption = None,
     as_json: JsonOption = False,
     html: HtmlOption = None,
+    offline: OfflineOption = False,
     seed: Annotated[int, typer.Option(help="Of the failures drawn.")] = 0,
     repetitions: Annotated[int, typer.Option(help="Independent runs.")] = 200,
     store: Annotated[Path | None, typer.Option(help="Keep finished repetitions here.")] = None,

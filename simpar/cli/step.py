@@ -16,6 +16,7 @@ from simpar.cli.options import (
     MaybeScenario,
     ModelOption,
     NodesOption,
+    OfflineOption,
     ScenarioFile,
     SequenceOption,
     SetOption,
@@ -44,6 +45,7 @@ def simulate(
     framework: FrameworkOption = None,
     as_json: JsonOption = False,
     html: HtmlOption = None,
+    offline: OfflineOption = False,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a Perfetto trace (.json.gz).")] = None,
     detail: Annotated[str, typer.Option(help="stage, layer or op.")] = "layer",
     contention: Annotated[bool, typer.Option(help="Transfers share links; same as --set effects.contention=true.")] = False,
@@ -153,6 +155,7 @@ def trace_diff(
     overrides: SetOption = None,
     limit: SizeOption = None,
     html: HtmlOption = None,
+    offline: OfflineOption = False,
     as_json: JsonOption = False,
     site: SiteOption = None,
 ) -> None:
@@ -181,6 +184,7 @@ def trace_diff(
 def topology(
     scenario: Annotated[Path, typer.Argument(help="A scenario or a hardware profile: a TOML file or a name.")],
     html: HtmlOption = None,
+    offline: OfflineOption = False,
     num_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file is a profile.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simpar.cli.options import HtmlOption, JsonOption, SetOption, SiteOption, print_json
+from simpar.cli.options import HtmlOption, JsonOption, OfflineOption, SetOption, SiteOption, print_json
 
 validate_app = typer.Typer(
     no_args_is_help=False, invoke_without_command=True,
@@ -55,6 +55,7 @@ def validate_cluster(
     profile: Annotated[Path | None, typer.Option(help="Calibrated profile; without it a short calibration runs first.")] = None,
     tolerance: Annotated[float, typer.Option(help="On the mean error of step times: 0.15 is 15 %.")] = 0.15,
     html: HtmlOption = None,
+    offline: OfflineOption = False,
     as_json: JsonOption = False,
     store: Annotated[Path | None, typer.Option(help="Keep measurements beside this name; continued if there.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu (gloo) or cuda (NCCL).")] = "auto",
@@ -93,6 +94,7 @@ def validate_runs(
     data: DataOption,
     as_json: JsonOption = False,
     html: HtmlOption = None,
+    offline: OfflineOption = False,
     where: Annotated[list[str] | None, typer.Option("--where", help="Only rows with key=value. Repeatable.")] = None,
     site: SiteOption = None,
 ) -> None:
@@ -121,6 +123,7 @@ def validate_rank(
     predictions: Annotated[Path | None, typer.Option(help="With --measured: compare with these frozen predictions.")] = None,
     as_json: JsonOption = False,
     html: HtmlOption = None,
+    offline: OfflineOption = False,
 ) -> None:
     """One rank of a large layout, run by torch alone, against its prediction."""
     from simpar.interop.kineto_step import kernel_kind

@@ -14,7 +14,7 @@ from plotly.io import to_html
 
 from simpar.evidence.report_runs import ERROR_HEAD, METRIC_TITLES, RANKING_HEAD, error_cells, percent, ranking_lines
 from simpar.evidence.runs import Report
-from simpar.output import write_file
+from simpar.output import plotly_script, write_file
 from simpar.ranking import SWEEP_KEYS
 from simpar.statistics import ABSOLUTE_METRICS, LABEL_METRICS, Comparison
 
@@ -64,13 +64,11 @@ def write_html(report: Report, path: Path, data: Path) -> None:
 
 
 def _page(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
-    from plotly.offline import get_plotlyjs
-
     links = "".join(f'<a href="#{name}">{html.escape(head)}</a>' for name, head, _ in sections)
     body = "".join(f'<h2 id="{name}">{html.escape(head)}</h2>{text}' for name, head, text in sections)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>"
+        f"<style>{_STYLE}</style>{plotly_script()}</head>"
         f"<body><h1>{html.escape(title)}</h1><nav>{links}</nav>{body}</body></html>"
     )
 

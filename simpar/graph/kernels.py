@@ -8,7 +8,7 @@ fp32; sources of the counts stand in docs/formulas.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -335,6 +335,13 @@ def _expert_bias(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     return Kernel(node, "residual", ((axes, 28.0),), ((axes, 36.0),), 4)
 
 
+def _relu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """Keeps what it makes, not what it reads (torch's threshold_backward); what leaves the layer is the next layer's input."""
+    made = node.outputs[0]
+    keeps = () if made in layer.outputs else (_keep(layer, made),)
+    return replace(_plain(layer, node, plan), keeps=keeps)
+
+
 def _pool(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     del plan
     axes = _input(layer, node)
@@ -356,7 +363,7 @@ def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 ELEMENTWISE: Final[dict[str, Rule]] = {
     "residual": _residual, "dropout": _dropout, "rope": _rope, "latent_rope": _latent_rope, "activation": _activation,
-    "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool,
+    "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
 }  # fmt: skip
 """Elementwise ops with a rule of their own; any other is `_plain`."""
 

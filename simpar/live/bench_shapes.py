@@ -148,10 +148,16 @@ def _sharded_copy(dims: Mapping[str, int], device: str) -> Call:
     return reduce
 
 
+def _as_it_is(call: Callable[..., Any]) -> Callable[..., Any]:
+    return call
+
+
 def _memory(shape: Shape, device: str) -> Call:
     """A memory-bound op of a layer; `dims` are its sizes on one rank."""
     torch, kind, dims = torch_module(), torch_dtype(shape.get("dtype", "fp32")), shape["dims"]
     f, direction = torch.nn.functional, shape.get("direction", "forward")
+    # Of a compiled block: what the compiler makes of the chain.
+    fused = torch.compile if dims.get("compiled") and device == "cuda" else _as_it_is
 
     def tensor(*size: int) -> Any:
         return torch.randn(*size, device=device).to(kind).requires_grad_()
@@ -160,7 +166,7 @@ def _memory(shape: Shape, device: str) -> Call:
         width = dims["width"]
         from simpar.live.kernels import rms_norm
 
-        return _both(rms_norm, (tensor(dims["rows"], width), tensor(width)), direction)
+        return _both(fused(rms_norm), (tensor(dims["rows"], width), tensor(width)), direction)
 
     def rope() -> Call:
         s, h = dims["rows"], dims["head_dim"]
@@ -189,14 +195,14 @@ def _memory(shape: Shape, device: str) -> Call:
         if dims.get("gated") == 2:
             # Two products wrote the two halves.
             pair = (tensor(dims["rows"], dims["width"]), tensor(dims["rows"], dims["width"]))
-            return _both(lambda left, right: f.silu(left) * right, pair, direction)
+            return _both(fused(lambda left, right: f.silu(left) * right), pair, direction)
         if dims.get("gated"):
 
             def gate(x: Any) -> Any:
                 left, right = x.chunk(2, dim=-1)
                 return f.silu(left) * right
 
-            return _both(gate, (tensor(dims["rows"], 2 * dims["width"]),), direction)
+            return _both(fused(gate), (tensor(dims["rows"], 2 * dims["width"]),), direction)
         return _both(f.relu, (tensor(dims["rows"], dims["width"]),), direction)
 
     def cross_entropy() -> Call:

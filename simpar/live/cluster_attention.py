@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from simpar.live.cluster_autograd import Exchange, Group, gather_rows, scatter_rows
+from simpar.live.autograd_collectives import Exchange, Group, gather_rows, scatter_rows
 
 Block = tuple[slice, slice, bool]
 """Local queries, visiting keys, causal."""

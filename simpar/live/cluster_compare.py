@@ -36,6 +36,7 @@ class Measured:
         steps: measured in all.
         foreign: cores that other processes kept busy, median of the steps that count; 0 where that is not known.
         probes_s: a fixed product beside each round, the mean of the ranks; empty where there was none.
+        loads: cores that other processes kept busy in each of `seconds`; empty = `foreign` in all of them.
     """
 
     layout: RunLayout
@@ -45,6 +46,7 @@ class Measured:
     steps: int
     foreign: float = 0.0
     probes_s: tuple[float, ...] = ()
+    loads: tuple[float, ...] = ()
 
     @property
     def median_s(self) -> float:
@@ -101,11 +103,11 @@ def _measured(records: list[dict[str, Any]]) -> Measured:
     clean = [(s, foreign) for s, foreign in steps if foreign <= FOREIGN]
     # A machine that was never left alone has no clean steps: then all count.
     used = clean if len(clean) >= CLEAN_STEPS else steps
-    seconds, foreign_cores = tuple(s for s, _ in used), statistics.median(f for _, f in used)
+    seconds, loads = tuple(s for s, _ in used), tuple(f for _, f in used)
     first = next((r for r in records if "collectives" in r), records[0])
     rounds = tuple(statistics.median(r["seconds"]) for r in records)
     probes = tuple(statistics.fmean(r["probe_s"]) for r in records if "probe_s" in r)
-    return Measured(layout_of(records[0]["layout"]), seconds, rounds, first, len(steps), foreign_cores, probes)
+    return Measured(layout_of(records[0]["layout"]), seconds, rounds, first, len(steps), statistics.median(loads), probes, loads)
 
 
 def in_step_of(references: dict[str, Measured], setup: Setup, degrees: Sequence[int] = ()) -> InStep:
@@ -178,7 +180,7 @@ class ClusterReport:
     @property
     def beside_foreign(self) -> float | None:
         """Mean absolute error of step times when predictions count what other processes took of the host."""
-        found = [abs(self._error(name)) for name in self.measured]
+        found = [abs(self.corrected(name)) for name in self.measured]
         return statistics.fmean(found) if found else None
 
     @property
@@ -197,12 +199,16 @@ class ClusterReport:
     def outside(self) -> tuple[Comparison, ...]:
         """Step times further off than the tolerance, by the error that decides."""
         rows = [r for r in self.rows if r.metric == "step_time_s"]
-        return tuple(r for r in rows if abs(self._error(r.id) if self.foreign >= DISTURBED else r.error or 0.0) > self.tolerance)
+        return tuple(r for r in rows if abs(self.corrected(r.id) if self.foreign >= DISTURBED else r.error or 0.0) > self.tolerance)
 
-    def _error(self, name: str) -> float:
-        """Predicted / measured - 1 of a layout's step when what others took is counted."""
-        m = self.measured[name]
-        return self.predicted[name].beside(m.foreign) / m.median_s - 1.0
+    def corrected(self, name: str) -> float:
+        """Predicted / measured - 1 of a layout's steps, each counted with what other processes took of the host in it; the median.
+
+        Others come and go: a step is compared with the prediction beside its own load, not beside the usual one.
+        """
+        m, p = self.measured[name], self.predicted[name]
+        loads = m.loads or [m.foreign] * len(m.seconds)
+        return statistics.median(p.beside(load) / s - 1.0 for s, load in zip(m.seconds, loads, strict=True))
 
     @property
     def passed(self) -> bool:

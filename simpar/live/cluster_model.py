@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from simpar.live.autograd_collectives import Copy, Exchange, Gather, Group, Reduce, Scatter, SplitVocabularyLoss
 from simpar.live.cluster_attention import attention
-from simpar.live.cluster_autograd import Copy, Exchange, Gather, Group, Reduce, Scatter, SplitVocabularyLoss
-from simpar.live.kernels import Scaled, rms_norm
+from simpar.live.kernels import Scaled
+from simpar.live.torch_parts import Layer, Norm
 
 Weights = tuple[int, ...]
 
@@ -87,17 +88,6 @@ class Exit(Entry):
         if self.groups.tp.size == 1:
             return x
         return (Scatter if self.groups.sequence_parallel else Reduce).apply(x, self.groups.tp)
-
-
-class Norm(nn.Module):
-    """RMSNorm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Any) -> Any:
-        return rms_norm(x, self.weight.to(x.dtype))
 
 
 def rotate(x: Any, angles: tuple[Any, Any]) -> Any:
@@ -185,18 +175,10 @@ class Experts(nn.Module):
         return (picked * share[..., None]).sum(dim=1).view(shape)
 
 
-class Layer(nn.Module):
-    """Attention, then feed-forward or experts, each behind a norm and with a residual."""
-
-    def __init__(self, name: str, shape: dict[str, Any], groups: Groups) -> None:
-        super().__init__()
-        self.input_norm, self.mlp_norm = Norm(shape["hidden_size"]), Norm(shape["hidden_size"])
-        self.attention = Attention(f"{name}.attention", shape, groups)
-        self.mlp = (Experts if shape.get("moe") else FeedForward)(f"{name}.mlp", shape, groups)
-
-    def forward(self, x: Any, angles: tuple[Any, Any]) -> Any:
-        x = x + self.attention(self.input_norm(x), angles)
-        return x + self.mlp(self.mlp_norm(x))
+def layer_of(name: str, shape: dict[str, Any], groups: Groups) -> Layer:
+    """A layer with this rank's part of each weight."""
+    feed_forward = (Experts if shape.get("moe") else FeedForward)(f"{name}.mlp", shape, groups)
+    return Layer(shape["hidden_size"], Attention(f"{name}.attention", shape, groups), feed_forward)
 
 
 class Embedding(nn.Module):
@@ -240,7 +222,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = groups.shard(Embedding(shape, groups)) if first else None
-        self.layers = nn.ModuleList([groups.shard(Layer(f"layers.{i}", shape, groups)) for i in layers])
+        self.layers = nn.ModuleList([groups.shard(layer_of(f"layers.{i}", shape, groups)) for i in layers])
         self.head = groups.shard(Head(shape, groups)) if last else None
         cosine, sine = angles_of(where, shape["head_dim"])
         self.register_buffer("cosine", cosine, persistent=False)

@@ -16,6 +16,7 @@ from simpar.engine.timeline import Timeline
 from simpar.graph.types import Norm
 from simpar.live.cluster_in_step import InStep
 from simpar.live.cluster_layouts import RunLayout
+from simpar.live.cluster_memory import peaks
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Gather, OptimizerStep, Reduce, Send
 from simpar.parallel.layout import Layout
@@ -141,7 +142,7 @@ class Predicted:
     @cached_property
     def memory(self) -> tuple[float, ...]:
         """Peak allocated bytes of each pipeline rank."""
-        return tuple(m.allocated_bytes for m in interpret(self.priced, self.timeline).memory)
+        return peaks(self.priced, interpret(self.priced, self.timeline), self.layout)
 
     def collectives(self, pipeline_rank: int) -> Counts:
         """Calls and bytes of a rank's collectives in one step; sends are counted at the sender."""

@@ -16,7 +16,8 @@ from simpar.errors import InputError
 from simpar.live.cluster_compare import DISTURBED, ClusterReport
 from simpar.statistics import Comparison
 
-HEADS = ("layout", "ranks", "measured", "spread", "predicted", "error", "bubble measured", "predicted", "bytes", "memory error")
+HEADS = ("layout", "ranks", "measured", "spread", "predicted", "error", "corrected", "bubble measured", "predicted", "bytes",
+         "memory error")  # fmt: skip
 _STYLE = """body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; color: #1c1f23; }
 table { border-collapse: collapse; } th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid #eee; }
 th:first-child, td:first-child { text-align: left; } .soft { color: #5b636d; }"""
@@ -36,7 +37,7 @@ def _line(report: ClusterReport, name: str, rows: dict[str, Comparison]) -> tupl
     bubble, bytes_, memory = (rows.get(k) for k in ("bubble_fraction", "communication_bytes", "peak_memory_bytes"))
     return (
         name, str(m.layout.world_size), f"{1e3 * m.median_s:.1f} ms", f"{100 * m.spread:.0f} %",
-        f"{1e3 * float(step.predicted or 0):.1f} ms", _percent(step.error), *_shares(bubble),
+        f"{1e3 * float(step.predicted or 0):.1f} ms", _percent(step.error), _percent(report.corrected(name)), *_shares(bubble),
         "" if bytes_ is None else "exact" if bytes_.measured == bytes_.predicted else f"{100 * (bytes_.error or 0.0):+.2f} %",
         "" if memory is None else _percent(memory.error),
     )  # fmt: skip
@@ -62,9 +63,9 @@ def summary_lines(report: ClusterReport) -> list[str]:
         found.append(f"step time: mean error {100 * step.mape:.1f} % over {step.rows} layouts ({more})")
         disturbed = report.foreign >= DISTURBED and report.beside_foreign is not None
         if disturbed and report.beside_foreign is not None:
-            text = f"other processes kept {report.foreign:.2f} cores busy: counting what they took, the mean error is"
+            text = f"other processes kept {report.foreign:.2f} cores busy: corrected for what they took, the mean error is"
             found.append(f"{text} {100 * report.beside_foreign:.1f} %")
-        which = "the error that counts them decides" if disturbed else "this error decides"
+        which = "the corrected error decides" if disturbed else "this error decides"
         found.append(f"{which}: {'within' if report.passed else 'outside'} the tolerance of {100 * report.tolerance:g} %")
     if report.tau is not None:
         found.append(f"ordering of layouts: Kendall's tau {report.tau:.2f}")

@@ -20,15 +20,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from simpar.host import busy_s
+from simpar.live.autograd_collectives import Group, all_reduce
 from simpar.live.cluster_attention import positions
-from simpar.live.cluster_autograd import Group, all_reduce
 from simpar.live.cluster_layouts import HAS_CLASS, RunLayout
 from simpar.live.cluster_measure import Busy, Recorder, probe_s, profiled
 from simpar.live.cluster_model import Groups, Mlp, Transformer, token_loss
 from simpar.live.device import Device
 
 Fault = Callable[[str], None]
-BETWEEN = ("norm.weight", "mlp.router")
+BETWEEN = ("norm.weight", "feed_forward.router")
 """Names of weights that sequence parallelism leaves a part of the sequence to see."""
 
 
@@ -334,7 +334,7 @@ class Step:
         return built
 
     def _data(self) -> tuple[Any, Any]:
-        """This rank's inputs and targets of one step, the same for all layouts taken together."""
+        """This rank's inputs and targets of one step, the same for all layouts taken together; none where a stage reads none."""
         layout, device = self.layout, self.world.device
         whole = self.microbatches * self.micro * layout.dp
         generator = torch.Generator().manual_seed(0)
@@ -346,7 +346,10 @@ class Step:
             where = positions(self.sequence, self.groups.cp, layout.cp_style)
             inputs, targets = tokens[:, where], tokens[:, where + 1]
         part = slice(self.at["dp"] * whole // layout.dp, (self.at["dp"] + 1) * whole // layout.dp)
-        return inputs[part].contiguous().to(device), targets[part].contiguous().to(device)
+        own = self.stages()
+        held = (inputs if 0 in own else None), (targets if layout.stages - 1 in own else None)
+        inputs, targets = (None if t is None else t[part].clone().to(device) for t in held)
+        return inputs, targets
 
     def _loss(self, output: Any, target: Any) -> Any:
         if self.layout.model == "mlp":
@@ -360,7 +363,7 @@ class Step:
         states = [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
         infos = [i for s in self.held for known in (s.args_recv_info, s.grad_recv_info) for each in known.values() for i in each]
         received = [b for b in (getattr(i, "buffer", None) for i in infos) if isinstance(b, torch.Tensor)]
-        return [*own, *states, *received, self.inputs, self.targets]
+        return [*own, *states, *received, *(t for t in (self.inputs, self.targets) if t is not None)]
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -403,7 +406,7 @@ class Step:
             return
         for module in self.modules:
             named = [(n, p) for n, p in module.named_parameters() if p.grad is not None]
-            experts = [p for n, p in named if folded and n.endswith(("mlp.fc1", "mlp.fc2"))]
+            experts = [p for n, p in named if folded and n.endswith(("feed_forward.fc1", "feed_forward.fc2"))]
             dense = [p for _, p in named if not any(p is e for e in experts)]
             self._average(dense, self.data)
             self._average(experts, self.replicas)

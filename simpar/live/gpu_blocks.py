@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from simpar.live.block_sizes import BLOCKS, CHUNK
 from simpar.live.device import Device
 from simpar.live.kernels import Scaled
+from simpar.live.rank_meter import Meter
 from simpar.live.store import Record
+from simpar.live.torch_parts import FeedForward, GroupedExperts, Layer, Routed, linear
 
-STYLES: Final = ("eager", "compiled", "fp8", "fp8_row")
-BLOCKS: Final[dict[str, dict[str, int]]] = {
-    "dense 3072": {"d": 3072, "f": 8192, "heads": 24, "kv": 8, "s": 6144, "b": 1},
-    "dense 5120": {"d": 5120, "f": 17408, "heads": 40, "kv": 8, "s": 4096, "b": 2},
-    "experts 2560": {"d": 2560, "f": 1280, "heads": 20, "kv": 4, "s": 4096, "b": 2, "experts": 48, "chosen": 6},
-    "experts 4096": {"d": 4096, "f": 1536, "heads": 32, "kv": 8, "s": 3072, "b": 2, "experts": 24, "chosen": 4},
-    "hybrid 2560": {"d": 2560, "f": 6912, "heads": 20, "kv": 20, "s": 8192, "b": 1, "linear": 1},
-}
-"""Widths, heads, sequence and batch; none of them is a shape of a shipped model that constants were fitted on."""
 _TINY: Final = {"d": 64, "f": 96, "heads": 4, "kv": 2, "s": 32, "b": 1, "experts": 4, "chosen": 2}
-CHUNK: Final = 64
-"""Tokens that linear attention takes together."""
 
 
 class _Linear(nn.Module):
@@ -66,54 +59,14 @@ def _linear_attention(q: Any, k: Any, v: Any) -> Any:
     return (inside + q @ before).flatten(2, 3)
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, size: dict[str, int], style: str) -> None:
-        super().__init__()
-        self.gate, self.up = (_Linear(size["d"], size["f"], style) for _ in range(2))
-        self.down = _Linear(size["f"], size["d"], style)
-
-    def forward(self, x: Any) -> Any:
-        return self.down(functional.silu(self.gate(x)) * self.up(x))
-
-
-class _Experts(nn.Module):
-    """Routed experts on one rank, as many tokens for each; the products are torch._grouped_mm in bf16 whatever the style."""
-
-    def __init__(self, size: dict[str, int], style: str) -> None:
-        super().__init__()
-        self.count, self.chosen = size["experts"], size["chosen"]
-        self.router = _Linear(size["d"], self.count, "eager")
-        self.gate, self.up = (nn.Parameter(torch.empty(self.count, size["d"], size["f"])) for _ in range(2))
-        self.down = nn.Parameter(torch.empty(self.count, size["f"], size["d"]))
-
-    def forward(self, x: Any) -> Any:
-        flat = x.flatten(0, 1)
-        tokens = flat.shape[0]
-        share = self.router(flat).float().softmax(-1)
-        expert = (torch.arange(tokens * self.chosen, device=x.device) % self.count).view(tokens, self.chosen)
-        order = expert.flatten().argsort(stable=True)
-        rows = flat[order // self.chosen]
-        ends = torch.arange(1, self.count + 1, device=x.device, dtype=torch.int32) * (rows.shape[0] // self.count)
-        hidden = functional.silu(torch._grouped_mm(rows, self.gate, offs=ends)) * torch._grouped_mm(rows, self.up, offs=ends)
-        out = torch._grouped_mm(hidden, self.down, offs=ends)
-        out = (out.float() * share.gather(1, expert).flatten()[order][:, None]).to(x.dtype)
-        found = torch.zeros_like(flat).scatter_add(0, (order // self.chosen)[:, None].expand_as(out), out)
-        return found.view_as(x)
-
-
-class Block(nn.Module):
-    """RMSNorm, attention, RMSNorm, feed-forward or experts, with residuals."""
-
-    def __init__(self, size: dict[str, int], style: str) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Parameter(torch.ones(size["d"])) for _ in range(2))
-        self.attention = _Attention(size, style)
-        self.mlp = (_Experts if "experts" in size else _FeedForward)(size, style)
-
-    def forward(self, x: Any) -> Any:
-        d = x.shape[-1:]
-        x = x + self.attention(functional.rms_norm(x, d, self.first, 1e-5))
-        return x + self.mlp(functional.rms_norm(x, d, self.second, 1e-5))
+def block_of(size: dict[str, int], style: str) -> Layer:
+    """A residual layer with attention and feed-forward or experts; the experts' products are in bf16 whatever the style."""
+    d = size["d"]
+    if "experts" not in size:
+        return Layer(d, _Attention(size, style), FeedForward(d, size["f"], make=lambda i, o: _Linear(i, o, style)))
+    experts = GroupedExperts(size["experts"], d, size["f"])
+    routed = Routed(linear(d, size["experts"]), experts, size["experts"], size["chosen"], lambda x: x.softmax(-1))
+    return Layer(d, _Attention(size, style), routed)
 
 
 def block_call(name: str, style: str, device: Device, *, backward: bool, small: bool) -> tuple[Callable[[], object], Record]:
@@ -122,12 +75,7 @@ def block_call(name: str, style: str, device: Device, *, backward: bool, small: 
     if small:
         size = {key: _TINY.get(key, value) for key, value in kind.items()}
         size["kv"] = size["heads"] if kind["kv"] == kind["heads"] else size["kv"]
-    with torch.device(device.tensors):
-        block: Any = Block(size, style).bfloat16()
-        for parameter in block.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
-        x = torch.randn(size["b"], size["s"], size["d"], dtype=torch.bfloat16, requires_grad=True)
+    block, x = _made(size, style, device.tensors)
     # Products in fp8 without fusing their casts are not what anyone trains with.
     run = torch.compile(block) if style != "eager" and device.cuda else block
     gradient = torch.randn_like(x)
@@ -141,4 +89,39 @@ def block_call(name: str, style: str, device: Device, *, backward: bool, small: 
         with torch.no_grad():
             run(x)
 
-    return (step if backward else forward), {"block": name, "style": style, "sizes": size, "backward": backward}
+    about = {"block": name, "style": style, "sizes": size, "backward": backward}
+    return (step if backward else forward), about | {"products": products_of_block(name, style, backward=backward)}
+
+
+def _made(size: dict[str, int], style: str, device: str) -> tuple[Any, Any]:
+    """A block in bf16 and a random input."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return _random(size, style, device)
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def _random(size: dict[str, int], style: str, device: str) -> tuple[Any, Any]:
+    with torch.device(device):
+        block = block_of(size, style)
+        for parameter in block.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        return block, torch.randn(size["b"], size["s"], size["d"], requires_grad=True)
+
+
+def products_of_block(name: str, style: str, *, backward: bool) -> list[list[Any]]:
+    """Products and attention kernels of a block at its full size, on tensors without storage: [kind, sizes, calls], as
+    `rank_meter.Meter` counts them. A compiled block calls the same ones."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    meter = Meter()
+    with FakeTensorMode():
+        block, x = _made(BLOCKS[name], style, "cpu")
+        with meter, nullcontext() if backward else torch.no_grad():
+            out = block(x)
+            if backward:
+                out.backward(torch.empty_like(out))
+    return sorted(([*key, calls] for key, calls in meter.products.items()), key=repr)

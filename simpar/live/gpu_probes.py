@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.live.bench_gemm import product
+from simpar.live.block_sizes import BLOCKS, PARTS, STYLES, key_of_block
 from simpar.live.device import Device, Telemetry, telemetry
-from simpar.live.gpu_blocks import BLOCKS, STYLES, block_call
+from simpar.live.gpu_blocks import block_call
 from simpar.live.measure import Clock, machine, measure_sustained, timing_of
 from simpar.live.store import CalibrationError, Record, Store
 
@@ -38,16 +39,15 @@ def _free(device: Device) -> None:
 def _blocks(device: Device, small: bool) -> Iterator[tuple[str, Callable[[], Record]]]:
     for style in STYLES:
         for name in BLOCKS:
-            for backward in (False, True):
-                part = "step" if backward else "forward"
+            for part in PARTS:
 
-                def one(n: str = name, s: str = style, b: bool = backward) -> Record:
+                def one(n: str = name, s: str = style, b: bool = part == "step") -> Record:
                     call, fields = block_call(n, s, device, backward=b, small=small)
                     samples, more = measure_sustained(call, Clock(device.name), BLOCK_S if not small else 0.05)
                     t = timing_of(samples)
                     return {**fields, **more, "seconds": t.median_s, "low_s": t.low_s, "high_s": t.high_s, "samples": t.samples}
 
-                yield f"block/{name}/{style}/{part}", one
+                yield key_of_block(name, style, part), one
 
 
 def _square(small: bool) -> tuple[int, int, int]:

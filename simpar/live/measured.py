@@ -15,8 +15,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from simpar.errors import InputError, Violation
+from simpar.live.block_predict import compare_blocks
 from simpar.live.rank import Classify, Predicted, Row, compare, plan_of, read_measured
-from simpar.live.rank_frozen import read_frozen
+from simpar.live.rank_frozen import read_frozen, read_frozen_blocks
+from simpar.live.store import Store
 from simpar.specs.base import Spec, data_dir, read_toml, validate
 
 NAME: Final = r"^[a-z0-9-]+-20\d\d-\d\d$"
@@ -108,6 +110,8 @@ def read_machine(folder: Path, classify: Classify) -> MeasuredMachine:
         measured = read_measured(path)
         plan = plan_of(measured)
         rows += compare(plan, measured, classify, _prediction(frozen, plan.scenario.name, path))
+    if (blocks := folder / "blocks.jsonl").is_file():
+        rows += compare_blocks(Store(blocks).records.values(), read_frozen_blocks(folder / "predictions.json")[0])
     return MeasuredMachine(folder.name, about, tuple(rows), sha256)
 
 

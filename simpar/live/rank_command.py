@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import InputError, Violation
+from simpar.live.block_predict import compare_blocks, predictions
 from simpar.live.rank import Classify, Predicted, Row, compare, plan_of, published_note, read_measured
-from simpar.live.rank_frozen import freeze, read_frozen
+from simpar.live.rank_frozen import freeze, read_frozen, read_frozen_blocks
 from simpar.live.rank_layouts import read_layouts, write_bundle
 from simpar.live.rank_plan import RankPlan, rank_plan
+from simpar.live.store import CalibrationError, Store
 from simpar.specs.scenario import read_scenario
 from simpar.units import parse
 
@@ -71,6 +73,8 @@ def run(options: RankOptions, classify: Classify) -> RankReport | str:
         InputError: bad options, a rank that cannot be run, a worker that failed.
     """
     _check(options)
+    if options.measured is not None and options.measured.suffix == ".jsonl":
+        return _blocks(options, options.measured)
     if options.measured is not None:
         files = sorted(options.measured.glob("*.json")) if options.measured.is_dir() else [options.measured]
         if not files:
@@ -82,11 +86,35 @@ def run(options: RankOptions, classify: Classify) -> RankReport | str:
     if options.hardware is not None:
         plans = [plan_of({"plan": plan.table}, options.hardware) for plan in plans]
     if options.predict_only is not None:
-        sha256 = freeze(plans, options.predict_only)
+        sha256 = freeze(plans, options.predict_only, predictions(plans[0].scenario.cluster.hardware))
         return f"froze the predictions of {len(plans)} plans in {options.predict_only}, SHA-256 {sha256}"
     if options.bundle is not None:
         return _bundle(options, plans, options.bundle)
     return _report([(plan, worker(plan, options.device)) for plan in plans], classify)
+
+
+def _blocks(options: RankOptions, path: Path) -> RankReport:
+    """Single blocks that the collector measured, beside what was frozen of them or is predicted on a profile."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; the collector writes results/blocks.jsonl")
+    try:
+        records = Store(path).records
+    except CalibrationError as error:
+        raise InputError(str(error)) from None
+    if options.predictions is not None:
+        expected, sha256 = read_frozen_blocks(options.predictions)
+        notes = (f"predicted before it was measured: SHA-256 {sha256}",)
+    elif options.hardware is not None:
+        expected, notes = predictions(options.hardware), (f"predicted on {options.hardware}",)
+    else:
+        raise InputError(
+            [Violation("--measured", str(path), "blocks are compared with a prediction", "give --predictions or --hardware")]
+        )
+    rows = compare_blocks(records.values(), expected)
+    if not rows:
+        raise InputError(f"{path}: holds no measured block; python3 -m simpar.live.collect blocks measures them")
+    devices = {"blocks": next((str(r["device"]) for r in records.values() if "device" in r), "?")}
+    return RankReport(tuple(rows), notes, devices)
 
 
 def _bundle(options: RankOptions, plans: list[RankPlan], folder: Path) -> str:

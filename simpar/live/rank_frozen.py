@@ -16,6 +16,8 @@ from simpar.live.rank import Predicted, predict
 from simpar.live.rank_plan import RankPlan
 
 FROZEN_FORMAT: Final = 1
+BLOCK_TIMES: Final = "single blocks"
+"""Among the predictions by layout: those of single blocks."""
 
 
 def _digest(predictions: Mapping[str, Any]) -> str:
@@ -28,13 +30,18 @@ def as_table(said: Predicted) -> dict[str, Any]:
     return {**asdict(said), "wire": [[kind, ranks, amount] for (kind, ranks), amount in said.wire.items()]}
 
 
-def freeze(plans: Sequence[RankPlan], path: Path) -> str:
+def freeze(plans: Sequence[RankPlan], path: Path, blocks: Mapping[str, float] | None = None) -> str:
     """Write what is predicted of `plans`; the hash.
+
+    Args:
+        blocks: predicted seconds of single blocks, by the key of their record.
 
     Raises:
         InputError: the file cannot be written, or holds other predictions already.
     """
     found = {plan.scenario.name: {"hardware": plan.scenario.cluster.hardware, **as_table(predict(plan))} for plan in plans}
+    if blocks:
+        found[BLOCK_TIMES] = dict(blocks)
     found = json.loads(json.dumps(found))
     sha256 = _digest(found)
     if path.is_file() and read_frozen(path)[1] != sha256:
@@ -50,23 +57,40 @@ def freeze(plans: Sequence[RankPlan], path: Path) -> str:
 
 
 def read_frozen(path: Path) -> tuple[dict[str, Predicted], str]:
-    """Predictions by layout, and their hash.
+    """Predictions by layout, and their hash; raises as `read_frozen_blocks` does."""
+    rows, sha256 = _read(path)
+    try:
+        return {name: _predicted(row) for name, row in rows.items() if name != BLOCK_TIMES}, sha256
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def read_frozen_blocks(path: Path) -> tuple[dict[str, float], str]:
+    """Predicted seconds of single blocks by the key of their record, and the hash of all predictions.
 
     Raises:
         InputError: no such file, another format, or predictions that do not have the hash they were frozen with.
     """
+    rows, sha256 = _read(path)
+    return {str(key): float(value) for key, value in rows.get(BLOCK_TIMES, {}).items()}, sha256
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        rows, sha256 = table["predictions"], str(table["sha256"])
+        rows, sha256 = dict(table["predictions"]), str(table["sha256"])
         if table["format"] != FROZEN_FORMAT:
             raise ValueError(f"format {table['format']}")
-        found = {name: _predicted(row) for name, row in rows.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        rule = "not predictions that `simpar validate rank --predict-only` wrote"
-        raise InputError(f"{path}: {rule}: {type(error).__name__}: {error}") from None
+        raise _unreadable(path, error) from None
     if _digest(rows) != sha256:
         raise InputError(f"{path}: the predictions do not have their hash: they were changed after they were frozen")
-    return found, sha256
+    return rows, sha256
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    rule = "not predictions that `simpar validate rank --predict-only` wrote"
+    return InputError(f"{path}: {rule}: {type(error).__name__}: {error}")
 
 
 def _predicted(row: Mapping[str, Any]) -> Predicted:

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
 
+from simpar.live.kernels import rms_norm
+
 
 @torch.library.custom_op("simpar_rank::attention", mutates_args=())
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,5 +140,5 @@ def norm(x: Any, weight: Any) -> Any:
         local = weight.to_local(grad_placements=shared) if isinstance(weight, DTensor) else weight
         return DTensor.from_local(norm(x.to_local(), local), x.device_mesh, held, run_check=False)
     if not is_fake(x):
-        return functional.rms_norm(x, weight.shape, weight, 1e-5)
+        return rms_norm(x, weight)
     return FusedNorm.apply(x, weight)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from simpar.errors import InputError, Violation
+from simpar.live.block_predict import block_shapes, predictions
 from simpar.live.rank import predict
 from simpar.live.rank_frozen import freeze
 from simpar.live.rank_plan import RankPlan, rank_plan
@@ -23,9 +24,10 @@ from simpar.step import prepare
 
 WORKER_FILES: Final = (
     "__init__.py", "host.py", *(f"live/{name}.py" for name in (
-        "__init__", "bench_collectives", "bench_gemm", "bench_host", "bench_ops", "bench_shapes", "calibrate", "collect", "device",
-        "gpu_blocks", "gpu_probes", "kernels", "measure", "profile_cpu", "profile_out", "rank_context", "rank_gpu", "rank_kernels",
-        "rank_meter", "rank_model", "rank_parallel", "rank_steps", "rank_worker", "store",
+        "__init__", "autograd_collectives", "bench_collectives", "bench_gemm", "bench_host", "bench_ops", "bench_shapes",
+        "block_sizes", "calibrate", "collect", "device", "gpu_blocks", "gpu_probes", "kernels", "measure", "profile_cpu",
+        "profile_out", "rank_context", "rank_gpu", "rank_kernels", "rank_meter", "rank_model", "rank_parallel", "rank_steps",
+        "rank_worker", "store", "torch_parts",
     )),
 )  # fmt: skip
 """What runs without simpar's dependencies."""
@@ -105,7 +107,7 @@ def write_bundle(plans: list[RankPlan], folder: Path, values: dict[str, int], gp
     """A folder that can be copied to a machine with torch alone: plans/, shapes.json, predictions.json and the worker's modules.
 
     Args:
-        values: of plans, by name; 1 for others.
+        values: of plans, by name, where they are of the shipped list; 1 for others.
         gpu_memory_bytes: plans that are predicted to reserve more are left out.
 
     Returns:
@@ -128,8 +130,11 @@ def write_bundle(plans: list[RankPlan], folder: Path, values: dict[str, int], gp
             name, said = plan.scenario.name, expected[plan.scenario.name]
             about = {"value": values.get(name, 1), "reserved_bytes": said.reserved_bytes, "step_s": sum(said.seconds.values())}
             (folder / "plans" / f"{name}.json").write_text(json.dumps({**plan.table, "expected": about}, indent=1))
-        (folder / "shapes.json").write_text(json.dumps({"shapes": shapes_of(roles), "collectives": []}, indent=1))
-        freeze(taken, folder / "predictions.json")
+        hardware = taken[0].scenario.cluster.hardware
+        # Own scenarios are measured without what only the blocks run.
+        every = {repr(shape): shape for shape in (*shapes_of(roles), *(block_shapes(hardware) if values else ()))}
+        (folder / "shapes.json").write_text(json.dumps({"shapes": list(every.values()), "collectives": []}, indent=1))
+        freeze(taken, folder / "predictions.json", predictions(hardware))
         for name in WORKER_FILES:
             target = folder / "simpar" / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,9 @@ _KINDS: Final = (
     ("all_gather", ("all_gather", "allgather")), ("broadcast", ("broadcast",)), ("send_recv", ("send",)),
     ("receive", ("recv",)),
 )  # fmt: skip
+_FLASH: Final = "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"
+_ATTENTION: Final = ("attention", "attention_backward", *_FLASH, *(f"{name}_backward" for name in _FLASH))
+"""Ops of attention: of a rank, and of torch without its prefix."""
 _CLASSES: Final = (("attention", ("attention",)), ("gemm", ("mm", "linear", "bmm")))
 
 
@@ -154,14 +157,23 @@ class Meter(TorchDispatchMode):
 
 def _product(name: str, args: Any) -> tuple[Any, ...] | None:
     """The key of a product or attention kernel; none for other ops."""
-    if name in ("attention", "attention_backward"):
-        q, k = (t.shape for t in args[name == "attention_backward" :][:2])
-        return (name, q[0], q[2], k[2], q[1], k[1], q[3])
-    if name not in ("mm", "addmm", "bmm"):
+    if (kind := name.removeprefix("_scaled_dot_product_")) in _ATTENTION:
+        backward = "backward" in kind
+        q, k = (t.shape for t in args[backward:][:2])
+        return ("attention_backward" if backward else "attention", q[0], q[2], k[2], q[1], k[1], q[3])
+    if name == "_grouped_mm":
+        return _grouped(args[0].shape, args[1].shape, args[2].shape[0])
+    if name not in ("mm", "addmm", "bmm", "_scaled_mm"):
         return None
     a, b = (t.shape for t in args[name == "addmm" :][:2])
     sides = min(a[-2], b[-1]), max(a[-2], b[-1])
     return ("grouped_gemm", a[0], *sides, a[-1]) if name == "bmm" else ("gemm", *sides, a[-1])
+
+
+def _grouped(a: Any, b: Any, groups: int) -> tuple[Any, ...]:
+    """The key of a product by expert: rows [groups m, k] and a matrix each, or the rows of two tensors for a weight's gradient."""
+    rows, columns, depth = (a[0] // groups, b[-1], a[1]) if len(b) == 3 else (a[0], b[1], a[1] // groups)
+    return ("grouped_gemm", groups, min(rows, columns), max(rows, columns), depth)
 
 
 def _group_size(args: Any) -> int:

@@ -12,23 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
+from simpar.live.autograd_collectives import Exchange, Group
 from simpar.live.rank_context import context_attention
-from simpar.live.rank_kernels import attention, is_fake, norm
+from simpar.live.rank_kernels import attention, norm
+from simpar.live.torch_parts import FeedForward, GroupedExperts, Layer, Norm, Routed
 
 Plan = dict[str, Any]
-
-
-class Norm(nn.Module):
-    """RMSNorm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Any) -> Any:
-        return norm(x, self.weight)
 
 
 def rotation(tokens: int, width: int, device: Any) -> Any:
@@ -56,8 +46,8 @@ class Attention(nn.Module):
         self.wq = nn.Linear(d, wide, bias=bias)
         self.wk, self.wv = (nn.Linear(d, narrow, bias=bias) for _ in range(2))
         self.wo = nn.Linear(wide, d, bias=False)
-        self.q_norm: Any = Norm(self.h) if model["qk_norm"] else None
-        self.k_norm: Any = Norm(self.h) if model["qk_norm"] else None
+        self.q_norm: Any = Norm(self.h, norm) if model["qk_norm"] else None
+        self.k_norm: Any = Norm(self.h, norm) if model["qk_norm"] else None
         self.core: Any = Core(plan)
 
     def forward(self, x: Any, turns: Any) -> Any:
@@ -92,9 +82,9 @@ class LatentAttention(nn.Module):
         self.wide, self.latent, self.q_rank = mla["v_head_dim"], mla["kv_lora_rank"], mla["q_lora_rank"]
         h = self.nope + self.rope
         if self.q_rank:
-            self.q_down, self.q_norm = nn.Linear(d, self.q_rank, bias=False), Norm(self.q_rank)
+            self.q_down, self.q_norm = nn.Linear(d, self.q_rank, bias=False), Norm(self.q_rank, norm)
         self.q_up = nn.Linear(self.q_rank or d, n * h, bias=False)
-        self.kv_down, self.kv_norm = nn.Linear(d, self.latent + self.rope, bias=False), Norm(self.latent)
+        self.kv_down, self.kv_norm = nn.Linear(d, self.latent + self.rope, bias=False), Norm(self.latent, norm)
         self.kv_up = nn.Linear(self.latent, n * (self.nope + self.wide), bias=False)
         self.wo = nn.Linear(n * self.wide, d, bias=False)
         self.core: Any = Core(plan)
@@ -110,118 +100,51 @@ class LatentAttention(nn.Module):
         return self.wo(self.core(q, k, v))
 
 
-class FeedForward(nn.Module):
+def feed_forward(plan: Plan, width: int) -> FeedForward:
     """SwiGLU, or two matrices with a GELU."""
-
-    def __init__(self, plan: Plan, width: int) -> None:
-        super().__init__()
-        d, self.gated = plan["model"]["hidden_size"], plan["model"]["gated_mlp"]
-        self.w1 = nn.Linear(d, width, bias=False)
-        if self.gated:
-            self.w3 = nn.Linear(d, width, bias=False)
-        self.w2 = nn.Linear(width, d, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        if self.gated:
-            return self.w2(functional.silu(self.w1(x)) * self.w3(x))
-        return self.w2(functional.gelu(self.w1(x)))
+    return FeedForward(plan["model"]["hidden_size"], width, gated=plan["model"]["gated_mlp"])
 
 
-class _Exchange(torch.autograd.Function):
-    """All-to-all of as many rows to every rank; its gradient goes back the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        out = torch.empty_like(x)
-        dist.all_to_all_single(out, x.contiguous(), group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        out = torch.empty_like(gradient)
-        dist.all_to_all_single(out, gradient.contiguous(), group=ctx.group)
-        return out, None
-
-
-class GroupedExperts(nn.Module):
-    """This rank's experts, each on as many rows: x [rows, d] sorted by expert."""
+class Experts(Routed):
+    """This rank's experts behind an exchange of rows, and shared experts beside them."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        moe, d = plan["model"]["moe"], plan["model"]["hidden_size"]
-        own, f = moe["num_experts"] // plan["world"]["ep"], moe["moe_intermediate_size"]
-        self.w1, self.w3 = (nn.Parameter(torch.empty(own, d, f)) for _ in range(2))
-        self.w2 = nn.Parameter(torch.empty(own, f, d))
-
-    def forward(self, x: Any) -> Any:
-        if not is_fake(x):
-            groups = self.w1.shape[0]
-            ends = torch.arange(1, groups + 1, device=x.device, dtype=torch.int32) * (x.shape[0] // groups)
-            hidden = functional.silu(torch._grouped_mm(x, self.w1, offs=ends)) * torch._grouped_mm(x, self.w3, offs=ends)
-            return torch._grouped_mm(hidden, self.w2, offs=ends)
-        # Equal counts make the grouped product a batched one, whose FLOPs torch counts.
-        rows = x.unflatten(0, (self.w1.shape[0], -1))
-        hidden = functional.silu(torch.bmm(rows, self.w1)) * torch.bmm(rows, self.w3)
-        return torch.bmm(hidden, self.w2).flatten(0, 1)
-
-
-class Experts(nn.Module):
-    """Router, dispatch, experts, combine, shared experts. Every expert gets as many tokens, whatever the scores say."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        model, moe = plan["model"], plan["model"]["moe"]
-        self.count, self.chosen = moe["num_experts"], moe["num_experts_per_tok"]
-        self.ranks, self.group = plan["world"]["ep"], plan["groups"].get("ep")
-        self.router = nn.Linear(model["hidden_size"], self.count, bias=bool(moe["router_bias"]))
-        self.experts = GroupedExperts(plan)
+        model, moe, ranks = plan["model"], plan["model"]["moe"], plan["world"]["ep"]
+        d, count = model["hidden_size"], moe["num_experts"]
+        experts = GroupedExperts(count // ranks, d, moe["moe_intermediate_size"])
+        router = nn.Linear(d, count, bias=bool(moe["router_bias"]))
+        super().__init__(router, experts, count, moe["num_experts_per_tok"])
+        self.ranks = ranks
+        handle = plan["groups"].get("ep")
+        self.group = None if handle is None else Group(tuple(dist.get_process_group_ranks(handle)), dist.get_rank(), handle)
         shared = moe["shared_expert_intermediate_size"]
-        self.shared = FeedForward(plan, shared) if shared else None
+        self.shared = feed_forward(plan, shared) if shared else None
 
-    def forward(self, x: Any) -> Any:
-        flat = x.flatten(0, 1)
-        tokens = flat.shape[0]
-        share = torch.sigmoid(self.router(flat).float())
-        expert = (torch.arange(tokens * self.chosen, device=x.device) % self.count).view(tokens, self.chosen)
-        weight = share.gather(1, expert).flatten()
-        order = expert.flatten().argsort(stable=True)
-        rows = flat[order // self.chosen]
-        out = self._back(self.experts(self._there(rows)))
-        # In fp32, as torchtitan weighs them.
-        out = (out.float() * weight[order][:, None]).to(out.dtype)
-        found = torch.zeros_like(flat).scatter_add(0, (order // self.chosen)[:, None].expand_as(out), out)
-        if self.shared is not None:
-            found = found + self.shared(flat)
-        return found.view_as(x)
-
-    def _there(self, rows: Any) -> Any:
+    def there(self, rows: Any) -> Any:
         """To the ranks of the experts, and there by expert."""
         if self.group is None:
             return rows
-        rows = _Exchange.apply(rows, self.group)
+        rows = Exchange.apply(rows, self.group)
         return rows.unflatten(0, (self.ranks, self.count // self.ranks, -1)).transpose(0, 1).reshape(rows.shape)
 
-    def _back(self, rows: Any) -> Any:
+    def back(self, rows: Any) -> Any:
+        """And back to the ranks of the tokens."""
         if self.group is None:
             return rows
         rows = rows.unflatten(0, (self.count // self.ranks, self.ranks, -1)).transpose(0, 1).reshape(rows.shape)
-        return _Exchange.apply(rows, self.group)
+        return Exchange.apply(rows, self.group)
+
+    def beside(self, found: Any, flat: Any) -> Any:
+        """The shared experts' result added."""
+        return found if self.shared is None else found + self.shared(flat)
 
 
-class Layer(nn.Module):
-    """Attention, then feed-forward or experts, each behind a norm and with a residual."""
-
-    def __init__(self, plan: Plan, *, moe: bool) -> None:
-        super().__init__()
-        model = plan["model"]
-        self.attention_norm, self.ffn_norm = Norm(model["hidden_size"]), Norm(model["hidden_size"])
-        self.attention = LatentAttention(plan) if model["mla"] else Attention(plan)
-        self.feed_forward: nn.Module = Experts(plan) if moe else FeedForward(plan, model["intermediate_size"])
-
-    def forward(self, x: Any, turns: Any) -> Any:
-        x = x + self.attention(self.attention_norm(x), turns)
-        return x + self.feed_forward(self.ffn_norm(x))
+def layer_of(plan: Plan, *, moe: bool) -> Layer:
+    """A layer of the plan's model."""
+    model = plan["model"]
+    attention = LatentAttention(plan) if model["mla"] else Attention(plan)
+    width = model["intermediate_size"]
+    return Layer(model["hidden_size"], attention, Experts(plan) if moe else feed_forward(plan, width), norm)
 
 
 class Stage(nn.Module):
@@ -232,8 +155,8 @@ class Stage(nn.Module):
         model = plan["model"]
         d = model["hidden_size"]
         self.embedding = nn.Embedding(plan["vocab"], d) if stage["embedding"] else None
-        self.layers = nn.ModuleDict({str(i): Layer(plan, moe=moe) for i, moe in enumerate(stage["moe"])})
-        self.norm = Norm(d) if stage["head"] else None
+        self.layers = nn.ModuleDict({str(i): layer_of(plan, moe=moe) for i, moe in enumerate(stage["moe"])})
+        self.norm = Norm(d, norm) if stage["head"] else None
         self.output = nn.Linear(d, plan["vocab"], bias=False) if stage["head"] else None
         mla = model["mla"]
         self.width = mla["qk_rope_head_dim"] if mla else model["head_dim"]

@@ -18,6 +18,7 @@ from simpar.live.cluster_shapes import shape_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, OptimizerStep, Overlapped
 from simpar.parallel.layout import Layout
+from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, LocalOp
 from simpar.result.interpret import Priced
 from simpar.specs.model import TransformerSpec
@@ -51,38 +52,36 @@ def ops_of(priced: Priced, key: object) -> list[tuple[LocalOp, LocalBlock, str]]
     return []
 
 
-def executed(op: LocalOp, layout: Layout) -> tuple[Kernel, ...]:
+def executed(op: LocalOp, block: LocalBlock) -> tuple[Kernel, ...]:
     """The products and attention kernels that the rank's model runs for a priced op; empty for ops that are neither."""
-    work, name, model = op.work, op.name.partition(".")[0], _model(layout)
+    work, name, degrees = op.work, op.name.partition(".")[0], block.options.degrees
     if isinstance(work, AttentionWork):
         # What visits in a ring has as many heads as the queries.
-        visits = layout.plan.cp > 1 and not work.causal
+        visits = degrees.cp > 1 and not work.causal
         return (replace(work, kv_heads=work.heads) if visits else work,)
     if not isinstance(work, Gemm | GroupedGemm):
         return ()
-    if name.endswith("/qkv"):
-        queries = model.num_attention_heads * model.head_dim // layout.plan.tp
-        keys = (work.n - queries) // 2
-        # Per-op recomputation repeats single products.
-        return tuple(replace(work, n=n) for n in (queries, keys, keys)) if keys > 0 else (work,)
-    if name.endswith("/fc1") and model.gated_mlp and work.n * layout.plan.tp in _packed_widths(model):
-        return (replace(work, n=work.n // 2),) * 2
-    return (work,)
+    parts = _parts(block, name) if name.endswith(("/qkv", "/fc1")) else ()
+    # Per-op recomputation repeats single products: they are no sum of all parts.
+    return tuple(replace(work, n=n) for n in parts) if len(parts) > 1 and sum(parts) == work.n else (work,)
 
 
-def _packed_widths(model: TransformerSpec) -> set[int]:
-    """Of gate and up together, of dense layers, experts and shared experts."""
-    moe = model.moe
-    more = (moe.moe_intermediate_size, moe.shared_expert_intermediate_size) if moe else ()
-    return {2 * width for width in (model.intermediate_size, *more) if width}
+def _parts(block: LocalBlock, name: str) -> tuple[int, ...]:
+    """Columns of the matrices that are packed in a product: queries, keys, values; gate and up."""
+    local = LocalLayer(block.layer, block.options)
+    node = next((n for n in block.layer.nodes if n.name == name), None)
+    if node is None:
+        return ()
+    axis = block.layer.axis[local.axes(node.outputs[0])[-1]]
+    return tuple(round(local.shards.local(part, local.layout(node))) for part in axis.parts)
 
 
 def unpacked_s(priced: Priced, role: int) -> float:
     """Seconds of a step by which the products of a rank take longer one by one than as simpar packs them."""
     pricer, more = _pricer(priced), 0.0
     for key, count in counted(priced, role):
-        for op, _, _ in ops_of(priced, key):
-            parts = executed(op, priced.layout)
+        for op, block, _ in ops_of(priced, key):
+            parts = executed(op, block)
             if parts and parts != (op.work,):
                 apart = sum(pricer.op_price(replace(op, work=part)).seconds for part in parts)
                 more += count * (apart - pricer.op_price(op).seconds)
@@ -93,8 +92,8 @@ def products_of(priced: Priced, role: int) -> dict[tuple[Any, ...], int]:
     """What the role's step runs: (kind, sizes) of every product and attention kernel -> calls, as `rank_meter.Meter` counts."""
     found: dict[tuple[Any, ...], int] = defaultdict(int)
     for key, count in counted(priced, role):
-        for op, _, _ in ops_of(priced, key):
-            for part in executed(op, priced.layout):
+        for op, block, _ in ops_of(priced, key):
+            for part in executed(op, block):
                 found[kernel_key(part)] += count
     return dict(found)
 
@@ -125,7 +124,7 @@ def _shapes(priced: Priced, role: int) -> Iterator[tuple[Shape, float]]:
     pricer, gated = _pricer(priced), 2 if _model(priced.layout).gated_mlp else 0
     for key, count in counted(priced, role):
         for op, block, phase in ops_of(priced, key):
-            for part in executed(op, priced.layout) or (op.work,):
+            for part in executed(op, block) or (op.work,):
                 own = replace(op, work=part)
                 for shape in shape_of(own, block, backward=phase != "F", gated=gated, dtype="bf16"):
                     if shape["op"] == "attention":

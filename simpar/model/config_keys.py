@@ -34,6 +34,10 @@ FREE: Final = re.compile(
             r"max_source|model_max|sample_rate|sampling_rate|hop_length|n_fft|window_size_audio|use_bidirectional_attention|logit_scale|attn_logit|deterministic",
             r"chunk_size_feed|embd_pdrop|separate|reorder|num_buckets_|gumbel|codebook_loss|contrastive|noise|diffusion_|norm_before_gate|scale_attn",
             r"^projection_dim$|layer_scale_init|^num_image_tokens$|expert_overlap$|^use_mtp$|^mtp_|projector_type$|^text_hidden_size$|^mm_hidden_size$|^video_|^use_unified|rout(er|ing)_bias$|gemma_norm|merge_type|rope_mode$|pinpoints$|^process_image|reward_heads$|max_frames$|^vision_feature|^image_|_multimodal|interpolation|norm_type$|^mlp_type$|_lower_bound$|^moe_renormalize$|func$|attn_mode|^fuse_|tile_size|pixel_values|max_tiles|thumbnail|pos_emb_type|norm_min$|l2_clip|unsafe|chat|license|_name$|class_|model_type$|freq_dim|sliding_window_size|attention_chunk_size$(?<!^attention_chunk_size)|swa_rope",
+            r"^normalization_function$|^position_embedding_type$|^post_?norm$|shared_moe_mode|^pool_type$|logn_attn|dynamic_ntk|use_rmsnorm|^rmsnorm$"
+            r"|router_enable_expert_bias|^moe_(train|eval|min|token)_|capacity|token_dropping|expert_tensor_parallel|^enc_index$|_fp32_|drop_tokens"
+            r"|random_routing|classification_head|^class_num$|^onnx|^(bf16|fp16|fp32)$|softmax_in|^pooler_|share_conv_kernel|sinkhorn|spatial_patch_size|enable_audio_output|encoder_stride|full_attn_mod|dim_model_base|clip_qkv|skip_bias_add"
+            r"|use_parallel_block|layer_switch|layer_scaling$|residual_multiplier",
         )
     )
 )  # fmt: skip
@@ -56,7 +60,8 @@ UNDERSTOOD = (
     "qk_nope_head_dim",
     "interleave_moe_layer_step", "no_rope_layers", "no_rope_layer_interval", "num_mtp_modules", "mtp_num_hidden_layers",
     "mtp_use_dedicated_embeddings", "num_hash_layers", "shared_expert_intermediate_size", "layer_types", "moe_layers",
-    "sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval", "cache_implementation",
+    "sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval", "cache_implementation", "type_vocab_size",
+    "type_vocab_size",
 )  # fmt: skip
 """Keys that the general reader understands: where it did not ask for one, the model has nothing for it to say."""
 EXPERTS = (

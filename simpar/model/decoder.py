@@ -45,7 +45,7 @@ class Family:
     qk_norm_kind: NormKind = "rmsnorm"
     gate: Literal["none", "element", "head"] = "none"
     sinks: bool = False
-    router_bias: bool = False
+    router_bias: bool | str = False
     shared_gate: bool = False
     window_every_layer: bool = True
     """A `sliding_window` without a pattern holds for all layers; False: it is void."""
@@ -84,7 +84,8 @@ class Decoder:
         self.changes: dict[int, dict[str, Any]] = {int(i): v for i, v in changes.items()}
         self.types = self.layer_types()
         keys.used.update(UNDERSTOOD)
-        keys.used.update(s for s in (family.qkv_bias, family.o_bias, family.mlp_bias, family.qk_norm) if isinstance(s, str))
+        named = (s for s in (family.qkv_bias, family.o_bias, family.mlp_bias, family.qk_norm) if isinstance(s, str))
+        keys.used.update(name for setting in named for name in setting.split("|"))
         if set(keys.config.get("attn_type_list") or [0]) == {1} and "attn_type_list" not in keys.used:
             keys.used.add("attn_type_list")  # softmax everywhere
         keys.used.update(name for name, value in _constants(family).items() if keys.config.get(name) in value)
@@ -100,8 +101,8 @@ class Decoder:
         return self.k.number(*names, default=self.heads)
 
     def flag(self, setting: bool | str) -> bool:
-        """A family's setting, or the key that it names."""
-        return bool(self.k.get(setting, default=False)) if isinstance(setting, str) else setting
+        """A family's setting, or the keys that it names ("a|b": the first that the file has)."""
+        return bool(self.k.get(*setting.split("|"), default=False)) if isinstance(setting, str) else setting
 
     # Which kind of mixer a layer has
 
@@ -190,7 +191,7 @@ class Decoder:
         kind, bias = self.types[i], self.flag(self.f.qkv_bias)
         qk_norm = self.f.qk_norm
         if qk_norm not in ("none", "head", "full"):
-            qk_norm = "head" if self.k.get(qk_norm, default=False) else "none"
+            qk_norm = "head" if self.flag(qk_norm) else "none"
         fields: dict[str, Any] = {
             "num_heads": self.at(i, "num_attention_heads", self.heads),
             "num_key_value_heads": self.at(i, "num_key_value_heads", self.kv_heads),
@@ -256,6 +257,8 @@ class Decoder:
             width = self.k.get("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff")
         if isinstance(width, list):
             return int(width[i])
+        if width is None and self.k.get("hidden_ratio"):  # of flash-linear-attention: two thirds, up to a multiple of 256
+            return 256 * (-(-int(self.hidden * self.k.get("hidden_ratio") * 2 / 3) // 256))
         if width is None:
             return 4 * self.hidden
         return int(width)
@@ -287,7 +290,7 @@ class Decoder:
             "gated": self.f.gated,
             "bias": self.f.expert_bias,
             "activation": self.activation(),
-            "router_bias": self.f.router_bias,
+            "router_bias": self.flag(self.f.router_bias),
             "shared_width": self.shared_width(width),
             "shared_gate": self.f.shared_gate,
             "num_groups": self.k.get("n_group", "num_expert_group", default=0) or 0,

@@ -1,4 +1,4 @@
-"""Diffusion transformers as diffusers writes them: FLUX (MMDiT), Wan (video)."""
+"""Diffusion transformers of one stream as diffusers writes them: DiT and its kin, Wan; the table of all of them."""
 
 from __future__ import annotations
 
@@ -6,92 +6,188 @@ from typing import Any
 
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import deal, vector
+from simpar.model.mmdit import MMDIT_READERS, TEXT_TOKENS, embedder, weight
 from simpar.specs.architecture import (
     ArchitectureSpec,
     AttentionSpec,
+    BranchSpec,
     FeedForwardSpec,
     LayerSpec,
+    LinearAttentionSpec,
     StackSpec,
     SublayerSpec,
     WeightSpec,
 )
 
-TEXT_TOKENS = 512
-"""Text tokens beside the image's: T5's length in FLUX and Wan."""
 
+class DiT:
+    """Attention and feed-forward with adaptive norms, through which class and time enter (Peebles and Xie 2022)."""
 
-def _w(name: str, inputs: int, outputs: int, uses: float | None = None, bias: bool = True) -> WeightSpec:
-    return WeightSpec(name=name, inputs=inputs, outputs=outputs, bias=bias, uses=uses)
-
-
-def _embedder(name: str, inputs: int, h: int) -> tuple[WeightSpec, ...]:
-    """Two layers on a vector per sample (time, guidance, pooled text)."""
-    return (_w(f"{name}_1", inputs, h, 0.0), _w(f"{name}_2", h, h, 0.0))
-
-
-class Flux:
-    """FLUX.1: double blocks with weights of their own for image and text, then single blocks on both streams in one.
-
-    FLOPs are of an image token: the text stream's weights and the modulation, once per sample, are held and not counted.
-    """
+    text_tokens = 0
+    qk_norm: Any = "none"
 
     def __init__(self, keys: Keys) -> None:
         self.k = keys
-        self.heads = keys.number("num_attention_heads")
-        self.dim = keys.number("attention_head_dim")
+        self.heads, self.dim = keys.number("num_attention_heads"), keys.number("attention_head_dim")
         self.hidden = self.heads * self.dim
-        self.num_double = keys.number("num_layers", "num_blocks")
-        self.num_single = keys.get("num_single_layers", default=0)
+        self.bias = bool(keys.get("attention_bias", default=True))
+        keys.get("sample_size", "norm_num_groups", "upcast_attention", "norm_elementwise_affine", "attention_type", "qk_norm")
+        keys.get(
+            "num_embeds_ada_norm", "max_text_seq_length", "sample_width", "sample_height", "sample_frames", "attention_out_bias"
+        )
 
-    def attention(self, text_stream: bool) -> AttentionSpec:
-        h, d = self.hidden, self.dim
-        extra = [vector("qk_norm", 2 * d)]
-        if text_stream:
-            extra += [_w("text_qkv", h, 3 * h, 0.0), _w("text_out", h, h, 0.0), vector("text_qk_norm", 2 * d)]
+    def own(self) -> BranchSpec:
+        """Attention among the image's tokens."""
+        bias: dict[str, Any] = dict.fromkeys(("q_bias", "k_bias", "v_bias"), self.bias)
         return AttentionSpec(
-            num_heads=self.heads, num_key_value_heads=self.heads, head_dim=d, causal=False, q_bias=True, k_bias=True, v_bias=True,
-            o_bias=text_stream, joint_keys=TEXT_TOKENS, extra=tuple(extra),
+            num_heads=self.heads, num_key_value_heads=self.heads, head_dim=self.dim, causal=False, o_bias=True,
+            qk_norm=self.qk_norm,
+            joint_keys=self.text_tokens, **bias,
         )  # fmt: skip
 
-    def double(self) -> LayerSpec:
-        h = self.hidden
-        mlp = FeedForwardSpec(
-            width=4 * h,
-            gated=False,
-            bias=True,
-            activation="gelu",
-            extra=(_w("text_up", h, 4 * h, 0.0), _w("text_down", 4 * h, h, 0.0)),
-        )
-        modulation = (_w("modulation", h, 6 * h, 0.0), _w("text_modulation", h, 6 * h, 0.0))
-        steps = tuple(SublayerSpec(branches=(b,), norm="none") for b in (self.attention(True), mlp))
-        return LayerSpec(sublayers=steps, extra=modulation)
+    def mlp(self) -> BranchSpec:
+        return FeedForwardSpec(width=4 * self.hidden, gated=False, bias=True, activation="gelu")
 
-    def single(self) -> LayerSpec:
-        """Attention and feed-forward side by side, one output matrix over both."""
+    def branches(self) -> tuple[BranchSpec, ...]:
+        return (self.own(), self.mlp())
+
+    def conditioning(self) -> tuple[WeightSpec, ...]:
+        """What a layer makes its shifts, scales and gates from; DiT embeds time and class in every layer."""
         h = self.hidden
-        mlp = FeedForwardSpec(width=4 * h, gated=False, bias=True, activation="gelu")
-        step = SublayerSpec(branches=(self.attention(False), mlp), norm="none")
-        return LayerSpec(sublayers=(step,), extra=(_w("modulation", h, 3 * h, 0.0),))
+        classes = WeightSpec(
+            name="classes", kind="lookup", inputs=self.k.number("num_embeds_ada_norm", default=1000) + 1, outputs=h
+        )
+        return (*embedder("time", 256, h), classes, weight("modulation", h, 6 * h, 0.0))
+
+    def volume(self) -> int:
+        """Values of one patch and channel."""
+        return self.k.number("patch_size", default=2) ** 2
+
+    def ends(self) -> tuple[WeightSpec, ...]:
+        channels, out = self.k.number("in_channels", default=4), self.k.get("out_channels")
+        return (
+            weight("patches", channels * self.volume(), self.hidden), weight("out", self.hidden, self.volume() * (out or channels)),
+            *self.around(),
+        )  # fmt: skip
+
+    def around(self) -> tuple[WeightSpec, ...]:
+        return (weight("out_modulation", self.hidden, 2 * self.hidden, 0.0),)
 
     def architecture(self) -> ArchitectureSpec:
-        k, h = self.k, self.hidden
-        channels, patch = k.number("in_channels", "input_dim"), k.number("patch_size", default=1)
-        out = k.get("out_channels", default=channels)
-        k.get("vocab_size", "tie_word_embeddings", "disable_guidance_embedder", "input_dim", "axes_dims_rope")
-        extra = [
-            _w("image_in", channels, h), _w("text_in", k.number("joint_attention_dim"), h, 0.0), *_embedder("time", 256, h),
-            *_embedder("pooled_text", k.number("pooled_projection_dim"), h),
-            _w("out_modulation", h, 2 * h, 0.0), _w("out", h, patch * patch * out),
-        ]  # fmt: skip
-        if k.get("guidance_embeds", default=False):
-            extra += _embedder("guidance", 256, h)
-        every = [self.double()] * self.num_double + [self.single()] * self.num_single
-        names = ["double"] * self.num_double + ["single"] * self.num_single
-        layers, pattern = deal(every, names)
-        stack = StackSpec(
-            name="diffusion", hidden_size=h, layers=layers, pattern=pattern, norm="unweighted", final_norm=False, extra=tuple(extra)
+        layer = LayerSpec(
+            sublayers=tuple(SublayerSpec(branches=(b,), norm="none") for b in self.branches()), extra=self.conditioning()
         )
+        depth = self.k.number("num_layers")
+        layers, pattern = deal([layer] * depth, ["image"] * depth)
+        stack = StackSpec(
+            name="diffusion", hidden_size=self.hidden, layers=layers, pattern=pattern, norm="unweighted", final_norm=False,
+            extra=self.ends(),
+        )  # fmt: skip
         return ArchitectureSpec(head=False, stacks=(stack,))
+
+
+class PixArt(DiT):
+    """Cross-attention to the text, one modulation for all layers (Chen et al. 2023, arXiv 2310.00426)."""
+
+    text_length = 300
+    micro_conditions = True
+
+    def cross(self) -> AttentionSpec:
+        """Queries of the image; keys and values of the text come once per sample."""
+        k, h = self.k, self.hidden
+        heads, dim = k.get("num_cross_attention_heads", default=self.heads), k.get("cross_attention_head_dim", default=self.dim)
+        text = k.get("cross_attention_dim", default=h)
+        pair = (weight("k", text, heads * dim, 0.0), weight("v", text, heads * dim, 0.0))
+        normed = (vector("k_norm", heads * dim),) if self.qk_norm == "full" else ()
+        return AttentionSpec(
+            num_heads=heads, num_key_value_heads=heads, head_dim=dim, causal=False, q_bias=True, o_bias=True, cross=True,
+            keys=self.text_length, key_value="query_only", qk_norm=self.qk_norm, extra=(*pair, *normed),
+        )  # fmt: skip
+
+    def branches(self) -> tuple[BranchSpec, ...]:
+        return (self.own(), self.cross(), self.mlp())
+
+    def conditioning(self) -> tuple[WeightSpec, ...]:
+        return (vector("modulation", 6 * self.hidden),)
+
+    def around(self) -> tuple[WeightSpec, ...]:
+        k, h = self.k, self.hidden
+        found = [*embedder("time", 256, h), weight("time_modulation", h, 6 * h, 0.0), vector("out_modulation", 2 * h)]
+        given = k.get("use_additional_conditions")
+        if self.micro_conditions and (given if given is not None else k.get("sample_size") == 128):
+            third = h // 3
+            found += [*embedder("resolution", 256, third), *embedder("aspect_ratio", 256, third)]
+        text = k.get("caption_channels")
+        return (*found, *((weight("text_1", text, h, 0.0), weight("text_2", h, h, 0.0)) if text else ()))
+
+
+class Ltx(PixArt):
+    """LTX-Video: norms over all queries and keys."""
+
+    qk_norm: Any = "full"
+    text_length = 128
+    micro_conditions = False
+
+    def volume(self) -> int:
+        return self.k.number("patch_size", default=1) ** 2 * self.k.number("patch_size_t", default=1)
+
+
+class Sana(PixArt):
+    """Linear attention among the image's tokens and a gated feed-forward with a depthwise convolution (Xie et al. 2024)."""
+
+    micro_conditions = False
+
+    def own(self) -> BranchSpec:
+        self.k.get("guidance_embeds_scale", "timestep_scale", "interpolation_scale")
+        if self.k.get("guidance_embeds", default=False) or self.k.get("qk_norm"):
+            self.k.unknown.append(("guidance_embeds", True, "embedded guidance and normed queries of Sana Sprint are not read"))
+        out = (vector("out_bias", self.hidden),)
+        return LinearAttentionSpec(
+            num_heads=self.heads, key_head_dim=self.dim, value_head_dim=self.dim, gate=False, chunk=1, bias=False, extra=out
+        )
+
+    def mlp(self) -> BranchSpec:
+        width = int(self.k.get("mlp_ratio", default=2.5) * self.hidden)
+        conv = WeightSpec(name="depthwise", kind="conv", inputs=9, outputs=2 * width, bias=True)
+        return FeedForwardSpec(width=width, gated=True, bias=False, extra=(conv, vector("up_bias", 2 * width)))
+
+    def volume(self) -> int:
+        return self.k.number("patch_size", default=1) ** 2
+
+    def around(self) -> tuple[WeightSpec, ...]:
+        return (*super().around(), vector("caption_norm", self.hidden))
+
+
+class CogVideoX(DiT):
+    """Text and video tokens in one sequence; adaptive norms with weights from a narrow time embedding."""
+
+    text_tokens = 226
+    qk_norm: Any = "head"
+
+    def own(self) -> BranchSpec:
+        norms = vector("norm_biases", 2 * self.dim)
+        return super().own().model_copy(update={"qk_norm": "head", "extra": (norms,)})
+
+    def conditioning(self) -> tuple[WeightSpec, ...]:
+        time = self.k.number("time_embed_dim", default=512)
+        return (*(weight(f"modulation_{n}", time, 6 * self.hidden, 0.0) for n in (1, 2)), vector("norms", 4 * self.hidden))
+
+    def volume(self) -> int:
+        return self.k.number("patch_size", default=2) ** 2 * (self.k.get("patch_size_t") or 1)
+
+    def around(self) -> tuple[WeightSpec, ...]:
+        k, h = self.k, self.hidden
+        time = k.number("time_embed_dim", default=512)
+        k.get("flip_sin_to_cos", "freq_shift", "temporal_compression_ratio", "patch_bias", "use_rotary_positional_embeddings")
+        if k.get("use_learned_positional_embeddings", default=False) or k.get("ofs_embed_dim"):
+            k.unknown.append(
+                ("use_learned_positional_embeddings", True, "learned positions of the image-to-video model are not read")
+            )
+        return (
+            weight("text_in", k.number("text_embed_dim", default=4096), h, 0.0), weight("time_1", h, time, 0.0),
+            weight("time_2", time, time, 0.0),
+            vector("final_norms", 4 * h), weight("out_modulation", time, 2 * h, 0.0),
+        )  # fmt: skip
 
 
 def _size(keys: Keys, *names: str, default: int | None = None) -> int:
@@ -118,9 +214,9 @@ class Wan:
         biases: dict[str, Any] = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
         base: dict[str, Any] = {"num_heads": self.heads, "num_key_value_heads": self.heads, "head_dim": d, "causal": False}
         own = AttentionSpec(**base, **biases, qk_norm="full")
-        text = [_w("k", h, h, 0.0), _w("v", h, h, 0.0), vector("k_norm", h)]
+        text = [weight("k", h, h, 0.0), weight("v", h, h, 0.0), vector("k_norm", h)]
         if self.image:
-            text += [_w("image_k", h, h, 0.0), _w("image_v", h, h, 0.0), vector("image_k_norm", h)]
+            text += [weight("image_k", h, h, 0.0), weight("image_v", h, h, 0.0), vector("image_k_norm", h)]
         tokens = self.k.get("text_len", default=TEXT_TOKENS)
         cross = AttentionSpec(
             **base, q_bias=True, o_bias=True, cross=True, keys=tokens, key_value="query_only", qk_norm="full", extra=tuple(text)
@@ -138,9 +234,10 @@ class Wan:
         volume = patch[0] * patch[1] * patch[2]
         text, time = _size(k, "text_dim", default=4096), _size(k, "freq_dim", default=256)
         extra = [
-            _w("patches", volume * _size(k, "in_channels", "in_dim"), h), _w("text_1", text, h, 0.0), _w("text_2", h, h, 0.0),
-            *_embedder("time", time, h), _w("time_modulation", h, 6 * h, 0.0), vector("out_modulation", 2 * h),
-            _w("out", h, volume * _size(k, "out_channels", "out_dim", default=16)),
+            weight("patches", volume * _size(k, "in_channels", "in_dim"), h), weight("text_1", text, h, 0.0),
+            weight("text_2", h, h, 0.0), *embedder("time", time, h), weight("time_modulation", h, 6 * h, 0.0),
+            vector("out_modulation", 2 * h),
+            weight("out", h, volume * _size(k, "out_channels", "out_dim", default=16)),
         ]  # fmt: skip
         k.get(
             "model_type",
@@ -154,7 +251,11 @@ class Wan:
         )
         if self.image:
             width = _size(k, "image_dim", default=1280)
-            extra += [vector("image_norms", 2 * width + 2 * h), _w("image_1", width, width, 0.0), _w("image_2", width, h, 0.0)]
+            extra += [
+                vector("image_norms", 2 * width + 2 * h),
+                weight("image_1", width, width, 0.0),
+                weight("image_2", width, h, 0.0),
+            ]
         layers, pattern = deal([self.layer()] * self.layers, ["video"] * self.layers)
         stack = StackSpec(
             name="diffusion", hidden_size=h, layers=layers, pattern=pattern, norm="layernorm", final_norm=False, extra=tuple(extra)
@@ -163,5 +264,8 @@ class Wan:
 
 
 DIFFUSION_READERS: dict[str, Any] = {
-    "flux": Flux, "FluxModel": Flux, "FluxTransformer2DModel": Flux, "wan": Wan, "WanModel": Wan, "WanTransformer3DModel": Wan,
+    **MMDIT_READERS,
+    **dict.fromkeys(("wan", "WanModel", "WanTransformer3DModel"), Wan),
+    "DiTTransformer2DModel": DiT, "PixArtTransformer2DModel": PixArt, "LTXVideoTransformer3DModel": Ltx,
+    "SanaTransformer2DModel": Sana, "CogVideoXTransformer3DModel": CogVideoX,
 }  # fmt: skip

@@ -1,11 +1,11 @@
-"""Encoders (BERT, ModernBERT, ViT) and encoder-decoders (T5, BART, Whisper)."""
+"""Encoder-decoders (T5, BART, Whisper)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import Decoder, Family, norm_extra, vector
+from simpar.model.decoder import Decoder, Family, norm_extra
 from simpar.specs.architecture import (
     ArchitectureSpec,
     AttentionSpec,
@@ -18,104 +18,6 @@ from simpar.specs.architecture import (
     SublayerSpec,
     WeightSpec,
 )
-
-
-class Bert(Decoder):
-    """Post-norm encoder with learned positions; a dense layer and a norm before the tied head."""
-
-    second_bias = True
-    """An untied head has the transform's bias and its own."""
-
-    def layer_types(self) -> list[str]:
-        self.k.get("layer_norm_eps", "position_embedding_type", "is_decoder", "add_cross_attention")
-        return ["bidirectional"] * self.num_layers
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False, "position": "absolute"}
-
-    def has_head(self) -> bool:
-        """A file that names the bare model has no head (and a pooler in its place)."""
-        names = self.k.get("architectures", default=[])
-        return not (isinstance(names, list) and names and str(names[0]).endswith("Model"))
-
-    def outside(self) -> dict[str, Any]:
-        fields, h = super().outside(), self.hidden
-        width = self.k.get("embedding_size", "input_embedding_size", default=h)
-        rows = self.k.number("max_position_embeddings")
-        extra = [WeightSpec(name="position", kind="lookup", inputs=rows, outputs=width)]
-        types = self.k.get("type_vocab_size", default=0)
-        if types:
-            extra.append(WeightSpec(name="token_type", kind="lookup", inputs=types, outputs=width))
-        extra.append(norm_extra("embedding_norm", self.f.norm, width))
-        if width != h:
-            extra.append(WeightSpec(name="embedding_projection", inputs=width, outputs=h, bias=True))
-        if self.has_head():
-            extra.append(WeightSpec(name="head_dense", inputs=h, outputs=width, bias=True))
-            extra.append(norm_extra("head_norm", self.f.norm, width))
-            if not self.tied() and self.second_bias:
-                extra.append(vector("head_second_bias", self.vocabulary()))
-        else:
-            extra.append(WeightSpec(name="pooler", inputs=h, outputs=h, bias=True, uses=0.0))
-        return {
-            **fields, "embedding_size": width if width != h else 0, "tie_word_embeddings": self.tied(), "head": self.has_head(),
-            "head_bias": self.has_head(), "extra": tuple(extra),
-        }  # fmt: skip
-
-
-class DistilBert(Bert):
-    second_bias = False
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        super().__init__(keys, family)
-        self.heads = self.kv_heads = keys.number("n_heads", "num_attention_heads")
-        self.head_dim = self.hidden // self.heads
-
-    def intermediate(self, i: int) -> int:
-        return self.k.number("hidden_dim", "intermediate_size")
-
-
-class Albert(Bert):
-    """One layer's weights for all layers."""
-
-    def layer(self, i: int) -> LayerSpec:
-        group = i * self.k.number("num_hidden_groups", default=1) // self.num_layers
-        inner = self.k.get("inner_group_num", default=1)
-        steps = tuple(
-            step.model_copy(update={"shared_weights": f"group_{group}_{number}"})
-            for number in range(inner)
-            for step in super(Albert, self).layer(i).sublayers
-        )
-        return LayerSpec(sublayers=steps)
-
-
-class EuroBert(Decoder):
-    """Llama's layers, bidirectional."""
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False}
-
-
-class ModernBert(Decoder):
-    """Local attention with a full layer each global_attn_every_n_layers; no norm before the first attention."""
-
-    def layer_type(self, i: int) -> str:
-        every = self.k.get("global_attn_every_n_layers", default=3)
-        return "sliding_attention" if i % every else "full_attention"
-
-    def window(self) -> int | None:
-        return self.k.number("local_attention", default=128) // 2
-
-    def attention_fields(self, i: int) -> dict[str, Any]:
-        return {**super().attention_fields(i), "causal": False}
-
-    def layer(self, i: int) -> LayerSpec:
-        first, second = super().layer(i).sublayers
-        return LayerSpec(sublayers=(first.model_copy(update={"norm": "pre" if i else "none"}), second))
-
-    def outside(self) -> dict[str, Any]:
-        fields, h = super().outside(), self.hidden
-        dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bool(self.k.get("classifier_bias", default=False)))
-        return {**fields, "tie_word_embeddings": True, "extra": (*fields["extra"], dense, norm_extra("head_norm", self.f.norm, h))}
 
 
 class EncoderDecoder:
@@ -227,6 +129,23 @@ class T5(EncoderDecoder):
         return (WeightSpec(name="relative_bias", kind="lookup", inputs=buckets, outputs=self.heads[side], copies=tables),)
 
 
+class LongT5(T5):
+    """Local attention in the encoder, with summaries of blocks as further keys in its other form."""
+
+    def attention(self, side: int, **changes: Any) -> AttentionSpec:
+        local = self.k.get("encoder_attention_type", default="local")
+        radius, block = self.k.number("local_radius", default=127), self.k.number("global_block_size", default=16)
+        if side:
+            return super().attention(side, **changes)
+        del block
+        return super().attention(side, window=radius, **changes) if local == "local" else super().attention(side, **changes)
+
+    def architecture(self) -> ArchitectureSpec:
+        if self.k.get("encoder_attention_type", default="local") != "local":
+            self.k.unknown.append(("encoder_attention_type", "transient-global", "keys that summarise blocks are not counted"))
+        return super().architecture()
+
+
 class Umt5(T5):
     """A table of relative biases in every layer."""
 
@@ -254,6 +173,43 @@ class Bart(EncoderDecoder):
     pre_norm, final_norm, embedding_norm = False, False, True
 
 
+class BlenderbotSmall(Bart):
+    position_offset = 0
+
+
+class BigBirdPegasus(EncoderDecoder):
+    """Pre-norm with one more norm, attention without biases, blocks of sparse attention in the encoder."""
+
+    embedding_norm, final_norm = True, False
+    position_offset = 0
+
+    def attention(self, side: int, **changes: Any) -> AttentionSpec:
+        bias = bool(self.k.get("use_bias", default=False))
+        plain = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), bias)
+        sparse = self.k.get("attention_type", default="block_sparse") == "block_sparse"
+        size, at_random = self.k.number("block_size", default=64), self.k.get("num_random_blocks", default=3)
+        if sparse and side == 0:
+            plain["keys"] = size * (5 + at_random)
+        return super().attention(side, **plain, **changes)
+
+
+class Led(Bart):
+    """Longformer's windows in the encoder; global tokens have projections of their own."""
+
+    position_offset = 0
+
+    def positions(self, side: int) -> int:
+        return self.k.number(("max_encoder_position_embeddings", "max_decoder_position_embeddings")[side])
+
+    def attention(self, side: int, **changes: Any) -> AttentionSpec:
+        if side:
+            return super().attention(side, **changes)
+        window = self.k.get("attention_window", default=512)
+        own = WeightSpec(name="global_qkv", inputs=self.hidden, outputs=3 * self.hidden, bias=True, uses=0.0)
+        width = window[0] if isinstance(window, list) else window
+        return super().attention(side, window=width // 2, extra=(own,), **changes)
+
+
 class Mbart(EncoderDecoder):
     embedding_norm = True
 
@@ -275,11 +231,80 @@ class M2m(EncoderDecoder):
     position_offset = None
 
 
+class NllbMoe(M2m):
+    """Top-2 experts each so many layers."""
+
+    def feed_forward(self, side: int, i: int) -> BranchSpec:
+        step = self.k.number(("encoder_sparse_step", "decoder_sparse_step")[side], default=4)
+        self.k.get("expert_capacity", "router_bias", "moe_token_dropout", "num_hidden_layers")
+        if step == 0 or (i + 1) % step:
+            return super().feed_forward(side, i)
+        number, bias = self.k.number("num_experts"), bool(self.k.get("router_bias", default=False))
+        return ExpertsSpec(
+            num_experts=number, num_experts_per_tok=2, width=self.widths[side], gated=False, bias=True, router_bias=bias
+        )
+
+
+class SpeechToText(M2m):
+    """Convolutions with gated halves over filter banks."""
+
+    def stack_extra(self, side: int) -> tuple[WeightSpec, ...]:
+        if side:
+            return ()
+        sizes, middle = self.k.get("conv_kernel_sizes", default=[5, 5]), self.k.number("conv_channels", default=1024)
+        inputs = self.k.number("input_feat_per_channel", default=80) * self.k.get("input_channels", default=1)
+        self.k.get("num_conv_layers", "max_source_positions", "max_target_positions")
+        last = len(sizes) - 1
+        return tuple(
+            WeightSpec(
+                name=f"convolution_{n}", inputs=size * (inputs if n == 0 else middle // 2),
+                outputs=2 * self.hidden if n == last else middle, bias=True,
+            )
+            for n, size in enumerate(sizes)
+        )  # fmt: skip
+
+
+class T5Gemma:
+    """Two stacks of Gemma 2's layers, the second with cross-attention, each with a word embedding of its own."""
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k, self.family = keys, family
+        sides = keys.child("encoder", like="t5_gemma_module"), keys.child("decoder", like="t5_gemma_module")
+        self.sides = [Gemma2Stack(side or keys, family) for side in sides]
+
+    def architecture(self) -> ArchitectureSpec:
+        encoder, decoder = self.sides
+        one = encoder.stack().model_copy(update={"name": "encoder"})
+        layers = {name: decoder.with_cross(layer, encoder.hidden) for name, layer in decoder.stack().layers.items()}
+        fields, words = decoder.outside(), encoder.vocabulary()
+        own = WeightSpec(name="own_words", kind="lookup", inputs=words, outputs=encoder.hidden)
+        tied = bool(self.k.get("tie_word_embeddings", default=True))
+        self.k.get("vocab_size")
+        stacks = (one, decoder.stack().model_copy(update={"layers": layers}))
+        return ArchitectureSpec(**{**fields, "extra": (*fields["extra"], own), "tie_word_embeddings": tied}, stacks=stacks)
+
+
+class Gemma2Stack(Decoder):
+    """One side of T5Gemma."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        self.k.get("cross_attention_hidden_size", "is_decoder")
+        return {**super().attention_fields(i), "causal": bool(self.k.config.get("is_decoder"))}
+
+    def with_cross(self, layer: LayerSpec, width: int) -> LayerSpec:
+        """`layer` with an attention over the encoder's output after its own."""
+        own, feed = layer.sublayers
+        fields = {"cross": True, "causal": False, "window": None, "kv_hidden_size": width if width != self.hidden else None}
+        cross = own.branches[0].model_copy(update=fields)
+        return LayerSpec(sublayers=(own, own.model_copy(update={"branches": (cross,)}), feed))
+
+
 class Whisper(EncoderDecoder):
     """Two convolutions over the spectrogram, keys without bias."""
 
     k_bias = False
     position_offset = 0
+    own_tables = 0
 
     def positions(self, side: int) -> int:
         return self.k.number(("max_source_positions", "max_target_positions")[side])
@@ -296,34 +321,9 @@ class Whisper(EncoderDecoder):
         return (*extra, *convolutions)
 
 
-class Vit:
-    """A vision transformer on its own (ViT, DeiT, DINOv2)."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        from simpar.model.towers import TOWERS, vision_stack
-
-        k = self.k
-        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states")
-        stack = vision_stack(k, TOWERS[k.model_type]).model_copy(update={"tower": False})
-        h = stack.hidden_size
-        pooled = k.model_type in ("vit", "deit")
-        extra = (
-            (WeightSpec(name="pooler", inputs=h, outputs=k.get("pooler_output_size", default=h), bias=True, uses=0.0),)
-            if pooled
-            else ()
-        )
-        return ArchitectureSpec(stacks=(stack,), head=False, extra=extra)
-
-
 ENCODER_READERS: dict[str, Any] = {
-    **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text"), Bert
-    ),
-    "distilbert": DistilBert, "albert": Albert, "eurobert": EuroBert, "modernbert": ModernBert,
     "t5": T5, "mt5": T5, "umt5": Umt5, "switch_transformers": Switch, "bart": Bart, "mbart": Mbart, "pegasus": Pegasus,
     "marian": Marian, "m2m_100": M2m, "nllb": M2m, "blenderbot": Pegasus, "plbart": Bart, "mvp": Bart,
-    "whisper": Whisper, "vit": Vit, "deit": Vit, "dinov2": Vit, "dinov3_vit": Vit,
+    "whisper": Whisper, "blenderbot-small": BlenderbotSmall, "bigbird_pegasus": BigBirdPegasus, "led": Led, "longt5": LongT5,
+    "nllb-moe": NllbMoe, "speech_to_text": SpeechToText, "t5gemma": T5Gemma,
 }  # fmt: skip

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from simpar.model.alone import ALONE_READERS
+from simpar.model.bert import BERT_LIKE, BERT_READERS
 from simpar.model.decoder import Family
 from simpar.model.encoders import ENCODER_READERS
+from simpar.model.fla import FLA_READERS
 from simpar.model.gemma import GEMMA_READERS
 from simpar.model.hybrids import HYBRID_READERS
 from simpar.model.linear import LINEAR_READERS
@@ -20,13 +23,22 @@ from simpar.model.recent import RECENT_READERS
 from simpar.model.sparse import SPARSE_READERS
 
 LLAMA: Final = Family()
+GENERAL: Final = Family(
+    qkv_bias="attention_bias|qkv_bias|use_qkv_bias|add_qkv_bias|bias", o_bias="attention_bias|attention_out_bias|bias",
+    mlp_bias="mlp_bias|add_bias_linear", qk_norm="use_qk_norm|qk_layernorm|normalize_qk_projections",
+)  # fmt: skip
+"""A family without a line: Llama, with what its file switches on."""
 PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
 GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
+BERT: Final = replace(GPT, layout="post", final_norm=False, tied=True)
 QWEN3: Final = Family(qk_norm="head", mlp_bias=False)
 POST: Final = Family(layout="post", qk_norm="full", mlp_bias=False)
 GEMMA: Final = Family(layout="sandwich", mlp_bias=False)
 COHERE: Final = Family(norm="layernorm_no_bias", layout="parallel", mlp_bias=False)
 GATED_QWEN: Final = Family(qk_norm="head", mlp_bias=False, gate="element", shared_gate=True)
+
+FLA_TRANSFORMERS = ("transformer", "forgetting_transformer", "stickbreaking_attn")
+FLA = tuple(name for name in FLA_READERS if name not in ("rwkv6", "rwkv7", *FLA_TRANSFORMERS))
 
 SAME: Final[dict[str, Family]] = {
     **dict.fromkeys(
@@ -34,9 +46,9 @@ SAME: Final[dict[str, Family]] = {
          "granitemoeshared", "solar_open", "longcat_flash", "mllama_text_model", "nemotron-nas", "axk1", "deepseek_v2",
          "deepseek_v3",
          "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu", "mistral4", "kimi_linear",
-         "bamba", "falcon_h1", "zamba2", "diffllama", "bitnet", "vaultgemma",
-         "hy_v4", "mamba", "mamba2", "falcon_mamba", "transformer", "gated_deltanet", "delta_net", "llama4_text",
-         "deepseek_v4", "exaone", "yi", "baichuan", "internlm2", "deepseek", "minicpm"),
+         "bamba", "falcon_h1", "zamba", "zamba2", "diffllama", "bitnet", "vaultgemma",
+         "hy_v4", "mamba", "mamba2", "falcon_mamba", "samba", "mla", "llama4_text",
+         "deepseek_v4", "exaone", "yi", "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm"),
         LLAMA,
     ),
     **dict.fromkeys(
@@ -77,6 +89,20 @@ TABLE: Final[dict[str, Family]] = {
         Family(mlp_bias=False),
     ),
     **dict.fromkeys(("jamba", "granitemoehybrid"), Family(position="none")),
+    "chatglm": Family(qkv_bias="add_qkv_bias", o_bias="add_bias_linear", mlp_bias="add_bias_linear"),
+    "qwen": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    "internlm": Family(qkv_bias="bias", o_bias="bias", mlp_bias=False),
+    "openelm": Family(qk_norm="normalize_qk_projections", tied=True),
+    "bailing_moe": Family(
+        qkv_bias="use_qkv_bias",
+        o_bias="use_bias",
+        mlp_bias="use_bias",
+        qk_norm="use_qk_norm",
+        router_bias="moe_router_enable_expert_bias",
+    ),
+    "hunyuan": Family(qk_norm="use_qk_norm", tied=True),
+    "deci": LLAMA,
+    "arctic": LLAMA,
     "gemma": Family(mlp_bias=False),
     "helium": Family(o_bias=False),
     "mimo_v2_flash": Family(o_bias=False, mlp_bias=False),
@@ -86,6 +112,7 @@ TABLE: Final[dict[str, Family]] = {
     "qwen2_moe": Family(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False, shared_gate=True),
     # GLM, Seed, MiniMax, EXAONE, AFMoE and others of 2025-26
     "glm": Family(o_bias=False, mlp_bias=False),
+    "glm_ocr_text": Family(layout="sandwich", o_bias=False, mlp_bias=False),
     "glm4": Family(layout="sandwich", o_bias=False, mlp_bias=False),
     "glm4_moe": Family(qk_norm="use_qk_norm", o_bias=False, mlp_bias=False),
     "seed_oss": Family(o_bias="attention_out_bias"),
@@ -101,8 +128,12 @@ TABLE: Final[dict[str, Family]] = {
     "dots3_note_text": Family(gate="head"),
     "ernie4_5": Family(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
     "ernie4_5_moe": replace(PLAIN, router_bias=True),
+    "molmo2_text": replace(QWEN3),
+    "ernie4_5_vl_moe_text": replace(PLAIN, router_bias=True),
     "glm5_next_text": Family(mlp_bias=False),
     "mistral_large4_text": Family(mlp_bias=False),
+    "inkling_text": Family(qk_norm="head", embedding_norm=True, mlp_bias=False, qkv_bias=False, o_bias=False),
+    "inkling2_text": Family(embedding_norm=True, gate="element", mlp_bias=False, qkv_bias=False, o_bias=False),
     "muse_glimmer_text": Family(layout="sandwich", gate="element", mlp_bias=False),
     "muse_spark_text": Family(gate="element", mlp_bias=False),
     "zaya": Family(mlp_bias=False, head_bias="lm_head_bias"),
@@ -124,6 +155,7 @@ TABLE: Final[dict[str, Family]] = {
     "olmo": Family(norm="unweighted", mlp_bias=False),
     "olmoe": Family(qk_norm="full", mlp_bias=False),
     "gemma2": replace(GEMMA, full_every=2),
+    "t5gemma": replace(GEMMA, full_every=2),
     "gemma3_text": replace(GEMMA, qk_norm="head", full_every=6),
     "gemma3n_text": replace(GEMMA, qk_norm="head"),
     "gemma4_text": replace(GEMMA, qk_norm="head"),
@@ -140,6 +172,7 @@ TABLE: Final[dict[str, Family]] = {
     "gpt-sw3": replace(GPT, positions="n_positions", tied=True),
     "openai-gpt": replace(GPT, layout="post", positions="n_positions", final_norm=False, tied=True),
     "gpt_bigcode": replace(GPT, positions="n_positions", tied=True),
+    "ctrl": replace(GPT, head_bias=True, tied=True),
     "gpt_neo": replace(GPT, qkv_bias=False, positions="max_position_embeddings", tied=True),
     "gptj": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
     "codegen": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
@@ -161,24 +194,31 @@ TABLE: Final[dict[str, Family]] = {
     "recurrent_gemma": replace(PLAIN, mlp_bias=True),
     "doge": Family(qk_norm="head"),
     # Encoders: BERT's layers have biases everywhere and norms after
-    **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text", "distilbert", "albert"),
-        replace(GPT, layout="post", final_norm=False, tied=True),
-    ),
-    "eurobert": Family(),
+    **dict.fromkeys(BERT_LIKE, BERT),
+    **dict.fromkeys(("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm"), replace(BERT, layout="pre", final_norm=True)),
+    "gte": replace(BERT, gated=True),
+    "nomic_bert": replace(BERT, gated=True, qkv_bias=False, o_bias=False, mlp_bias=False),
+    "esm": replace(BERT, layout="pre", final_norm=True),
+    "esmc": Family(norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, tied=False),
+    "eurobert": Family(head_bias="mlp_bias"),
     "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
-    "rwkv": Family(norm="layernorm"),
+    **dict.fromkeys(("rwkv", "rwkv6", "rwkv7"), Family(norm="layernorm")),
+    **dict.fromkeys(FLA_TRANSFORMERS, PLAIN),
+    **dict.fromkeys(FLA, LLAMA),
 }
 
 READERS: Final[dict[str, Any]] = {
     **HYBRID_READERS,
     **LINEAR_READERS,
+    **FLA_READERS,
     **GEMMA_READERS,
     **SPARSE_READERS,
     **RECENT_READERS,
     **PATTERN_READERS,
     **OLDER_READERS,
+    **BERT_READERS,
     **ENCODER_READERS,
+    **ALONE_READERS,
 }
 """Families with mixers or layers of their own."""
 
@@ -192,7 +232,10 @@ ALIASES: Final[dict[str, str]] = {
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text", "llama4": "llama4_text", "minimax_m3": "minimax_m3_vl_text", "mllama": "mllama_text_model",
     "minimax_text_01": "minimax", "minimax_m1": "minimax", "phi4": "phi3", "phi3small": "phi3", "yi": "llama",
-    "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "glm46v": "glm4", "nemotron_h_puzzle": "nemotron_h",
+    "glm4v_text": "glm4", "qwen2_5_omni_thinker": "qwen2", "qwen3_omni_moe_text": "qwen3_moe",
+    "paddleocr_vl_text": "ernie4_5", "glmga": "glm4", "glm4v_moe_text": "glm4_moe", "glm46v": "glm4",
+    "nemotron_h_puzzle": "nemotron_h",
     "step3p7_text": "step3p5",
+    **dict.fromkeys(("bailing_moe_v2", "bailing_moe_linear"), "bailing_moe"), "nemotron_nas": "nemotron-nas",
 }  # fmt: skip
 """Names under which a family of the table goes too."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from simpar.errors import InputError, Violation
+from simpar.model.alone import PAIRS
+from simpar.model.audio import AUDIO_TOWERS, audio_stack
 from simpar.model.config_keys import Keys, class_defaults
 from simpar.model.decoder import Decoder
 from simpar.model.diffusion import DIFFUSION_READERS
-from simpar.model.families import ALIASES, LLAMA, READERS, TABLE
+from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, mllama_stack, vision_stack
-from simpar.specs.architecture import ArchitectureSpec, StackSpec
+from simpar.specs.architecture import ArchitectureSpec, StackSpec, WeightSpec
 from simpar.specs.model import TransformerSpec
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
 VISION = ("vision_config", "vision_tower_config", "vit_config")
+AUDIO = ("audio_config",)
+TEXT_ONLY = ("gemma4_unified", "fuyu")
+"""Families that nest their decoder's keys and have no encoder."""
 
 
 def from_huggingface(
@@ -40,6 +46,7 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     Raises:
         InputError: every missing, wrong or unread structural key, together.
     """
+    config = state_spaces(config)
     keys = Keys(config, file)
     if not keys.model_type and not config.get("_class_name"):
         raise InputError([Violation("model_type", None, "is required", "the key by which transformers knows the class", file)])
@@ -56,24 +63,55 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     return model.model_copy(update={"notes": (*model.notes, *keys.all_notes())})
 
 
+def state_spaces(config: dict[str, Any]) -> dict[str, Any]:
+    """The files of mamba_ssm, which have no model_type, in transformers' words."""
+    if config.get("model_type") or "ssm_cfg" not in config:
+        return config
+    sizes = dict(config["ssm_cfg"] or {})
+    second, hidden = sizes.pop("layer", "Mamba1") == "Mamba2", int(config.get("d_model") or 0)
+    rows, multiple = int(config.get("vocab_size") or 0), int(config.get("pad_vocab_size_multiple") or 1)
+    found: dict[str, Any] = {
+        "model_type": "mamba2" if second else "mamba", "hidden_size": hidden or None, "num_hidden_layers": config.get("n_layer"),
+        "vocab_size": -(-rows // multiple) * multiple, "tie_word_embeddings": config.get("tie_embeddings", True),
+        "state_size": 128 if second else 16, **({"head_dim": 64, "n_groups": 1} if second else {"time_step_rank": "auto"}),
+        **{SSM_NAMES.get(str(name), str(name)): value for name, value in sizes.items()},
+        **{name: config[name] for name in ("attn_layer_idx", "attn_cfg", "d_intermediate") if config.get(name)},
+    }  # fmt: skip
+    heads = {"num_heads": int(found.get("expand", 2) * hidden) // found["head_dim"]} if second else {}
+    return {**found, **heads}
+
+
+SSM_NAMES = {
+    "d_state": "state_size", "d_conv": "conv_kernel", "headdim": "head_dim", "ngroups": "n_groups", "dt_rank": "time_step_rank",
+}  # fmt: skip
+"""mamba_ssm's names and transformers'."""
+
+
 def _whole(keys: Keys) -> ArchitectureSpec:
     """A model of one stream, or a decoder with the encoders beside it."""
     for name in (str(keys.config.get("_class_name")), keys.model_type):
         if name in DIFFUSION_READERS:
             diffusion: ArchitectureSpec = DIFFUSION_READERS[name](keys).architecture()
             return diffusion
-    text = _text_keys(keys)
+    text = None if keys.model_type in PAIRS else _text_keys(keys)
     if text is None:
         return _text(keys)
     if text.config.keys() & set(TEXT):
         return _whole(text)
-    parent = keys.model_type
-    if parent not in TOWERS and parent not in BY_PARENT and parent not in TYPE_OF_PARENT and parent not in ALIASES:
-        _unknown_family(keys)
     model = _text(text)
+    if keys.model_type == "fuyu":  # patches straight into the decoder
+        side, channels = keys.number("patch_size", default=30), keys.number("num_channels", default=3)
+        model = model.model_copy(update={"extra": (*model.extra, patch_embedding(side * side * channels, text))})
     tied = _tied(keys, text)
-    stacks = (*_towers(keys, model.stacks[-1].hidden_size), *model.stacks)
-    return model.model_copy(update={"tie_word_embeddings": tied, "stacks": stacks})
+    towers = _towers(keys, model.stacks[-1].hidden_size)
+    if not towers and keys.model_type not in (*BY_PARENT, *TYPE_OF_PARENT, *ALIASES, *TEXT_ONLY):
+        _unknown_family(keys)
+    return model.model_copy(update={"tie_word_embeddings": tied, "stacks": (*towers, *model.stacks)})
+
+
+def patch_embedding(inputs: int, text: Keys) -> WeightSpec:
+    """A linear layer from pixels to the decoder's width; no text token meets it."""
+    return WeightSpec(name="patches", inputs=inputs, outputs=text.number("hidden_size"), bias=True, uses=0.0)
 
 
 def _text_keys(keys: Keys) -> Keys | None:
@@ -103,7 +141,7 @@ def _text(keys: Keys) -> ArchitectureSpec:
     if family is None and model_type not in READERS:
         _unknown_family(keys)
     reader: Any = READERS.get(model_type, Decoder)
-    model: ArchitectureSpec = reader(keys, family or LLAMA).architecture()
+    model: ArchitectureSpec = reader(keys, family or GENERAL).architecture()
     return model
 
 
@@ -125,28 +163,45 @@ def _tied(keys: Keys, text: Keys) -> bool:
 
 
 def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:
-    """The vision encoder with its projector; an encoder of another kind stays unread."""
+    """The vision and audio encoders with their projectors."""
+    found: list[StackSpec] = []
     vision = keys.child(*VISION)
-    if vision is None and keys.model_type != "step3p7":
-        return ()
-    if vision is None:
+    if vision is None and keys.model_type == "step3p7":
         keys.note("vision_config is missing: the class's default vision encoder")
         vision = Keys({}, keys.file, "vision_config.", "step3p5_vision")
+    if vision is not None:
+        found += _vision(keys, vision, hidden)
+    audio = keys.child(*AUDIO)
+    if audio is not None and audio.model_type in AUDIO_TOWERS:
+        found.append(audio_stack(keys, audio, AUDIO_TOWERS[audio.model_type], hidden))
+    elif audio is not None:
+        _unknown_tower(keys, audio, "audio", AUDIO_TOWERS)
+    return tuple(found)
+
+
+def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
+    """The vision encoder, twice where images and videos have one each."""
     parent = keys.model_type
     kind = TYPE_OF_PARENT.get(parent, vision.model_type)
     kind = kind if kind in TOWERS else parent
     if kind not in TOWERS:
-        keys.violate(
-            "vision_config", vision.model_type or "...", "a vision encoder that is not known", f"one of {', '.join(TOWERS)}"
-        )
-        return ()
+        return _unknown_tower(keys, vision, "vision", TOWERS)
     if vision.model_type != kind:
         vision.retype(kind)
     tower = TOWERS[kind]
     stack = mllama_stack(vision) if kind == "mllama_vision_model" else vision_stack(vision, tower)
     projector = BY_PARENT.get(parent) or tower.projector
     if projector is None:
-        keys.violate("vision_config", kind, f"no projector is known for {parent!r}")
-        return ()
+        keys.unknown.append(("vision_config", kind, f"no projector is known for {parent!r}"))
+        return [stack]
     extra = projector(keys, vision, stack.hidden_size, hidden)
-    return (stack.model_copy(update={"extra": (*stack.extra, *extra)}),)
+    whole = stack.model_copy(update={"extra": (*stack.extra, *extra)})
+    return [whole, stack.model_copy(update={"name": "video"})] if parent == "video_llava" else [whole]
+
+
+def _unknown_tower(keys: Keys, tower: Keys, kind: str, known: Iterable[str]) -> list[StackSpec]:
+    """An encoder that no table has: nothing of it is read; the text is, where the user accepts that."""
+    tower.used.update(tower.config)
+    why = f"an encoder that is not known (left out); known: {', '.join(sorted(known))}"
+    keys.unknown.append((f"{kind}_config", tower.model_type or "...", why))
+    return []

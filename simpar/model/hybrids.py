@@ -30,7 +30,7 @@ class PureMamba(Decoder):
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         inner = self.k.config.get("intermediate_size") or int(self.k.get("expand", default=2) * self.hidden)
-        rank = self.k.get("time_step_rank", default="auto")
+        rank = self.k.get("time_step_rank", "dt_rank", default="auto")
         return (
             Mamba1Spec(
                 inner_size=inner,
@@ -48,7 +48,8 @@ class PureMamba(Decoder):
 
 class PureMamba2(PureMamba):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",)),)
+        norm = bool(self.k.get("rmsnorm", "rms_norm", default=True))
+        return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm),)
 
 
 def mamba2(d: Decoder, heads: tuple[str, ...] = (), head_dim: tuple[str, ...] = (), **changes: Any) -> Mamba2Spec:
@@ -189,24 +190,22 @@ class Zamba2(Decoder):
         return list(given) if given else ["hybrid" if i in hybrid else "mamba" for i in range(self.num_layers)]
 
     def layer(self, i: int) -> LayerSpec:
-        steps = [SublayerSpec(branches=(mamba2(self),))]
+        steps = [SublayerSpec(branches=(self.state_space(),))]
         if "hybrid" in self.types[i]:
             use = sum("hybrid" in kind for kind in self.types[:i])
             steps = [*self.shared_block(use), *steps]
         return LayerSpec(sublayers=tuple(steps))
 
-    def shared_block(self, use: int) -> list[SublayerSpec]:
-        """Block `use` of the alternating shared ones, with the adapters and the projection of this place."""
-        block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
-        wide, width = 2 * self.hidden, self.k.number("intermediate_size")
-        rank, heads = self.k.number("adapter_rank", default=128), self.heads
-        head_dim = self.k.number("attention_head_dim", default=wide // heads)
-        attention = AttentionSpec(
-            num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
-            extra=(WeightSpec(name="second_stream", inputs=self.hidden, outputs=heads * head_dim),),
-        )  # fmt: skip
-        norms = (vector("norms", 3 * self.hidden),)
-        mlp = FeedForwardSpec(width=width, activation=self.activation())
+    def feed_forward_width(self) -> int:
+        return self.k.number("intermediate_size", default=4 * self.hidden)
+
+    def state_space(self) -> BranchSpec:
+        """The mixer of every layer."""
+        return mamba2(self)
+
+    def place(self, wide: int, width: int, head_columns: int) -> tuple[WeightSpec, ...]:
+        """What one use of a shared block has of its own: adapters on its weights and a projection into the stream."""
+        rank = self.k.number("adapter_rank", default=128)
         adapters = [
             WeightSpec(name="adapter_down", inputs=self.hidden, outputs=rank),
             WeightSpec(name="adapter_up", inputs=rank, outputs=2 * width),
@@ -214,12 +213,53 @@ class Zamba2(Decoder):
         ]
         if self.k.get("use_shared_attention_adapter", default=False):
             adapters += [WeightSpec(name="qkv_adapter_down", inputs=wide, outputs=rank, copies=3)]
-            adapters += [WeightSpec(name="qkv_adapter_up", inputs=rank, outputs=heads * head_dim, copies=3)]
+            adapters += [WeightSpec(name="qkv_adapter_up", inputs=rank, outputs=head_columns, copies=3)]
+        return tuple(adapters)
+
+    def shared_block(self, use: int) -> list[SublayerSpec]:
+        """Block `use` of the alternating shared ones, with the adapters and the projection of this place."""
+        block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
+        wide, width = self.k.number("attention_hidden_size", default=2 * self.hidden), self.feed_forward_width()
+        heads = self.heads
+        self.k.get("num_query_groups", "kv_channels")
+        head_dim = self.k.number("attention_head_dim", default=wide // heads)
+        attention = AttentionSpec(
+            num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
+            extra=(WeightSpec(name="second_stream", inputs=wide - self.hidden, outputs=heads * head_dim),),
+        )  # fmt: skip
+        norms = (vector("norms", wide + self.hidden),)
+        mlp = FeedForwardSpec(width=width, activation=self.activation())
         return [
             SublayerSpec(branches=(attention,), norm="none", shared_weights=block, extra=norms),
             SublayerSpec(branches=(mlp,), norm="none", shared_weights=block),
-            SublayerSpec(branches=(CustomSpec(label="adapters of a shared block", extra=tuple(adapters)),), norm="none"),
+            SublayerSpec(
+                branches=(CustomSpec(label="adapters of a shared block", extra=self.place(wide, width, heads * head_dim)),),
+                norm="none",
+            ),
         ]
+
+
+class Zamba(Zamba2):
+    """Mamba 1 with one shared block, without adapters."""
+
+    def layer_type(self, i: int) -> str:
+        period, offset = self.k.number("attn_layer_period", default=6), self.k.get("attn_layer_offset", default=4)
+        return "hybrid" if i > 1 and i % period == offset else "mamba"
+
+    def layer_types(self) -> list[str]:
+        self.k.get("attn_layer_period", "attn_layer_offset", "n_mamba_heads", "use_associative_scan", "attention_hidden_size")
+        return Decoder.layer_types(self)
+
+    def state_space(self) -> BranchSpec:
+        rank = self.k.get("mamba_dt_rank", default="auto")
+        return Mamba1Spec(
+            inner_size=int(self.k.get("mamba_expand", default=2) * self.hidden), state_size=self.k.number("mamba_d_state"),
+            time_step_rank=-(-self.hidden // 16) if rank == "auto" else rank, conv_kernel=self.k.number("mamba_d_conv", default=4),
+            conv_bias=bool(self.k.get("mamba_conv_bias", default=True)), bias=bool(self.k.get("mamba_proj_bias", default=False)),
+        )  # fmt: skip
+
+    def place(self, wide: int, width: int, head_columns: int) -> tuple[WeightSpec, ...]:
+        return (WeightSpec(name="projection", inputs=self.hidden, outputs=self.hidden),)
 
 
 class Lfm(Decoder):
@@ -299,6 +339,7 @@ HYBRID_READERS: dict[str, type[Decoder]] = {
     "granitemoehybrid": GraniteHybrid,
     "falcon_h1": FalconH1,
     "nemotron_h": NemotronH,
+    "zamba": Zamba,
     "zamba2": Zamba2,
     "lfm2": Lfm,
     "lfm2_moe": Lfm,

@@ -163,77 +163,19 @@ class Rwkv(Decoder):
         return (vector("pre_norm", 2 * self.hidden),)
 
 
-class GatedDeltaNet(Decoder):
-    """flash-linear-attention's DeltaNet and Gated DeltaNet."""
-
-    gated = True
-
-    def layer_types(self) -> list[str]:
-        return ["linear_attention"] * self.num_layers
-
-    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        heads = self.k.number("num_heads", "num_attention_heads")
-        dim = self.k.number("head_dim", default=256)
-        value_heads = self.k.number("num_v_heads", default=heads)
-        value_dim = int(dim * self.k.get("expand_v", default=2))
-        return (
-            DeltaSpec(
-                num_key_heads=heads, num_value_heads=value_heads, key_head_dim=dim, value_head_dim=value_dim,
-                conv_kernel=self.k.number("conv_size", default=4) if self.k.get("use_short_conv", default=True) else 0,
-                conv_bias=bool(self.k.get("conv_bias", default=False)), decay="head" if self.gated else "none",
-                gate=bool(self.k.get("use_gate", default=self.gated)),
-            ),
-        )  # fmt: skip
-
-    def intermediate(self, i: int) -> int:
-        return fla_width(self)
-
-    def vocabulary(self) -> int:
-        return self.k.number("vocab_size", default=32000)
-
-
-def fla_width(d: Decoder) -> int:
-    """flash-linear-attention's feed-forward: hidden_ratio * 2/3 of the hidden size, up to a multiple of 256."""
-    width: int | None = d.k.get("intermediate_size")
-    if width:
-        return width
-    wide = int(d.hidden * d.k.get("hidden_ratio", default=4) * 2 / 3)
-    return 256 * (-(-wide // 256))
-
-
-class DeltaNet(GatedDeltaNet):
-    gated = False
-
-
-class FlaTransformer(Decoder):
-    """flash-linear-attention's own transformer."""
-
-    def __init__(self, keys: Any, family: Any) -> None:
-        super().__init__(keys, family)
-        self.heads = keys.number("num_heads", "num_attention_heads")
-        self.kv_heads = keys.number("num_kv_heads", default=self.heads)
-        self.head_dim = self.hidden // self.heads
-
-    def layer_types(self) -> list[str]:
-        return ["sliding_attention" if self.k.get("window_size") else "full_attention"] * self.num_layers
-
-    def window(self) -> int | None:
-        width: int | None = self.k.get("window_size")
-        return width
-
-    def intermediate(self, i: int) -> int:
-        return fla_width(self)
-
-
 class Xlstm(Decoder):
     """Matrix LSTM: linear attention with input and forget gates, chunkwise."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        blocks, width = keys.get("num_blocks"), keys.get("embedding_dim")
+        keys.config = {"hidden_size": width, **keys.config, **({"num_hidden_layers": blocks} if blocks else {})}
+        super().__init__(keys, family)
 
     def layer_types(self) -> list[str]:
         return ["mlstm"] * self.num_layers
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         heads, h = self.k.number("num_heads"), self.hidden
-        self.k.get("num_blocks", "embedding_dim")
         qk, v = int(h * self.k.get("qk_dim_factor", default=0.5)), int(h * self.k.get("v_dim_factor", default=1.0))
         gates = WeightSpec(name="input_forget_gates", inputs=h, outputs=2 * heads, bias=True)
         return (
@@ -257,8 +199,5 @@ LINEAR_READERS: dict[str, type[Decoder]] = {
     "bailing_hybrid": BailingHybrid,
     "minimax": MiniMaxHybrid,
     "rwkv": Rwkv,
-    "gated_deltanet": GatedDeltaNet,
-    "delta_net": DeltaNet,
-    "transformer": FlaTransformer,
     "xlstm": Xlstm,
 }

@@ -263,15 +263,24 @@ def _linear_attention(w: Writer, m: LinearAttentionSpec, x: str) -> list[str]:
         w.axis("linear_key", m.key_head_dim),
         w.axis("linear_value", m.value_head_dim),
     )
-    qkv = w.axis("linear_qkv", parts=(f"{heads} {dk}", f"{heads} {dk}", f"{heads} {dv}"))
+    kv = w.axis("linear_kv_heads", m.num_key_value_heads, "groups") if m.num_key_value_heads else heads
+    qkv = w.axis("linear_qkv", parts=(f"{heads} {dk}", f"{kv} {dk}", f"{kv} {dv}"))
     inner = w.axis("linear_inner", parts=(f"{heads} {dv}",))
     y = w.linear(f"{path}/qkv", x, qkv, path, m.bias)
-    out = g.tensor(f"{path}/scan.out", f"batch sequence {inner}")
-    y = g.add(Scan(f"{path}/scan", (y,), (out,), path, (), "linear", heads, dk, dv, "", m.chunk))
+    if m.conv_kernel:
+        y = w.convolution(f"{path}/conv", y, (f"{path}/conv_out", qkv), m.conv_kernel, m.conv_bias, path)
+    by_head = m.norm_size == m.value_head_dim  # one norm's weights for all heads
+    out = g.tensor(f"{path}/scan.out", f"batch sequence {heads} {dv}" if by_head else f"batch sequence {inner}")
+    y = g.add(Scan(f"{path}/scan", (y,), (out,), path, (), m.scan, heads, dk, dv, "", m.chunk))
     if m.norm_size:
         y = g.norm(f"{path}/out_norm", y, module=path)
     if m.gate:
-        y = g.elementwise(f"{path}/gated", [y, w.linear(f"{path}/gate", x, inner, path, m.bias)], "gate", module=path)
+        y = g.elementwise(
+            f"{path}/gated",
+            [y, w.linear(f"{path}/gate", x, f"{heads} {dv}" if by_head else inner, path, m.bias)],
+            "gate",
+            module=path,
+        )
     return [w.linear(f"{path}/out", y, TOKENS, path, m.bias)]
 
 

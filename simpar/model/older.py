@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.decoder import Decoder, vector
-from simpar.specs.architecture import ExpertsSpec, LayerSpec, WeightSpec
+from simpar.specs.architecture import BranchSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, WeightSpec
 
 
 class FourTimes(Decoder):
     """Feed-forward four times as wide unless `n_inner` (or its like) says otherwise."""
 
     def intermediate(self, i: int) -> int:
-        return int(self.k.get("n_inner", "ffn_hidden_size", "ffn_dim", "intermediate_size") or 4 * self.hidden)
+        return int(self.k.get("n_inner", "ffn_hidden_size", "ffn_dim", "intermediate_size", "dff") or 4 * self.hidden)
 
 
 class GptNeo(FourTimes):
@@ -169,6 +169,79 @@ class Cohere(Decoder):
         return fields
 
 
+class ChatGlm(Decoder):
+    """ChatGLM 2 to 4: few key heads where the file says so, a padded vocabulary."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        grouped = keys.get("multi_query_attention", default=False)
+        self.kv_heads = keys.number("multi_query_group_num", default=1) if grouped else self.heads
+        keys.get("post_layer_norm", "apply_residual_connection_post_layernorm", "original_rope", "pre_seq_len", "prefix_projection")
+
+    def vocabulary(self) -> int:
+        return self.k.number("padded_vocab_size", "vocab_size")
+
+
+class Qwen1(Decoder):
+    """The first Qwen: the file's width counts both halves of the gated product."""
+
+    def intermediate(self, i: int) -> int:
+        self.k.get("no_bias")
+        return self.k.number("intermediate_size") // 2
+
+
+class OpenElm(Decoder):
+    """Heads and widths by layer (Mehta et al. 2024, arXiv 2404.14619)."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        given = {"hidden_size": keys.config.get("model_dim"), "num_hidden_layers": keys.config.get("num_transformer_layers")}
+        self.kv, self.q = keys.listed("num_kv_heads") or [1], keys.listed("num_query_heads") or [1]
+        keys.config = {**keys.config, **given, "num_key_value_heads": self.kv[0], "num_attention_heads": self.q[0]}
+        keys.get("model_dim", "num_transformer_layers", "num_kv_heads", "num_gqa_groups", "qkv_multipliers", "ffn_with_glu")
+        keys.get("normalization_layer_name", "rope_freq_constant", "rope_max_length", "max_context_length")
+        super().__init__(keys, family)
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "num_heads": self.q[i], "num_key_value_heads": self.kv[i]}
+
+    def intermediate(self, i: int) -> int:
+        """A multiple of the width, rounded to the nearest multiple of the divisor and never down by a tenth."""
+        factors, divisor = self.k.get("ffn_multipliers"), self.k.number("ffn_dim_divisor", default=256)
+        wide = self.hidden * (factors[i] if isinstance(factors, list) else factors)
+        near = max(divisor, int(wide + divisor / 2) // divisor * divisor)
+        return int(near + divisor if near < 0.9 * wide else near)
+
+    def tied(self) -> bool:
+        return bool(self.k.get("share_input_output_layers", default=True))
+
+
+class DeciLm(Decoder):
+    """Key heads by layer."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        groups = self.k.listed("num_key_value_heads_per_layer")
+        return {**super().attention_fields(i), **({"num_key_value_heads": groups[i]} if groups else {})}
+
+
+class Arctic(Decoder):
+    """Dense feed-forwards beside the experts (Snowflake Arctic): attention and dense in one residual step each, experts from
+    the layer's input."""
+
+    def is_expert_layer(self, i: int) -> bool:
+        return bool((i + 1) % self.k.number("moe_layer_frequency", default=1) == 0)
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        feed = super().feed_forward(i)
+        if not self.is_expert_layer(i) or not self.k.get("use_residual", "parallel_attn_mlp_res", default=False):
+            return feed
+        return (FeedForwardSpec(width=self.hidden, activation=self.activation()), *feed)
+
+    def layer(self, i: int) -> LayerSpec:
+        attention, feed = super().layer(i).sublayers
+        self.k.get("parallel_attn_mlp_res", "moe_vocab_size")
+        return LayerSpec(sublayers=(attention, feed.model_copy(update={"num_norms": len(feed.branches)})))
+
+
 class Xglm(FourTimes):
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
@@ -194,7 +267,9 @@ class ModernBertDecoder(Decoder):
 
 
 OLDER_READERS: dict[str, type[Decoder]] = {
+    "chatglm": ChatGlm, "qwen": Qwen1, "openelm": OpenElm, "deci": DeciLm, "arctic": Arctic,
     "gpt2": FourTimes, "gpt-sw3": FourTimes, "gptj": FourTimes, "codegen": FourTimes, "bloom": FourTimes, "openai-gpt": FourTimes,
+    "ctrl": FourTimes,
     "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,
     "gpt_neox": GptNeox, "gpt_neox_japanese": GptNeoxJapanese, "stablelm": StableLm, "cohere": Cohere, "cohere2": Cohere,
     "cohere2_moe": Cohere,

@@ -75,6 +75,7 @@ class Step(Decoder):
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         self.kv_heads = keys.number("num_attention_groups", "num_key_value_heads", default=self.kv_heads)
+        keys.get("num_sliding_attention_heads")
 
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
@@ -236,6 +237,36 @@ class HunyuanMoe(Decoder):
         }  # fmt: skip
 
 
+class Hunyuan(HunyuanMoe):
+    """Hunyuan-Large: keys and values of every second layer serve the next as well (cross-layer attention)."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        every = self.k.get("cla_share_factor", default=2) if self.k.get("use_cla", default=False) else 1
+        self.k.get("cla_share_factor", "dense_list")
+        return {**super().attention_fields(i), **({"key_value": "shared"} if i % every else {})}
+
+
+class ErnieVl(Decoder):
+    """ERNIE 4.5 VL: experts for text and, narrower, for image tokens in every layer; a text token meets the first."""
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        fields, widths = super().expert_fields(i), self.k.get("moe_intermediate_size")
+        counts = self.k.get("moe_num_experts")
+        number = counts[-1] if isinstance(counts, list) else counts
+        vision = WeightSpec(name="vision_experts", inputs=self.hidden, outputs=3 * widths[-1], copies=number, uses=0.0)
+        router = WeightSpec(name="vision_router", inputs=self.hidden, outputs=number, uses=0.0)
+        return {**fields, "extra": (vision, router, vector("vision_router_bias", number))}
+
+
+class Molmo2(Decoder):
+    """Further rows of the embedding for image tokens."""
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        self.k.get("qk_norm_type", "norm_after", "rope_scaling_layers")
+        return {**fields, "embedding_rows": fields["vocab_size"] + self.k.get("additional_vocab_size", default=128)}
+
+
 class Doge(Decoder):
     """A dynamic mask by head and weights on both residuals; experts by product keys."""
 
@@ -266,4 +297,7 @@ PATTERN_READERS: dict[str, type[Decoder]] = {
     "doge": Doge,
     "hunyuan_v1_moe": HunyuanMoe,
     "beam": Beam,
+    "hunyuan": Hunyuan,
+    "ernie4_5_vl_moe_text": ErnieVl,
+    "molmo2_text": Molmo2,
 }

@@ -127,10 +127,92 @@ class Zaya(Decoder):
         return (vector("input_scales", 2 * self.hidden),)
 
 
+class Inkling(Decoder):
+    """Short convolutions beside keys, values and both outputs; learned relative logits; window layers with heads of their own."""
+
+    def layer_type(self, i: int) -> str:
+        return "hybrid" if i % 6 == 5 else "hybrid_sliding"
+
+    def window(self) -> int | None:
+        return self.k.number("sliding_window_size", default=512)
+
+    def is_expert_layer(self, i: int) -> bool:
+        return not self.k.listed("mlp_layer_types") or super().is_expert_layer(i)
+
+    def conv(self, name: str, width: int) -> WeightSpec:
+        """A depthwise convolution of the layer's short kernel."""
+        return WeightSpec(name=name, kind="conv", inputs=self.k.number("conv_kernel_size", default=4), outputs=width)
+
+    def relative(self, i: int, heads: int) -> tuple[WeightSpec, ...]:
+        """Queries of the relative positions, and their logits over the extent (a window layer's is the window)."""
+        width, extent = self.k.number("d_rel", default=16), self.k.number("rel_extent", default=1024)
+        extent = (self.window() or extent) if "sliding" in self.types[i] else extent
+        self.k.get("number_of_conv_states", "log_scaling_n_floor", "chain_hidden_post_norm", "unpadded_vocab_size")
+        logits = WeightSpec(name="relative_logits", inputs=width, outputs=extent, uses=float(heads))
+        return (WeightSpec(name="relative_queries", inputs=self.hidden, outputs=heads * width), logits)
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        if "sliding" in self.types[i]:
+            fields |= {
+                "num_heads": self.k.get("swa_num_attention_heads", default=self.heads), "window": self.window(),
+                "num_key_value_heads": self.k.get("swa_num_key_value_heads", default=self.kv_heads),
+                "head_dim": self.k.get("swa_head_dim", default=self.head_dim),
+            }  # fmt: skip
+        convs = self.conv("key_value_convolution", 2 * fields["num_key_value_heads"] * fields["head_dim"])
+        return {**fields, "position": "relative", "extra": (convs, *self.relative(i, fields["num_heads"]))}
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        """The router scores the shared experts as well."""
+        fields, shared = super().expert_fields(i), self.k.get("n_shared_experts", default=0)
+        self.k.get("shared_expert_sink", "rms_norm_eps_moe_gate")
+        rows = (WeightSpec(name="shared_scores", inputs=self.hidden, outputs=shared),) if shared else ()
+        return {**fields, "extra": (*rows, vector("scale", 1))}
+
+    def layer(self, i: int) -> LayerSpec:
+        convs = (self.conv("attention_convolution", self.hidden), self.conv("feed_forward_convolution", self.hidden))
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=convs)
+
+
+class Inkling2(Inkling):
+    """Clipped queries and a sink from the token; full layers with dynamic convolutions; attention over earlier blocks' outputs."""
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields, k = super().attention_fields(i), self.k
+        heads, d, groups = fields["num_heads"], fields["head_dim"], fields["num_key_value_heads"]
+        own = [WeightSpec(name="sinks", inputs=self.hidden, outputs=heads), vector("clips", heads * (d + k.number("d_rel")))]
+        if "sliding" not in self.types[i]:
+            taps = k.number("conv_kernel_size", default=4)
+            own.append(WeightSpec(name="dynamic_taps", inputs=self.hidden, outputs=taps * groups, copies=2))
+        return {**fields, "extra": (*fields["extra"], *own)}
+
+    def relative(self, i: int, heads: int) -> tuple[WeightSpec, ...]:
+        queries, logits = super().relative(i, heads)
+        return (queries, logits.model_copy(update={"outputs": self.k.number("rel_extent", default=1024)}))
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        return {**super().expert_fields(i), "extra": ()}
+
+    def layer(self, i: int) -> LayerSpec:
+        """A query over the blocks' outputs before attention (none in the first layer; three, with norms, where layers are full) and
+        before the feed-forward."""
+        layer, full = super().layer(i), "sliding" not in self.types[i]
+        self.k.get("n_layers_per_attn_res_block")
+        queries = (3 if full else 1 if i else 0) + 1
+        return LayerSpec(
+            sublayers=layer.sublayers, extra=(*layer.extra, vector("block_queries", (queries + 2 * full) * self.hidden))
+        )
+
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        return (vector("final_block_query", self.hidden),)
+
+
 RECENT_READERS: dict[str, type[Decoder]] = {
     "glm5_next_text": Glm5Next,
     "muse_glimmer_text": Muse,
     "muse_spark_text": MuseSpark,
     "mistral_large4_text": MistralLarge4,
     "zaya": Zaya,
+    "inkling_text": Inkling,
+    "inkling2_text": Inkling2,
 }

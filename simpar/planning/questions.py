@@ -20,6 +20,7 @@ from simpar.planning.steps import StepModel
 from simpar.planning.study import Study
 from simpar.registry import unknown
 from simpar.specs.planfile import PlanFile, make_plan, read_plan_table
+from simpar.specs.scenario import as_published
 from simpar.specs.site import read_site
 
 
@@ -101,10 +102,12 @@ def ask(source: str | Path | Mapping[str, Any], options: PlanOptions, steps: Ste
     if options.solve is not None and options.solve not in SOLVERS:
         raise unknown("question for --solve", options.solve, list(SOLVERS))
     table = dict(source) if isinstance(source, Mapping) else read_plan_table(source)
+    changed = table
     for assignment in options.overrides:
-        table = assigned(table, assignment)
+        changed = assigned(changed, assignment)
     if options.site is not None:
-        table = at_site(table, options.site)
+        changed = at_site(dict(changed), options.site)
+    table = as_published(dict(changed), table)
     if options.deadline is not None:
         table["deadline"] = options.deadline
     simulation = Simulation(options.repetitions, options.seed, options.store, options.resume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from typing import Any
 
@@ -22,9 +23,15 @@ def unpacked(value: dict[str, str]) -> np.ndarray[Any, np.dtype[Any]]:
     return np.frombuffer(base64.b64decode(value["bdata"]), dtype=f"<{value['dtype']}")
 
 
-def script_json(value: object) -> str:
-    """JSON that may stand inside a script element whatever its strings hold."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def compressed(value: object) -> str:
+    """JSON, compressed and in base64, so that it may stand inside a script element whatever its strings hold."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=4, mtime=0)).decode("ascii")
+
+
+def decompressed(text: str) -> Any:
+    """The inverse of `compressed`."""
+    return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
 def time_unit(makespan_s: float) -> tuple[str, float]:

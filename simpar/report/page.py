@@ -1,4 +1,8 @@
-"""A self-contained page: sections of HTML and figures that plotly.js, inlined once, draws; nothing is loaded from anywhere."""
+"""A page: sections of HTML and figures that plotly.js draws.
+
+plotly.js, most of the weight of a page, comes from its own site, checked by its hash. An offline page has it inside and loads
+nothing from anywhere.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,26 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from simpar.report.encode import script_json
+from simpar.output import OFFLINE, PLOTLY_SITE, plotly_script
+from simpar.report.encode import compressed
 from simpar.report.page_script import SCRIPT
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'{site}; img-src data: blob:; font-src data:"
 _STYLE = """
-:root { --ink: #1c1f23; --soft: #5b636d; --line: #dde1e6; --paper: #ffffff; --desk: #f3f4f6; }
+:root { --ink: #1c1f23; --soft: #5b636d; --line: #dde1e6; --paper: #ffffff; --desk: #f3f4f6; --grid: #e8eaed;
+  --zero: #b8bec6; --idle: #eceef1; --bad: #b00020; --good: #00684c; --warn: #a03c00; color-scheme: light; }
+@media screen and (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #a3abb5; --line: #3a4048; --paper: #1e2227;
+  --desk: #15181c; --grid: #30363d; --zero: #5b636d; --idle: #2c3138; --bad: #ff8a80; --good: #6ddba9; --warn: #ffb27a;
+  color-scheme: dark; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--desk); color: var(--ink); font: 15px/1.45 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 main { max-width: 1840px; margin: 0 auto; padding: 18px 22px 40px; }
 h1 { font-size: 24px; margin: 4px 0 2px; } h2 { font-size: 16px; margin: 0 0 4px; }
-p { margin: 3px 0; } .soft { color: var(--soft); font-size: 13px; } .warn { color: #a03c00; font-size: 13px; }
+p { margin: 3px 0; } .soft { color: var(--soft); font-size: 13px; } .warn { color: var(--warn); font-size: 13px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(185px, 1fr)); gap: 10px; margin: 14px 0; }
 .tile { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 9px 13px; }
 .tile b { display: block; font-size: 21px; line-height: 1.25; margin: 1px 0; overflow-wrap: anywhere; }
-.tile span { color: var(--soft); font-size: 13px; } .bad b { color: #b00020; } .good b { color: #00684c; }
+.tile span { color: var(--soft); font-size: 13px; } .bad b { color: var(--bad); } .good b { color: var(--good); }
 .cards { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 12px; align-items: stretch; }
 .card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; grid-column: span 12; }
 @media (min-width: 1100px) { .half { grid-column: span 6; } }
@@ -30,7 +39,7 @@ label { font-size: 13px; color: var(--soft); } select { font: inherit; font-size
 table { border-collapse: collapse; font-size: 14px; } th, td { padding: 3px 16px 3px 0; text-align: left; vertical-align: top; }
 td:first-child { white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
-td.n { font-variant-numeric: tabular-nums; white-space: nowrap; } tbody tr + tr td { border-top: 1px solid #eef0f2; }
+td.n { font-variant-numeric: tabular-nums; white-space: nowrap; } tbody tr + tr td { border-top: 1px solid var(--grid); }
 #tip { position: fixed; z-index: 9; pointer-events: none; display: none; background: #1c1f23; color: #fff; font-size: 13px;
   border-radius: 6px; padding: 7px 10px; max-width: 420px; white-space: pre; box-shadow: 0 2px 8px rgba(0,0,0,.35); }
 ul { margin: 4px 0; padding-left: 20px; }
@@ -54,7 +63,7 @@ class Table:
 
         body = "".join(row("td", cells) for cells in self.rows)
         head = f"<thead>{row('th', self.heads)}</thead>" if any(self.heads) else ""
-        return f"<div class=scroll><table>{head}<tbody>{body}</tbody></table></div>"
+        return f"<div class=scroll tabindex=0><table>{head}<tbody>{body}</tbody></table></div>"
 
 
 def card(title: str, body: str, width: str = "", note: str = "") -> str:
@@ -103,15 +112,12 @@ class Cards:
 
 def page(title: str, body: str, figures: list[dict[str, Any]], gantt: dict[str, Any] | None = None) -> str:
     """The whole document."""
-    # Reads one file of the package: importing plotly's graph objects would take longer than everything else here.
-    from plotly.offline import get_plotlyjs
-
-    data = script_json({"figures": figures, "gantt": gantt})
+    policy = _POLICY.format(site="" if OFFLINE.get() else f" {PLOTLY_SITE}")
     return (
         f'<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name=viewport content="width=device-width, initial-scale=1"><link rel=icon href="data:,">'
         f"<style>{_STYLE}</style></head><body><main>{body}</main><div id=tip></div>"
-        f'<script type="application/json" id=data>{data}</script><script>{get_plotlyjs()}</script>'
+        f'<script type="application/gzip" id=data>{compressed({"figures": figures, "gantt": gantt})}</script>{plotly_script()}'
         f"<script>{SCRIPT}</script></body></html>"
     )  # fmt: skip

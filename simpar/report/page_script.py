@@ -5,8 +5,8 @@ SCRIPT = r"""
 window.addEventListener("error", e => {
   document.body.dataset.errors = (document.body.dataset.errors || "") + e.message + "\n";
 });
-const DATA = JSON.parse(document.getElementById("data").textContent);
-const FONT = {family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 13, color: "#1c1f23"};
+const SHADE = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const FONT = {family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 13, color: SHADE("ink")};
 const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
 const ARRAYS = {f8: Float64Array, f4: Float32Array, i4: Int32Array, i2: Int16Array, i1: Int8Array};
 
@@ -17,10 +17,12 @@ function unpack(packed) {
 }
 
 function styled(layout) {
-  const axis = {gridcolor: "#e8eaed", zerolinecolor: "#b8bec6", automargin: true};
-  const page = {font: FONT, margin: {l: 64, r: 40, t: 14, b: 48}, paper_bgcolor: "#fff", plot_bgcolor: "#fff",
+  const axis = {gridcolor: SHADE("grid"), zerolinecolor: SHADE("zero"), automargin: true};
+  const page = {font: FONT, margin: {l: 64, r: 40, t: 14, b: 48}, paper_bgcolor: SHADE("paper"), plot_bgcolor: SHADE("paper"),
                 modebar: {orientation: "v"}};
   const out = Object.assign(page, layout);
+  // Notes lie on the paper's own colour, whichever that is.
+  for (const note of out.annotations || []) if (note.bgcolor) note.bgcolor = SHADE("paper");
   out.xaxis = Object.assign({}, axis, layout.xaxis);
   out.yaxis = Object.assign({}, axis, layout.yaxis);
   return out;
@@ -62,7 +64,7 @@ function drawGantt(g) {
     idle[0].push(0, g.step, g.step, 0, null);
     idle[1].push(lane[0], lane[0], lane[1], lane[1], null);
   }
-  const traces = [filled("waiting", "#eceef1", idle, "waiting", true)];
+  const traces = [filled("waiting", SHADE("idle"), idle, "waiting", true)];
   g.kinds.forEach((kind, k) => {
     let named = false;
     for (const odd of [0, 1]) {
@@ -138,7 +140,20 @@ function watch(div, g, r) {
   window.ganttText = text;
 }
 
+async function read(element) {
+  const bytes = Uint8Array.from(atob(element.textContent), c => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
 (async () => {
+  if (!window.Plotly) {
+    const note = "The figures need plotly.js, which this page loads from cdn.plot.ly. Without a network, write it with --offline.";
+    for (const plot of document.querySelectorAll(".plot")) plot.replaceChildren(note);
+    document.body.dataset.ready = "1";
+    return;
+  }
+  const DATA = await read(document.getElementById("data"));
   if (DATA.gantt) await drawGantt(DATA.gantt);
   for (const figure of DATA.figures) await drawFigure(figure);
   document.body.dataset.ready = "1";

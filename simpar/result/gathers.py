@@ -102,5 +102,7 @@ class Gathers:
         begin = [w + b for w, b in zip(weights, behind, strict=True)]
         if any(name == "head/logits" for name, _ in blocks[-1].saved):
             begin[-1] = state.gather * held[-1]  # nothing is prefetched before the loss is through
-        end = [w + 2.0 * p + max(b, state.reduce * p) for w, b, p in zip(weights, behind, trained, strict=True)]
+        # Gradients are as wide as what is computed with.
+        own = [b.options.kernels.element * p for b, p in zip(blocks, trained, strict=True)]
+        end = [w + g + max(b, state.reduce * p) for w, g, b, p in zip(weights, own, behind, trained, strict=True)]
         return cls(forward, begin, end)

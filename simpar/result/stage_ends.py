@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.graph.types import Elementwise
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.pipeline import boundary_bytes
@@ -27,10 +28,16 @@ def receive_buffers(layout: Layout, stages: list[int]) -> float:
     return total
 
 
+def outputs_stay(layout: Layout) -> bool:
+    """Whether a stage's output stays until its backward: the pipeline engine holds it, or its last layer's backward reads it."""
+    nodes = layout.network.layers[0].nodes
+    return layout.framework.keeps_stage_outputs or (isinstance(nodes[-1], Elementwise) and nodes[-1].op == "relu")
+
+
 def kept_outputs(layout: Layout, index: int) -> float:
-    """Bytes of a stage's output where the pipeline engine holds it until its backward."""
+    """Bytes of a stage's output where it stays until its backward."""
     stage = layout.stages[index]
-    if not layout.framework.keeps_stage_outputs or layout.plan.pp == 1 or stage.head:
+    if layout.plan.pp == 1 or stage.head or not outputs_stay(layout):
         return 0.0
     return boundary_bytes(layout.boundary_bytes[stage.first + stage.count], layout.plan)
 

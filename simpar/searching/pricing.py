@@ -22,6 +22,7 @@ from simpar.program.program import FloatArray
 from simpar.result.gathers import update_bytes
 from simpar.result.memory import receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
+from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.searching import axes
 from simpar.searching.blocks import BlockTable, Column, Composition, Gathered, Kinds, block_kinds, has_experts
@@ -266,9 +267,8 @@ class Pricing:
 
     def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
         """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""
-        if group.pp == 1 or not self.framework.keeps_stage_outputs:
+        if group.pp == 1 or not outputs_stay(layout := self.probe(group, batch, variant)):
             return 0.0
-        layout = self.probe(group, batch, variant)
         sizes = set(layout.boundary_bytes)
         return boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
 

@@ -24,11 +24,15 @@ class WeightSpec(Spec):
     """A weight beside those that a mixer's own fields imply."""
 
     name: str
+    """Of the weight."""
     kind: Literal["linear", "vector", "lookup", "conv"] = "linear"
     """linear: a matmul; vector: element by element; lookup: a table read by index; conv: `inputs` taps for each of `outputs`."""
     inputs: Positive = 1
+    """Features in."""
     outputs: Positive = 1
+    """Features out."""
     bias: bool = False
+    """With a bias."""
     copies: Positive = 1
     """Such weights side by side (blocks of a block-diagonal matrix, experts)."""
     uses: float | None = None
@@ -39,7 +43,9 @@ class IndexerSpec(Spec):
     """What a sparse attention uses to choose its keys (DeepSeek-V3.2, GLM-5, MiniMax M3)."""
 
     num_heads: Positive
+    """Heads that score keys."""
     head_dim: Positive
+    """Width of one."""
     top_k: Positive
     """Keys that a query attends."""
     block: Positive = 1
@@ -54,18 +60,24 @@ class Mixer(Spec):
     """What every branch of a layer may carry."""
 
     extra: tuple[WeightSpec, ...] = ()
+    """Weights beside its own."""
 
 
 class AttentionSpec(Mixer):
     """Softmax attention: multi-head, grouped-query or multi-query; self- or cross-attention."""
 
     kind: Literal["attention"] = "attention"
+    """Marks the table."""
     num_heads: Positive
+    """Query heads."""
     num_key_value_heads: Positive
+    """Heads of keys and values."""
     head_dim: Positive
+    """Width of a head."""
     v_head_dim: Positive | None = None
     """Width of a value head where it is not head_dim (MiMo-V2)."""
     causal: bool = True
+    """A query sees no later keys."""
     window: Positive | None = None
     """Keys that a query sees, itself included; to each side where not causal."""
     chunk: Positive | None = None
@@ -81,50 +93,77 @@ class AttentionSpec(Mixer):
     key_value: Literal["own", "shared", "key_only", "query_only"] = "own"
     """shared: of an earlier layer (Gemma 3n); key_only: values are the keys (Gemma 4's global layers)."""
     q_bias: bool = False
+    """Bias on queries."""
     k_bias: bool = False
+    """Bias on keys."""
     v_bias: bool = False
+    """Bias on values."""
     o_bias: bool = False
+    """Bias on the output projection."""
     qk_norm: Literal["none", "head", "full", "each_head"] = "none"
     """Normalised queries and keys: head_dim weights shared by the heads, one weight per channel, or one norm for each head."""
     qk_norm_kind: NormKind = "rmsnorm"
+    """Kind of norm of queries and keys."""
     gate: Literal["none", "element", "head"] = "none"
     """A sigmoid gate on the output, per channel (Qwen3-Next) or per head (Step-3.5)."""
     gate_bias: bool = False
+    """Bias on the gate."""
     sinks: bool = False
     """A learned sink logit per head (gpt-oss)."""
     softcap: float | None = None
+    """Scores are bent to stay below it."""
     position: Literal["rope", "none", "alibi", "relative", "absolute"] = "rope"
+    """How positions enter."""
     rotary_fraction: float = 1.0
+    """Share of a head that is rotated."""
     indexer: IndexerSpec | None = None
+    """Chooses the keys that are attended; none = all of the mask."""
 
 
 class LatentAttentionSpec(Mixer):
     """Multi-head latent attention (DeepSeek-V2 on)."""
 
     kind: Literal["latent_attention"] = "latent_attention"
+    """Marks the table."""
     num_heads: Positive
+    """Query heads."""
     q_lora_rank: NonNegative = 0
+    """Width that queries are compressed to; 0: they are not."""
     kv_lora_rank: Positive
+    """Width that keys and values are compressed to."""
     qk_nope_head_dim: NonNegative
+    """Part of a query or key head without rotary embedding."""
     qk_rope_head_dim: NonNegative
+    """Part with it."""
     v_head_dim: Positive
+    """Width of a value head."""
     window: Positive | None = None
+    """Keys that a query sees at most; none = all of the mask."""
     a_bias: bool = False
     """Biases on the down-projections and the output."""
     gate: Literal["none", "element", "head"] = "none"
+    """A gate on the output."""
     indexer: IndexerSpec | None = None
+    """Chooses the keys that are attended; none = all of the mask."""
 
 
 class Mamba1Spec(Mixer):
     """Selective state space (Mamba, Jamba, FalconMamba)."""
 
     kind: Literal["mamba1"] = "mamba1"
+    """Marks the table."""
     inner_size: Positive
+    """Channels of the scan."""
     state_size: Positive
+    """State per channel."""
     time_step_rank: Positive
+    """Width that time steps are compressed to."""
     conv_kernel: Positive = 4
+    """Tokens under the convolution."""
     conv_bias: bool = True
+    """Bias on it."""
     bias: bool = False
+    """Biases on the projections."""
     inner_norms: bool = False
     """Norms with weights on dt, B and C (Jamba)."""
 
@@ -133,92 +172,147 @@ class Mamba2Spec(Mixer):
     """State-space duality (Mamba 2, Nemotron-H, Falcon-H1, Zamba2, Granite 4)."""
 
     kind: Literal["mamba2"] = "mamba2"
+    """Marks the table."""
     num_heads: Positive
+    """Heads of the scan."""
     head_dim: Positive
+    """Width of one."""
     num_groups: Positive = 1
+    """Groups that share B and C."""
     state_size: Positive
+    """State per channel."""
     conv_kernel: Positive = 4
+    """Tokens under the convolution."""
     conv_bias: bool = True
+    """Bias on it."""
     bias: bool = False
+    """Biases on the projections."""
     out_norm: bool = True
+    """A gated norm before the output projection."""
     chunk: Positive = 256
+    """Tokens that the scan takes at once."""
 
 
 class DeltaSpec(Mixer):
     """Gated delta rule: Gated DeltaNet (Qwen3-Next, Qwen3.5) and, with a decay per channel, Kimi Delta Attention."""
 
     kind: Literal["delta"] = "delta"
+    """Marks the table."""
     num_key_heads: Positive
+    """Heads of queries and keys."""
     num_value_heads: Positive
+    """Heads of values."""
     key_head_dim: Positive
+    """Width of a key head."""
     value_head_dim: Positive
+    """Width of a value head."""
     conv_kernel: NonNegative = 4
     """0 = no short convolutions."""
     conv_bias: bool = False
+    """Bias on the convolutions."""
     decay: Literal["head", "channel", "none"] = "head"
+    """The state decays by one factor per head, one per channel, or not."""
     decay_rank: NonNegative = 0
     """Low rank of the decay's projection; 0 = a direct one."""
     gate: bool = True
+    """The output is gated."""
     gate_rank: NonNegative = 0
     """Low rank of the output gate's projection; 0 = a full matrix."""
     chunk: Positive = 64
+    """Tokens that the scan takes at once."""
 
 
 class LinearAttentionSpec(Mixer):
     """Linear attention with a decay: lightning attention (MiniMax), gated linear attention, retention."""
 
     kind: Literal["linear_attention"] = "linear_attention"
+    """Marks the table."""
     num_heads: Positive
+    """Heads."""
+    num_key_value_heads: Positive | None = None
+    """Heads of keys and values where they are fewer."""
     key_head_dim: Positive
+    """Width of a key head."""
     value_head_dim: Positive
+    """Width of a value head."""
+    scan: Literal["linear", "dplr"] = "linear"
+    """dplr: a state transition that is diagonal plus low rank (RWKV-7)."""
+    conv_kernel: NonNegative = 0
+    """Short convolutions over queries, keys and values; 0 = none."""
+    conv_bias: bool = False
+    """Bias on the convolutions."""
     gate: bool = True
+    """The output is gated."""
     norm_size: NonNegative = 0
     """Weights of the norm on the output; 0 = none."""
     chunk: Positive = 256
+    """Tokens that the scan takes at once."""
     bias: bool = False
+    """Biases on the projections."""
 
 
 class ShortConvSpec(Mixer):
     """Gated short convolution (LFM2): in-projection to three streams, a depthwise convolution, out-projection."""
 
     kind: Literal["short_conv"] = "short_conv"
+    """Marks the table."""
     width: Positive
+    """Channels."""
     kernel: Positive = 3
+    """Tokens under the convolution."""
     bias: bool = False
+    """Biases."""
 
 
 class RecurrentSpec(Mixer):
     """Real-gated linear recurrent unit (RecurrentGemma, Griffin)."""
 
     kind: Literal["recurrent"] = "recurrent"
+    """Marks the table."""
     width: Positive
+    """Channels of the recurrence."""
     num_heads: Positive
+    """Blocks of its gates."""
     conv_kernel: Positive = 4
+    """Tokens under the convolution."""
 
 
 class FeedForwardSpec(Mixer):
     """Dense feed-forward."""
 
     kind: Literal["mlp"] = "mlp"
+    """Marks the table."""
     width: Positive
+    """Of the hidden layer."""
     gated: bool = True
+    """Three matrices instead of two."""
     bias: bool = False
+    """Biases."""
     activation: str = "silu"
+    """Between them."""
 
 
 class ExpertsSpec(Mixer):
     """Routed experts with the shared ones beside them."""
 
     kind: Literal["experts"] = "experts"
+    """Marks the table."""
     num_experts: Positive
+    """Routed experts."""
     num_experts_per_tok: Positive
+    """Experts that work on a token."""
     width: Positive
+    """Hidden width of one."""
     gated: bool = True
+    """Three matrices instead of two."""
     bias: bool = False
+    """Biases in the experts."""
     activation: str = "silu"
+    """Between the matrices."""
     input_size: Positive | None = None
     """Width inside which the experts work (latent experts of Nemotron 3 Super)."""
     router: Literal["linear", "none"] = "linear"
+    """Whether it has weights of its own."""
     router_bias: bool = False
     """A parameter per expert beside the router's matrix."""
     zero_experts: NonNegative = 0
@@ -226,19 +320,26 @@ class ExpertsSpec(Mixer):
     shared_width: NonNegative = 0
     """Total width of the shared experts."""
     shared_gate: bool = False
+    """A gate on the shared expert."""
     num_groups: NonNegative = 0
+    """Groups that routing is limited to."""
     top_groups: NonNegative = 0
+    """Groups that a token may use."""
 
 
 class CustomSpec(Mixer):
     """Anything else, by its weights and the FLOPs of its kernel (per token, forward)."""
 
     kind: Literal["custom"] = "custom"
+    """Marks the table."""
     label: str
+    """What reports call it."""
     kernel_flops: float = 0.0
+    """FLOPs of its kernel per token, beside its weights."""
     attention_columns: NonNegative = 0
     """Query and output columns of a softmax attention in it; causal, or as the three fields below say."""
     window: Positive | None = None
+    """Keys that a query sees at most; none = all of the mask."""
     compress: NonNegative = 0
     """One compressed key for so many tokens beside the window (DeepSeek-V4); 0 = none."""
     top_k: NonNegative = 0
@@ -258,37 +359,47 @@ class SublayerSpec(Spec):
     """One residual step: branches side by side on the same input, their outputs added to the stream."""
 
     branches: tuple[BranchSpec, ...]
+    """Mixers or feed-forwards side by side."""
     norm: Literal["pre", "post", "sandwich", "none"] = "pre"
+    """Before the branches, after them, or both."""
     num_norms: NonNegative | None = None
     """Norms with weights where `norm` does not say it (one per branch: 2)."""
     shared_weights: str = ""
     """Sublayers of the same name in one stack hold their weights once (Zamba2, ALBERT)."""
     extra: tuple[WeightSpec, ...] = ()
+    """Weights beside them."""
 
 
 class LayerSpec(Spec):
     """One layer: residual steps in order."""
 
     sublayers: tuple[SublayerSpec, ...]
+    """In order."""
     extra: tuple[WeightSpec, ...] = ()
+    """Weights beside them."""
 
 
 class StackSpec(Spec):
     """Layers over one stream of tokens: the decoder, an encoder, a vision tower."""
 
     name: str = "decoder"
+    """Such as decoder."""
     hidden_size: Positive
+    """Width of the residual stream."""
     layers: dict[str, LayerSpec] = {}
     """Kinds of layers by name."""
     pattern: tuple[str, ...] = ()
     """Their order, first to last; "local*5" stands for five."""
     norm: NormKind = "rmsnorm"
+    """Kind of norm."""
     final_norm: bool = True
+    """A norm at the end."""
     tower: bool = False
     """Not part of a text token's way: a vision or audio encoder and its projector."""
     residual_streams: Positive = 1
     """Residual streams side by side (hyper-connections; AltUp)."""
     extra: tuple[WeightSpec, ...] = ()
+    """Weights beside the layers."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.hidden_size, tuple(self.layers.items()), self.pattern, self.norm, self.tower, self.extra))
@@ -319,7 +430,9 @@ class ArchitectureSpec(Spec):
     """A model of any layers: `stacks` in the order in which tokens meet them."""
 
     kind: Literal["layers"] = "layers"
+    """Marks the table as an architecture of layers."""
     name: str = ""
+    """What reports call it."""
     vocab_size: NonNegative = 0
     """Rows of the word embedding and columns of the head; 0 = neither (diffusion)."""
     embedding_rows: NonNegative = 0
@@ -327,19 +440,27 @@ class ArchitectureSpec(Spec):
     embedding_size: NonNegative = 0
     """Width of the word embedding where it is not the last stack's hidden size; its projection is an extra weight."""
     tie_word_embeddings: bool = False
+    """The head is the embedding."""
     head: bool = True
     """A projection to the vocabulary (False: an encoder without one)."""
     head_bias: bool = False
+    """Bias on the head."""
     max_position_embeddings: Positive = 8192
+    """Longest sequence."""
     stacks: tuple[StackSpec, ...]
+    """One after the other, such as encoder and decoder."""
     extra: tuple[WeightSpec, ...] = ()
     """Weights outside all stacks: positions, token types, projections around embedding and head."""
     num_nextn_predict_layers: NonNegative = 0
     """Multi-token-prediction modules that a training run adds; not counted in the parameters."""
     notes: tuple[str, ...] = ()
+    """What the reader of the file left out or assumed."""
     published_parameters: Positive | None = None
+    """The published count, where one is known exactly."""
     published_as: str = ""
+    """The count as printed."""
     source: str = ""
+    """Where the facts stand."""
 
     @field_validator("stacks")
     @classmethod

@@ -22,6 +22,7 @@ class LinkFault(Spec):
     period: Seconds | None = None
     """A flapping link: bad for `down` at the start of every period."""
     down: Seconds | None = None
+    """How long it is bad in each period."""
 
 
 class EffectsSpec(Spec):
@@ -38,14 +39,17 @@ class EffectsSpec(Spec):
     dead_rails: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """NIC slots that are down in every node."""
     link_faults: tuple[LinkFault, ...] = ()
+    """Links with less than their bandwidth, for good or at times."""
     compute_sigma: Sigma = 0.0
     """Standard deviation of the logarithm of each compute op's time, drawn anew for every op."""
     communication_sigma: Sigma = 0.0
+    """The same of each transfer."""
     rank_sigma: Sigma = 0.0
     """The same, drawn once per rank and run (silicon, temperature); 0.02 is a typical node-to-node spread (assumed)."""
     repetitions: Annotated[int, Field(gt=0)] = 1
     """Independent draws; more than 1 gives p50, p90 and p99."""
     seed: int = 0
+    """Of all that is drawn."""
 
     @property
     def needs_network(self) -> bool:

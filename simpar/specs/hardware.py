@@ -42,10 +42,13 @@ class GpuSpec(Spec):
     """One accelerator."""
 
     name: str
+    """As the maker calls it."""
     vendor: Literal["nvidia", "amd", "google", "cpu"] = "nvidia"
+    """Its maker."""
     architecture: Literal[
         "fermi", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "tpu", "cpu"
     ]  # fmt: skip
+    """Kernels and constants are shared within one."""
     sm_count: Sourced[Annotated[int, Field(gt=0)]]
     """Streaming multiprocessors (compute units, cores)."""
     memory: Sourced[Bytes]
@@ -57,19 +60,24 @@ class GpuSpec(Spec):
     power: Sourced[Watts]
     """Board power limit."""
     idle_power: Sourced[Watts] | None = None
+    """Board power with nothing running."""
     l2_cache: Sourced[Bytes] | None = None
+    """Last-level cache."""
 
 
 class NodeSpec(Spec):
     """One host."""
 
     gpus_per_node: Annotated[int, Field(gt=0)]
+    """GPUs of one host."""
     host_memory: Sourced[Bytes] | None = None
+    """For offloading and checkpoints."""
     pcie_bandwidth: Sourced[BytesPerSecond]
     """Host link of one GPU, one direction, raw."""
     host_device_bandwidth: Sourced[BytesPerSecond] | None = None
     """Achieved pinned copy rate of one GPU, one direction (offload)."""
     cpu: Literal["intel", "amd", "grace", "other"] = "intel"
+    """Maker of the host processor: launch times differ."""
     cores: Sourced[Annotated[float, Field(gt=0)]] | None = None
     """Cores that the processes of a CPU machine share; none = one for each."""
     time_slice: Sourced[Seconds] | None = None
@@ -84,12 +92,15 @@ class ScaleUpSpec(Spec):
     """The fast domain: NVLink/NVSwitch, xGMI, ICI, or PCIe where there is nothing better."""
 
     kind: Literal["nvswitch", "nvlink-mesh", "xgmi", "pcie", "ici", "shared-memory", "none"]
+    """What the links are."""
     domain_size: Annotated[int, Field(gt=0)]
     """GPUs that reach each other over this tier (8 in a DGX, 72 in an NVL72, the slice of a TPU torus)."""
     links_per_gpu: Annotated[int, Field(ge=0)] = 0
+    """Links of one GPU; 0: not counted."""
     bandwidth: Sourced[BytesPerSecond]
     """One GPU, one direction, raw, all its links together."""
     latency: Sourced[Seconds]
+    """Of one transfer, one way."""
     in_network_reduction: bool = False
     """The switch reduces (NVLink SHARP: NVLS)."""
     torus: tuple[int, ...] = ()
@@ -100,6 +111,7 @@ class NicSpec(Spec):
     """Network adapters of one node."""
 
     kind: Literal["infiniband", "roce", "efa", "tcpx", "ethernet", "none"]
+    """What they speak."""
     count: Annotated[int, Field(ge=0)]
     """Adapters per node."""
     bandwidth: Sourced[BytesPerSecond]
@@ -112,6 +124,7 @@ class FabricSpec(Spec):
     """The scale-out network."""
 
     kind: Literal["rail-optimized", "fat-tree", "roce-pod", "nvl-rack", "torus", "single-switch", "none"]
+    """How switches are wired."""
     nodes_per_leaf_group: Annotated[int, Field(gt=0)] = 32
     """Nodes under one leaf (plain tree) or one set of rail leaves (rail-optimised scalable unit)."""
     leaf_groups_per_pod: Annotated[int, Field(gt=0)] = 4
@@ -130,12 +143,19 @@ class HardwareProfile(Spec):
     """A machine type; `num_nodes` is the scenario's."""
 
     name: str
+    """What scenarios call it."""
     description: str = ""
+    """A sentence for people."""
     gpu: GpuSpec
+    """The accelerator."""
     node: NodeSpec
+    """The host."""
     scale_up: ScaleUpSpec
+    """The fast links between GPUs."""
     nic: NicSpec
+    """Network cards."""
     fabric: FabricSpec
+    """The network."""
     kernels: KernelConstants = KernelConstants()
     """Fitted kernel constants; empty ones are scaled from the peaks, with a wider interval."""
     collectives: CollectiveConstants = CollectiveConstants()

@@ -19,7 +19,9 @@ class MoeSpec(Spec):
     """Mixture-of-experts feed-forward layers."""
 
     num_experts: Positive
+    """Routed experts per layer."""
     num_experts_per_tok: Positive
+    """Experts that work on a token."""
     moe_intermediate_size: Positive
     """Width of one routed expert."""
     shared_expert_intermediate_size: NonNegative = 0
@@ -35,6 +37,7 @@ class MoeSpec(Spec):
     topk_group: NonNegative = 0
     """Groups (nodes) a token may reach; 0 = no limit."""
     n_group: NonNegative = 0
+    """Groups that routing is limited to (DeepSeek); 0: none."""
 
 
 class MlaSpec(Spec):
@@ -43,34 +46,54 @@ class MlaSpec(Spec):
     q_lora_rank: NonNegative = 0
     """0 = queries are projected directly (DeepSeek-V2-Lite)."""
     kv_lora_rank: Positive
+    """Width that keys and values are compressed to."""
     qk_nope_head_dim: Positive
+    """Part of a query or key head without rotary embedding."""
     qk_rope_head_dim: Positive
+    """Part with it."""
     v_head_dim: Positive
+    """Width of a value head."""
 
 
 class TransformerSpec(Spec):
     """A decoder-only (or, with num_decoder_layers, encoder-decoder) transformer."""
 
     kind: Literal["transformer"] = "transformer"
+    """Marks the table as a transformer."""
     name: str = ""
+    """What reports call it."""
     hidden_size: Positive
+    """Width of the residual stream."""
     intermediate_size: Positive
+    """Width of the MLP."""
     num_hidden_layers: Positive
+    """Layers (of the encoder, where there is a decoder)."""
     num_attention_heads: Positive
+    """Query heads."""
     num_key_value_heads: Positive
+    """Heads of keys and values: fewer than query heads is grouped-query attention."""
     head_dim: Positive
+    """Width of a head."""
     vocab_size: Positive
+    """Words of the embedding."""
     max_position_embeddings: Positive = 8192
+    """Longest sequence; the size of learned position embeddings."""
     tie_word_embeddings: bool = False
+    """The head is the embedding."""
     gated_mlp: bool = True
     """Three matrices (SwiGLU, GeGLU) instead of two."""
     activation: Literal["silu", "gelu", "relu", "squared_relu"] = "silu"
+    """Of the MLP."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Kind of norm."""
     position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
+    """How positions enter."""
     attention_bias: bool = False
     """Biases on the Q, K, V projections."""
     attention_out_bias: bool = False
+    """Bias on the output projection."""
     mlp_bias: bool = False
+    """Biases in the MLP."""
     swiglu_limit: Positive | None = None
     """Both halves of the gated unit are clamped to it before the activation (GPT-OSS: 7)."""
     qk_norm: bool = False
@@ -78,12 +101,15 @@ class TransformerSpec(Spec):
     embedding_norm: bool = False
     """A norm right after the embedding (BLOOM)."""
     final_norm: bool = True
+    """A norm before the head."""
     block_norms: Literal[1, 2, 4] = 2
     """Norms per layer: before each sub-block (2), after each as well (4: Gemma 2, Grok-1), one shared (1: GPT-J)."""
     parallel_block: bool = False
     """Attention and MLP side by side from one input (GPT-J, Falcon)."""
     head_bias: bool = False
+    """Bias on the head."""
     sliding_window: Positive | None = None
+    """Keys that a query sees at most, in every layer; none = all."""
     num_decoder_layers: NonNegative = 0
     """Decoder layers with cross-attention on top of num_hidden_layers encoder layers (T5, Switch)."""
     relative_position_buckets: NonNegative = 0
@@ -91,7 +117,9 @@ class TransformerSpec(Spec):
     num_nextn_predict_layers: NonNegative = 0
     """Multi-token-prediction modules (DeepSeek-V3)."""
     moe: MoeSpec | None = None
+    """Experts in place of the MLP; none = dense."""
     mla: MlaSpec | None = None
+    """Multi-head latent attention; none = ordinary attention."""
     published_parameters: Positive | None = None
     """The published count, where one is known exactly; the tests compare."""
     published_as: str = ""
@@ -101,6 +129,7 @@ class TransformerSpec(Spec):
     published_rounding: Literal["nearest", "truncated"] = "nearest"
     """How the printed digits relate to the count."""
     source: str = ""
+    """Where the facts stand."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TransformerSpec:
@@ -125,37 +154,60 @@ class MlpSpec(Spec):
     """A deep MLP: `depth` square layers of `width` with non-linearities; input and output layers where given."""
 
     kind: Literal["mlp"] = "mlp"
+    """Marks the table as an MLP."""
     name: str = ""
+    """What reports call it."""
     width: Positive
+    """Of every layer."""
     depth: Positive
+    """Layers."""
     input_size: Positive | None = None
+    """Features in."""
     output_size: Positive | None = None
+    """Features out."""
     bias: bool = True
+    """Biases in every layer."""
     published_parameters: Positive | None = None
+    """The published count, where one is known exactly."""
     published_as: str = ""
+    """The count as printed."""
     source: str = ""
+    """Where the facts stand."""
 
 
 class ConvLayerSpec(Spec):
     """One layer of a convolutional net."""
 
     kind: Literal["conv", "pool", "linear"]
+    """What the layer does."""
     out_channels: Positive | None = None
     """Filters of a conv, units of a linear."""
     kernel_size: Positive = 1
+    """Pixels along a side."""
     stride: Positive = 1
+    """Pixels between outputs."""
     padding: NonNegative = 0
+    """Pixels added on each side."""
     groups: Positive = 1
+    """Channel groups without connections between them."""
 
 
 class CnnSpec(Spec):
     """A convolutional net as a list of layers (AlexNet)."""
 
     kind: Literal["cnn"] = "cnn"
+    """Marks the table as a convolutional network."""
     name: str = ""
+    """What reports call it."""
     image_size: Positive
+    """Pixels along a side."""
     in_channels: Positive = 3
+    """Channels of the image."""
     layers: tuple[ConvLayerSpec, ...]
+    """In order."""
     published_parameters: Positive | None = None
+    """The published count, where one is known exactly."""
     published_as: str = ""
+    """The count as printed."""
     source: str = ""
+    """Where the facts stand."""

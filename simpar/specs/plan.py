@@ -15,11 +15,13 @@ class RecomputeSpec(Spec):
     """Activation recomputation in detail; the plain words none / selective / full are short for this."""
 
     granularity: Literal["none", "selective", "full"] = "selective"
+    """Nothing, some modules, or whole layers."""
     modules: tuple[str, ...] = ()
     """selective: any of core_attn, layernorm, mlp, moe, moe_act, mla_up_proj, shared_experts, attention, op (torchtitan)."""
     num_layers: Annotated[int, Field(ge=0)] | None = None
     """full: only the first num_layers of each stage (block method); none = all."""
     method: Literal["uniform", "block"] = "uniform"
+    """full: chunks of layers over the whole stage, or only the first layers."""
     uniform_layers: Degree = 1
     """full, uniform: layers per checkpointed chunk."""
 
@@ -45,6 +47,7 @@ class PlanSpec(Spec):
     cp: Degree = 1
     """Context parallel."""
     cp_style: Literal["ring", "all_gather", "ulysses"] = "ring"
+    """How context-parallel ranks exchange: keys and values around a ring or gathered, or heads for positions (Ulysses)."""
     pp: Degree = 1
     """Pipeline parallel."""
     virtual_stages: Degree = 1
@@ -68,14 +71,19 @@ class PlanSpec(Spec):
     layers_per_stage: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Transformer layers of each virtual stage in stage order; none = as even as possible."""
     first_stage_less_layers: Annotated[int, Field(ge=0)] = 0
+    """Layers fewer on the first stage than the even share."""
     last_stage_less_layers: Annotated[int, Field(ge=0)] = 0
+    """Layers fewer on the last stage."""
     embedding_alone: bool = False
     """The embedding (and the head) form stages of their own."""
     recompute: Literal["none", "selective", "full"] | RecomputeSpec = "none"
+    """What the backward computes again instead of keeping: a word or a table."""
     offload: OffloadSpec = OffloadSpec()
+    """What rests in host memory."""
     overlap_grad_reduce: bool | None = None
     """none = the framework's default."""
     overlap_param_gather: bool | None = None
+    """Gathers of updated parameters run beside the forward; none = the default of the framework."""
     overlap_tp: bool = False
     """Chunked tensor-parallel overlap (TransformerEngine user buffers, async TP)."""
     synchronous_optimizer: bool | None = None
@@ -85,6 +93,8 @@ class PlanSpec(Spec):
     overlap_ep: bool = False
     """Expert all-to-all of one micro-batch hidden under compute of another."""
     delay_wgrad: bool = False
+    """Weight gradients of a block are computed after its input gradients have left."""
     ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
+    """How tokens reach their experts: NCCL's all-to-all, or kernels of DeepEP or HybridEP."""
     placement: str = "tp-cp-ep-dp-pp"
     """Order of the dimensions over consecutive ranks, fastest first."""

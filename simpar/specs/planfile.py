@@ -103,6 +103,7 @@ class Phase(Spec):
     tokens_per_s_per_gpu, step_time, flops, gpu_hours."""
 
     name: str = ""
+    """What reports call it."""
     tokens: Count
     """Tokens of this phase."""
     starts_at_tokens: Annotated[float, Field(ge=0)] | None = None
@@ -281,7 +282,9 @@ class PlanFile(Spec):
     """A whole training run."""
 
     name: str
+    """What reports call it."""
     description: str = ""
+    """A sentence for people."""
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     """What is trained, one after another."""
     cluster: ClusterPlan

@@ -35,6 +35,7 @@ class CorrelatedFailure(Spec):
     """Something that takes several nodes down at once: a leaf switch, a rack's power."""
 
     name: str
+    """What reports call it."""
     nodes_per_group: Annotated[int, Field(gt=0)]
     """Nodes behind one such thing."""
     rate_per_group_day: Rate
@@ -103,6 +104,7 @@ class MaintenanceWindow(Spec):
     """A planned stop: the job saves, waits, restarts."""
 
     name: str = "maintenance"
+    """What reports call it."""
     first_day: Annotated[float, Field(ge=0)]
     """Days after the start of the run."""
     every_days: Annotated[float, Field(gt=0)] | None = None

@@ -31,6 +31,7 @@ class ClusterSpec(Spec):
     hardware: str
     """A name in hardware_profiles/ or a path to a profile."""
     num_nodes: Annotated[int, Field(gt=0)]
+    """Machines."""
     num_gpus: Annotated[int, Field(gt=0)] | None = None
     """Fewer than all the nodes' GPUs, for part of a node; none = all."""
     gpus_per_node: Annotated[int, Field(gt=0)] | None = None
@@ -38,6 +39,7 @@ class ClusterSpec(Spec):
     oversubscription: Annotated[float, Field(ge=1)] | None = None
     """Overrides the fabric's leaf-to-spine ratio."""
     pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
+    """Overrides the ratio between pods."""
     nics_per_node: Annotated[int, Field(gt=0)] | None = None
     """Overrides the number of adapters."""
     sharp: bool = False
@@ -54,9 +56,13 @@ class Published(Spec):
     """What is published about a scenario, for comparison; never an input."""
 
     metric: str
+    """step_time_s, tokens_per_s_per_gpu, mfu, model_flops_per_s_per_gpu, bubble_fraction."""
     value: float
+    """In SI units; fractions for mfu and bubble_fraction."""
     source: str
+    """Where it stands."""
     note: str = ""
+    """How it was derived, if it was."""
     fitted: bool = False
     """The constants were fitted with this run, so that agreement with it is no evidence."""
 
@@ -65,15 +71,25 @@ class Scenario(Spec):
     """A model, a cluster, a plan and a training step, all resolved."""
 
     name: str
+    """What reports call it."""
     description: str = ""
+    """A sentence for people."""
     model: ModelSpec
+    """What is trained: the name of a preset, the path of a Hugging Face config.json, or a table."""
     framework: str = "megatron-core"
+    """Whose semantics: kernels, defaults, memory, host."""
     framework_version: str | None = None
+    """A release (0.9.0), or a month (2024-10); none = the newest behaviour known."""
     cluster: ClusterSpec
+    """On which machines."""
     plan: PlanSpec = PlanSpec()
+    """How the work is laid out over ranks."""
     training: TrainingSpec
+    """Batch, sequence, precision, optimizer."""
     effects: EffectsSpec = EffectsSpec()
+    """What is not ideal: contention, slow ranks, faults, jitter."""
     published: tuple[Published, ...] = ()
+    """Measured figures of this very run, for comparison; never an input."""
     site: str | Site | None = None
     """What `simpar adapt` learned from a cluster's own runs: a file, relative to the scenario's, or its table."""
     file: str = ""
@@ -182,8 +198,9 @@ def overridden(table: dict[str, Any], assignments: Sequence[str]) -> dict[str, A
 
 
 def as_published(changed: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """`changed`, the raw `table` of a scenario with changes, without what is published about that where they change what runs."""
-    told = {"name", "description", "published", "effects"}
+    """`changed`, the raw `table` of a scenario or a plan file with changes, without what is published about that where they change
+    what runs."""
+    told = {"name", "description", "published", "effects", "deadline", "confidence", "prices", "file"}
     if {k: v for k, v in changed.items() if k not in told} != {k: v for k, v in table.items() if k not in told}:
         changed.pop("published", None)
     return changed

@@ -36,9 +36,13 @@ class SiteRun(Spec):
     """A run that the site was learned from: its id, the measured step and the predictions without and with the site (seconds)."""
 
     id: str
+    """The row's."""
     measured_s: Annotated[float, Field(gt=0)]
+    """Seconds of its step."""
     before_s: Annotated[float, Field(gt=0)]
+    """Predicted without the site."""
     after_s: Annotated[float, Field(gt=0)]
+    """Predicted with it."""
     weight: Annotated[float, Field(ge=0, le=1)] = 1.0
     """How far it was believed: a run far from what the others say counts less."""
 
@@ -47,6 +51,7 @@ class SiteKind(Spec):
     """Runs of one kind (a model, precision and framework on a GPU) and their own factor beside the site's three."""
 
     name: str
+    """Model and precision, "8.03B bf16"."""
     factor: Factor
     """On everything that the three factors scale."""
 
@@ -58,6 +63,7 @@ class Site(Spec):
     """
 
     name: str = "site"
+    """What reports call it."""
     group: str = ""
     """Framework and GPU that the runs had; what another framework or GPU takes is not told by them. Empty = any."""
     compute: Factor = 1.0
@@ -78,6 +84,7 @@ class Site(Spec):
     peak_memory_spread: Spread = 0.0
     """Of log(measured / predicted) of a peak at this site; 0 = as everywhere."""
     runs: tuple[SiteRun, ...] = ()
+    """What it was learned from."""
 
     @model_validator(mode="after")
     def _is_a_covariance(self) -> Site:

@@ -48,6 +48,7 @@ class TrainingSpec(Spec):
     micro_batch_size: Annotated[int, Field(gt=0)] = 1
     """Sequences per micro-batch and data-parallel rank."""
     precision: Precision = "bf16"
+    """Of matrix products; fp8 and below name their scaling."""
     optimizer: Optimizer = "adamw"
     """What each keeps: parallel/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
     torchao's."""
@@ -59,6 +60,7 @@ class TrainingSpec(Spec):
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Accumulation and reduction; none = the framework's default."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability, in attention and after it and the MLP."""
     attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "cudnn"] = "auto"
     """auto = the framework's of that time on that GPU."""
     cross_entropy: Literal["auto", "unfused", "fused", "chunked", "linear", "tiled"] = "auto"
@@ -66,14 +68,19 @@ class TrainingSpec(Spec):
     pieces of the sequence; linear: head and loss in one (Liger's fused linear cross-entropy), which never keeps logits; tiled: the
     same by tiles whose logits are computed again in the backward (TRL, prime-rl's RL, cut cross-entropy); auto: the framework's."""
     compile: bool | None = None
+    """torch.compile; open: the default of the framework."""
     fused_kernels: bool = False
     """Norm, rotary embedding and gated activation by a library's single kernels in a model of plain modules (Liger, Unsloth)."""
     cuda_graphs: bool = False
+    """Kernels are launched as graphs."""
     cuda_graph_scope: Literal["layer", "attention"] = "layer"
     """What graphs hold: whole layers, or all but experts and their dispatch."""
     routing: RoutingSpec = RoutingSpec()
+    """How tokens spread over experts."""
     trainable: Literal["all", "lora"] = "all"
+    """What has gradients: everything or low-rank adapters."""
     lora_rank: Annotated[int, Field(gt=0)] = 16
+    """Of the adapters."""
     lora_modules: Literal["attention", "all"] = "attention"
     """Matmuls with a low-rank pair: those of attention, or every one of a layer (experts included, the router not)."""
     lora_adapters: Annotated[int, Field(gt=0)] = 1

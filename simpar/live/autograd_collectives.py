@@ -5,6 +5,7 @@ Rows come first in every tensor (sequence, batch, width), so that gathers and sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,68 +58,37 @@ def exchange_rows(x: Any, group: Group) -> Any:
     return out
 
 
-class Copy(torch.autograd.Function):
-    """Identity whose gradient is summed: before column-parallel weights."""
+Call = Callable[[Any, Group], Any]
 
-    @staticmethod
+
+def _differentiable(there: Call, back: Call, what: str) -> Any:
+    """An autograd function of (x, group) that is `there`, and `back` for its gradient."""
+
     def forward(ctx: Any, x: Any, group: Group) -> Any:
         ctx.group = group
-        return x.view_as(x)
+        return there(x, group)
 
-    @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return all_reduce(grads[0].contiguous(), ctx.group), None
+        return back(grads[0], ctx.group), None
+
+    fields = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__doc__": what}
+    return type(what.split()[0], (torch.autograd.Function,), fields)
 
 
-class Reduce(torch.autograd.Function):
-    """Sum whose gradient passes: after row-parallel weights."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Group) -> Any:
-        return all_reduce(x.contiguous(), group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
+def _same(x: Any, group: Group) -> Any:
+    del group
+    return x.view_as(x)
 
 
-class Gather(torch.autograd.Function):
-    """Rows gathered, gradients summed and scattered: sequence parallelism before column-parallel weights."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Group) -> Any:
-        ctx.group = group
-        return gather_rows(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return scatter_rows(grads[0], ctx.group), None
+def _sum(x: Any, group: Group) -> Any:
+    return all_reduce(x.contiguous(), group)
 
 
-class Scatter(torch.autograd.Function):
-    """Rows summed and scattered, gradients gathered: sequence parallelism after row-parallel weights."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Group) -> Any:
-        ctx.group = group
-        return scatter_rows(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return gather_rows(grads[0], ctx.group), None
-
-
-class Exchange(torch.autograd.Function):
-    """All-to-all of rows; its own gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Group) -> Any:
-        ctx.group = group
-        return exchange_rows(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return exchange_rows(grads[0], ctx.group), None
+Copy = _differentiable(_same, _sum, "Copy whose gradient is summed: before column-parallel weights.")
+Reduce = _differentiable(_sum, _same, "Reduce with a sum whose gradient passes: after row-parallel weights.")
+Gather = _differentiable(gather_rows, scatter_rows, "Gather rows, sum and scatter gradients: before column-parallel weights.")
+Scatter = _differentiable(scatter_rows, gather_rows, "Scatter summed rows, gather gradients: after row-parallel weights.")
+Exchange = _differentiable(exchange_rows, exchange_rows, "Exchange rows, all to all; its own gradient.")
 
 
 class SplitVocabularyLoss(torch.autograd.Function):

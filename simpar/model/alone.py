@@ -1,0 +1,200 @@
+"""Encoders of images and sound on their own, and pairs of encoders (CLIP, SigLIP)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from simpar.model.config_keys import Keys
+from simpar.model.decoder import Family, norm_extra, vector
+from simpar.model.projectors import Weights, linear
+from simpar.model.towers import TOWERS, Tower, vision_stack
+from simpar.specs.architecture import (
+    ArchitectureSpec,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    StackSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+
+def _distilled(k: Keys, h: int) -> Weights:
+    """AST: overlapping patches of a spectrogram, a class and a distillation token."""
+    patch, bins, frames = k.number("patch_size", default=16), k.number("num_mel_bins", default=128), k.number("max_length")
+    rows = (bins - patch) // k.number("frequency_stride", default=10) + 1
+    columns = (frames - patch) // k.number("time_stride", default=10) + 1
+    return (vector("positions", (rows * columns + 2) * h),)
+
+
+def _further(k: Keys, h: int) -> Weights:
+    """Mask and register tokens."""
+    return (vector("further_tokens", (1 + k.get("num_register_tokens", default=4)) * h),)
+
+
+def _beit(k: Keys, h: int) -> Weights:
+    """Masked tokens and relative positions by layer, where they are used; keys without bias."""
+    depth, heads = k.number("num_hidden_layers"), k.number("num_attention_heads")
+    k.get("use_mean_pooling", "pool_scales", "auxiliary_channels", "auxiliary_num_convs", "auxiliary_concat_input", "vocab_size")
+    rows = (2 * (k.number("image_size") // k.number("patch_size")) - 1) ** 2 + 3
+    tables = depth if k.get("use_relative_position_bias", default=False) else 0
+    tables += bool(k.get("use_shared_relative_position_bias", default=False))
+    found = [vector("class_token", h)]
+    found += [WeightSpec(name="relative_bias", kind="lookup", inputs=rows, outputs=heads, copies=tables)] if tables else []
+    found += [vector("mask_token", h)] if k.get("use_mask_token", default=False) else []
+    patches = (k.number("image_size") // k.number("patch_size")) ** 2 + 1
+    found += [vector("positions", patches * h)] if k.get("use_absolute_position_embeddings", default=False) else []
+    return tuple(found)
+
+
+ALONE: dict[str, Tower] = {
+    **{name: TOWERS[name] for name in ("vit", "deit", "dinov2", "dinov3_vit", "siglip_vision_model", "siglip2_vision_model")},
+    "clip_vision_model": TOWERS["clip_vision_model"],
+    "dinov2_with_registers": Tower(tokens=1, layer_scale=True, extra=_further),
+    **dict.fromkeys(("vit_mae", "vit_msn"), Tower(tokens=1)),
+    "ijepa": Tower(),
+    "beit": Tower(k_bias=False, positions="none", layer_scale=True, extra=_beit),
+    "videomae": Tower(k_bias=False, positions="none", temporal=True, final_norm=False),
+    "audio-spectrogram-transformer": Tower(positions="none", tokens=2, extra=_distilled),
+}
+"""Image and spectrogram encoders by model_type."""
+
+
+class Vit:
+    """A vision transformer on its own."""
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k = keys
+
+    def architecture(self) -> ArchitectureSpec:
+        k = self.k
+        k.get("out_features", "out_indices", "stage_names", "reshape_hidden_states", "norm_pix_loss", "mask_ratio", "vocab_size")
+        k.get(*(f"decoder_{n}" for n in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")))
+        if k.model_type == "audio-spectrogram-transformer":
+            k.config = {"num_channels": 1, **k.config}
+        if k.model_type == "videomae":
+            k.config = {"temporal_patch_size": k.number("tubelet_size", default=2), **k.config}
+            k.get("num_frames", "use_mean_pooling", "qv_bias")
+        stack = vision_stack(k, ALONE[k.model_type]).model_copy(update={"tower": False})
+        h = stack.hidden_size
+        pooled = k.model_type in ("vit", "deit")
+        extra = linear("pooler", h, k.get("pooler_output_size", default=h)).model_copy(update={"uses": 0.0})
+        k.get("pooler_output_size")
+        return ArchitectureSpec(stacks=(stack,), head=False, extra=(extra,) if pooled else ())
+
+
+def text_stack(k: Keys) -> tuple[StackSpec, tuple[WeightSpec, ...]]:
+    """The text encoder of a pair, and its positions."""
+    h, heads = k.number("hidden_size"), k.number("num_attention_heads")
+    causal = k.model_type == "clip_text_model"
+    bias = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
+    attention = AttentionSpec(
+        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=causal, position="absolute", **bias
+    )
+    mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
+    layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp)))
+    rows = k.number("max_position_embeddings")
+    head = (linear("pooler", h, k.number("projection_size", default=h)).model_copy(update={"uses": 0.0}),)
+    stack = StackSpec(hidden_size=h, layers={"text": layer}, pattern=(f"text*{k.number('num_hidden_layers')}",), norm="layernorm")
+    position = WeightSpec(name="position", kind="lookup", inputs=rows, outputs=h)
+    k.get("projection_dim")
+    return stack, (position, *(() if causal else head))
+
+
+class Pair:
+    """CLIP and SigLIP: an encoder of images beside one of text; FLOPs are of a text token."""
+
+    text, vision = "clip_text_model", "clip_vision_model"
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k = keys
+
+    def architecture(self) -> ArchitectureSpec:
+        k = self.k
+        words = k.child("text_config", like=self.text) or Keys({}, k.file, "text_config.", self.text)
+        images = k.child("vision_config", like=self.vision) or Keys({}, k.file, "vision_config.", self.vision)
+        text, extra = text_stack(words)
+        vision = vision_stack(images, TOWERS[self.vision])
+        return ArchitectureSpec(
+            vocab_size=words.number("vocab_size"), head=False, stacks=(vision, text),
+            extra=(*extra, *self.joint(text.hidden_size, vision.hidden_size)),
+        )  # fmt: skip
+
+    def joint(self, text: int, vision: int) -> Weights:
+        """Projections into one space, once per sample, and the learned scale."""
+        width = self.k.number("projection_dim", default=512)
+        both = (linear("text_projection", text, width, False), linear("visual_projection", vision, width, False))
+        return (*(w.model_copy(update={"uses": 0.0}) for w in both), vector("logit_scale", 1))
+
+
+class SiglipPair(Pair):
+    text, vision = "siglip_text_model", "siglip_vision_model"
+
+    def joint(self, text: int, vision: int) -> Weights:
+        return (vector("logit_scale_and_bias", 2),)
+
+
+class Siglip2Pair(SiglipPair):
+    text, vision = "siglip2_text_model", "siglip2_vision_model"
+
+
+class TextEncoder:
+    """The text half of a pair on its own."""
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k = keys
+
+    def architecture(self) -> ArchitectureSpec:
+        stack, extra = text_stack(self.k)
+        return ArchitectureSpec(vocab_size=self.k.number("vocab_size"), head=False, stacks=(stack,), extra=extra)
+
+
+class Wav2Vec2:
+    """Convolutions over the waveform, a grouped convolution for positions, BERT's layers, a head for CTC (also HuBERT)."""
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k = keys
+
+    def architecture(self) -> ArchitectureSpec:
+        k = self.k
+        h, heads = k.size("hidden_size"), k.number("num_attention_heads")
+        bias = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
+        attention = AttentionSpec(
+            num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute", **bias
+        )
+        mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
+        norm: Any = "pre" if k.get("do_stable_layer_norm", default=False) else "post"
+        layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,), norm=norm) for b in (attention, mlp)))
+        stack = StackSpec(
+            name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{k.number('num_hidden_layers')}",),
+            norm="layernorm", extra=(*self.stem(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
+        )  # fmt: skip
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+    def stem(self, h: int) -> Weights:
+        """Convolutions (with a norm after the first, or after each), a projection, positions, the masked frame."""
+        k = self.k
+        widths, taps = k.get("conv_dim", default=[512] * 7), k.get("conv_kernel", default=[10, 3, 3, 3, 3, 2, 2])
+        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm", "feat_extract_activation", "feat_proj_layer_norm")
+        k.get("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "adapter_attn_dim", "output_hidden_size", "tdnn_dim")
+        k.get("codevector_dim", "num_codevector_groups", "num_codevectors_per_group", "proj_codevector_dim", "num_negatives")
+        k.get("tdnn_dilation", "tdnn_kernel", "xvector_output_dim", "conv_pos_batch_norm", "num_ctc_classes", "max_bucket_distance")
+        bias, each = bool(k.get("conv_bias", default=False)), k.get("feat_extract_norm", default="group") == "layer"
+        found = [linear(f"convolution_{n}", taps[n] * (widths[n - 1] if n else 1), w, bias) for n, w in enumerate(widths)]
+        found.append(vector("convolution_norms", 2 * (sum(widths) if each else widths[0])))
+        groups, wide = k.number("num_conv_pos_embedding_groups", default=16), k.number("num_conv_pos_embeddings", default=128)
+        last = widths[-1]
+        found += [norm_extra("projection_norm", "layernorm", last), linear("projection", last, h), vector("masked_frame", h)]
+        position = linear("position_convolution", prod((h // groups, wide)), h)
+        return (*found, position, vector("position_weight_norm", wide))
+
+
+PAIRS = {"clip": Pair, "siglip": SiglipPair, "siglip2": Siglip2Pair}
+"""Models that nest the keys of two encoders."""
+ALONE_READERS: dict[str, Any] = {
+    **dict.fromkeys(ALONE, Vit),
+    **PAIRS,
+    **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), TextEncoder),
+    **dict.fromkeys(("wav2vec2", "hubert"), Wav2Vec2),
+}  # fmt: skip

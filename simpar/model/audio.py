@@ -1,0 +1,93 @@
+"""Audio encoders beside a decoder: Whisper's layers over a convolutional stem, and what leads from them to the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simpar.model.config_keys import Keys
+from simpar.model.decoder import vector
+from simpar.model.projectors import Projector, Weights, aligner, linear, mlp2
+from simpar.specs.architecture import AttentionSpec, FeedForwardSpec, LayerSpec, StackSpec, SublayerSpec, WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AudioTower:
+    """What an audio encoder's class builds without asking its file."""
+
+    stem: Literal["1d", "2d"] = "1d"
+    """1d: two convolutions over time (Whisper); 2d: three over time and frequency, and a projection."""
+    positions: bool = True
+    """A table of positions among the parameters."""
+    k_bias: bool = False
+    projector: Projector = aligner
+
+
+def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
+    """The layers of an audio encoder with its stem and projector; `text` is the text's width."""
+    h, depth = k.number("d_model", "hidden_size"), k.number("encoder_layers", "num_hidden_layers")
+    heads, width = k.number("encoder_attention_heads", "num_attention_heads"), k.number("encoder_ffn_dim", "intermediate_size")
+    k.get("num_key_value_heads", "n_window", "n_window_infer", "conv_chunksize", "head_dim", "max_source_positions", "vocab_size")
+    file.get("head_dim")
+    k.get("layerdrop", "num_hidden_layers", "max_position_embeddings")
+    attention = AttentionSpec(
+        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute",
+        q_bias=True, k_bias=tower.k_bias, v_bias=True, o_bias=True,
+    )  # fmt: skip
+    mlp = FeedForwardSpec(width=width, gated=False, bias=True, activation="gelu")
+    layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp)))
+    positions = (vector("positions", k.number("max_source_positions", default=1500) * h),) if tower.positions else ()
+    return StackSpec(
+        name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{depth}",), norm="layernorm", tower=True,
+        extra=(*_stem(k, tower, h), *positions, *tower.projector(file, k, h, text)),
+    )  # fmt: skip
+
+
+def _stem(k: Keys, tower: AudioTower, h: int) -> Weights:
+    """From the spectrogram to the first layer."""
+    bins = k.number("num_mel_bins", default=128)
+    if tower.stem == "1d":
+        return (linear("convolution_1", 3 * bins, h), linear("convolution_2", 3 * h, h))
+    c = k.number("downsample_hidden_size", default=480)
+    down = (linear("convolution_1", 9, c), linear("convolution_2", 9 * c, c, copies=2))
+    return (*down, WeightSpec(name="convolution_out", inputs=c * -(-bins // 8), outputs=h))
+
+
+def _one(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    return (linear("projector", h, text),)
+
+
+def _frames(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Voxtral: four frames side by side, two layers without biases."""
+    file.get("hidden_size", "projector_hidden_act")
+    return mlp2("projector", k.number("intermediate_size"), text, text, bias=False)
+
+
+def _frames_wide(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """GLM-ASR: four frames side by side, twice the text's width between."""
+    return mlp2("projector", k.number("intermediate_size"), 2 * text, text)
+
+
+def _output(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Qwen 3 Omni and ASR: two layers."""
+    return mlp2("projector", h, h, k.number("output_dim", default=text))
+
+
+def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Qwen 2.5 Omni: one layer, and embeddings of begin and end."""
+    out = k.number("output_dim", default=text)
+    return (linear("projector", h, out), vector("begin_end", 2 * out))
+
+
+AUDIO_TOWERS: Final[dict[str, AudioTower]] = {
+    "qwen2_audio_encoder": AudioTower(projector=_one),
+    "voxtral_encoder": AudioTower(projector=_frames),
+    "audioflamingo3_encoder": AudioTower(),
+    "glmasr_encoder": AudioTower(positions=False, projector=_frames_wide),
+    "qwen2_5_omni_audio_encoder": AudioTower(positions=False, projector=_omni),
+    **dict.fromkeys(
+        ("qwen3_asr_encoder", "qwen3_omni_moe_audio_encoder"),
+        AudioTower(stem="2d", positions=False, k_bias=True, projector=_output),
+    ),
+}
+"""Audio encoder's model_type -> what it builds."""

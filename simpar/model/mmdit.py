@@ -1,0 +1,253 @@
+"""Diffusion transformers with two streams, image and text: FLUX and its kin, Stable Diffusion 3, Qwen-Image, HunyuanVideo."""
+
+from __future__ import annotations
+
+from simpar.model.config_keys import Keys
+from simpar.model.decoder import deal, vector
+from simpar.specs.architecture import (
+    ArchitectureSpec,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    StackSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+TEXT_TOKENS = 512
+"""Text tokens beside the image's: T5's length in FLUX and Wan."""
+
+
+def weight(name: str, inputs: int, outputs: int, uses: float | None = None, bias: bool = True) -> WeightSpec:
+    return WeightSpec(name=name, inputs=inputs, outputs=outputs, bias=bias, uses=uses)
+
+
+def embedder(name: str, inputs: int, h: int) -> tuple[WeightSpec, ...]:
+    """Two layers on a vector per sample (time, guidance, pooled text)."""
+    return (weight(f"{name}_1", inputs, h, 0.0), weight(f"{name}_2", h, h, 0.0))
+
+
+class MMDiT:
+    """Double blocks with weights of their own for image and text, joint attention, then single blocks on both streams in one.
+
+    FLOPs are of an image token: the text stream's weights and the modulation, once per sample, are held and not counted.
+    """
+
+    bias, gated, ratio = True, False, 4.0
+    modulated = True
+    """Every block makes its shifts, scales and gates from the time embedding."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.k = keys
+        self.heads = keys.number("num_attention_heads")
+        self.dim = keys.number("attention_head_dim")
+        self.hidden = self.heads * self.dim
+        self.num_double = keys.number("num_layers", "num_blocks")
+        self.num_single = keys.get("num_single_layers", default=0)
+        keys.get("vocab_size", "tie_word_embeddings", "axes_dims_rope", "rope_axes_dim", "sample_size", "qk_norm")
+
+    @property
+    def width(self) -> int:
+        return int(self.ratio * self.hidden)
+
+    def qk_norm(self) -> bool:
+        return True
+
+    def text_tokens(self) -> int:
+        return TEXT_TOKENS
+
+    def attention(self, text_stream: bool, last: bool = False) -> AttentionSpec:
+        h, d, bias = self.hidden, self.dim, self.bias
+        norms = self.qk_norm()
+        extra = [vector("qk_norm", 2 * d)] if norms else []
+        if text_stream:
+            extra += [weight("text_qkv", h, 3 * h, 0.0, bias)] + ([] if last else [weight("text_out", h, h, 0.0, bias)])
+            extra += [vector("text_qk_norm", 2 * d)] if norms else []
+        return AttentionSpec(
+            num_heads=self.heads, num_key_value_heads=self.heads, head_dim=d, causal=False, q_bias=bias, k_bias=bias, v_bias=bias,
+            o_bias=text_stream and bias, joint_keys=self.text_tokens(), extra=tuple(extra),
+        )  # fmt: skip
+
+    def mlp(self, *extra: WeightSpec) -> FeedForwardSpec:
+        return FeedForwardSpec(width=self.width, gated=self.gated, bias=self.bias, activation="gelu", extra=extra)
+
+    def double(self, i: int) -> LayerSpec:
+        h, wide = self.hidden, self.width * (2 if self.gated else 1)
+        last = self.text_ends() and i == self.num_double - 1
+        text = () if last else (weight("text_up", h, wide, 0.0, self.bias), weight("text_down", self.width, h, 0.0, self.bias))
+        branches = (*self.mixers(i, last), self.mlp(*text))
+        steps = tuple(SublayerSpec(branches=(b,), norm="none") for b in branches)
+        return LayerSpec(sublayers=steps, extra=self.modulation(i, last))
+
+    def mixers(self, i: int, last: bool) -> tuple[AttentionSpec, ...]:
+        return (self.attention(True, last),)
+
+    def text_ends(self) -> bool:
+        """The last double block has no text stream after its attention."""
+        return False
+
+    def modulation(self, i: int, last: bool) -> tuple[WeightSpec, ...]:
+        h = self.hidden
+        return (
+            (weight("modulation", h, 6 * h, 0.0), weight("text_modulation", h, (2 if last else 6) * h, 0.0))
+            if self.modulated
+            else ()
+        )
+
+    def single(self) -> LayerSpec:
+        """Attention and feed-forward side by side, one output matrix over both."""
+        step = SublayerSpec(branches=(self.attention(False), self.mlp()), norm="none")
+        return LayerSpec(
+            sublayers=(step,), extra=(weight("modulation", self.hidden, 3 * self.hidden, 0.0),) if self.modulated else ()
+        )
+
+    def ends(self) -> list[WeightSpec]:
+        """Patches in and out, the text's projection, the last modulation."""
+        k, h = self.k, self.hidden
+        channels, patch = k.number("in_channels", "input_dim"), k.number("patch_size", default=1)
+        out = k.get("out_channels", default=channels)
+        k.get("disable_guidance_embedder", "input_dim")
+        return [
+            weight("image_in", channels, h, bias=self.bias), weight("text_in", k.number("joint_attention_dim"), h, 0.0, self.bias),
+            weight("out_modulation", h, 2 * h, 0.0, self.bias), weight("out", h, patch * patch * out, bias=self.bias),
+        ]  # fmt: skip
+
+    def outside(self) -> list[WeightSpec]:
+        """Weights around the blocks."""
+        k, h = self.k, self.hidden
+        found = [*self.ends(), *embedder("time", 256, h), *embedder("pooled_text", k.number("pooled_projection_dim"), h)]
+        return found + (list(embedder("guidance", 256, h)) if k.get("guidance_embeds", default=False) else [])
+
+    def architecture(self) -> ArchitectureSpec:
+        every = [self.double(i) for i in range(self.num_double)] + [self.single()] * self.num_single
+        names = ["double"] * self.num_double + ["single"] * self.num_single
+        layers, pattern = deal(every, names)
+        stack = StackSpec(
+            name="diffusion", hidden_size=self.hidden, layers=layers, pattern=pattern, norm="unweighted", final_norm=False,
+            extra=tuple(self.outside()),
+        )  # fmt: skip
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+
+class QwenImage(MMDiT):
+    """Double blocks alone; a norm on the text."""
+
+    def outside(self) -> list[WeightSpec]:
+        self.k.get("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope")
+        h, text = self.hidden, self.k.number("joint_attention_dim")
+        return [*self.ends(), *embedder("time", 256, h), vector("text_norm", text)]
+
+
+class Chroma(MMDiT):
+    """FLUX's blocks whose modulations one network makes for all."""
+
+    modulated = False
+
+    def outside(self) -> list[WeightSpec]:
+        k, h = self.k, self.hidden
+        inside, wide, depth = (
+            k.number("approximator_num_channels"),
+            k.number("approximator_hidden_dim"),
+            k.number("approximator_layers"),
+        )
+        made = [
+            weight("guidance_in", inside, wide, 0.0),
+            weight("guidance_out", wide, h, 0.0),
+            vector("guidance_norms", depth * wide),
+        ]
+        made += [weight(f"guidance_{n}", wide, wide, 0.0) for n in range(2 * depth)]
+        return [w for w in self.ends() if w.name != "out_modulation"] + made
+
+
+class Flux2(MMDiT):
+    """No biases, gated feed-forwards, one modulation for all blocks of a kind."""
+
+    bias, gated, modulated = False, True, False
+
+    def outside(self) -> list[WeightSpec]:
+        k, h = self.k, self.hidden
+        self.ratio = k.get("mlp_ratio", default=3.0)
+        time = k.number("timestep_guidance_channels", default=256)
+        k.get("rope_theta")
+        plain = {"uses": 0.0, "bias": False}
+        made = [*embedder("time", time, h), *(embedder("guidance", time, h) if k.get("guidance_embeds", default=True) else ())]
+        made += [weight("double_modulation", h, 12 * h), weight("single_modulation", h, 3 * h)]
+        return [*self.ends(), *(w.model_copy(update=plain) for w in made)]
+
+    @property
+    def width(self) -> int:
+        return int(self.k.get("mlp_ratio", default=3.0) * self.hidden)
+
+
+class SD3(MMDiT):
+    """Stable Diffusion 3: double blocks alone, the last without a text stream; some with a second attention (3.5 medium)."""
+
+    def qk_norm(self) -> bool:
+        return bool(self.k.get("qk_norm"))
+
+    def text_ends(self) -> bool:
+        return True
+
+    def text_tokens(self) -> int:
+        return 154  # CLIP's 77 and T5's 77
+
+    def dual(self, i: int) -> bool:
+        return i in self.k.get("dual_attention_layers", default=[])
+
+    def mixers(self, i: int, last: bool) -> tuple[AttentionSpec, ...]:
+        first = self.attention(True, last)
+        if not self.dual(i):
+            return (first,)
+        own = [vector("qk_norm", 2 * self.dim)] if self.qk_norm() else []
+        return (first, first.model_copy(update={"joint_keys": 0, "extra": tuple(own)}))
+
+    def modulation(self, i: int, last: bool) -> tuple[WeightSpec, ...]:
+        h = self.hidden
+        return (
+            weight("modulation", h, (9 if self.dual(i) else 6) * h, 0.0),
+            weight("text_modulation", h, (2 if last else 6) * h, 0.0),
+        )
+
+    def ends(self) -> list[WeightSpec]:
+        k, h = self.k, self.hidden
+        k.get("caption_projection_dim", "pos_embed_max_size")
+        patch, channels = k.number("patch_size", default=2), k.number("in_channels", default=16)
+        return [
+            weight("image_in", channels * patch * patch, h), weight("text_in", k.number("joint_attention_dim"), h, 0.0),
+            weight("out_modulation", h, 2 * h, 0.0), weight("out", h, patch * patch * k.get("out_channels", default=channels)),
+        ]  # fmt: skip
+
+
+class HunyuanVideo(MMDiT):
+    """Video patches; the text passes a refiner of its own."""
+
+    def ends(self) -> list[WeightSpec]:
+        k, h = self.k, self.hidden
+        self.ratio = k.get("mlp_ratio", default=4.0)
+        k.get("rope_theta", "image_condition_type")
+        volume = k.number("patch_size", default=2) ** 2 * k.number("patch_size_t", default=1)
+        return [
+            weight("image_in", k.number("in_channels") * volume, h), weight("out_modulation", h, 2 * h, 0.0),
+            weight("out", h, volume * k.number("out_channels")),
+        ]  # fmt: skip
+
+    def outside(self) -> list[WeightSpec]:
+        k, h = self.k, self.hidden
+        text, wide = k.number("text_embed_dim"), self.width
+        refiner = [weight("text_in", text, h, 0.0), *embedder("refiner_time", 256, h), *embedder("refiner_text", text, h)]
+        for n in range(k.number("num_refiner_layers", default=2)):
+            refiner += [
+                weight(f"refiner_{n}_qkv", h, 3 * h, 0.0),
+                weight(f"refiner_{n}_out", h, h, 0.0),
+                vector(f"refiner_{n}_norms", 4 * h),
+            ]
+            refiner += [weight(f"refiner_{n}_up", h, wide, 0.0), weight(f"refiner_{n}_down", wide, h, 0.0)]
+            refiner.append(weight(f"refiner_{n}_modulation", h, 2 * h, 0.0))
+        return [*super().outside(), *refiner]
+
+
+MMDIT_READERS: dict[str, type[MMDiT]] = {
+    **dict.fromkeys(("flux", "FluxModel", "FluxTransformer2DModel"), MMDiT),
+    "Flux2Transformer2DModel": Flux2, "ChromaTransformer2DModel": Chroma, "QwenImageTransformer2DModel": QwenImage,
+    "SD3Transformer2DModel": SD3, "HunyuanVideoTransformer3DModel": HunyuanVideo,
+}  # fmt: skip

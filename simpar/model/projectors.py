@@ -1,0 +1,334 @@
+"""What stands between an encoder and a decoder, and what an encoder holds around its layers: functions that return weights.
+
+A projector takes (whole file, encoder's keys, encoder's width, text's width); an encoder's extra weights (its keys, its width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simpar.model.config_keys import Keys
+from simpar.model.decoder import norm_extra as norm
+from simpar.model.decoder import vector
+from simpar.specs.architecture import WeightSpec
+
+Weights = tuple[WeightSpec, ...]
+Projector = Callable[[Keys, Keys, int, int], Weights]
+Extra = Callable[[Keys, int], Weights]
+
+
+def linear(name: str, inputs: int, outputs: int, bias: bool = True, copies: int = 1) -> WeightSpec:
+    return WeightSpec(name=name, inputs=inputs, outputs=outputs, bias=bias, copies=copies)
+
+
+def mlp2(name: str, inputs: int, inner: int, outputs: int, bias: bool = True) -> tuple[WeightSpec, ...]:
+    return (linear(f"{name}_1", inputs, inner, bias), linear(f"{name}_2", inner, outputs, bias))
+
+
+def qwen2_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Merger of 2 x 2 patches: a norm and two layers."""
+    wide = h * k.number("spatial_merge_size", default=2) ** 2
+    return (norm("merger_norm", "layernorm", h), *mlp2("merger", wide, wide, k.number("hidden_size", default=text)))
+
+
+def qwen25_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    k.get("fullatt_block_indexes", "window_size", "tokens_per_second", "spatial_patch_size")
+    wide = h * k.number("spatial_merge_size", default=2) ** 2
+    out = k.number("out_hidden_size", default=text)
+    return (norm("merger_norm", "rmsnorm", h), *mlp2("merger", wide, wide, out))
+
+
+def qwen3_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """The merger, and one more for each layer whose maps reach the decoder (DeepStack)."""
+    wide = h * k.number("spatial_merge_size", default=2) ** 2
+    out = k.number("out_hidden_size", default=text)
+    found = [norm("merger_norm", "layernorm", h), *mlp2("merger", wide, wide, out)]
+    for i, _ in enumerate(k.get("deepstack_visual_indexes", default=[]) or []):
+        found += [norm(f"deepstack_{i}_norm", "layernorm", wide), *mlp2(f"deepstack_{i}", wide, wide, out)]
+    return tuple(found)
+
+
+def llava(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    file.get("vision_feature_layer", "vision_feature_select_strategy", "image_seq_length", "projector_hidden_act")
+    layers = file.get("vision_feature_layer", default=-2)
+    count = len(layers) if isinstance(layers, list) else 1
+    return mlp2("projector", h * count, text, text, bool(file.get("multimodal_projector_bias", default=True)))
+
+
+def internvl(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    wide = int(h / file.get("downsample_ratio", default=0.5) ** 2)
+    return (norm("projector_norm", "layernorm", wide), *mlp2("projector", wide, text, text))
+
+
+def pixel_unshuffle(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """LFM2-VL: 2 x 2 patches into channels, two layers."""
+    file.get("encoder_patch_size", "max_image_tokens", "min_image_tokens")
+    wide, inner = h * file.number("downsample_factor", default=2) ** 2, file.number("projector_hidden_size", default=2560)
+    first = (norm("projector_norm", "layernorm", wide),) if file.get("projector_use_layernorm", default=True) else ()
+    return (*first, *mlp2("projector", wide, inner, text, bool(file.get("projector_bias", default=True))))
+
+
+def kimi(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    merge = k.get("merge_kernel_size", "spatial_merge_size", default=2)
+    wide = h * (merge[0] * merge[1] if isinstance(merge, list) else merge**2)
+    return (norm("projector_norm", "layernorm", h), *mlp2("projector", wide, wide, text))
+
+
+def kimi_positions(k: Keys, h: int) -> Weights:
+    """A grid of positions that is interpolated to the image's."""
+    k.get("init_pos_emb_time")
+    rows = k.number("init_pos_emb_height", "pos_emb_height", default=64) * k.number(
+        "init_pos_emb_width", "pos_emb_width", default=64
+    )
+    return (vector("positions", rows * h),)
+
+
+def gemma3(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    file.get("mm_tokens_per_image")
+    return (linear("projector", h, text, False), norm("projector_norm", "rmsnorm", h))
+
+
+def one(bias: bool) -> Projector:
+    return lambda file, k, h, text: (linear("projector", h, text, bias),)
+
+
+def gemma4_positions(k: Keys, h: int) -> Weights:
+    k.get("default_output_length", "pooling_kernel_size", "standardize", "use_clipped_linears", "global_head_dim", "layer_types")
+    return (vector("positions", 2 * k.number("position_embedding_size", default=10240) * h),)
+
+
+def llama4(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Pixel shuffle by pixel_shuffle_ratio, two layers without biases, then the projector."""
+    wide, k_inner = k.number("intermediate_size"), k.number("projector_input_dim", default=4096)
+    k.get("pixel_shuffle_ratio", "projector_output_dim")
+    out = k.number("projector_output_dim", default=4096)
+    return (
+        *mlp2("adapter", wide, k_inner, out, False),
+        linear("projector", k.number("vision_output_dim", default=out), text, False),
+    )
+
+
+def mistral3(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    merge = file.number("spatial_merge_size", default=2)
+    bias = bool(file.get("multimodal_projector_bias", default=False))
+    return (
+        norm("projector_norm", "rmsnorm", h), linear("patch_merger", h * merge * merge, h, False),
+        *mlp2("projector", h, text, text, bias),
+    )  # fmt: skip
+
+
+def glm4v(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """A convolution of 2 x 2, a projection, a norm and a gated layer."""
+    out, merge = k.number("out_hidden_size", default=text), k.number("spatial_merge_size", default=2)
+    width = k.number("intermediate_size")
+    return (
+        linear("downsample", h * merge * merge, out), linear("merger", out, out, False), norm("merger_norm",
+        "layernorm", out),
+        linear("merger_gate_up", out, 2 * width, False), linear("merger_down", width, out, False),
+    )  # fmt: skip
+
+
+def idefics3(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Pixel shuffle by scale_factor, one matrix."""
+    return (linear("projector", h * file.number("scale_factor", default=2) ** 2, text, False),)
+
+
+def llava_newline(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    return (*llava(file, k, h, text), vector("image_newline", text))
+
+
+def cohere2_vision(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Pixel shuffle, a gated layer."""
+    inner = file.number("alignment_intermediate_size", default=36864)
+    return (
+        linear("projector_1", h * file.number("downsample_factor", default=2) ** 2, inner),
+        linear("projector_2", inner // 2, text),
+    )
+
+
+def siglip_head(k: Keys, h: int) -> Weights:
+    """Attention pooling: a probe, an attention, a norm and a feed-forward."""
+    if not k.get("vision_use_head", default=True):
+        return ()
+    width = k.number("intermediate_size")
+    attention = linear("head_attention", h, h, copies=4)
+    return (vector("head_probe", h), attention, norm("head_norm", "layernorm", h), *mlp2("head", h, width, h))
+
+
+def glm4v_norms(k: Keys, h: int) -> Weights:
+    return (norm("post_convolution_norm", "rmsnorm", h),)
+
+
+def mllama_tiles(k: Keys, h: int) -> Weights:
+    """Embeddings of every aspect ratio before and after, gated; the global layers' gates."""
+    tiles, ratios = k.number("max_num_tiles"), len(k.get("supported_aspect_ratios", default=[])) + 1
+    patches = (k.number("image_size") // k.number("patch_size")) ** 2 + 1
+    norms = norm("pre_norm", "layernorm", h)
+    return (vector("tile_positions", ratios * tiles * (patches + 2) * h + 3), norms)
+
+
+def mllama_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    return (linear("projector", k.number("vision_output_dim"), text),)
+
+
+def step3(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Two convolutions of 3 x 3 that double the channels, then a projector."""
+    bias = bool(file.get("projector_bias", default=False))
+    return (linear("downsample_1", 9 * h, 2 * h), linear("downsample_2", 18 * h, 4 * h), linear("projector", 4 * h, text, bias))
+
+
+def minimax_m3(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    wide = file.number("projector_hidden_size", default=text)
+    inner = k.child("img_token_compression_config") or k
+    inner.get("image_token_compression_method", "temporal_patch_size")
+    file.get("img_token_compression_config", "multimodal_projector_bias")
+    k.get("projection_dim", "position_embedding_type", "vocab_size", "image_size")
+    merge = inner.number("spatial_merge_size", default=2) ** 2
+    return (*mlp2("projector", h, wide, text), *mlp2("merge", text * merge, wide, text))
+
+
+def dino_mask(k: Keys, h: int) -> Weights:
+    return (vector("mask_token", h),)
+
+
+def registers(k: Keys, h: int) -> Weights:
+    """Mask and register tokens."""
+    k.get("query_bias", "value_bias", "key_bias", "proj_bias", "mlp_bias", "use_gated_mlp", "layerscale_value", "apply_layernorm")
+    return (vector("further_tokens", (1 + k.get("num_register_tokens", default=0)) * h),)
+
+
+def aligner(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Two layers as wide as the text (DeepSeek-VL, VideoLLaMA 3, Audio Flamingo)."""
+    file.get("projector_bias", "projector_hidden_act")
+    return mlp2("projector", h, text, text)
+
+
+def vipllava(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Several layers of the encoder side by side, a norm, two layers."""
+    layers = file.get("vision_feature_layers", "vision_feature_layer", default=[-2, -5, -8, -11, 6])
+    wide = h * len(layers)
+    return (norm("projector_norm", "layernorm", wide), *mlp2("projector", wide, text, text))
+
+
+def paddle_ocr(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """A norm, 2 x 2 patches into channels, two layers."""
+    wide = h * k.number("spatial_merge_size", default=2) ** 2
+    return (norm("projector_norm", "layernorm", h), *mlp2("projector", wide, wide, text))
+
+
+def minicpm_v(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """A merger with attention in the middle of the encoder, and one after it, each over 2 x 2 patches."""
+    file.get("insert_layer_id", "downsample_mode", "image_size", "patch_size", "merge_kernel_size")
+    k.get("insert_layer_id", "window_kernel_size")
+    wide, times = 4 * h, file.number("merger_times", default=1)
+    inside = (norm("merger_norm", "layernorm", h), norm("merger_wide_norm", "layernorm", wide))
+    steps = [w for n in range(times) for w in (norm(f"projector_norm_{n}", "layernorm", wide),
+             *mlp2(f"projector_{n}", wide, wide, text if n == times - 1 else h))]  # fmt: skip
+    return (
+        *inside,
+        linear("merger_attention", h, h, copies=4),
+        *mlp2("merger", wide, 4 * k.number("intermediate_size", default=wide), h),
+        *steps,
+    )
+
+
+def hyperclovax(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Qwen 2.5's merger, then a projection."""
+    return (*qwen25_vl(file, k, h, text), linear("projector", k.number("out_hidden_size", default=text), text))
+
+
+def muse(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """2 x 2 patches into channels, an adapter of two layers, a projection; no biases."""
+    wide, width = file.number("out_hidden_size", default=4 * h), file.number("projector_hidden_size", default=4096)
+    k.get("merge_size")
+    return (*mlp2("adapter", wide, width, width, False), linear("projector", width, text, False))
+
+
+def glm_narrow(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """GLM's merger with a width of its own (GLM-OCR, GLM-5-next)."""
+    out, merge = k.number("out_hidden_size", default=text), k.number("spatial_merge_size", default=2)
+    width = k.get("projection_intermediate_size") or out * k.number("in_channels", default=3)
+    return (
+        linear("downsample", h * merge * merge, out), linear("merger", out, out, False), norm("merger_norm", "layernorm", out),
+        linear("merger_gate_up", out, 2 * width, False), linear("merger_down", width, out, False),
+    )  # fmt: skip
+
+
+def ernie_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """A resampler over space, then over pairs of frames, then a projection."""
+    wide, frames = h * k.number("spatial_merge_size", default=2) ** 2, k.number("temporal_merge_size", default=2)
+    return (
+        *mlp2("spatial", wide, wide, wide), norm("spatial_norm", "layernorm", wide), *mlp2("temporal", wide * frames, wide, wide),
+        norm("temporal_norm", "layernorm", wide), linear("projector", wide, text), norm("projector_norm", "rmsnorm", text),
+    )  # fmt: skip
+
+
+def ovis2(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Soft visual words: a head over a visual vocabulary and a table of its embeddings."""
+    file.get("vocab_size")
+    k.get("tokenize_function")
+    words, width = k.number("vocab_size"), file.number("hidden_size", default=text)
+    rows = words - k.number("num_visual_indicator_tokens", default=5)
+    head = linear("visual_head", h * k.number("hidden_stride", default=1) ** 2, rows, False)
+    return (head, norm("visual_head_norm", "layernorm", rows), vector("visual_words", words * width))
+
+
+def aria(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Learned queries attend the patches, then a gated layer of the text's width."""
+    queries = max(int(v) for v in file.get("projector_patch_to_query_dict", default={"0": 256}).values())
+    inner = file.number("max_value_projector_patch_to_query_dict", default=queries)
+    text_keys = file.config.get("text_config", {})
+    width = text_keys.get("projector_hidden_size") or text_keys.get("hidden_size", text)
+    return (
+        vector("queries", inner * h), linear("projections", h, h, False, copies=3), linear("attention", h, 3 * h),
+        linear("attention_out", h, h, copies=2), norm("norms", "layernorm", 3 * h), linear("up", h, width, False),
+        linear("down", width, text, False),
+    )  # fmt: skip
+
+
+def perceiver(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Idefics 2: a gated layer into the text's width, then latents that attend the patches."""
+    p = file.child("perceiver_config", like="idefics2_perceiver") or file
+    width = file.config.get("text_config", {}).get("intermediate_size") or 14336
+    depth, latents = p.number("resampler_depth", default=3), p.number("resampler_n_latents", default=64)
+    dim, heads = p.number("resampler_head_dim", default=96), p.number("resampler_n_heads", default=16)
+    kv = p.number("num_key_value_heads", default=4)
+    p.get("hidden_size", "rms_norm_eps", "qk_layer_norms_perceiver")
+    blocks = (
+        norm("perceiver_norms", "rmsnorm", 3 * depth * text), linear("perceiver_q", text, heads * dim, False, copies=depth),
+        linear("perceiver_kv", text, 2 * kv * dim, False, copies=depth),
+        linear("perceiver_out", heads * dim, text, False, copies=depth),
+        linear("perceiver_up", text, 8 * text, False, copies=depth), linear("perceiver_down", 4 * text, text, False, copies=depth),
+    )  # fmt: skip
+    gated = (linear("up", h, 2 * width, False), linear("down", width, text, False))
+    return (*gated, vector("latents", latents * text), *blocks, norm("perceiver_norm", "rmsnorm", text))
+
+
+def molmo2(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Attention over several patches of two layers, then a gated layer."""
+    a = file.child("adapter_config", like="molmo2_adapter") or file
+    layers = len(a.get("vision_feature_layer", "vit_layers", default=[-3, -9]))
+    heads, kv = a.number("num_attention_heads", default=16), a.number("num_key_value_heads", default=16)
+    dim, width = a.number("head_dim", default=72), a.number("intermediate_size")
+    inside, out = a.number("hidden_size", default=h), a.number("text_hidden_size", default=text)
+    bias = bool(a.get("attention_bias", default=True))
+    return (
+        linear("pooling_qkv", layers * h, (heads + 2 * kv) * dim, bias), linear("pooling_out", heads * dim, inside),
+        linear("up", inside, 2 * width, False), linear("down", width, out, False),
+    )  # fmt: skip
+
+
+def embedding_norm(k: Keys, h: int) -> Weights:
+    """A norm on the patches (Ovis 2)."""
+    return (norm("patch_norm", "rmsnorm", h),)
+
+
+def class_head(k: Keys, h: int) -> Weights:
+    """A pooler over the class token, once per image."""
+    return (linear("pooler", h, h),)
+
+
+def muse_positions(k: Keys, h: int) -> Weights:
+    """A grid of positions for the largest image."""
+    k.get("pos_emb_height", "pos_emb_width", "layer_types", "window_size")
+    return (vector("positions", k.number("max_position_embeddings") * h),)
