@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simpar.api.sites import SiteResult, adapt
     from simpar.api.steps import Explanation, Sweep, compare, explain, simulate, sweep
     from simpar.api.table import Table
+    from simpar.api.tuning import Tuning, tune
     from simpar.errors import DeadlockError, InputError, InternalError, SimparError, UnknownNameError, Violation
     from simpar.specs.catalog import plan_names, scenario_names
     from simpar.specs.effects import EffectsSpec as Effects
@@ -50,6 +51,7 @@ _HOME = {
     "Table": "simpar.api.table",
     "Training": "simpar.specs.training:TrainingSpec",
     "TransformerModel": "simpar.specs.model:TransformerSpec",
+    "Tuning": "simpar.api.tuning",
     "UnknownNameError": "simpar.errors",
     "Violation": "simpar.errors",
     "adapt": "simpar.api.sites",
@@ -66,14 +68,16 @@ _HOME = {
     "search": "simpar.api.searches",
     "simulate": "simpar.api.steps",
     "sweep": "simpar.api.steps",
+    "tune": "simpar.api.tuning",
 }
 """Public name -> the module that holds it, ":" and its name there where that differs."""
 
 __all__ = [
     "Cluster", "Comparison", "DeadlockError", "Effects", "Explanation", "HardwareProfile", "InputError", "InternalError", "Plan",
     "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "SiteResult", "Sweep", "Table", "Training",
-    "TransformerModel", "UnknownNameError", "Violation", "__version__", "adapt", "compare", "explain", "load", "load_hardware",
-    "load_model", "model_names", "plan", "plan_names", "profile_names", "scenario_names", "search", "simulate", "sweep",
+    "TransformerModel", "Tuning", "UnknownNameError", "Violation", "__version__", "adapt", "compare", "explain", "load",
+    "load_hardware", "load_model", "model_names", "plan", "plan_names", "profile_names", "scenario_names", "search", "simulate",
+    "sweep", "tune",
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from simpar.cli.profiles import profiles_app
 from simpar.cli.scenarios import scenarios_app
 from simpar.cli.search import improve, search
 from simpar.cli.serve import serve
-from simpar.cli.site import adapt
+from simpar.cli.site import adapt, tune
 from simpar.cli.step import compare, explain, simulate, topology, trace_diff
 from simpar.cli.validate import validate_app
 
@@ -77,6 +77,7 @@ for _panel, _commands in {
         (search, "search", "simpar search --model llama3.1-8b --hardware dgx-h100 --num-nodes 1 --global-batch 32"
                            " --sequence-length 8192 --framework megatron-core"),
         (improve, "improve", "simpar improve llama3.1-70b_h100x64_tp4cp2pp4"),
+        (tune, "tune", "simpar tune llama3.1-70b_h100x64_tp4cp2pp4 --framework megatron-core --budget 6"),
         (plan, "plan", "simpar plan llama3.1-405b_h100x16384 --set cluster.num_nodes=1024"),
     ),
     MEASURE: (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -75,4 +77,20 @@ def _changes(found: Adapted) -> list[str]:
     return lines
 
 
-__all__ = ["site_report"]
+def tuning_report(found: Mapping[str, Any]) -> RenderableType:
+    """The trials of `simpar tune`, the best layout so far, and what comes next."""
+    table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
+    for column in ("trial", "layout", "worth", "expected", "measured"):
+        table.add_column(column, justify="left" if column in ("trial", "layout") else "right")
+    for trial in found["trials"]:
+        measured = trial["failed"] or ("" if trial["measured_s"] is None else format_seconds(trial["measured_s"]))
+        row = (trial["folder"], trial["layout"], f"{trial['worth']:.1%}", format_seconds(trial["expected_s"]), measured)
+        table.add_row(*row)
+    best = found["best"]
+    tried = "measured" if best["tried"] else "not run yet"
+    interval = f"{format_seconds(best['low'])} to {format_seconds(best['high'])}"
+    line = f"Best so far: {best['layout']}, {format_seconds(best['step_time_s'])} a step (80 %: {interval}; {tried})."
+    return Group(table, "", line, f"Stopped: {found['why']}.")
+
+
+__all__ = ["site_report", "tuning_report"]

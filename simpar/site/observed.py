@@ -11,10 +11,11 @@ from typing import Final
 import numpy as np
 
 from simpar.errors import SimparError
-from simpar.evidence.predicted import memory_of, predict_at, stalled
-from simpar.evidence.run_rows import Run
+from simpar.evidence.predicted import Prediction, memory_of, predict_at, stalled
+from simpar.evidence.run_rows import Measured, Run
 from simpar.evidence.spread import predict_run
 from simpar.model.kind import group_of, kind_of
+from simpar.readings import Open
 from simpar.site.posterior import Evidence, FloatArray
 from simpar.specs.calibration import FACTORS
 from simpar.specs.scenario import Scenario
@@ -89,6 +90,18 @@ def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observ
     found, answer = predict_run(run, partial(predict_at, at))
     if stalled(found, scenario, measured):
         return Unused(run.id, "about half a second lost at every blocking send: stalled sends, not the site's speed")
+    lines = _lines(run, found, answer, at)
+    memory = None
+    if run.measured.peak_memory_bytes is not None:
+        peak, _, _, band = memory_of(found, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
+        near = peak if band is None else min(max(run.measured.peak_memory_bytes, band[0]), band[1])
+        memory = (run.measured.peak_memory_bytes, near)
+    return Observed(run.id, measured, lines, (found.step_time_s, found.step_low_s, found.step_high_s), memory,
+                    group_of(scenario), kind_of(scenario))  # fmt: skip
+
+
+def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[Line, ...]:
+    """The run's readings, each simulated again a little away in every factor."""
     readings = {"": (1.0, found.step_time_s)} if answer is None else {r.key: (r.weight, r.seconds) for r in answer.readings}
     slopes: dict[str, list[float]] = {key: [] for key in readings}
     for name in FACTORS:
@@ -101,13 +114,17 @@ def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observ
     for key, (weight, before) in readings.items():
         parts = tuple(slopes[key])
         lines.append(Line(weight, (parts[0], parts[1], parts[2]), max(before - sum(parts), 0.0)))
-    memory = None
-    if run.measured.peak_memory_bytes is not None:
-        peak, _, _, band = memory_of(found, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
-        near = peak if band is None else min(max(run.measured.peak_memory_bytes, band[0]), band[1])
-        memory = (run.measured.peak_memory_bytes, near)
-    return Observed(run.id, measured, tuple(lines), (found.step_time_s, found.step_low_s, found.step_high_s), memory,
-                    group_of(scenario), kind_of(scenario))  # fmt: skip
+    return tuple(lines)
+
+
+def lines_of(scenario: Scenario, at: Site = NEUTRAL) -> tuple[Line, ...]:
+    """The straight line of a scenario that nobody ran yet.
+
+    Raises:
+        InputError: the plan cannot be run at all.
+    """
+    run = Run(scenario.name, {}, Measured(), scenario, "", "", (), {})
+    return _lines(run, predict_at(at, scenario), None, at)
 
 
 def evidence_of(observed: Iterable[Observed], at: Site = NEUTRAL) -> Evidence:
@@ -122,4 +139,4 @@ def log_factors(site: Site) -> FloatArray:
     return np.log([getattr(site, name) for name in FACTORS])
 
 
-__all__ = ["Line", "Observed", "Unused", "evidence_of", "log_factors", "observe"]
+__all__ = ["Line", "Observed", "Unused", "evidence_of", "lines_of", "log_factors", "observe"]
