@@ -143,7 +143,7 @@ def main() -> None:
     jobs = sweeps(options.data, options.sweeps, options.rows)
     known = observed([job for rows in jobs.values() for job in rows], options.cache, options.workers)
     counts: dict[str, list[float]] = defaultdict(list)
-    print("| sweep | layouts | search alone | tune | random, median | random, worst of 10 | Optuna, median | Optuna, worst |")
+    print("| sweep | layouts | search alone | tune | random, median | random, 9th of 10 | Optuna, median | Optuna, worst |")
     print("|---|---|---|---|---|---|---|---|")
     for name, rows in jobs.items():
         table: Table = []
