@@ -1,6 +1,6 @@
 """What a few runs of a cluster are worth: whole sources left out of every fit, and k of their runs given back.
 
-    python benchmarks/bench_adapt.py --data FILE.jsonl [FILE.jsonl ...] [--cache seen.jsonl] [--check 12]
+    python benchmarks/bench_adapt.py [--data FILE.jsonl ...] [--cache seen.jsonl] [--check 12]
 
 Every source of published runs stands for a site, or for as many as it has frameworks and GPUs. Its predictions come from constants
 fitted without it, and the prior of `simpar adapt` is estimated without it as well. Then 60 random draws of k = 1, 2, 3, 5 of a
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from simpar.evidence.predicted import predict_at
+from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import run_of
 from simpar.site.fit_prior import Sites, collect, draw, fit_prior, left_out
 from simpar.site.learned import shipped_prior
@@ -166,16 +167,17 @@ def check(files: Sequence[Path], sites: Sites, count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="none: the runs that come with simpar")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--shipped-prior", action="store_true", help="the registry's instead of one estimated without the source")
     parser.add_argument("--check", type=int, default=0)
     options = parser.parse_args()
-    sites = left_out(collect(options.data, options.cache, options.workers))
+    files = options.data or [stored_runs()]
+    sites = left_out(collect(files, options.cache, options.workers))
     if options.check:
-        check(options.data, sites, options.check)
+        check(files, sites, options.check)
     found = benchmark(sites, own_prior=not options.shipped_prior, draws=options.draws)
     print(table(found))
     print(targets(found))

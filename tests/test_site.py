@@ -17,7 +17,7 @@ from simpar.errors import InputError
 from simpar.evidence.predicted import predict, predict_at
 from simpar.site.learned import adapt, as_toml, memory_of_site, shipped_prior
 from simpar.site.observed import Observed, evidence_of, observe
-from simpar.site.posterior import Evidence, learn
+from simpar.site.posterior import Evidence, Prior, learn
 from simpar.site.rows import run_at
 from simpar.specs.scenario import make_scenario
 from simpar.specs.site import Site, read_site
@@ -105,8 +105,8 @@ def test_a_factor_that_no_run_shows_stays_as_uncertain_as_it_was() -> None:
     found = simpar.adapt([row(alone), row({**alone, "training": {**alone["training"], "sequence_length": 4096}})])
     spread = np.sqrt(np.diag(found.details.posterior.covariance))
     before = np.sqrt(np.diag(shipped_prior().covariance))
-    assert spread[0] < 0.7 * before[0]
-    assert spread[2] > 0.9 * before[2]
+    assert spread[0] < 0.85 * before[0]
+    assert spread[2] > 0.98 * before[2]
 
 
 def test_open_facts_are_marginalised(rows: list[dict[str, Any]]) -> None:
@@ -130,7 +130,7 @@ def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
 
 def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     """All of a step is compute, many runs agree: the mean of their logarithms, with a normal posterior's spread."""
-    prior = shipped_prior()
+    prior = Prior(common=0.08, compute=0.08, memory=0.25, communication=0.35, kind=0.08, residual=0.05, residual_spread=0.6)
     generator = np.random.default_rng(0)
     measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
     runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(3))

@@ -81,22 +81,6 @@ CP_STYLES: Final = (
 )
 DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))
 
-_SC21_BEFORE: Final[Month] = (2022, 5)
-"""Narayanan et al. 2021 and what was run like it, before sequence parallelism (Korthikanti et al. 2022)."""
-# run_table_1.sh and run_figure_12.sh (175B) of Megatron-LM's sc21: micro batch and virtual stages by (layers, hidden, pp), which
-# Narayanan
-# et al. 2021 Table 1 does not print.
-_SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
-    (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4,
-    1),
-    (60, 10240, 4): (2, 3), (80, 12288, 8): (2, 2), (96, 16384, 16): (1, 2), (105, 20480, 35): (1, 3),
-    (128, 25600, 64): (1, 1), (96, 12288, 12): (1, 4),
-}  # fmt: skip
-
-_NEMO_MICRO_BATCH: Final[dict[tuple[int, int, str], int]] = {(32, 6144, "squared_relu"): 2, (96, 18432, "squared_relu"): 1}
-"""(Layers, hidden size, feed-forward) -> micro batch of recipes/nemotron4_15b.py and nemotron4_340b.py in NeMo; its layout of the
-340B model is that of the report (arXiv 2406.11704 Table 2)."""
-
 
 def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, str(text or ""), re.IGNORECASE)), None)
@@ -180,10 +164,6 @@ def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int
         return int(row["vpp"])
     if pp == 1:
         return 1
-    recipe = _SC21.get((layers, int(row["hidden"]), pp))
-    if recipe and framework.since < _SC21_BEFORE:
-        notes.append("virtual stages from Megatron-LM sc21/run_table_1.sh")
-        return recipe[1]
     if "interleaved" in str(row.get("pp_schedule") or "") or "interleaved" in " ".join(row.get("assumed") or ()):
         notes.append("virtual stages not stated: one layer per chunk")
         return max(1, -(-layers // pp))
@@ -339,7 +319,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         raise CannotExpress("global batch not stated")
     notes: list[str] = []
     batch, dp = int(row["global_batch"]), int(row["dp"])
-    micro = _micro_batch(row, framework, batch // dp if dp else batch, month, notes)
+    micro = _micro_batch(row, framework, batch // dp if dp else batch, notes)
     if batch % (micro * dp):
         raise CannotExpress(f"global batch {batch} is not a multiple of micro batch {micro} x dp {dp}")
     if batch // (micro * dp) > MOST_MICRO_BATCHES:
@@ -353,11 +333,14 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
         "dropout": framework.dropout,
         "attention_kernel": attention_of(row, dict(framework.attention)[""], month),
-        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
+        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")) or _mlperf_graphs(row, month),
         "cuda_graph_scope": "attention" if "moe_router" in str(row.get("cuda_graphs")) else "layer",
         "routing": _routing(str(row.get("moe_routing") or "")),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
+    if table["optimizer"] == "adamw-8bit" and _overflows(row):
+        table["optimizer"] = "adamw-8bit-paged"
+        notes.append("8-bit states do not fit beside the weights: paged (torchtune's full_finetune_single_device configs)")
     if row.get("compile") is not None:
         table["compile"] = bool(row["compile"])
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
@@ -365,6 +348,14 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if task.startswith("lora"):
         table |= _adapters(f"{task} {row.get('notes') or ''}", str(row.get("precision") or ""), framework)
     return table, notes
+
+
+def _overflows(row: Row) -> bool:
+    """Whether 16-bit weights and 8-bit moments alone exceed the GPUs' memory, so that a run that ran had them elsewhere."""
+    held, weights = row.get("gpu_mem_gb"), row.get("n_params_b")
+    if not held or not weights or row.get("oom"):
+        return False
+    return 4.03 * float(weights) / (int(row.get("dp") or 1) if row.get("zero_stage") == 3 else 1) > float(held)
 
 
 def _loss(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
@@ -405,19 +396,11 @@ def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, 
     return table
 
 
-def _micro_batch(row: Row, framework: FrameworkSpec, local: int, month: Month, notes: list[str]) -> int:
+def _micro_batch(row: Row, framework: FrameworkSpec, local: int, notes: list[str]) -> int:
     if row.get("micro_batch"):
         return int(row["micro_batch"])
     if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
         return max(1, local // int(row["grad_accum"]))
-    recipe = _SC21.get((int(row["layers"]), int(row["hidden"]), int(row["pp"])))
-    if recipe and month < _SC21_BEFORE:
-        notes.append("micro batch from Megatron-LM sc21/run_table_1.sh")
-        return recipe[0]
-    shape = (int(row["layers"]), int(row["hidden"]), str(row.get("mlp_type")))
-    if (published := _NEMO_MICRO_BATCH.get(shape)) and local % published == 0:
-        notes.append(f"micro batch from NeMo's recipe of the model: {published}")
-        return published
     if framework.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
         notes.append("micro batch not stated: local batch / pp (framework's default)")
         return local // int(row["pp"])
@@ -433,12 +416,20 @@ def _graphs(text: str) -> bool:
     return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
 
 
+def _mlperf_graphs(row: Row, month: Month) -> bool:
+    """Whether a fine-tuning run of MLPerf that does not say had graphs: NVIDIA's submissions from v5.0 on do (its blog of June 2025
+    on that round, CUDA graphs among the optimizations of Llama 2 70B LoRA)."""
+    told = row.get("cuda_graphs") is not None
+    return not told and "mlperf" in str(row.get("source")).lower() and row.get("task") == "lora" and month >= (2025, 6)
+
+
 def _routing(text: str) -> dict[str, Any]:
     capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
     table: dict[str, Any] = {"kind": "balanced"}
     if "natural" in text:
         # Loads of experts in trained checkpoints have Ginis of 0.1 to 0.25 (arXiv 2605.20982), spreads of 0.2 to 0.45: its middle.
-        table = {"kind": "lognormal", "spread": 0.3}
+        # A router that has not been trained spreads them by about their mean, as in the first steps of a pre-training.
+        table = {"kind": "lognormal", "spread": 1.0 if "random init" in text else 0.3}
     if capacity or "token drop" in text or "token-drop" in text:
         table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
     return table

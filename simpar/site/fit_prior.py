@@ -1,6 +1,6 @@
 """How much clusters differ: the prior of `simpar adapt`, estimated from sources that no fit has seen.
 
-    python -m simpar.site.fit_prior --data FILE.jsonl [FILE.jsonl ...] [--cache seen.jsonl]
+    python -m simpar.site.fit_prior [--data FILE.jsonl ...] [--cache seen.jsonl]
 
 Every source's runs of one framework on one GPU stand for a site. The run-level constants are fitted again without the source; its
 runs are then straight lines in the site's three factors (`simpar.site.observed`), and the spreads are those under which all sites
@@ -21,9 +21,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.evidence.fit_constants import RUN_LEVEL, Data, Sample, as_toml, fit
-from simpar.evidence.run_rows import read_rows, run_of
+from simpar.evidence.fit_constants import as_toml
+from simpar.evidence.pooled import fit
+from simpar.evidence.run_files import stored_runs
+from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
+from simpar.evidence.samples import RUN_LEVEL, Data, Sample
 from simpar.site.observed import Line, Observed, evidence_of, observe
 from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
 from simpar.specs.calibration import FACTORS, FILE, Constant, RunCalibration, calibrated_by, calibration_for, constants, unseen
@@ -69,8 +72,8 @@ def draw(files: Sequence[Path], most: int = MOST_ROWS, seed: int = 0) -> list[tu
     found: dict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
     for file in files:
         for number, row in read_rows(file):
-            if not row.get("oom") and not row.get("exclude"):
-                found[str(row.get("source"))].append((f"{file.name}:{number}", row))
+            if not row.get("oom") and not row.get("exclude") and not row.get("skipped"):
+                found[str(columns_of(row).get("source"))].append((f"{file.name}:{number}", row))
     generator = random.Random(seed)
     return [job for source in found for job in generator.sample(found[source], min(most, len(found[source])))]
 
@@ -83,7 +86,7 @@ def seen_of(job: tuple[str, dict[str, Any]]) -> Seen | None:
     if run.scenario is None or not isinstance(found, Observed):
         return None
     gpu = run.scenario.hardware.gpu
-    return Seen(str(row.get("source")), run.scenario.framework, gpu.architecture, gpu.name, replace(found, id=name))
+    return Seen(str(columns_of(row).get("source")), run.scenario.framework, gpu.architecture, gpu.name, replace(found, id=name))
 
 
 def collect(files: Sequence[Path], cache: Path | None = None, workers: int = 2, most: int = MOST_ROWS) -> list[Seen]:
@@ -119,9 +122,8 @@ def left_out(seen: Sequence[Seen]) -> Sites:
     samples = [_sample(each) for each in seen]
     data = Data.of(samples)
     found: dict[tuple[str, str], list[Observed]] = defaultdict(list)
-    for others, inside in data.split([[source] for source in data.sources]):
-        source = inside.sources[0]
-        entries = fit(others, chosen)
+    for source in data.sources:
+        entries = fit(Data.of([s for s in samples if s.source != source]), chosen)
         for each in seen:
             if each.source == source:
                 found[source, each.observed.group].append(_under(each, entries))
@@ -212,12 +214,12 @@ def write(found: Sequence[Constant], path: Path = FILE) -> None:
 def main() -> None:
     """Estimate and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="none: the runs that come with simpar")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--out", type=Path, default=FILE)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    sites = left_out(collect(options.data, options.cache, options.workers))
+    sites = left_out(collect(options.data or [stored_runs()], options.cache, options.workers))
     prior, memory = fit_prior(sites), memory_spreads(sites)
     print(prior, memory)
     write(entries_of(prior, memory, sites), options.out)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simpar.evidence.run_rows import Run
+from simpar.evidence.run_type import Run
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, observe
 from simpar.site.posterior import FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn

@@ -12,7 +12,7 @@ import numpy as np
 
 from simpar.errors import SimparError
 from simpar.evidence.predicted import Prediction, memory_of, predict_at, stalled
-from simpar.evidence.run_rows import Measured, Run
+from simpar.evidence.run_type import Measured, Run
 from simpar.evidence.spread import predict_run
 from simpar.model.kind import group_of, kind_of
 from simpar.readings import Open

@@ -9,7 +9,9 @@ from typing import Any
 
 from simpar.errors import InputError
 from simpar.evidence.row_values import read_values
-from simpar.evidence.run_rows import Run, measured_of, read_rows, run_of
+from simpar.evidence.run_files import is_stored
+from simpar.evidence.run_rows import measured_of, read_rows, run_of
+from simpar.evidence.run_type import Run
 from simpar.specs.catalog import scenario_path
 from simpar.specs.open_values import choices, open_fields
 from simpar.specs.scenario import make_scenario, read_table
@@ -30,7 +32,7 @@ def runs_in(paths: Iterable[Path], hardware: str | None = None) -> list[Run]:
 
 def run_at(row: Mapping[str, Any], name: str, beside: Path | None = None) -> Run:
     """A row as a run: one with `scenario` (a file, relative to `beside`, a shipped name or a raw table) is that scenario."""
-    if "scenario" not in row:
+    if "scenario" not in row or is_stored(row):
         return run_of(row, name)
     values = read_values({key: value for key, value in row.items() if key != "scenario"})
     measured, name = measured_of(values.row), str(row.get("id") or name)

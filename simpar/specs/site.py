@@ -7,6 +7,7 @@ compute, on memory-bound kernels and on communication, bytes on the device that 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -117,7 +118,9 @@ class Site(Spec):
     def applied(self, published: RunCalibration, kind: str) -> RunCalibration:
         """The constants of published runs with the site's factors, and those of a kind of runs, on top."""
         moved = {name: getattr(published, name) * getattr(self, name) * self.of_kind(kind) for name in FACTORS}
-        return RunCalibration(**moved, pass_s=published.pass_s, step_s=published.step_s, expected_error=self.least_error)
+        peak = TENTH * self.peak_memory_spread
+        widths = {"allocated_error": peak, "reserved_error": peak, "memory_error": peak} if peak else {}
+        return replace(published, **moved, expected_error=self.least_error, interval_factor=1.0, **widths)
 
     @property
     def least_error(self) -> float:
