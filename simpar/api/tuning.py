@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +20,13 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.api.scenarios import Source, raw_table
-from simpar.boundary import read_json
+from simpar.boundary import read_json, read_text
 from simpar.errors import InputError, Violation
 from simpar.interop.export import FORMATS, export_files, write_files
 from simpar.interop.scenario_text import scenario_table, table_text
 from simpar.model.kind import kind_of
 from simpar.output import write_file
+from simpar.runlogs.read import read_run
 from simpar.searching.abilities import launched_as
 from simpar.site.learned import adapt, shipped_prior, write_site
 from simpar.site.observed import Line, lines_of
@@ -296,21 +298,19 @@ def _outcome(trial: Trial, state: Tuning, home: Path) -> Trial | None:
     folder = home / trial.folder
     if not _measured(folder):
         return None
-    row = row_of(folder)
+    raw = next(table for candidate, table in state.candidates if candidate.name == trial.layout)
+    row = row_of(folder, make_scenario(raw))
     common = (trial.number, trial.layout, trial.worth, trial.expected_s)
     if row.get("failed") or row.get("oom"):
         return Trial(*common, failed=str(row.get("failed") or "out of memory"))
-    raw = next(table for candidate, table in state.candidates if candidate.name == trial.layout)
     seconds = run_at({**row, "scenario": raw, "id": trial.folder}, trial.folder).measured.step_time_s
     if not seconds:
-        raise InputError(
-            f"{folder}: neither run.json nor train.log says how long a step took; a JSON line with step_time_s will do"
-        )
+        raise InputError(f"{folder}: run.json does not say how long a step took; a JSON line with step_time_s will do")
     return Trial(*common, measured_s=float(seconds))
 
 
-def row_of(folder: Path) -> dict[str, Any]:
-    """What a trial's folder says it measured: run.json, or the last JSON line of train.log with step_time_s.
+def row_of(folder: Path, scenario: Scenario) -> dict[str, Any]:
+    """What a trial's folder says it measured: run.json, the last JSON line of train.log with step_time_s, or the steps of that log.
 
     Raises:
         InputError: neither can be read.
@@ -320,14 +320,12 @@ def row_of(folder: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise InputError(f"{folder / 'run.json'}: is not one JSON object with step_time_s")
         return found
-    found = {}
-    for text in (folder / "train.log").read_text(encoding="utf-8", errors="replace").splitlines():
+    log = folder / "train.log"
+    for text in reversed(read_text(log).splitlines()):
         if text.startswith("{") and "step_time_s" in text:
-            try:
-                found = json.loads(text)
-            except ValueError:
-                continue
-    return found
+            with suppress(ValueError):
+                return dict(json.loads(text))
+    return read_run(scenario, [log]).row
 
 
 def _learn(state: Tuning) -> None:

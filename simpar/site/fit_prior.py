@@ -29,7 +29,7 @@ from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.samples import RUN_LEVEL, Data, Sample
 from simpar.site.observed import Line, Observed, evidence_of, observe
 from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
-from simpar.specs.calibration import FACTORS, FILE, Constant, RunCalibration, calibrated_by, calibration_for, constants, unseen
+from simpar.specs.calibration import FACTORS, FILE, Constant, calibrated_by, calibration_for, constants, unseen
 from simpar.specs.framework import family_of
 from simpar.specs.site import TENTH
 
@@ -52,6 +52,7 @@ class Seen:
 
     Attributes:
         source, framework, architecture, gpu: its groups.
+        factors: on compute, memory and communication, that its lines hold for; step_s: seconds a step that they do.
         observed: its straight lines.
     """
 
@@ -59,12 +60,9 @@ class Seen:
     framework: str
     architecture: str
     gpu: str
+    factors: tuple[float, float, float]
+    step_s: float
     observed: Observed
-
-    @property
-    def here(self) -> RunCalibration:
-        """The constants in force for it."""
-        return calibration_for(self.framework, self.architecture, self.gpu)
 
 
 def draw(files: Sequence[Path], most: int = MOST_ROWS, seed: int = 0) -> list[tuple[str, dict[str, Any]]]:
@@ -86,7 +84,11 @@ def seen_of(job: tuple[str, dict[str, Any]]) -> Seen | None:
     if run.scenario is None or not isinstance(found, Observed):
         return None
     gpu = run.scenario.hardware.gpu
-    return Seen(str(columns_of(row).get("source")), run.scenario.framework, gpu.architecture, gpu.name, replace(found, id=name))
+    here = calibration_for(run.scenario.framework, gpu.architecture, gpu.name)
+    return Seen(
+        str(columns_of(row).get("source")), run.scenario.framework, gpu.architecture, gpu.name,
+        (here.compute, here.memory, here.communication), here.step_s, replace(found, id=name),
+    )  # fmt: skip
 
 
 def collect(files: Sequence[Path], cache: Path | None = None, workers: int = 2, most: int = MOST_ROWS) -> list[Seen]:
@@ -112,7 +114,7 @@ def _read(cache: Path) -> Iterable[tuple[str, Seen | None]]:
             lines = tuple(Line(line["weight"], tuple(line["parts"]), line["rest"]) for line in observed["lines"])
             memory = observed["memory"] and tuple(observed["memory"])
             observed = Observed(**{**observed, "lines": lines, "predicted": tuple(observed["predicted"]), "memory": memory})
-            found = Seen(**{**found, "observed": observed})
+            found = Seen(**{**found, "factors": tuple(found["factors"]), "observed": observed})
         yield name, found
 
 
@@ -133,22 +135,19 @@ def left_out(seen: Sequence[Seen]) -> Sites:
 def _sample(seen: Seen) -> Sample:
     """The likeliest reading as the fit of constants takes it, with every factor neutral."""
     line = max(seen.observed.lines, key=lambda line: line.weight)
-    factors = [getattr(seen.here, name) for name in FACTORS]
-    parts = [part / factor for part, factor in zip(line.parts, factors, strict=True)]
-    step_s = seen.here.step_s
+    parts = [part / factor for part, factor in zip(line.parts, seen.factors, strict=True)]
     return Sample(
-        family_of(seen.framework), seen.architecture, seen.gpu, seen.source, "", (*parts, 0.0, 1.0), max(line.rest - step_s, 0.0),
+        family_of(seen.framework), seen.architecture, seen.gpu, seen.source, "", (*parts, 0.0, 1.0), max(line.rest - seen.step_s, 0.0),
         seen.observed.seconds,
     )  # fmt: skip
 
 
 def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     """The run's lines with other constants in force."""
-    before = seen.here
     with calibrated_by(tuple(entries)):
-        after = seen.here
-    ratios = [getattr(after, name) / getattr(before, name) for name in FACTORS]
-    more = after.step_s - before.step_s
+        after = calibration_for(seen.framework, seen.architecture, seen.gpu)
+    ratios = [getattr(after, name) / before for name, before in zip(FACTORS, seen.factors, strict=True)]
+    more = after.step_s - seen.step_s
     lines = tuple(
         Line(line.weight, tuple(p * r for p, r in zip(line.parts, ratios, strict=True)), max(line.rest + more, 0.0))
         for line in seen.observed.lines
