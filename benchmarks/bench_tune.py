@@ -35,10 +35,10 @@ def sweeps(files: Sequence[Path], most: int, rows: int) -> dict[str, list[tuple[
     """Sweeps with the most layouts, at most three of a source; `rows` layouts of each, drawn at random."""
     groups: dict[tuple[Any, ...], dict[str, tuple[str, dict[str, Any]]]] = defaultdict(dict)
     for file in files:
-        for number, row in read_rows(file):
+        for name, row in read_rows(file):
             if not row.get("oom") and not row.get("exclude"):
                 layout = json.dumps([row.get(axis) for axis in AXES])
-                groups[tuple(row.get(key) for key in SAME)].setdefault(layout, (f"{file.name}:{number}", row))
+                groups[tuple(row.get(key) for key in SAME)].setdefault(layout, (name, row))
     large = sorted((g for g in groups.items() if len(g[1]) >= LEAST), key=lambda g: -len(g[1]))
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     counts: dict[Any, int] = defaultdict(int)

@@ -173,8 +173,9 @@ def test_a_frameworks_own_log_is_read(scenario: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="train"):
         tune(scenario, folder=tmp_path / "t", budget=1, **SPACE)
     line = (
-        " [2026-01-01 00:00:{0:02d}] iteration {0:8d}/ 100 | consumed samples: {1:12d} | elapsed time per iteration (ms): {2:.1f} | "
-        "learning rate: 1.0E-05 | global batch size:    32 | lm loss: 1.0E+01 | loss scale: 1.0 |\n"
+        " [2026-01-01 00:00:{0:02d}] iteration {0:8d}/ 100 | consumed samples: {1:12d} | "
+        "elapsed time per iteration (ms): {2:.1f} | learning rate: 1.0E-05 | global batch size:    32 | "
+        "lm loss: 1.0E+01 | loss scale: 1.0 |\n"
     )
     log.write_text("".join(line.format(i, 32 * i, 612.0 if i > 1 else 9000.0) for i in range(1, 12)))
     assert tune(scenario, folder=tmp_path / "t", budget=1, **SPACE).trials[0].measured_s == pytest.approx(0.612)

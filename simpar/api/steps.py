@@ -212,5 +212,5 @@ def _rows(runs: Iterable[str | Path | Mapping[str, Any]]) -> list[tuple[str, Map
         if isinstance(each, Mapping):
             found.append((f"row {len(found) + 1}", each))
         else:
-            found += [(f"{Path(each).name}:{number}", row) for number, row in read_rows(Path(each))]
+            found += read_rows(Path(each))
     return found

@@ -9,7 +9,6 @@ import typer
 
 from simpar.cli.options import FrameworkOption, JsonOption, ScenarioFile, SetOption, SiteOption, at_site, print_json, say_written
 from simpar.errors import InputError
-from simpar.specs.catalog import scenario_path
 
 
 def adapt(
@@ -60,6 +59,7 @@ def tune(
     import sys
 
     from simpar.api.tuning import tune as go_on
+    from simpar.specs.catalog import scenario_path
     from simpar.specs.scenario import read_table
 
     table = {**read_table(scenario, at_site(overrides, site)), "file": str(scenario_path(scenario))}

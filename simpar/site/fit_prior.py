@@ -69,9 +69,9 @@ def draw(files: Sequence[Path], most: int = MOST_ROWS, seed: int = 0) -> list[tu
     """(Name, row) of at most `most` runs of every source, drawn at random."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
     for file in files:
-        for number, row in read_rows(file):
+        for name, row in read_rows(file):
             if not row.get("oom") and not row.get("exclude") and not row.get("skipped"):
-                found[str(columns_of(row).get("source"))].append((f"{file.name}:{number}", row))
+                found[str(columns_of(row).get("source"))].append((name, row))
     generator = random.Random(seed)
     return [job for source in found for job in generator.sample(found[source], min(most, len(found[source])))]
 
@@ -136,9 +136,9 @@ def _sample(seen: Seen) -> Sample:
     """The likeliest reading as the fit of constants takes it, with every factor neutral."""
     line = max(seen.observed.lines, key=lambda line: line.weight)
     parts = [part / factor for part, factor in zip(line.parts, seen.factors, strict=True)]
+    rest = max(line.rest - seen.step_s, 0.0)
     return Sample(
-        family_of(seen.framework), seen.architecture, seen.gpu, seen.source, "", (*parts, 0.0, 1.0), max(line.rest - seen.step_s, 0.0),
-        seen.observed.seconds,
+        family_of(seen.framework), seen.architecture, seen.gpu, seen.source, "", (*parts, 0.0, 1.0), rest, seen.observed.seconds,
     )  # fmt: skip
 
 

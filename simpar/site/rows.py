@@ -26,7 +26,7 @@ def runs_in(paths: Iterable[Path], hardware: str | None = None) -> list[Run]:
     Raises:
         InputError: a file that is missing or unreadable.
     """
-    found = [run_at(row, f"{path.name}:{number}", path) for path in paths for number, row in read_rows(path)]
+    found = [run_at(row, name, path) for path in paths for name, row in read_rows(path)]
     return found if hardware is None else [_on(run, hardware) for run in found]
 
 
