@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from simpar.errors import InputError, Violation
 from simpar.specs.base import Spec, read_toml, validate
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Factor = Annotated[float, Field(ge=0.05, le=20.0)]
+Covariance = tuple[tuple[float, ...], ...]
 Spread = Annotated[float, Field(ge=0.0, le=3.0)]
 TENTH: Final = 1.2816
 """Standard deviations from the median of a normal distribution to either end of its 80 % interval."""
@@ -76,7 +77,7 @@ class Site(Spec):
     kinds: tuple[SiteKind, ...] = ()
     """Kinds of runs that the site had; runs of another kind have a factor of 1, with `other_kind` as its spread."""
     other_kind: Spread = 0.0
-    covariance: tuple[tuple[float, ...], ...] | None = None
+    covariance: Covariance | None = None
     """Of the logarithms of the three factors, in that order, then of the kinds'."""
     residual: Spread = 0.0
     """Of log(measured / predicted) between the site's runs, once the factors are right."""
@@ -87,19 +88,21 @@ class Site(Spec):
     runs: tuple[SiteRun, ...] = ()
     """What it was learned from."""
 
-    @model_validator(mode="after")
-    def _is_a_covariance(self) -> Site:
-        rows, size = self.covariance, len(FACTORS) + len(self.kinds)
+    @field_validator("covariance")
+    @classmethod
+    def _is_a_covariance(cls, rows: Covariance | None, info: ValidationInfo) -> Covariance | None:
+        kinds = len(info.data.get("kinds", ()))
+        size = len(FACTORS) + kinds
         if rows is None:
-            return self
+            return rows
         if len(rows) != size or any(len(row) != size for row in rows):
-            raise ValueError(f"covariance must be {size} rows of {size}: three factors and {len(self.kinds)} kinds")
+            raise ValueError(f"must be {size} rows of {size}: three factors and {kinds} kinds")
         for i in range(size):
             for j in range(size):
                 bound = math.sqrt(max(rows[i][i], 0.0) * max(rows[j][j], 0.0))
                 if rows[i][i] < 0.0 or abs(rows[i][j] - rows[j][i]) > 1e-9 or abs(rows[i][j]) > bound * (1.0 + 1e-6) + 1e-12:
-                    raise ValueError("covariance must be a covariance: symmetric, no variance below 0, no correlation above 1")
-        return self
+                    raise ValueError("must be a covariance: symmetric, no variance below 0, no correlation above 1")
+        return rows
 
     @property
     def learned(self) -> bool:
