@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from simpar.api.result import Comparison, Result
     from simpar.api.scenarios import load
     from simpar.api.searches import SearchResult, search
+    from simpar.api.sites import SiteResult, adapt
     from simpar.api.steps import Explanation, Sweep, compare, explain, simulate, sweep
     from simpar.api.table import Table
+    from simpar.api.tuning import Tuning, tune
     from simpar.errors import DeadlockError, InputError, InternalError, SimparError, UnknownNameError, Violation
     from simpar.specs.catalog import plan_names, scenario_names
     from simpar.specs.effects import EffectsSpec as Effects
@@ -44,12 +46,15 @@ _HOME = {
     "Scenario": "simpar.specs.scenario",
     "SearchResult": "simpar.api.searches",
     "SimparError": "simpar.errors",
+    "SiteResult": "simpar.api.sites",
     "Sweep": "simpar.api.steps",
     "Table": "simpar.api.table",
     "Training": "simpar.specs.training:TrainingSpec",
     "TransformerModel": "simpar.specs.model:TransformerSpec",
+    "Tuning": "simpar.api.tuning",
     "UnknownNameError": "simpar.errors",
     "Violation": "simpar.errors",
+    "adapt": "simpar.api.sites",
     "compare": "simpar.api.steps",
     "explain": "simpar.api.steps",
     "load": "simpar.api.scenarios",
@@ -63,14 +68,16 @@ _HOME = {
     "search": "simpar.api.searches",
     "simulate": "simpar.api.steps",
     "sweep": "simpar.api.steps",
+    "tune": "simpar.api.tuning",
 }
 """Public name -> the module that holds it, ":" and its name there where that differs."""
 
 __all__ = [
     "Cluster", "Comparison", "DeadlockError", "Effects", "Explanation", "HardwareProfile", "InputError", "InternalError", "Plan",
-    "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "Sweep", "Table", "Training", "TransformerModel",
-    "UnknownNameError", "Violation", "__version__", "compare", "explain", "load", "load_hardware", "load_model", "model_names",
-    "plan", "plan_names", "profile_names", "scenario_names", "search", "simulate", "sweep",
+    "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "SiteResult", "Sweep", "Table", "Training",
+    "TransformerModel", "Tuning", "UnknownNameError", "Violation", "__version__", "adapt", "compare", "explain", "load",
+    "load_hardware", "load_model", "model_names", "plan", "plan_names", "profile_names", "scenario_names", "search", "simulate",
+    "sweep", "tune",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from spec_fields import Path as FieldPath
 from spec_fields import SpecField, changed, fields_of, other_values, value_at, words
 
 from simpar.errors import InputError
+from simpar.model.kind import group_of, kind_of
 from simpar.planning.answer import Simulation, answer
 from simpar.planning.compare import compare_hardware
 from simpar.planning.published import compare_published
@@ -105,6 +106,14 @@ BASES: Final[Mapping[str, Table]] = {
     "virtual experts": _scenario(EXPERTS, {"pp": 2, "ep": 4, "virtual_stages": 2}),
     "wave": _scenario(DENSE, {"pp": 2, "schedule": "zb-v"}),
     "split": _scenario(DENSE, {"pp": 4, "schedule": "zb-h1"}),
+    "site": {**_scenario(DENSE, {"tp": 2}), "site": {
+        "name": "ours", "compute": 1.1, "memory": 1.1, "communication": 1.1, "residual": 0.02, "peak_memory_bytes": 1e9,
+        "peak_memory_spread": 0.05, "runs": [{"id": "a", "measured_s": 1.0, "before_s": 0.9, "after_s": 0.99}],
+        "group": group_of(make_scenario(_scenario(DENSE, {"tp": 2}))),
+        "kinds": [{"name": kind_of(make_scenario(_scenario(DENSE, {"tp": 2}))), "factor": 1.05}],
+        "covariance": [[1e-3, 0, 0, 0], [0, 2e-3, 0, 0], [0, 0, 3e-3, 0], [0, 0, 0, 1e-3]],
+    }},
+    "site of other jobs": {**_scenario(DENSE, {"tp": 2}), "site": {"compute": 1.1, "other_kind": 0.05}},
     "given layers": _scenario(DENSE, {"pp": 4, "layers_per_stage": [3, 2, 2, 1]}),
     "full": _scenario(DENSE, {"tp": 2, "recompute": {"granularity": "full"}}),
     "block": _scenario(DENSE, {"tp": 2, "recompute": {"granularity": "full", "method": "block", "num_layers": 4}}),
@@ -213,6 +222,10 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "effects.link_faults[0].link": ("gpu:0>nvswitch:0", "no such"),
     "effects.link_faults[0].period": ("3 ms",),
     "effects.link_faults[0].down": ("0.1 ms",),
+    "site": ("no such.toml",),
+    "site.covariance": (((4e-3, 0.0, 0.0, 0.0), (0.0, 2e-3, 0.0, 0.0), (0.0, 0.0, 3e-3, 0.0), (0.0, 0.0, 0.0, 1e-3)),),
+    "site.kinds[0].name": ("another",),
+    "site.group": ("plain on another GPU",),
     "phases[0].scenario": (str(Path(SMALL).with_name("megatron-3.6b_a100x64_tp2pp1.toml")), "no such"),
     "phases[0].set": (("plan.tp=2",),),
     "reliability.failures[0].component": ("cpu",),
@@ -243,6 +256,8 @@ LABELS: Final[Mapping[str, str]] = {
     "reliability.failures[0].source": "where the rate stands",
     "reliability.correlated[0].source": "where the rate stands",
     "reliability.slow_nodes.source": "where the figures stand",
+    "site.name": "what the site is called",
+    "site.runs": "what the site was learned from, for people",
     "model.published": "the published count, which `models` and the tests compare",
 }
 """Fields (and all that begin so) that no output need show, with the reason."""

@@ -36,6 +36,7 @@ class PlanSettings(TypedDict, total=False):
     repetitions: int
     store: str | Path
     resume: bool
+    site: str | Path
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -153,5 +154,7 @@ def plan(
         given["compare"] = ",".join(given["compare"])
     given["sweep"] = tuple(given.get("sweep", ()))
     store = given["store"] = Path(given["store"]) if "store" in given else None
+    if "site" in given:
+        given["site"] = Path(given["site"])
     report = ask(as_published(assigned(table, changes or {}), table), PlanOptions(**given), step_model(store))
     return PlanResult(report, report_json(report))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 from simpar.api.result import Comparison, Result
@@ -164,11 +165,19 @@ class Explanation:
         return self.result._repr_html_() + self.table()._repr_html_()
 
 
-def explain(source: Source | Result, /, *, measured: Mapping[str, float] | None = None, **changes: Any) -> Explanation:
-    """Why a step takes what it takes; with measured values, where the gap most probably lies.
+def explain(
+    source: Source | Result,
+    /,
+    *,
+    measured: Mapping[str, float] | None = None,
+    runs: Iterable[str | Path | Mapping[str, Any]] = (),
+    **changes: Any,
+) -> Explanation:
+    """Why a step takes what it takes; with measured values, where the gap most probably lies; with runs, what made them slow.
 
     Args:
         measured: SI values: `{"step_time": 12.3, "reserved": 71e9}` (step_time, mem, allocated, reserved, device).
+        runs: of this scenario: JSON-lines files as `simpar run read` writes them, or rows.
         changes: as for `load`.
 
     Raises:
@@ -185,4 +194,23 @@ def explain(source: Source | Result, /, *, measured: Mapping[str, float] | None 
         result = source
     else:
         result = simulate(source.scenario if isinstance(source, Result) else source, **changes)
-    return Explanation(result, explanation(result.details, given))
+    found = explanation(result.details, given)
+    if rows := _rows(runs):
+        from simpar.site.explained import explain_run, job_of
+
+        job = job_of(result.details)
+        found["runs"] = [explain_run(row, result.details, job, name).as_json() for name, row in rows]
+    return Explanation(result, found)
+
+
+def _rows(runs: Iterable[str | Path | Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(Name, row) of every run in files and tables."""
+    from simpar.evidence.run_rows import read_rows
+
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for each in runs:
+        if isinstance(each, Mapping):
+            found.append((f"row {len(found) + 1}", each))
+        else:
+            found += read_rows(Path(each))
+    return found

@@ -23,6 +23,7 @@ from simpar.cli.runs import run_app
 from simpar.cli.scenarios import scenarios_app
 from simpar.cli.search import improve, search
 from simpar.cli.serve import serve
+from simpar.cli.site import adapt, tune
 from simpar.cli.step import compare, explain, simulate, topology, trace_diff
 from simpar.cli.validate import validate_app
 
@@ -77,9 +78,11 @@ for _panel, _commands in {
         (search, "search", "simpar search --model llama3.1-8b --hardware dgx-h100 --num-nodes 1 --global-batch 32"
                            " --sequence-length 8192 --framework megatron-core"),
         (improve, "improve", "simpar improve llama3.1-70b_h100x64_tp4cp2pp4"),
+        (tune, "tune", "simpar tune llama3.1-70b_h100x64_tp4cp2pp4 --framework megatron-core --budget 6"),
         (plan, "plan", "simpar plan llama3.1-405b_h100x16384 --set cluster.num_nodes=1024"),
     ),
     MEASURE: (
+        (adapt, "adapt", "simpar adapt runs.jsonl --out site.toml"),
         (calibrate, "calibrate", "simpar calibrate --out my-machine.toml"),
         (trace_diff, "diff", "simpar diff scenario.toml trace.json.gz --html diff.html"),
         (constants, "constants", "simpar constants --json"),

@@ -91,6 +91,9 @@ SizeOption = Annotated[
         help="Raise a limit on size: ops=5e7, layers=5000, ranks=2e7. Repeatable.",
     ),
 ]  # fmt: skip
+SiteOption = Annotated[
+    Path | None, typer.Option("--site", help="What `simpar adapt` learned from a cluster's own runs; as site = in the scenario.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a page.")]
 
@@ -121,6 +124,21 @@ NodesOption = Annotated[int | None, typer.Option("--num-nodes", help="Machines."
 SequenceOption = Annotated[int | None, typer.Option("--sequence-length", help="Tokens per sequence.", min=1)]
 BatchOption = Annotated[int | None, typer.Option("--global-batch", help="Sequences per step.", min=1)]
 FrameworkOption = Annotated[str | None, typer.Option("--framework", help="Whose semantics: megatron-core, torchtitan, ...")]
+
+
+def at_site(overrides: list[str] | None, site: Path | None) -> list[str]:
+    """`overrides` with the site, which is one more field of a scenario.
+
+    Raises:
+        InputError: no such file, or not a site's.
+    """
+    found = list(overrides or [])
+    if site is not None:
+        from simpar.specs.site import read_site
+
+        read_site(site)
+        found.append(f"site={json.dumps(str(site.resolve()))}")
+    return found
 
 
 def print_json(value: object) -> None:

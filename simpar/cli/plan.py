@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simpar.cli.options import HtmlOption, JsonOption, OfflineOption, SetOption, SizeOption, plan_completion
+from simpar.cli.options import HtmlOption, JsonOption, OfflineOption, SetOption, SiteOption, SizeOption, plan_completion
 
 
 def plan(
@@ -30,6 +30,7 @@ def plan(
     repetitions: Annotated[int, typer.Option(help="Independent runs.")] = 200,
     store: Annotated[Path | None, typer.Option(help="Keep finished repetitions here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from --store.")] = False,
+    site: SiteOption = None,
 ) -> None:
     """Days, GPU-hours, cost, energy and goodput of a whole run with failures."""
     from simpar.api.plans import step_model
@@ -40,6 +41,6 @@ def plan(
     options = PlanOptions(
         solve=solve, deadline=deadline, compare=compare, sweep=tuple(sweep or ()), sensitivity=sensitivity, marginal=marginal,
         keep_layout=keep_layout, overrides=tuple(overrides or ()), json=as_json, html=html, seed=seed, repetitions=repetitions,
-        store=store, resume=resume,
+        store=store, resume=resume, site=site,
     )  # fmt: skip
     raise typer.Exit(run_plan(plan_file, options, step_model(store, Progress())))

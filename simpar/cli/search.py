@@ -18,7 +18,9 @@ from simpar.cli.options import (
     ScenarioFile,
     SequenceOption,
     SetOption,
+    SiteOption,
     SizeOption,
+    at_site,
     print_json,
 )
 from simpar.errors import InputError, Violation
@@ -77,12 +79,13 @@ def search(
     out: Annotated[Path, typer.Option("--out", help="Folder for --export.")] = Path("launch"),
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    site: SiteOption = None,
 ) -> None:
     """The best layouts of a model on a cluster, with proof; the plan of the scenario may hold ranges."""
     from simpar.searching.command import SearchOptions, run
 
     options = SearchOptions(
-        scenario=scenario, overrides=tuple(overrides or ()), model=model, hardware=hardware, num_nodes=num_nodes,
+        scenario=scenario, overrides=tuple(at_site(overrides, site)), model=model, hardware=hardware, num_nodes=num_nodes,
         sequence_length=sequence_length, global_batch=global_batch, framework=framework, fix=tuple(fix or ()),
         allow=tuple(allow or ()), objective=objective, where=tuple(where or ()), deadline=deadline, tokens=tokens, pareto=pareto,
         robust=robust, top=top, why=tuple(why or ()), usd_per_gpu_hour=usd_per_gpu_hour, pue=pue, store=store, resume=resume,
@@ -157,6 +160,7 @@ def improve(
     top: Annotated[int, typer.Option(help="Changes to show of each kind.")] = 10,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    site: SiteOption = None,
 ) -> None:
     """The best single and double changes to a layout that runs today."""
     from simpar.errors import InputError, Violation
@@ -169,7 +173,7 @@ def improve(
         raise InputError([Violation("--top", top, "must be at least 1", "such as 10")])
     with search_view.Steps("pairs of axes", quiet) as steps:
         found = find_changes(
-            read_scenario(scenario, overrides), framework=framework, keep=top, on_pair=steps,
+            read_scenario(scenario, at_site(overrides, site)), framework=framework, keep=top, on_pair=steps,
             runs=can_launch if framework != "any" else lambda _: True,
         )  # fmt: skip
     if as_json:

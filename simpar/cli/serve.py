@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simpar.cli.options import scenario_completion
+from simpar.cli.options import SiteOption, scenario_completion
 
 
 def serve(
@@ -17,10 +17,11 @@ def serve(
         Path | None,
         typer.Option(help="A scenario to start from: a file of your own, or a name.", autocompletion=scenario_completion),
     ] = None,
+    site: SiteOption = None,
 ) -> None:
     """A local page to change model, cluster and layout and see what follows."""
     from simpar.interop.megatron import launch_script
     from simpar.report.serve.app import serve as run_page
     from simpar.specs.catalog import scenario_path
 
-    run_page(host, port, scenario and scenario_path(scenario), launch_script)
+    run_page(host, port, scenario and scenario_path(scenario), launch_script, site)

@@ -20,7 +20,9 @@ from simpar.cli.options import (
     ScenarioFile,
     SequenceOption,
     SetOption,
+    SiteOption,
     SizeOption,
+    at_site,
     chosen_scenario,
     chosen_table,
     print_json,
@@ -49,6 +51,7 @@ def simulate(
     contention: Annotated[bool, typer.Option(help="Transfers share links; same as --set effects.contention=true.")] = False,
     explain_terms: Annotated[bool, typer.Option("--explain-terms", help="Say what the words of the report mean.")] = False,
     placement: Annotated[bool, typer.Option("--placement", help="Find the best order of the dimensions over the ranks.")] = False,
+    site: SiteOption = None,
 ) -> None:
     """Predict one training step: time, throughput, where it goes, memory."""
     from simpar.api.steps import simulated
@@ -57,7 +60,7 @@ def simulate(
 
     if detail not in ("stage", "layer", "op"):
         raise InputError([Violation("--detail", detail, "no such detail", "choose stage, layer or op")])
-    changes = [*(overrides or []), *(["effects.contention=true"] if contention else [])]
+    changes = [*at_site(overrides, site), *(["effects.contention=true"] if contention else [])]
     options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
     table, file = chosen_table(scenario, options, changes)
     result = simulated(table, file, detail=detail, arrange=_placed if placement else None)  # type: ignore[arg-type]
@@ -94,13 +97,18 @@ def _placed(scenario: Scenario) -> Scenario:
 
 
 def compare(
-    first: ScenarioFile, second: ScenarioFile, overrides: SetOption = None, limit: SizeOption = None, as_json: JsonOption = False
+    first: ScenarioFile,
+    second: ScenarioFile,
+    overrides: SetOption = None,
+    limit: SizeOption = None,
+    as_json: JsonOption = False,
+    site: SiteOption = None,
 ) -> None:
-    """Two scenarios side by side; --set applies to the second."""
+    """Two scenarios side by side; --set applies to the second, --site to both."""
     from simpar.api.steps import compare as both
     from simpar.specs.scenario import read_scenario
 
-    found = both(read_scenario(first), read_scenario(second, overrides))
+    found = both(read_scenario(first, at_site(None, site)), read_scenario(second, at_site(overrides, site)))
     if as_json:
         print_json(found.to_dict())
         return
@@ -124,8 +132,12 @@ def explain(
     global_batch: BatchOption = None,
     framework: FrameworkOption = None,
     as_json: JsonOption = False,
+    site: SiteOption = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option("--run", help="Runs of this scenario, as `simpar run read` writes them. Repeatable.")
+    ] = None,
 ) -> None:
-    """Why a step takes what it takes; with a measurement, where the gap most probably lies."""
+    """Why a step takes what it takes; with a measurement, where the gap most probably lies; with runs, what made them slow."""
     from simpar.api.steps import explain as explanation
     from simpar.report.explain import parse_measured
     from simpar.report.explain_view import explain_report
@@ -133,7 +145,7 @@ def explain(
 
     values = parse_measured(measured or [])
     options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
-    found = explanation(chosen_scenario(scenario, options, overrides or []), measured=values)
+    found = explanation(chosen_scenario(scenario, options, at_site(overrides, site)), measured=values, runs=runs or ())
     if as_json:
         print_json(found.to_dict())
         return
@@ -151,6 +163,7 @@ def trace_diff(
     html: HtmlOption = None,
     offline: OfflineOption = False,
     as_json: JsonOption = False,
+    site: SiteOption = None,
 ) -> None:
     """A measured step beside the predicted one: the difference by cause, op by op."""
     from functools import partial
@@ -159,7 +172,7 @@ def trace_diff(
     from simpar.live.trace_diff import diff
     from simpar.specs.scenario import read_scenario
 
-    found = diff(read_scenario(scenario, overrides), partial(read_steps, trace), rank)
+    found = diff(read_scenario(scenario, at_site(overrides, site)), partial(read_steps, trace), rank)
     if html is not None:
         from simpar.report.diff_html import write_diff_html
 

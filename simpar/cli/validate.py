@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simpar.cli.options import HtmlOption, JsonOption, OfflineOption, SetOption, print_json
+from simpar.cli.options import HtmlOption, JsonOption, OfflineOption, SetOption, SiteOption, print_json
 
 validate_app = typer.Typer(
     no_args_is_help=False, invoke_without_command=True,
@@ -96,11 +96,12 @@ def validate_runs(
     html: HtmlOption = None,
     offline: OfflineOption = False,
     where: Annotated[list[str] | None, typer.Option("--where", help="Only rows with key=value. Repeatable.")] = None,
+    site: SiteOption = None,
 ) -> None:
     """Measured training runs against their simulation."""
     from simpar.evidence.runs import run
 
-    raise typer.Exit(run(data, as_json, html, where or []))
+    raise typer.Exit(run(data, as_json, html, where or [], site=site))
 
 
 @validate_app.command("rank")

@@ -167,7 +167,7 @@ def main() -> None:
         print(f"{name:22s} mean over sources {by_source:.4f}, over runs: median {np.median(size):.4f}, mean {size.mean():.4f}")
     unfamiliar = left_out(data, family_of, select, options.workers, free)
     widths = [*interval_entries(data, unseen, unfamiliar), *memory_entries(peaks)]
-    found = [*chosen, *odd, *widths]
+    found = [*chosen, *odd, *widths, *(e for e in shipped if e.name.startswith("site."))]
     rows = unseen_table(data, unseen, neutral)
     print("\n".join(constants_text(found, rows).splitlines()[20:]))
     if options.check:

@@ -17,6 +17,7 @@ from simpar.result.folded import shorter_counts, with_microbatches
 from simpar.schedules import SCHEDULES
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario
+from simpar.specs.site import Site
 
 if TYPE_CHECKING:
     from simpar.engine.timeline import Timeline
@@ -102,6 +103,11 @@ def predict(scenario: Scenario) -> Prediction:
     return extended(first, second, (all_of_them - few) / (more - few), memory_grows=not made)
 
 
+def predict_at(site: Site, scenario: Scenario) -> Prediction:
+    """`scenario` as `predict` has it, at a site with runs of its own."""
+    return predict(scenario.model_copy(update={"site": site}))
+
+
 def predict_whole(scenario: Scenario) -> Prediction:
     """`scenario` with every micro-batch simulated.
 
@@ -162,15 +168,17 @@ def extended(first: Prediction, second: Prediction, times: float, *, memory_grow
 def prediction_of(result: Result) -> Prediction:
     """What validation compares of a simulated step."""
     here = result.layout.calibration
+    site = result.layout.site
+    more = 0.0 if site is None else site.peak_memory_bytes  # in `device_bytes` already
     span, busiest = _spans(result.program, result.timeline)
     return Prediction(
         step_time_s=result.step_time_s,
         step_low_s=result.step_interval.low,
         step_high_s=result.step_interval.high,
-        allocated_bytes=max(rank.allocated_bytes for rank in result.memory),
-        reserved_bytes=max(rank.reserved_bytes for rank in result.memory),
-        allocated_per_rank=tuple(rank.allocated_bytes for rank in result.memory),
-        reserved_per_rank=tuple(rank.reserved_bytes for rank in result.memory),
+        allocated_bytes=max(rank.allocated_bytes for rank in result.memory) + more,
+        reserved_bytes=max(rank.reserved_bytes for rank in result.memory) + more,
+        allocated_per_rank=tuple(rank.allocated_bytes + more for rank in result.memory),
+        reserved_per_rank=tuple(rank.reserved_bytes + more for rank in result.memory),
         device_bytes=max(rank.device_bytes for rank in result.memory),
         state_bytes=max(sum(dict(rank.static).get(name, 0.0) for name in STATES) for rank in result.memory),
         bubble_fraction=result.bubble_fraction,

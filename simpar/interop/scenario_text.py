@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -75,6 +76,9 @@ def scenario_table(scenario: Scenario) -> dict[str, Any]:
     found |= {"model": model_text(scenario), "framework": scenario.framework}
     if scenario.framework_version:
         found["framework_version"] = scenario.framework_version
+    if scenario.site is not None:
+        near = Path(scenario.file).parent / scenario.site if isinstance(scenario.site, str) and scenario.file else None
+        found["site"] = _plain(scenario.site) if near is None or not near.is_file() else str(near.resolve())
     found["cluster"] = _differences(scenario.cluster, ("hardware", "num_nodes"))
     keep = ("tp", "cp", "pp", "dp", "zero_stage", "schedule", "recompute")
     found["plan"] = _differences(scenario.plan, keep)

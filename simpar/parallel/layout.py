@@ -9,6 +9,7 @@ from simpar.graph.casts import GATHERED, engine_casts
 from simpar.graph.kernels import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Layer
+from simpar.model.kind import kind_of, site_of
 from simpar.model.layered import layered_network
 from simpar.model.network import Network, padded_vocabulary, simple_network, transformer_network
 from simpar.parallel.blocks import LocalBlock, split_block
@@ -26,6 +27,7 @@ from simpar.specs.model import TransformerSpec
 from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.site import Site
 from simpar.specs.training import BASE_BYTES, TrainingSpec
 from simpar.topology.mesh import Mesh
 from simpar.topology.placement import GroupPlacement
@@ -131,9 +133,21 @@ class Layout:
 
     @cached_property
     def calibration(self) -> RunCalibration:
-        """What published runs of this framework on this GPU add to the priced parts; nothing on a calibrated machine."""
+        """What published runs of this framework on this GPU add to the priced parts (nothing on a calibrated machine), with
+        what the cluster's own runs say on top."""
         found = self.published_calibration
-        return measured_here(found) if self.hardware.calibrated else found
+        found = measured_here(found) if self.hardware.calibrated else found
+        return found if self.site is None else self.site.applied(found, self.kind)
+
+    @cached_property
+    def site(self) -> Site | None:
+        """What was learned from the cluster's own runs, where they had this framework and GPU."""
+        return site_of(self.scenario)
+
+    @cached_property
+    def kind(self) -> str:
+        """What the job is one of, at a site with runs of its own."""
+        return kind_of(self.scenario)
 
     @cached_property
     def published_calibration(self) -> RunCalibration:

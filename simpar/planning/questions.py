@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from simpar.planning.study import Study
 from simpar.registry import unknown
 from simpar.specs.planfile import PlanFile, make_plan, read_plan_table
 from simpar.specs.scenario import as_published
+from simpar.specs.site import read_site
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class PlanOptions:
         overrides: --set, such as "cluster.num_nodes=256".
         json, html: what comes out; without them a table.
         store, resume: keep finished repetitions in SQLite, and take them from there.
+        site: what was learned from the cluster's own runs, for every simulated phase.
     """
 
     solve: str | None = None
@@ -52,6 +55,7 @@ class PlanOptions:
     repetitions: int = DEFAULT_REPETITIONS
     store: Path | None = None
     resume: bool = False
+    site: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ def ask(source: str | Path | Mapping[str, Any], options: PlanOptions, steps: Ste
     changed = table
     for assignment in options.overrides:
         changed = assigned(changed, assignment)
+    if options.site is not None:
+        changed = at_site(dict(changed), options.site)
     table = as_published(dict(changed), table)
     if options.deadline is not None:
         table["deadline"] = options.deadline
@@ -110,6 +116,22 @@ def ask(source: str | Path | Mapping[str, Any], options: PlanOptions, steps: Ste
     studies = _studies(table, options, Solver(table, steps, replace(simulation, store=None)))
     tornado = sensitivity(plan, steps, simulation) if options.sensitivity else None
     return PlanReport(found, compare_published(found), studies, tornado)
+
+
+def at_site(table: dict[str, Any], site: Path) -> dict[str, Any]:
+    """A copy of the raw plan `table` in which every simulated phase runs at `site`.
+
+    Raises:
+        InputError: no such site, or no phase of the plan is simulated.
+    """
+    read_site(site)
+    changed = copy.deepcopy(table)
+    simulated = [phase for phase in changed.get("phases", []) if phase.get("scenario")]
+    if not simulated:
+        raise InputError(f"--site {site}: the speeds of this plan's phases are given, none is simulated; a site changes nothing")
+    for phase in simulated:
+        phase["set"] = [*phase.get("set", ()), f"site={json.dumps(str(site.resolve()))}"]
+    return changed
 
 
 def with_searched_layouts(table: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,33 @@ def explain_report(result: Result, found: dict[str, Any]) -> RenderableType:
         parts += _memory_lines(m)
     if "measured_memory" in found and memory["fits"]:
         parts += _tensor_lines(memory["tensors_at_peak"])
+    for run in found.get("runs", ()):
+        parts += _run_lines(run)
     return Group(*parts)
+
+
+_LIKELY: Final = 0.05
+"""Causes below this probability are not shown."""
+
+
+def _run_lines(run: Mapping[str, Any]) -> list[RenderableType]:
+    """One run: its causes by probability, what shows them, what to check and what it would gain."""
+    title = Text(f"\nrun {run['id']}", style="bold")
+    if run["skipped"]:
+        return [title, Text(run["skipped"])]
+    off = run["measured_s"] / run["predicted_s"] - 1.0
+    head = Text(f"measured {format_seconds(run['measured_s'])}, predicted {format_seconds(run['predicted_s'])} ({off:+.1%})")
+    table = Table("cause", "probability", "holds", "step without it", "shown by", box=None)
+    likely = [cause for cause in run["causes"] if cause["probability"] >= _LIKELY]
+    for cause in likely:
+        held = cause["extra_s"] > 0.0
+        signs = ", ".join(f"{name} {value:+.2g}" for name, value in cause["signs"].items())
+        table.add_row(
+            cause["cause"], f"{cause['probability']:.0%}", format_seconds(cause["extra_s"]) if held else "",
+            f"{format_seconds(cause['step_time_without_s'])} ({cause['gain']:+.0%} tokens/s)" if held else "", signs,
+        )  # fmt: skip
+    checks = [Text(f"next, {cause['cause']}: {cause['check']}") for cause in likely[:2]]
+    return [title, head, table, *checks]
 
 
 def _title(name: str) -> str:

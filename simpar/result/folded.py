@@ -143,7 +143,8 @@ def extended(first: Result, second: Result, counts: tuple[int, int, int], layout
     for name, waited in accounting.waits.items():
         breakdown[name] = breakdown.get(name, 0.0) + float(waited.mean())
     return replace(
-        second, layout=layout, accounting=accounting, moved=moved, step_interval=moved.interval(layout, accounting.makespan),
+        second, layout=layout, accounting=accounting, moved=moved,
+        step_interval=moved.interval(layout, accounting.makespan, breakdown),
         memory=tuple(_memory(a, b, along) for a, b in zip(first.memory, second.memory, strict=True)),
         breakdown=breakdown, bubble_fraction=bubble_fraction(accounting),
         communication_s=tables(first.communication_s, second.communication_s),

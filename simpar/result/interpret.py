@@ -11,16 +11,18 @@ from simpar.costs.key_price import KeyPrice
 from simpar.costs.price import Provenance
 from simpar.engine.longest_path import longest_path_batch
 from simpar.engine.timeline import Timeline
+from simpar.model.kind import group_of
 from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.program.lower import optimizer_waits
 from simpar.program.program import FloatArray, PriceTable, Program
 from simpar.result.accounting import account, bubble_fraction, communication_seconds, compute_counts
-from simpar.result.interval import Moved
+from simpar.result.interval import Interval, Moved
 from simpar.result.memory import memory_over_time
 from simpar.result.result import Result, mean_breakdown
 from simpar.schedules import Schedule
 from simpar.specs.calibration import measured_here
 from simpar.specs.notes import scenario_notes
+from simpar.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,20 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
             terms[row, column[name]] += amount
     accounting = account(program, timeline, waits=optimizer_waits(layout, priced.schedule))
     seconds = priced.table.seconds[program.price]
+    breakdown = mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds)
     moved = _moved(priced, names)
+    interval = moved.interval(layout, accounting.makespan, breakdown)
     roles = {rank: rank for rank in priced.held}
     if priced.expanded:
         roles = {rank: layout.mesh.rank(pp=rank) for rank in priced.held}
     return Result(
         layout=layout, program=program, timeline=timeline, accounting=accounting,
         memory=memory_over_time(layout, program, timeline, priced.held, roles),
-        breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
-        bubble_fraction=bubble_fraction(accounting), moved=moved,
-        step_interval=moved.interval(layout, accounting.makespan),
+        breakdown=breakdown, bubble_fraction=bubble_fraction(accounting), moved=moved, step_interval=interval,
         provenance=_provenance(priced), communication_s=_communication(priced, timeline),
         schedule_name=priced.schedule.name, hardware_flops=layout.model_flops + recomputed_flops(layout),
-        notes=(*scenario_notes(layout.scenario), *what_published_runs_add(layout)),
+        notes=(*scenario_notes(layout.scenario), *what_published_runs_add(layout),
+               *what_the_site_adds(layout, breakdown, interval, accounting.makespan)),
     )  # fmt: skip
 
 
@@ -94,6 +97,26 @@ def _moved(priced: Priced, names: list[str]) -> Moved:
                         moved[row] += up if sign > 0 else -down
             variants.append(np.maximum(moved, 0.0))
     return Moved(tuple(names), longest_path_batch(priced.program, np.array(variants)))
+
+
+def what_the_site_adds(layout: Layout, breakdown: dict[str, float], interval: Interval, makespan: float) -> tuple[str, ...]:
+    """Which site was used, and what it changed."""
+    site = layout.site
+    if site is None:
+        other = layout.scenario.learned
+        if other is None:
+            return ()
+        return (f"site {other.name!r} is not used: its runs were {other.group}, this is {group_of(layout.scenario)}",)
+    own = site.of_kind(layout.kind)
+    factors = ", ".join(f"{name} x {value * own:.3g}" for name, value in site.factors.items())
+    shares = site.shares(breakdown, makespan)
+    without = makespan * (1.0 - sum(shares[name] * (1.0 - 1.0 / (value * own)) for name, value in site.factors.items()))
+    more = f", {site.peak_memory_bytes / 2**30:+.3g} GiB on every device" if site.peak_memory_bytes else ""
+    return (
+        f"site {site.name!r}, learned from {len(site.runs)} of its runs: {factors}{more}; without it the step would take about "
+        f"{format_seconds(without)} instead of {format_seconds(makespan)} "
+        f"(80 %: {format_seconds(interval.low)} to {format_seconds(interval.high)})",
+    )
 
 
 def _provenance(priced: Priced) -> dict[str, str]:

@@ -17,10 +17,12 @@ _HOST_THREADS: Final = 2
 
 
 def outside_bytes(layout: Layout) -> tuple[tuple[str, float], ...]:
-    """(what, bytes) outside the allocator of a rank: the context and its communicators."""
+    """(what, bytes) outside the allocator of a rank: the context, its communicators, and what the cluster's own runs showed beside
+    every term."""
     spec = layout.framework
+    learned = (("site", layout.site.peak_memory_bytes),) if layout.site is not None and layout.site.peak_memory_bytes else ()
     if layout.hardware.gpu.architecture in _WITHOUT_CUDA:
-        return (("context", 0.0), ("nccl", 0.0))
+        return (("context", 0.0), ("nccl", 0.0), *learned)
     sizes = [size for d in ("tp", "cp", "pp", "dp", "ep") if (size := layout.placement(d).size) > 1]
     buffers = sum(spec.nccl_pair_bytes if size == 2 else spec.nccl_group_bytes for size in sizes)
     if sizes:
@@ -28,7 +30,7 @@ def outside_bytes(layout: Layout) -> tuple[tuple[str, float], ...]:
     experts = layout.placement("ep")
     if experts.num_domains == 1 and experts.size <= _ALL_TO_ALL_RANKS:
         buffers += (experts.size - 1) * spec.nccl_peer_bytes
-    return (("context", spec.context_bytes), ("nccl", buffers))
+    return (("context", spec.context_bytes), ("nccl", buffers), *learned)
 
 
 def workspaces(framework: FrameworkSpec, architecture: str) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from simpar.result.interval import Interval, Moved
 from simpar.result.memory import CATEGORIES, RankMemory
 from simpar.result.published import compare_published
 from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
+from simpar.specs.site import TENTH
 
 MFU_DEFINITION = (
     "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward, over the bf16 peak"
@@ -225,6 +227,20 @@ class Result:
             },
             "published": [row.to_json() for row in compare_published(self)],
             "notes": list(self.notes),
+            **self._site(),
+        }  # fmt: skip
+
+    def _site(self) -> dict[str, Any]:
+        """What was learned from the cluster's own runs; nothing where no site is given."""
+        site, peak = self.layout.site, self.worst_rank.device_bytes
+        if site is None:
+            return {}
+        factor = math.exp(TENTH * site.peak_memory_spread)
+        return {
+            "site": {
+                "name": site.name, "runs": len(site.runs), "factors": site.factors, "residual": site.residual,
+                "peak_memory_bytes": {"more": site.peak_memory_bytes, "low": peak / factor, "high": peak * factor},
+            }
         }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from math import exp, inf
 from statistics import NormalDist
 from typing import Any
 
+from simpar.model.kind import site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
@@ -162,6 +163,9 @@ def unseen_of(space: Space) -> tuple[float, float]:
     """(What the calibration alone leaves open, as a share of every step time; the factor on the whole interval)."""
     template = space.template
     found = calibration_on(framework(template.framework, template.framework_version), template.hardware)
+    site = site_of(template)
+    if site is not None:
+        found = site.applied(found, "")
     return HALF_WIDTH * found.expected_error, found.interval_factor
 
 

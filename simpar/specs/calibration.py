@@ -39,11 +39,23 @@ Name = Literal[
     "memory_error",
     "kernels.odd_rows",
     "kernels.unaligned_heads",
+    "site.common",
+    "site.compute",
+    "site.memory",
+    "site.communication",
+    "site.kind",
+    "site.residual",
+    "site.residual_spread",
+    "site.peak_memory",
+    "site.peak_memory_residual",
 ]
 NEUTRAL: Final[dict[str, float]] = {
     "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
     "interval_factor": 1.0, "allocated_error": 0.07, "reserved_error": 0.07, "memory_error": 0.07,
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0,
+    "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
+    "site.communication": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0, "site.peak_memory": 0.0,
+    "site.peak_memory_residual": 0.0,
 }  # fmt: skip
 """Constant -> the value that leaves it out."""
 FACTORS: Final = ("compute", "memory", "communication")
@@ -65,11 +77,24 @@ MEANING: Final[dict[str, str]] = {
     "memory_error": "the same of all that a process holds, or of a kind that is not stated",
     "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
     "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
+    "site.common": "how much sources differ in one factor on everything that runs on the device (sd of its logarithm)",
+    "site.compute": "how much sources differ in their factor on compute beside that (sd of its logarithm)",
+    "site.memory": "how much sources differ in their factor on memory-bound kernels beside that (sd of its logarithm)",
+    "site.communication": "how much sources differ in their factor on communication beside that (sd of its logarithm)",
+    "site.kind": "how much the kinds of runs of one source differ in one factor beside those (sd of its logarithm)",
+    "site.residual": "scale of log(measured / predicted) between runs of one source, once its factors are right",
+    "site.residual_spread": "how much sources differ in that scale (sd of its logarithm)",
+    "site.peak_memory": "how much sources differ in log(measured / predicted) of peak memory (sd)",
+    "site.peak_memory_residual": "log(measured / predicted) of peak memory between runs of one source (sd)",
 }
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
     "expected_error": (0.0, 1.0), "interval_factor": (0.1, 10.0), "allocated_error": (0.005, 1.0), "reserved_error": (0.005, 1.0),
     "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
+    "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
+    "site.kind": (0.0, 1.0),
+    "site.residual": (0.0, 0.5), "site.residual_spread": (0.0, 2.0), "site.peak_memory": (0.0, 1.0),
+    "site.peak_memory_residual": (0.0, 1.0),
 }  # fmt: skip
 """Least and most of each constant, over all nested groups together."""
 

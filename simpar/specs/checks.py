@@ -77,6 +77,10 @@ def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -
         return large
     found = [*_framework(scenario), *_loss(scenario), *_plan(scenario, schedules), *_model(scenario)]
     try:
+        scenario.learned  # noqa: B018  its file is read and checked
+    except InputError as error:
+        found += error.violations or (Violation("site", scenario.site, str(error)),)
+    try:
         hardware = scenario.hardware
     except InputError as error:
         found.insert(0, Violation("cluster.hardware", scenario.cluster.hardware, str(error)))

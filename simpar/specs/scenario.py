@@ -18,6 +18,7 @@ from simpar.specs.effects import EffectsSpec
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.node_size import with_gpus_per_node
 from simpar.specs.plan import PlanSpec
+from simpar.specs.site import Site, site_beside
 from simpar.specs.training import TrainingSpec
 
 Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
@@ -89,8 +90,16 @@ class Scenario(Spec):
     """What is not ideal: contention, slow ranks, faults, jitter."""
     published: tuple[Published, ...] = ()
     """Measured figures of this very run, for comparison; never an input."""
+    site: str | Site | None = None
+    """What `simpar adapt` learned from a cluster's own runs: a file, relative to the scenario's, or its table."""
     file: str = ""
     """Where it was read from, for messages."""
+
+    @property
+    def learned(self) -> Site | None:
+        """The site, where one is named and any run is behind it."""
+        found = site_beside(self.site, self.file)
+        return found if found is not None and found.learned else None
 
     @property
     def hardware(self) -> HardwareProfile:

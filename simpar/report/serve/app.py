@@ -15,12 +15,13 @@ Export = Callable[[Scenario], str]
 """A scenario's launch script as text; raises InputError where the framework cannot run it."""
 
 
-def make_app(scenario: Path | None = None, export: Export | None = None) -> Any:
+def make_app(scenario: Path | None = None, export: Export | None = None, site: Path | None = None) -> Any:
     """The Dash application, not yet served.
 
     Args:
         scenario: one of the user's own to start from.
         export: writes a scenario's launch script; none = the page offers no such download.
+        site: what was learned from a cluster's own runs; every answer is that of this site.
 
     Raises:
         InputError: Dash is not installed, or the scenario breaks a rule.
@@ -36,7 +37,7 @@ def make_app(scenario: Path | None = None, export: Export | None = None) -> Any:
     from simpar.report.serve.state import Bases
     from simpar.report.serve.style import INDEX
 
-    bases = Bases(scenario)
+    bases = Bases(scenario, site)
     app = Dash("simpar", title="simpar: what if", update_title="", assets_folder="no-assets", index_string=INDEX)
     app.layout = lambda: page(bases, can_export=export is not None)
     app.searches = register(app, Answers(bases), export)
@@ -66,13 +67,15 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
-def serve(host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None, export: Export | None = None) -> None:
+def serve(
+    host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None, export: Export | None = None, site: Path | None = None
+) -> None:
     """Serve the page until interrupted.
 
     Raises:
         InputError: Dash is missing, the scenario is wrong, the port is taken.
     """
-    app = make_app(scenario, export)
+    app = make_app(scenario, export, site)
     bound = listen(host, port)
     import logging
 

@@ -36,9 +36,10 @@ class Base:
 
 
 class Bases:
-    """Scenarios that the page may start from: the shipped ones, and the file named on the command line, if any."""
+    """Scenarios that the page may start from: the shipped ones, and the file named on the command line, if any; all at one site."""
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, site: Path | None = None) -> None:
+        self.site = {} if site is None else {"site": str(site.resolve())}
         self.paths = {p.stem: p for p in sorted(data_dir("scenarios").glob("*.toml"))}
         self.first = "llama3.1-405b_h100x16384_tp8pp16" if file is None else file.stem
         if file is not None:
@@ -52,7 +53,7 @@ class Bases:
             raise unknown("scenario", name, list(self.paths))
         if name not in self._read:
             path = self.paths[name]
-            table = read_toml(path)
+            table = {**read_toml(path), **self.site}
             self._read[name] = Base(name, table, values_of(make_scenario(table, file=str(path)), table), str(path))
         return self._read[name]
 

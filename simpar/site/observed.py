@@ -1,0 +1,142 @@
+"""A measured run as straight lines in a site's factors: simulated at a point and a little away from it in each factor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from simpar.errors import SimparError
+from simpar.evidence.predicted import Prediction, memory_of, predict_at, stalled
+from simpar.evidence.run_type import Measured, Run
+from simpar.evidence.spread import predict_run
+from simpar.model.kind import group_of, kind_of
+from simpar.readings import Open
+from simpar.site.posterior import Evidence, FloatArray
+from simpar.specs.calibration import FACTORS
+from simpar.specs.scenario import Scenario
+from simpar.specs.site import Site
+
+STEP: Final = 0.1
+"""Change of a factor's logarithm between the two simulations that its slope is read from."""
+NEUTRAL: Final = Site()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One reading of a run: its weight, the seconds that each factor scales, and the rest."""
+
+    weight: float
+    parts: tuple[float, float, float]
+    rest: float
+
+    @property
+    def seconds(self) -> float:
+        """The predicted step."""
+        return sum(self.parts) + self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A run that says something about its site.
+
+    Attributes:
+        id: the row's.
+        seconds: measured.
+        lines: one for each reading of what the row leaves open.
+        predicted: the step over all readings, its 80 % interval.
+        memory: (measured, predicted) bytes of a peak; none where none was measured.
+        group, kind: what it is one of (`simpar.model.kind`).
+    """
+
+    id: str
+    seconds: float
+    lines: tuple[Line, ...]
+    predicted: tuple[float, float, float]
+    memory: tuple[float, float] | None = None
+    group: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A run that says nothing, and why."""
+
+    id: str
+    reason: str
+
+
+def observe(run: Run, at: Site = NEUTRAL) -> Observed | Unused:
+    """What `run` says around the factors of `at`."""
+    measured = run.measured.step_time_s
+    reason = run.excluded or run.skipped
+    if not reason and run.measured.out_of_memory:
+        reason = "ran out of memory"
+    if not reason and measured is None:
+        reason = "no step time"
+    if reason or run.scenario is None or measured is None:
+        return Unused(run.id, reason or "no scenario")
+    try:
+        return _observed(run, run.scenario, measured, at)
+    except SimparError as error:
+        return Unused(run.id, str(error).splitlines()[0])
+
+
+def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observed | Unused:
+    found, answer = predict_run(run, partial(predict_at, at))
+    if stalled(found, scenario, measured):
+        return Unused(run.id, "about half a second lost at every blocking send: stalled sends, not the site's speed")
+    lines = _lines(run, found, answer, at)
+    memory = None
+    if run.measured.peak_memory_bytes is not None:
+        peak, _, _, band = memory_of(found, run.measured.memory_kind, first_rank=run.measured.memory_first_rank)
+        near = peak if band is None else min(max(run.measured.peak_memory_bytes, band[0]), band[1])
+        memory = (run.measured.peak_memory_bytes, near)
+    return Observed(run.id, measured, lines, (found.step_time_s, found.step_low_s, found.step_high_s), memory,
+                    group_of(scenario), kind_of(scenario))  # fmt: skip
+
+
+def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[Line, ...]:
+    """The run's readings, each simulated again a little away in every factor."""
+    readings = {"": (1.0, found.step_time_s)} if answer is None else {r.key: (r.weight, r.seconds) for r in answer.readings}
+    slopes: dict[str, list[float]] = {key: [] for key in readings}
+    for name in FACTORS:
+        moved = at.model_copy(update={name: getattr(at, name) * math.exp(STEP)})
+        other, again = predict_run(run, partial(predict_at, moved))
+        seconds = {"": other.step_time_s} if again is None else {r.key: r.seconds for r in again.readings}
+        for key, (_, before) in readings.items():
+            slopes[key].append(max(seconds.get(key, before) - before, 0.0) / math.expm1(STEP))
+    lines = []
+    for key, (weight, before) in readings.items():
+        parts = tuple(slopes[key])
+        lines.append(Line(weight, (parts[0], parts[1], parts[2]), max(before - sum(parts), 0.0)))
+    return tuple(lines)
+
+
+def lines_of(scenario: Scenario, at: Site = NEUTRAL) -> tuple[Line, ...]:
+    """The straight line of a scenario that nobody ran yet.
+
+    Raises:
+        InputError: the plan cannot be run at all.
+    """
+    run = Run(scenario.name, {}, Measured(), scenario, "", "", (), {})
+    return _lines(run, predict_at(at, scenario), None, at)
+
+
+def evidence_of(observed: Iterable[Observed], at: Site = NEUTRAL) -> Evidence:
+    """The runs' straight lines as arrays."""
+    kept = list(observed)
+    lines = [[(line.weight, line.parts, line.rest) for line in run.lines] for run in kept]
+    return Evidence.of(lines, [run.seconds for run in kept], log_factors(at), [run.kind for run in kept])
+
+
+def log_factors(site: Site) -> FloatArray:
+    """Logarithms of the three factors [3]."""
+    return np.log([getattr(site, name) for name in FACTORS])
+
+
+__all__ = ["Line", "Observed", "Unused", "evidence_of", "lines_of", "log_factors", "observe"]

@@ -1,0 +1,259 @@
+"""A cluster's own runs: what they teach, what they cannot, and what the site then changes everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import simpar
+from simpar.cli.app import app
+from simpar.errors import InputError
+from simpar.evidence.predicted import predict, predict_at
+from simpar.site.learned import adapt, as_toml, memory_of_site, shipped_prior
+from simpar.site.observed import Observed, evidence_of, observe
+from simpar.site.posterior import Evidence, Prior, learn
+from simpar.site.rows import run_at
+from simpar.specs.scenario import make_scenario
+from simpar.specs.site import Site, read_site
+
+MODEL = {
+    "kind": "transformer", "num_hidden_layers": 8, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000,
+}  # fmt: skip
+
+
+def table(name: str = "run", nodes: int = 2, plan: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
+    given = {"sequence_length": 2048, "global_batch_size": 64, "micro_batch_size": 1, **training}
+    return {"name": name, "model": MODEL, "cluster": {"hardware": "dgx-h100", "num_nodes": nodes}, "plan": plan or {"tp": 2},
+            "training": given}  # fmt: skip
+
+
+TABLES = (
+    table("a"), table("b", 1, {"tp": 4}), table("c", 2, {"tp": 1, "pp": 2}), table("d", 4, {"tp": 8}),
+    table("e", 1, {"tp": 1, "zero_stage": 3}), table("f", 2, {"tp": 2, "pp": 2}, sequence_length=4096),
+)  # fmt: skip
+TRUE = Site(compute=1.15, memory=1.3, communication=1.6)
+
+
+def row(scenario: dict[str, Any], factor: float = 1.0, site: Site = TRUE) -> dict[str, Any]:
+    seconds = predict_at(site, make_scenario(scenario)).step_time_s
+    return {"id": scenario["name"], "scenario": scenario, "step_time_s": seconds * factor}
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """Runs of a cluster that is slower than published ones in each factor."""
+    noise = np.random.default_rng(3).normal(0.0, 0.01, len(TABLES))
+    return [row(each, float(np.exp(off))) for each, off in zip(TABLES, noise, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def learned(rows: list[dict[str, Any]]) -> simpar.SiteResult:
+    return simpar.adapt(rows[:4])
+
+
+def test_a_slow_cluster_is_learned_from_four_runs(learned: simpar.SiteResult, rows: list[dict[str, Any]]) -> None:
+    before, after = learned.details.errors
+    assert before > 0.1
+    assert after < 0.02
+    for unseen in rows[4:]:
+        scenario = make_scenario(unseen["scenario"])
+        plain, there = predict(scenario), predict_at(learned.site, scenario)
+        off = [abs(math.log(found.step_time_s / unseen["step_time_s"])) for found in (plain, there)]
+        assert off[1] < off[0] / 3.0
+        assert there.step_low_s < unseen["step_time_s"] < there.step_high_s
+        assert there.step_high_s / there.step_low_s < plain.step_high_s / plain.step_low_s
+
+
+def test_without_runs_nothing_changes() -> None:
+    found = adapt([])
+    assert found.site == Site()
+    assert not found.site.learned
+    scenario = make_scenario(TABLES[0])
+    assert predict_at(found.site, scenario) == predict(scenario)
+
+
+def test_runs_of_a_known_kind_leave_predictions_where_they_are() -> None:
+    """A cluster like the published ones: its runs narrow the interval and move next to nothing."""
+    own = [row(each, float(np.exp(off)), Site()) for each, off in zip(TABLES[:4], (0.02, -0.01, 0.015, -0.02), strict=True)]
+    found = simpar.adapt(own)
+    unseen = make_scenario(TABLES[5])
+    plain, there = predict(unseen), predict_at(found.site, unseen)
+    assert abs(math.log(there.step_time_s / plain.step_time_s)) < 0.02
+    assert there.step_high_s / there.step_low_s < plain.step_high_s / plain.step_low_s
+
+
+def test_one_bad_run_moves_little(rows: list[dict[str, Any]]) -> None:
+    sick = [*rows[:4], {**rows[4], "step_time_s": 5.0 * rows[4]["step_time_s"]}]
+    found = simpar.adapt(sick)
+    good = simpar.adapt(rows[:4])
+    unseen = make_scenario(TABLES[5])
+    moved = predict_at(found.site, unseen).step_time_s / predict_at(good.site, unseen).step_time_s
+    assert abs(math.log(moved)) < 0.06
+    assert found.details.doubted == ("e",)
+
+
+def test_a_factor_that_no_run_shows_stays_as_uncertain_as_it_was() -> None:
+    """One GPU never communicates."""
+    alone = {**table("alone", 1, {"tp": 1}), "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": 1}}
+    found = simpar.adapt([row(alone), row({**alone, "training": {**alone["training"], "sequence_length": 4096}})])
+    spread = np.sqrt(np.diag(found.details.posterior.covariance))
+    before = np.sqrt(np.diag(shipped_prior().covariance))
+    assert spread[0] < 0.85 * before[0]
+    assert spread[2] > 0.98 * before[2]
+
+
+def test_open_facts_are_marginalised(rows: list[dict[str, Any]]) -> None:
+    """A run that does not say whether it recomputed is read as the one that its step time fits."""
+    said = table("open", 2, {"tp": 2, "recompute": "full"})
+    opened = {**said, "plan": {**said["plan"], "recompute": {"any_of": ["none", "full"]}}}
+    unclear = {**row(said), "scenario": opened}
+    found = observe(run_at(unclear, "open"))
+    assert isinstance(found, Observed)
+    assert len(found.lines) == 2
+    with_it, without = simpar.adapt([*rows[:4], unclear]), simpar.adapt(rows[:4])
+    assert with_it.site.compute == pytest.approx(without.site.compute, rel=0.03)
+
+
+def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
+    run = observe(run_at({"id": "f", "scenario": TABLES[5], "step_time_s": 1.0}, "f"))
+    assert isinstance(run, Observed)
+    (seconds,), _ = learned.details.posterior.predict(evidence_of([run]))
+    assert seconds == pytest.approx(predict_at(learned.site, make_scenario(TABLES[5])).step_time_s, rel=0.01)
+
+
+def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
+    """All of a step is compute, many runs agree: the mean of their logarithms, with a normal posterior's spread."""
+    prior = Prior(common=0.08, compute=0.08, memory=0.25, communication=0.35, kind=0.08, residual=0.05, residual_spread=0.6)
+    generator = np.random.default_rng(0)
+    measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
+    runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(3))
+    found = learn(runs, prior)
+    seconds, half = found.predict(runs)
+    assert np.log(seconds[0]) == pytest.approx(0.1, abs=0.01)
+    of_all = found.covariance[0, 0] + 2.0 * found.covariance[0, 3] + found.covariance[3, 3]
+    assert math.sqrt(of_all) == pytest.approx(0.03 / math.sqrt(200), rel=0.3)
+    assert float(np.mean(np.abs(np.log(measured / seconds)) < half)) == pytest.approx(0.8, abs=0.08)
+
+
+def test_memory_is_learned_and_shrunk() -> None:
+    assert memory_of_site([]) == (0.0, 0.0)
+    gib = 2.0**30
+    one, _ = memory_of_site([(44 * gib, 40 * gib)])
+    many, spread = memory_of_site([(44 * gib, 40 * gib)] * 6 + [(70 * gib, 40 * gib)])
+    assert 0.0 < one < many < 4.6 * gib
+    assert many > 3.5 * gib
+    assert 0.0 < spread < 0.3
+
+
+def test_a_site_survives_its_file(learned: simpar.SiteResult, tmp_path: Path) -> None:
+    again = read_site(learned.save(tmp_path / "site.toml"))
+    scenario = make_scenario(TABLES[4])
+    assert predict_at(again, scenario).step_high_s == pytest.approx(predict_at(learned.site, scenario).step_high_s, rel=1e-4)
+    assert "simpar adapt" in as_toml(again)
+
+
+def run_cli(*arguments: str, code: int = 0) -> Any:
+    found = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    assert found.exit_code == code, found.output
+    return json.loads(found.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs.jsonl, rest.jsonl, site.toml and a scenario that names the site."""
+    found = tmp_path_factory.mktemp("site")
+    (found / "runs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows[:4]))
+    (found / "scenario.toml").write_text(
+        'site = "site.toml"\nmodel = "llama3.1-8b"\n[cluster]\nhardware = "dgx-h100"\nnum_nodes = 1\n[plan]\ntp = 8\n'
+        "[training]\nsequence_length = 4096\nglobal_batch_size = 16\n"
+    )
+    said = run_cli("adapt", str(found / "runs.jsonl"), "--out", str(found / "site.toml"))
+    assert said["mean_error"]["after"] < said["mean_error"]["before"]
+    assert said["half_width"]["after"] < said["half_width"]["before"]
+    return found
+
+
+def test_every_command_takes_the_site(folder: Path) -> None:
+    scenario, site = str(folder / "scenario.toml"), str(folder / "site.toml")
+    named = run_cli("simulate", scenario)
+    assert named["site"]["factors"]["compute"] > 1.05
+    assert any("site 'site', learned from 4 of its runs" in note for note in named["notes"])
+    plain = simpar.simulate(scenario, site=None).to_dict()
+    assert "site" not in plain
+    assert named["step_time_s"] > 1.05 * plain["step_time_s"]
+    (folder / "plain.toml").write_text((folder / "scenario.toml").read_text().replace('site = "site.toml"\n', ""))
+    given = run_cli("simulate", str(folder / "plain.toml"), "--site", site)
+    assert given["step_time_s"] == pytest.approx(named["step_time_s"], rel=1e-9)
+    assert run_cli("explain", str(folder / "plain.toml"), "--site", site)["step_time_s"] == pytest.approx(named["step_time_s"])
+    both = run_cli("compare", str(folder / "plain.toml"), str(folder / "plain.toml"), "--site", site)
+    assert json.dumps(both).count("learned from 4 of its runs") >= 2
+
+
+def test_the_search_ranks_by_the_site(folder: Path) -> None:
+    arguments = (
+        "search",
+        str(folder / "plain.toml"),
+        "--fix",
+        "pp=1",
+        "--fix",
+        "cp=1",
+        "--allow",
+        "micro_batch_size=1",
+        "--top",
+        "1",
+    )
+    plain, there = run_cli(*arguments), run_cli(*arguments, "--site", str(folder / "site.toml"))
+    assert there["best"][0]["step_time_s"] > 1.05 * plain["best"][0]["step_time_s"]
+    assert there["optimality_gap"] == 0.0
+
+
+def test_a_plan_of_given_speeds_refuses_a_site(folder: Path) -> None:
+    plan = folder / "plan.toml"
+    plan.write_text(
+        'name = "p"\n[cluster]\nnum_nodes = 4\ngpus_per_node = 8\n[[phases]]\ntokens = "1B"\ntokens_per_s_per_gpu = 300\n'
+        "sequence_length = 4096\nglobal_batch_size = 64\n"
+    )
+    found = CliRunner().invoke(app, ["plan", str(plan), "--site", str(folder / "site.toml")])
+    assert isinstance(found.exception, InputError)
+    assert "a site changes nothing" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("compute = -1\n", "compute"),
+        ("speed = 2\n", "unknown field"),
+        ("covariance = [[1, 2, 0], [2, 1, 0], [0, 0, 1]]\n", "must be a covariance"),
+        ("compute = \n", "site.toml"),
+    ],
+)
+def test_a_wrong_site_is_one_clear_message(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(InputError, match=said):
+        make_scenario({**TABLES[0], "site": str(tmp_path / "site.toml")})
+
+
+def test_a_site_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="simpar adapt"):
+        make_scenario({**TABLES[0], "site": str(tmp_path / "nowhere.toml")})
+
+
+def test_runs_that_say_nothing_say_why() -> None:
+    rows = [
+        {"id": "oom", "scenario": TABLES[0], "oom": True},
+        {"id": "wrong", "scenario": {**TABLES[0], "plan": {"tp": 3}}, "step_time_s": 1.0},
+        {"id": "gone", "scenario": "no-such-scenario", "step_time_s": 1.0},
+        {"id": "silent", "scenario": TABLES[0]},
+    ]
+    found = simpar.adapt(rows)
+    assert {run.id: run.reason.split(":")[0] for run in found.details.unused} == {
+        "oom": "ran out of memory", "wrong": "not a valid scenario", "gone": "not a valid scenario", "silent": "nothing measured",
+    }  # fmt: skip
+    assert not found.site.learned
