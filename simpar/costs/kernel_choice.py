@@ -45,8 +45,9 @@ ROWWISE_SHARE: Final = 0.95
 """Rate of torch's own kernel for scales per row over cuBLAS's for one scale: most shapes 0.9 to 1, a tail down to a half (pytorch
 issue 147971, H100 with fast accumulation)."""
 UNREAL: Final = ("uninit", "constW", "vllm0220")
-"""Libraries measured on operands that draw little power: the collector that ran vLLM's products leaves its bf16 weights uninitialised
-(ai-dynamo/aiconfigurator collector/vllm; such tables read 5 to 10 % fast). They serve where nothing else was sustained."""
+"""Libraries measured on operands that draw little power: the collector that ran vLLM's products leaves its bf16 weights
+uninitialised (ai-dynamo/aiconfigurator collector/vllm; such tables read 5 to 10 % fast). They serve where nothing else was
+sustained."""
 
 
 @dataclass(frozen=True, slots=True)
