@@ -149,6 +149,7 @@ class FrameworkSpec:
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        expert_layer_cpu_s: more of it in a layer with experts (router, dispatcher, permutation).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
 
     Attention
@@ -302,6 +303,7 @@ class FrameworkSpec:
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
+    expert_layer_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()

@@ -64,7 +64,8 @@ _MEGATRON: Final = (
         {
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
-            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.0e-3,
+            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 0.65e-3,
+            "expert_layer_cpu_s": 0.35e-3,
             "weight_gradients": "each", "grouped_weight_gradients": "none", "fp8_weight_cache": True,
             "engine_workspace_bytes": (("", 4 * MiB), ("hopper", 32 * MiB), ("blackwell", 32 * MiB)),
         },
@@ -73,10 +74,10 @@ _MEGATRON: Final = (
         "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
         "the gradient so that "
         "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
-        "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: modules of TransformerEngine take a "
-        "host 2.5 times a torch linear's (TransformerEngine issue 2053); no published run without graphs on x86 takes less than "
-        "4.7 ms per layer and micro-batch, an 8B model on H100 levels off at 4.2 to 4.5 ms at tp 4 and 8, on one node and on two; "
-        "Nemotron-4 340B in fp8 at tp 8 on Grace leaves no room for more than 2.4 ms per pass",
+        "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: no published run without graphs on x86 "
+        "takes less than 4.7 ms per layer and micro-batch and an 8B model on H100 levels off at 4.2 to 4.5 ms at tp 4 and 8; GPT-3 "
+        "175B and Nemotron-4 340B in fp8 on Grace leave room for 2.4 ms per pass, Qwen3-30B there shows 3.3 with router, "
+        "dispatcher and permutation",
     ),
     Row(
         (2023, 12),
