@@ -56,6 +56,8 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """
     path = Path(path)
     try:
+        if not path.exists() and (packed := path.with_name(f"{path.name}.gz")).is_file():
+            path = packed
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise InputError(f"{path}: is a folder; expected a file in it")

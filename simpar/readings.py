@@ -22,8 +22,6 @@ TENTH: Final = 1.2816
 """Standard deviations from the median to either end of an 80 % interval of a normal distribution."""
 LEAST_CHANCE: Final = 0.02
 """A reading whose memory fits with less than this chance cannot have run."""
-MEMORY_SPREAD: Final = 0.05
-"""Standard deviation of the log of a predicted peak: an 80 % interval of -6 to +7 % (assumed, as evidence/predicted.py)."""
 _NORMAL: Final = NormalDist()
 
 
@@ -146,25 +144,49 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What simulating one reading says: seconds, the ends of its interval, peak bytes of the device and its capacity."""
+    """What simulating one reading says: seconds, the ends of its interval, peak bytes of the device and its capacity.
+
+    Attributes:
+        cached_bytes: of the peak, what the allocator holds without a tensor in it.
+        half_width: of the 80 % interval of a predicted peak, as a logarithm.
+    """
 
     seconds: float
     low: float
     high: float
     device_bytes: float
     capacity_bytes: float
+    cached_bytes: float = 0.0
+    half_width: float = 0.07
 
     @property
     def chance_to_fit(self) -> float:
-        """That the peak, which has an interval, is within the capacity."""
-        return _NORMAL.cdf(math.log(self.capacity_bytes / max(self.device_bytes, 1.0)) / MEMORY_SPREAD)
+        """That the peak is within the capacity, see `fit_probability`."""
+        return fit_probability(self.device_bytes, self.cached_bytes, self.capacity_bytes, self.half_width)
+
+
+def fit_probability(device_bytes: float, cached_bytes: float, capacity_bytes: float, half_width: float) -> float:
+    """The chance that a predicted peak fits.
+
+    Before it gives up, torch's caching allocator frees cached blocks and tries again, which helps as far as whole segments are
+    free: between none and all of them, so half, and the doubt about it widens the interval.
+
+    Args:
+        device_bytes: peak of all that the process holds.
+        cached_bytes: of these, reserved by the allocator without a live tensor.
+        half_width: of the 80 % interval of a predicted peak, as a logarithm.
+    """
+    needed = max(device_bytes - 0.5 * cached_bytes, 1.0)
+    spread = math.hypot(half_width / TENTH, math.log(max(device_bytes, 1.0) / needed))
+    return _NORMAL.cdf(math.log(capacity_bytes / needed) / max(spread, 1e-6))
 
 
 def outcome_of(result: Result) -> Outcome:
     """What a reading's result says."""
     interval = result.step_interval
-    worst = max(rank.device_bytes for rank in result.memory)
-    return Outcome(result.step_time_s, interval.low, interval.high, worst, result.device_memory_bytes)
+    worst = max(result.memory, key=lambda rank: rank.device_bytes)
+    cached, width = worst.reserved_bytes - worst.allocated_bytes, result.layout.calibration.memory_error
+    return Outcome(result.step_time_s, interval.low, interval.high, worst.device_bytes, result.device_memory_bytes, cached, width)
 
 
 def spread_over(
@@ -271,6 +293,7 @@ __all__ = [
     "Outcome",
     "Reading",
     "Spread",
+    "fit_probability",
     "mixture",
     "outcome_of",
     "simulate_open",

@@ -13,7 +13,7 @@ from simpar.costs.kernel_tables import Source, alpha_of, attention_name, column_
 from simpar.errors import InputError
 from simpar.evidence import fit, fit_gemm
 from simpar.evidence.kernel_errors import bands, halves
-from simpar.evidence.soft_l1 import soft_l1
+from simpar.evidence.robust import soft_l1
 from simpar.specs.hardware import load_hardware
 
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from simpar.costs.gemm_alignment import ODD_ROWS, unaligned
 from simpar.costs.kernels import KernelModel
-from simpar.evidence.row_framework import is_computed
-from simpar.evidence.run_rows import run_of
 from simpar.model.network import padded_vocabulary
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
@@ -118,17 +116,3 @@ def test_deepspeeds_pipeline_sends_a_part_from_every_tensor_rank() -> None:
     whole = 2.0 * 2048 * 12288
     assert calls("megatron-deepspeed") == [("send_recv", whole / 8), ("all_gather", whole)]
     assert calls("aa-scaling") == [("send_recv", whole)]
-
-
-def test_the_175b_run_of_2021_has_two_layers_per_chunk() -> None:
-    run = run_of({**GPT_175B, "assumed": ["schedule: interleaved presumed where divisible"]})
-    assert run.scenario is not None, run.skipped
-    assert run.scenario.plan.virtual_stages == 4
-
-
-def test_a_simulators_own_table_is_no_measurement() -> None:
-    table = {"framework": "Megatron-LM", "assumed": ["recompute as in config/validation/single"]}
-    assert is_computed(table)
-    assert "another simulator" in run_of({**GPT_175B, **table}).excluded
-    assert not run_of(GPT_175B).excluded
-    assert not is_computed({"framework": "Megatron-LM"})

@@ -17,7 +17,7 @@ from simpar.program.program import PriceTable, Program
 from simpar.searching.choice import Choice
 from simpar.searching.graph import Graph
 from simpar.searching.intervals import Intervals
-from simpar.searching.parts import widest
+from simpar.searching.parts import unseen_of
 from simpar.searching.pricing import Pricing
 from simpar.searching.replay import makespans
 from simpar.searching.tiers import Tiers
@@ -85,10 +85,10 @@ def test_every_way_to_cut_a_pass_was_drawn() -> None:
 @pytest.mark.parametrize("name", ["dense", "mla", "tiny", "zero-bubble", "deepspeed", "fsdp-fp8"])
 def test_upper_ends_are_those_of_the_result(name: str) -> None:
     tiers = tiers_of(name)
-    factor = widest(tiers.pricing.space)
+    unseen, factor = unseen_of(tiers.pricing.space)
     for seed in range(2):
         choice = drawn(name, seed)[0]
         result = simulate(choice.scenario(tiers.pricing.template), detail="stage")
-        found = Intervals(tiers, factor - 1.0).high(choice, result.step_time_s)
+        found = Intervals(tiers, unseen, factor).high(choice, result.step_time_s)
         assert found == pytest.approx(result.step_interval.high, rel=1e-9), str(choice)
         assert found > result.step_time_s

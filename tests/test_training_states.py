@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.layout import Layout
-from simpar.parallel.optimizers import KINDS
 from simpar.result.memory import static_state
 from simpar.result.result import Result
 from simpar.specs.framework import framework
 from simpar.specs.losses import linear_chunks, loss_of
+from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.specs.training import BASE_BYTES
 from simpar.step import cost_models, prepare, simulate

@@ -28,11 +28,11 @@ def validate(
         raise typer.Exit(run(as_json, only=tuple(only or ())))
 
 
-DataOption = Annotated[Path, typer.Option("--data", help="Measured data.")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Measured data; without it, those that come with simpar.")]
 
 
 @validate_app.command("kernels")
-def validate_kernels(data: DataOption, as_json: JsonOption = False) -> None:
+def validate_kernels(data: DataOption = None, as_json: JsonOption = False) -> None:
     """Measured kernels against their prices."""
     from simpar.evidence.kernels import run
 
@@ -40,7 +40,7 @@ def validate_kernels(data: DataOption, as_json: JsonOption = False) -> None:
 
 
 @validate_app.command("collectives")
-def validate_collectives(data: DataOption, as_json: JsonOption = False) -> None:
+def validate_collectives(data: DataOption = None, as_json: JsonOption = False) -> None:
     """Measured collectives against their prices."""
     from simpar.evidence.collectives import run
 
@@ -91,7 +91,7 @@ def validate_cluster(
 
 @validate_app.command("runs")
 def validate_runs(
-    data: DataOption,
+    data: DataOption = None,
     as_json: JsonOption = False,
     html: HtmlOption = None,
     offline: OfflineOption = False,

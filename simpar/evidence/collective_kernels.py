@@ -18,6 +18,7 @@ from simpar.costs.expert_parallel import Exchange
 from simpar.costs.kernel_rows import KernelRow, custom_row, expert_rows
 from simpar.evidence.collective_cells import Key
 from simpar.evidence.robust import Array, Parameter, minimise
+from simpar.evidence.tables import there
 from simpar.specs.collective_constants import CollectiveFit, CustomConstants, ExpertConstants, Scope, TimeBand
 
 NORMAL, LOW_LATENCY, CUSTOM = "ep_deepep_normal.csv", "ep_deepep_lowlatency.csv", "custom_allreduce.csv"
@@ -31,7 +32,7 @@ Ratios = dict[Key, dict[Scope, list[float]]]
 
 
 def _table(path: Path) -> list[dict[str, str]]:
-    return list(read_records(path)) if path.is_file() else []
+    return list(read_records(path)) if there(path) else []
 
 
 def _by_key(rows: Sequence[KernelRow], length: int) -> dict[Key, list[KernelRow]]:

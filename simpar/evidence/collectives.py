@@ -25,6 +25,8 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
 from simpar.costs.price import Price
 from simpar.errors import InputError
+from simpar.evidence.tables import tables
+from simpar.specs.base import data_dir
 from simpar.specs.hardware import HardwareProfile
 from simpar.statistics import Comparison, ErrorSummary, summarize
 
@@ -190,7 +192,7 @@ def _reader(columns: Sequence[str]) -> Reader | None:
 def _files(data: Path) -> list[Path]:
     if not data.exists():
         raise InputError(f"{data}: no such file or folder")
-    return sorted(data.glob("*.csv")) if data.is_dir() else [data]
+    return tables(data, "*.csv") if data.is_dir() else [data]
 
 
 def _read(path: Path, models: _Models) -> Iterator[Comparison]:
@@ -249,13 +251,15 @@ def validate_collectives(data: Path) -> CollectiveReport:
     return CollectiveReport(tuple(rows), _groups(rows), time.perf_counter() - start)
 
 
-def run(data: Path, as_json: bool = False) -> int:
-    """`simpar validate collectives --data FILE [--json]`; exit code 1 past the stated tolerance.
+def run(data: Path | None, as_json: bool = False) -> int:
+    """`simpar validate collectives [--data FILE] [--json]`; exit code 1 past the stated tolerance.
+
+    Without a file: the tables that come with simpar.
 
     Raises:
         InputError: see `validate_collectives`.
     """
-    report = validate_collectives(data)
+    report = validate_collectives(data or data_dir("validation") / "collectives")
     if as_json:
         sys.stdout.write(json.dumps(_finite(report.as_json())) + "\n")
     else:

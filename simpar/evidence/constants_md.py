@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from simpar.specs.base import data_dir
-from simpar.specs.calibration import BOUNDS, MEANING, NEUTRAL, Constant, Unseen, constants, unseen
+from simpar.specs.base import checkout_dir, data_dir
+from simpar.specs.calibration import ANY, BOUNDS, MEANING, NEUTRAL, Constant, Unseen, constants, unseen
+
+FAMILIES: Final = {
+    "megatron-core": "Megatron-LM, NeMo, Megatron-Bridge and kin", "torchtitan": "torchtitan, torchtune, prime-rl",
+    "deepspeed": "DeepSpeed", "llm-foundry": "torch FSDP",
+}  # fmt: skip
+"""Families by the names of frameworks in them."""
+MARKS: Final = ("<!-- unseen -->", "<!-- /unseen -->")
+"""Around README's table."""
+LEAST_ROWS: Final = 8
+"""Fewest runs of a line in README's table."""
 
 
 def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> str:
@@ -21,9 +32,10 @@ def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> 
         "|---|---|---:|---:|---:|",
         *(f"| {name} | {MEANING[name]} | {NEUTRAL[name]:g} | {low:g} | {high:g} |" for name, (low, high) in BOUNDS.items()),
         "",
-        "Gain: the mean over sources of the absolute relative error without the constant minus the error with it, each source left "
-        "out of every fit; a constant whose gain does not exceed its standard error is not kept. Factors of nested groups "
-        "multiply, seconds add; the expected error is that of the narrowest group.",
+        "Gain: the mean over the sources of its own group of the absolute relative error without the constant minus the error with "
+        "it, each source left out of the fit; a constant whose gain does not exceed its standard error is not kept, and one that "
+        "pays for all together does not hold for a family that it harms. Factors of nested groups multiply; a width is that of "
+        "the narrowest group.",
         "",
         "| constant | group | value | runs | sources | gain | standard error | status |",
         "|---|---|---:|---:|---:|---:|---:|---|",
@@ -34,20 +46,56 @@ def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> 
             "",
             "## Sources that no fit has seen",
             "",
-            "Absolute relative error of the step time: with every constant neutral, and with the whole choice and fit repeated "
-            "without the run's source. Runs with stalled sends are left out. Coverage: of the 80 % interval of the expected error.",
+            "Absolute relative error of the step time: with every constant neutral, and with candidates, fit and gate repeated "
+            "without the run's source. Runs with stalled sends are left out. Coverage of 80 % intervals whose factors come from "
+            "all other sources, and their interval score: width in log seconds plus ten times what lies outside, lower is better.",
             "",
-            "| family | architecture | runs | sources | median, nothing fitted | mean | median, unseen | mean | coverage |",
-            "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-            *map(_unseen_line, rows),
+            *_unseen_table([row for row in rows if row.source == ANY], ("family", "architecture")),
+            "",
+            "## By source",
+            "",
+            *_unseen_table([row for row in rows if row.source != ANY], ("source",)),
         ]
     return "\n".join(lines) + "\n"
 
 
-def _unseen_line(row: Unseen) -> str:
-    errors = (row.neutral_median, row.neutral_mean, row.median, row.mean)
-    cells = [row.family, row.architecture, str(row.rows), str(row.sources), *(f"{e:.1%}" for e in errors), f"{row.coverage:.0%}"]
-    return f"| {' | '.join(cells)} |"
+def readme_table(rows: Sequence[Unseen]) -> list[str]:
+    """The lines of README's table: all runs, and families of at least `LEAST_ROWS`, by architecture where several sources are."""
+    listed = [row for row in rows if row.source == ANY and row.rows >= LEAST_ROWS]
+    split = {row.family for row in listed if row.architecture != ANY}
+    kept = [row for row in listed if row.family == ANY or row.architecture != ANY or row.family not in split]
+    lines = [
+        "| unseen sources | GPUs | runs | sources | median error, nothing fitted | median error, unseen | mean | coverage |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in kept:
+        name = "all" if row.family == ANY else FAMILIES.get(row.family, row.family)
+        chips = "all" if row.architecture == ANY else row.architecture.capitalize()
+        errors = " | ".join(f"{value:.0%}".replace("%", " %") for value in (row.neutral_median, row.median, row.mean, row.coverage))
+        lines.append(f"| {name} | {chips} | {row.rows} | {row.sources} | {errors} |")
+    return lines
+
+
+def write_readme(rows: Sequence[Unseen], path: Path | None = None) -> None:
+    """The table of README.md between its marks, in a checkout."""
+    folder = checkout_dir("validation")
+    path = path or (folder.parent / "README.md" if folder else None)
+    if path is None or not path.is_file():
+        return
+    before, _, rest = path.read_text(encoding="utf-8").partition(f"{MARKS[0]}\n")
+    _, mark, after = rest.partition(MARKS[1])
+    if mark:
+        path.write_text("\n".join([f"{before}{MARKS[0]}", *readme_table(rows), f"{mark}{after}"]), encoding="utf-8")
+
+
+def _unseen_table(rows: Sequence[Unseen], keys: Sequence[str]) -> list[str]:
+    figures = ("runs", "sources", "median, nothing fitted", "mean", "median, unseen", "mean", "coverage", "interval score")
+    lines = [f"| {' | '.join((*keys, *figures))} |", f"|{'---|' * len(keys)}{'---:|' * len(figures)}"]
+    for row in rows:
+        errors = (row.neutral_median, row.neutral_mean, row.median, row.mean)
+        cells = [*(getattr(row, key) for key in keys), str(row.rows), str(row.sources), *(f"{e:.1%}" for e in errors)]
+        lines.append(f"| {' | '.join([*cells, f'{row.coverage:.0%}', f'{row.interval_score:.2f}'])} |")
+    return lines
 
 
 def _line(entry: Constant) -> str:

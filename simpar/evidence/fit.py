@@ -1,4 +1,4 @@
-"""`python -m simpar.evidence.fit kernels|collectives --data DIR [--out DIR]`: fitted constants from measured tables."""
+"""`python -m simpar.evidence.fit kernels|collectives [--data DIR] [--out DIR]`: fitted constants from measured tables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m simpar.evidence.fit", description=__doc__)
     parser.add_argument("what", choices=sorted(MODULES))
-    parser.add_argument("--data", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--data", type=Path, default=None, help="folder of measured tables (those that come with simpar)")
     parser.add_argument("--out", type=Path, default=None, help="where to write (hardware_profiles/fitted)")
     chosen = parser.parse_args(arguments)
     try:
         out = chosen.out or data_dir("hardware_profiles") / "fitted"
-        return int(importlib.import_module(MODULES[chosen.what]).run(chosen.data, out))
+        return int(importlib.import_module(MODULES[chosen.what]).run(chosen.data or data_dir("validation") / chosen.what, out))
     except InputError as error:
         print(error, file=sys.stderr)
         return error.exit_code

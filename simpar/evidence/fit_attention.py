@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.costs.kernel_tables import MICRO, usable
 from simpar.evidence.kernel_errors import bands, halves, record
-from simpar.evidence.soft_l1 import soft_l1
+from simpar.evidence.robust import soft_l1
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants, HeadConstants
 

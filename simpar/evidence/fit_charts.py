@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simpar.costs.attention import attention_seconds
 from simpar.costs.attention_charts import LENGTHS, ChartRow, chart_rows, chart_seconds, chart_shapes
-from simpar.evidence.soft_l1 import soft_l1
+from simpar.evidence.robust import soft_l1
 from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band, FitRecord, HeadConstants
 
 Array = NDArray[np.float64]

@@ -21,6 +21,7 @@ from simpar.evidence.collective_kernels import band, fit_custom, fit_expert
 from simpar.evidence.collective_stages import fit_harnesses, fit_network, fit_scale_up
 from simpar.evidence.collective_toml import write_constants, write_harnesses
 from simpar.evidence.robust import Array
+from simpar.evidence.tables import there
 from simpar.specs.collective_constants import (
     CollectiveConstants,
     CollectiveFit,
@@ -190,7 +191,7 @@ def run(data: Path, out: Path, *, cross_validate: bool = True) -> int:
         InputError: the table is missing or has no row to fit on.
     """
     path = data / TABLE if data.is_dir() else data
-    if not path.is_file():
+    if not there(path):
         raise InputError(f"{path}: no such file; --data names the folder that holds {TABLE}")
     cells = cells_of(read_rows(path))
     if not cells:

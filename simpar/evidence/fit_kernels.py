@@ -19,6 +19,7 @@ from simpar.costs.kernel_tables import attention_name, column_source, columns, g
 from simpar.errors import InputError
 from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_moe, fit_training_ops
 from simpar.evidence.kernel_toml import dump
+from simpar.evidence.tables import tables, there
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import (
     AttentionConstants,
@@ -66,7 +67,7 @@ def _told(fit: FitRecord) -> str:
 
 
 def _tables(data: Path, pattern: str, skip: str) -> list[Path]:
-    return [path for path in sorted(data.glob(pattern)) if skip not in path.stem]
+    return [path for path in tables(data, pattern) if skip not in path.stem]
 
 
 def fit_tables(data: Path) -> dict[str, Found]:
@@ -182,7 +183,7 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
     directions, grouped = None, None
     for machine, parent in TRAINING_MACHINES.items():
         base = next((c for c in gemm if c.dtype == "bf16"), None)
-        if parent == gpu and training.is_file() and base is not None:
+        if parent == gpu and there(training) and base is not None:
             pair = fit_training_ops.fit_machine(training, machine, base, sm_count)
             if pair is not None:
                 gemm.append(pair[0])
@@ -191,10 +192,10 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
                 attention += fit_training_ops.fit_sdp(training, machine, sm_count)
                 _say(f"{training.name} {machine}: {pair[0].fit.median:.2%} / {pair[0].fit.p90:.2%}, scalar {directions.scale:.3f}")
     backward: tuple[BackwardConstants, ...] = ()
-    if charts.is_file():
+    if there(charts):
         attention += fit_charts.forward_constants(charts, gpu, sm_count)
         backward = fit_charts.backward_constants(charts, gpu)
-    memory, best = fit_memory.fit_classes(membound, gpu, hardware.gpu.architecture) if membound.is_file() else ({}, None)
+    memory, best = fit_memory.fit_classes(membound, gpu, hardware.gpu.architecture) if there(membound) else ({}, None)
     return KernelConstants(
         gpu=hardware.gpu.name,
         gemm=tuple(gemm),

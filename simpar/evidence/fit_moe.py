@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from simpar.costs.kernel_tables import MICRO, alpha_of, columns, moe_name, read_rows, usable
 from simpar.costs.moe import MoeShapes, moe_flops, moe_seconds, moe_shapes
 from simpar.evidence.kernel_errors import bands, record
-from simpar.evidence.soft_l1 import soft_l1
+from simpar.evidence.robust import soft_l1
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import Band, MoeConstants
 

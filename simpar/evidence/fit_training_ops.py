@@ -18,7 +18,7 @@ from simpar.costs.kernels import SMALL_GEMM
 from simpar.costs.training_ops import TrainingRow, gemm_rows, grouped_rows, sdp_rows
 from simpar.evidence.fit_gemm import Entry, Rows, errors, fit_rows, subset
 from simpar.evidence.kernel_errors import bands, halves, record
-from simpar.evidence.soft_l1 import soft_l1
+from simpar.evidence.robust import soft_l1
 from simpar.specs.kernel_constants import (
     AttentionConstants,
     Band,

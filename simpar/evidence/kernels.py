@@ -20,6 +20,8 @@ from simpar.errors import InputError
 from simpar.evidence import kernel_blocks, kernel_priced
 from simpar.evidence.kernel_blocks import Block
 from simpar.evidence.kernel_groups import GroupErrors, Report, judge, summarise
+from simpar.evidence.tables import tables
+from simpar.specs.base import data_dir
 
 READERS: tuple[tuple[str, Callable[[Path], list[Block]]], ...] = (
     ("gemm_*.csv", kernel_blocks.gemm_blocks),
@@ -42,7 +44,7 @@ def read_blocks(data: Path) -> list[Block]:
         raise InputError(f"{data}: no such file or folder of measured kernels")
     blocks: list[Block] = []
     for pattern, reader in READERS:
-        paths = sorted(data.glob(pattern)) if data.is_dir() else [data] if data.match(pattern) else []
+        paths = tables(data, pattern) if data.is_dir() else [data] if data.match(pattern) else []
         for path in paths:
             if not path.stem.endswith("_fits"):
                 blocks += reader(path)
@@ -51,13 +53,13 @@ def read_blocks(data: Path) -> list[Block]:
     return blocks
 
 
-def validate_kernels(data_dir: Path) -> Report:
-    """Errors of every table in `data_dir` (a folder or one file).
+def validate_kernels(data: Path) -> Report:
+    """Errors of every table in `data` (a folder or one file).
 
     Raises:
         InputError: no such path, or no table in it.
     """
-    blocks = read_blocks(data_dir)
+    blocks = read_blocks(data)
     groups = summarise(blocks)
     return Report(blocks=tuple(blocks), groups=tuple(groups), failures=tuple(judge(groups)))
 
@@ -103,13 +105,13 @@ def _show(console: Console, groups: list[GroupErrors], title: str) -> None:
     console.print(table)
 
 
-def run(data: Path, as_json: bool) -> int:
-    """The command: prints the report; 1 where a group is past its tolerance.
+def run(data: Path | None, as_json: bool) -> int:
+    """The command: prints the report, without `data` of the tables that come with simpar; 1 where a group is past its tolerance.
 
     Raises:
         InputError: no such path, or no table in it.
     """
-    report = validate_kernels(data)
+    report = validate_kernels(data or data_dir("validation") / "kernels")
     if as_json:
         for text in _chunks(report):
             sys.stdout.write(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ import numpy as np
 
 from simpar.parallel.keys import Compute, Overlapped
 from simpar.program.program import OpKind
+from simpar.readings import outcome_of
 from simpar.result.folded import shorter_counts, with_microbatches
 from simpar.schedules import SCHEDULES
 from simpar.specs.framework import framework
@@ -37,7 +39,8 @@ class Prediction:
         allocated_per_rank, reserved_per_rank: by pipeline rank.
         device_bytes: what the process holds on the device in total: reserved, context, communication buffers.
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
-        memory_low, memory_high: 80 % interval of the peak as factors of it.
+        memory_error: half-widths of the 80 % interval of a peak as logarithms, by what it counts ("allocated", "reserved", "").
+        fit_probability: chance that the peak fits.
         bubble_fraction: idle share of the pipeline phase.
         busiest_bubble_fraction: idle share of the longest span of a rank, from its own first op of that phase to its own last,
             beside the busiest rank's busy time: a schedule whose ranks start and end in steps (ZB-H2) has spans shorter than the
@@ -57,14 +60,14 @@ class Prediction:
     reserved_per_rank: tuple[float, ...]
     device_bytes: float
     state_bytes: float
-    memory_low: float
-    memory_high: float
     bubble_fraction: float
     busiest_bubble_fraction: float
     pipeline_s: float
     longest_span_s: float
     fits: bool
     waterfall: Mapping[str, float] = field(default_factory=dict)
+    memory_error: Mapping[str, float] = field(default_factory=dict)
+    fit_probability: float = 1.0
 
 
 class Predictor(Protocol):
@@ -75,8 +78,8 @@ class Predictor(Protocol):
 
 
 STATES: Final = ("parameters", "gradients", "optimizer")
-MEMORY_INTERVAL: Final = (0.94, 1.08)
-"""80 % interval of a predicted peak as factors (assumed; the allocator and workspaces differ between versions)."""
+ASSUMED_ERROR: Final = 0.07
+"""Log half-width of a peak's interval where a prediction says none."""
 
 
 def predict(scenario: Scenario) -> Prediction:
@@ -158,7 +161,7 @@ def extended(first: Prediction, second: Prediction, times: float, *, memory_grow
 
 def prediction_of(result: Result) -> Prediction:
     """What validation compares of a simulated step."""
-    low, high = MEMORY_INTERVAL
+    here = result.layout.calibration
     span, busiest = _spans(result.program, result.timeline)
     return Prediction(
         step_time_s=result.step_time_s,
@@ -170,14 +173,14 @@ def prediction_of(result: Result) -> Prediction:
         reserved_per_rank=tuple(rank.reserved_bytes for rank in result.memory),
         device_bytes=max(rank.device_bytes for rank in result.memory),
         state_bytes=max(sum(dict(rank.static).get(name, 0.0) for name in STATES) for rank in result.memory),
-        memory_low=low,
-        memory_high=high,
         bubble_fraction=result.bubble_fraction,
         busiest_bubble_fraction=1.0 - busiest / span if span else 0.0,
         longest_span_s=span,
         pipeline_s=result.accounting.pipeline_s,
         fits=result.fits,
         waterfall=dict(result.waterfall()),
+        memory_error={kind: here.memory_half_width(kind) for kind in ("allocated", "reserved", "")},
+        fit_probability=outcome_of(result).chance_to_fit,
     )
 
 
@@ -241,7 +244,8 @@ def memory_of(found: Prediction, kind: str, *, first_rank: bool) -> tuple[float,
         allocated, reserved = found.allocated_per_rank[0], found.reserved_per_rank[0]
     peak = {"allocated": allocated, "reserved": reserved, "device": found.device_bytes}.get(kind)
     low, high = (allocated, reserved) if peak is None else (peak, peak)
-    return (low + high) / 2, low * found.memory_low, high * found.memory_high, (low, high) if peak is None else None
+    width = math.exp(found.memory_error.get(kind, found.memory_error.get("", ASSUMED_ERROR)))
+    return (low + high) / 2, low / width, high * width, (low, high) if peak is None else None
 
 
 def _spans(program: Program, timeline: Timeline) -> tuple[float, float]:

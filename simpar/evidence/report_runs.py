@@ -41,6 +41,8 @@ def print_report(report: Report, as_json: bool) -> None:
             f"(ran, called fitting {fits.fits_called_fits}; ran, called OOM {fits.fits_called_oom}; "
             f"OOM, called OOM {fits.oom_called_oom}; OOM, called fitting {fits.oom_called_fits})"
         )
+    if report.impossible:
+        _print_named(console, "called impossible by their memory", {"ran all the same": report.impossible})
     ranking = report.ranking
     if ranking.sweeps and ranking.mean_tau is not None and ranking.mean_regret_1 is not None:
         table = Table(title="Ranking of layouts (each sweep: --json, --html)")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.specs.framework_releases import NEWEST, Month, month_of
+from simpar.specs.framework_rows import FRAMEWORKS
 from simpar.specs.hardware import load_hardware
 
 Row = Mapping[str, Any]
@@ -73,16 +74,6 @@ _STAND_INS: Final = re.compile(
 )
 """Names of FRAMEWORK_PATTERNS that share another framework's rows."""
 
-_VARIANTS: Final = (
-    ("aa-scaling", r"rms kernel", "aa-scaling-fused-norm"),
-    ("aa-scaling", r"kernel: torch\b", "aa-scaling-torch-softmax"),
-)
-"""Builds of one framework that a run's notes and assumptions tell apart."""
-
-_COMPUTED: Final = re.compile(r"config/validation/single")
-"""In the notes of rows that are no measurements: vTrain's single-node table is its own predictor's output, put together from the
-kernel trace of one layer (a straight line in the number of micro-batches to the nanosecond)."""
-
 _MLPERF_ROUNDS: Final[dict[str, Month]] = {
     "2.0": (2022, 6), "2.1": (2022, 11), "3.0": (2023, 6), "3.1": (2023, 11), "4.0": (2024, 6), "4.1": (2024, 11),
     "5.0": (2025, 6), "5.1": (2025, 11), "6.0": (2026, 6),
@@ -122,14 +113,11 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, text, re.IGNORECASE)), None)
 
 
-def is_computed(row: Row) -> bool:
-    """Whether the step time of `row` is a simulator's output."""
-    return any(_COMPUTED.search(str(text)) for text in (row.get("notes") or "", *(row.get("assumed") or ())))
-
-
 def framework_of(row: Row) -> tuple[str, list[str]]:
     """The framework's name and what was assumed."""
     stated, source = str(row.get("framework") or ""), str(row.get("source") or "")
+    if stated in FRAMEWORKS:
+        return stated, []
     name, notes = _named(stated)
     if name is None and "mlperf" in source.lower():
         name, notes = "nemo", ["MLPerf language models: NeMo"]
@@ -137,10 +125,6 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, notes = _named(source)
     if name is None:
         return "plain", [f"framework {stated!r} unknown: plain torch" if stated else "framework not stated: plain torch"]
-    remark = " ".join((str(row.get("notes") or ""), *map(str, row.get("assumed") or ())))
-    for base, pattern, variant in _VARIANTS:
-        if name == base and re.search(pattern, remark, re.IGNORECASE):
-            return variant, notes
     return name, notes
 
 

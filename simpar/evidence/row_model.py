@@ -33,16 +33,6 @@ _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 """Pattern in model_name -> fields (config.json of the published checkpoints)."""
 
-_SOURCES: Final[tuple[tuple[str, dict[str, Any]], ...]] = ((r"bigscience|bloom", {"position": "alibi", "embedding_norm": True}),)
-"""Pattern in the source's name -> fields (BLOOM, arXiv 2211.05100 Table 3)."""
-
-_SOURCE_DEFAULTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
-    (r"zero bubble", {"vocab": LLAMA_VOCAB, "tied_embeddings": False}),
-)
-"""Pattern in the source's name -> columns that hold where a row leaves them out. Zero Bubble (arXiv 2401.10241): its launch
-script names a SentencePiece tokenizer and untied embeddings, and the printed sizes of its largest models (14.6 and 28.3
-billion) are 12 L h^2 + V h only for V of 26,000 to 34,000."""
-
 
 def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     """The table of a TransformerSpec and what was assumed.
@@ -63,10 +53,6 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         raise CannotExpress(f"model dimensions not stated: {', '.join(needed)}")
     if not row.get("seq_len"):
         raise CannotExpress("sequence length not stated")
-    for pattern, columns in _SOURCE_DEFAULTS:
-        if re.search(pattern, str(row.get("source") or ""), re.IGNORECASE):
-            row = {**columns, **{key: value for key, value in row.items() if value is not None}}
-            notes.append("of the source's other documents: " + ", ".join(f"{k} {v}" for k, v in columns.items()))
     heads = int(row["heads"])
     if not re.search(r"swiglu|silu|geglu|relu|gelu", _mlp_text(row)):
         notes.append(f"feed-forward {row['mlp_type']!r} unknown: swiglu")
@@ -85,10 +71,9 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         **MLP[_style(row)],
         **_position(row),
     }
-    for patterns, text in ((_FAMILIES, row.get("model_name")), (_SOURCES, row.get("source"))):
-        for pattern, fields in patterns:
-            if re.search(pattern, str(text or ""), re.IGNORECASE):
-                table |= fields
+    for pattern, fields in _FAMILIES:
+        if re.search(pattern, str(row.get("model_name") or ""), re.IGNORECASE):
+            table |= fields
     if "bias" in str(row.get("mlp_type") or ""):
         table["mlp_bias"] = True
     if "parallel block" in arch:

@@ -1,11 +1,12 @@
-"""Layout facts that a published row does not state, as sets of admissible values instead of one guess."""
+"""Layout facts that a published run does not state, as sets of admissible values instead of one guess."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from simpar.specs.open_values import PRIORS
+from simpar.specs.open_values import PRIORS, is_open
 
 Row = Mapping[str, Any]
 USUAL: Final = 0.7
@@ -14,27 +15,68 @@ fact follow it."""
 MOST_MICRO_BATCH: Final = 16
 
 
-def with_open_facts(row: Row, table: dict[str, Any]) -> dict[str, Any]:
-    """The scenario's `table` with the facts that `row` leaves open as sets; what the rules filled in weighs most.
+def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Fields of the scenario's `table` that `row` leaves open.
 
     Recomputation, micro-batch size and virtual stages: the facts that move time and memory most and are most often not printed.
     """
-    plan, training = dict(table["plan"]), dict(table["training"])
-    if not row.get("recompute"):
-        plan["recompute"] = _set("plan.recompute", plan["recompute"], PRIORS["plan.recompute"])
-    if int(plan["pp"]) > 1 and not row.get("vpp") and plan.get("schedule") in ("1f1b", "interleaved"):
-        per_rank = max(int(row["layers"]) // int(plan["pp"]), 1)
-        fitting = {v: w for v, w in PRIORS["plan.virtual_stages"].items() if per_rank % v == 0}
-        plan["virtual_stages"] = _set("plan.virtual_stages", plan["virtual_stages"], fitting)
-        plan["schedule"] = "auto"
-    if not row.get("micro_batch") and not row.get("grad_accum"):
-        local = int(training["global_batch_size"]) // int(plan["dp"])
-        sizes = {v: w for v, w in PRIORS["training.micro_batch_size"].items() if v <= MOST_MICRO_BATCH and local % v == 0}
-        training["micro_batch_size"] = _set("training.micro_batch_size", training["micro_batch_size"], sizes)
-    return {**table, "plan": plan, "training": training}
+    plan = table["plan"]
+    virtual = int(plan["pp"]) > 1 and not row.get("vpp") and plan.get("schedule") in ("1f1b", "interleaved")
+    left_open = {
+        "plan.recompute": not row.get("recompute"),
+        "plan.virtual_stages": virtual,
+        "training.micro_batch_size": not row.get("micro_batch") and not row.get("grad_accum"),
+    }
+    return tuple(path for path, missing in left_open.items() if missing)
 
 
-def _set(path: str, usual: Any, others: Mapping[Any, float]) -> Any:
+def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """The scenario's `table` with the fields at `paths` as sets; the value that stands there weighs most.
+
+    Args:
+        paths: fields of `open_facts`; another takes all values that it admits.
+    """
+    found = copy.deepcopy(dict(table))
+    plan, training = found["plan"], found["training"]
+    for path in paths:
+        others = dict(PRIORS.get(path, {}))
+        if path == "plan.virtual_stages":
+            per_rank = max(_layers(found) // int(plan["pp"]), 1)
+            others = {v: w for v, w in others.items() if per_rank % v == 0}
+            plan["schedule"] = "auto"
+        if path == "training.micro_batch_size":
+            local = int(training["global_batch_size"]) // int(plan["dp"])
+            others = {v: w for v, w in others.items() if v <= MOST_MICRO_BATCH and local % v == 0}
+        section, _, key = path.partition(".")
+        found[section][key] = _set(found[section].get(key), others) if others else {"unknown": True}
+    return found
+
+
+def hidden(table: Mapping[str, Any], paths: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(`table` with the fields at `paths` as `{ unknown = true }`, what stood there by path), as stored runs hold them."""
+    found, usual = copy.deepcopy(dict(table)), {}
+    for path in paths:
+        section, _, key = path.partition(".")
+        usual[path] = found[section].get(key)
+        found[section][key] = {"unknown": True}
+    return found, usual
+
+
+def filled(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """`hidden` undone: the usual values in place of what is unknown."""
+    found = copy.deepcopy(dict(table))
+    for path, value in usual.items():
+        section, _, key = path.partition(".")
+        if is_open(found[section].get(key)):
+            found[section][key] = value
+    return found
+
+
+def _layers(table: Mapping[str, Any]) -> int:
+    return int(table["model"]["num_hidden_layers"])
+
+
+def _set(usual: Any, others: Mapping[Any, float]) -> Any:
     """{ any_of, weights } of the usual value and the others; the usual value itself where there is no other."""
     rest = {value: weight for value, weight in others.items() if value != usual}
     if not rest:

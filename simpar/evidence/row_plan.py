@@ -81,22 +81,6 @@ CP_STYLES: Final = (
 )
 DISPATCHERS: Final = (("hybridep", "hybridep"), ("deepep", "deepep"))
 
-_SC21_BEFORE: Final[Month] = (2022, 5)
-"""Narayanan et al. 2021 and what was run like it, before sequence parallelism (Korthikanti et al. 2022)."""
-# run_table_1.sh and run_figure_12.sh (175B) of Megatron-LM's sc21: micro batch and virtual stages by (layers, hidden, pp), which
-# Narayanan
-# et al. 2021 Table 1 does not print.
-_SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
-    (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4,
-    1),
-    (60, 10240, 4): (2, 3), (80, 12288, 8): (2, 2), (96, 16384, 16): (1, 2), (105, 20480, 35): (1, 3),
-    (128, 25600, 64): (1, 1), (96, 12288, 12): (1, 4),
-}  # fmt: skip
-
-_NEMO_MICRO_BATCH: Final[dict[tuple[int, int, str], int]] = {(32, 6144, "squared_relu"): 2, (96, 18432, "squared_relu"): 1}
-"""(Layers, hidden size, feed-forward) -> micro batch of recipes/nemotron4_15b.py and nemotron4_340b.py in NeMo; its layout of the
-340B model is that of the report (arXiv 2406.11704 Table 2)."""
-
 
 def _first(table: tuple[tuple[str, str], ...], text: object) -> str | None:
     return next((value for pattern, value in table if re.search(pattern, str(text or ""), re.IGNORECASE)), None)
@@ -180,10 +164,6 @@ def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int
         return int(row["vpp"])
     if pp == 1:
         return 1
-    recipe = _SC21.get((layers, int(row["hidden"]), pp))
-    if recipe and framework.since < _SC21_BEFORE:
-        notes.append("virtual stages from Megatron-LM sc21/run_table_1.sh")
-        return recipe[1]
     if "interleaved" in str(row.get("pp_schedule") or "") or "interleaved" in " ".join(row.get("assumed") or ()):
         notes.append("virtual stages not stated: one layer per chunk")
         return max(1, -(-layers // pp))
@@ -339,7 +319,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         raise CannotExpress("global batch not stated")
     notes: list[str] = []
     batch, dp = int(row["global_batch"]), int(row["dp"])
-    micro = _micro_batch(row, framework, batch // dp if dp else batch, month, notes)
+    micro = _micro_batch(row, framework, batch // dp if dp else batch, notes)
     if batch % (micro * dp):
         raise CannotExpress(f"global batch {batch} is not a multiple of micro batch {micro} x dp {dp}")
     if batch // (micro * dp) > MOST_MICRO_BATCHES:
@@ -416,19 +396,11 @@ def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, 
     return table
 
 
-def _micro_batch(row: Row, framework: FrameworkSpec, local: int, month: Month, notes: list[str]) -> int:
+def _micro_batch(row: Row, framework: FrameworkSpec, local: int, notes: list[str]) -> int:
     if row.get("micro_batch"):
         return int(row["micro_batch"])
     if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
         return max(1, local // int(row["grad_accum"]))
-    recipe = _SC21.get((int(row["layers"]), int(row["hidden"]), int(row["pp"])))
-    if recipe and month < _SC21_BEFORE:
-        notes.append("micro batch from Megatron-LM sc21/run_table_1.sh")
-        return recipe[0]
-    shape = (int(row["layers"]), int(row["hidden"]), str(row.get("mlp_type")))
-    if (published := _NEMO_MICRO_BATCH.get(shape)) and local % published == 0:
-        notes.append(f"micro batch from NeMo's recipe of the model: {published}")
-        return published
     if framework.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
         notes.append("micro batch not stated: local batch / pp (framework's default)")
         return local // int(row["pp"])

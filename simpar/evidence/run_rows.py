@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from simpar.boundary import read_json_lines
 from simpar.errors import InputError
 from simpar.evidence.predicted import BubbleOf
 from simpar.evidence.row_complete import completed
-from simpar.evidence.row_framework import framework_of, is_computed, month_of_row, precision_of
+from simpar.evidence.row_framework import framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import CannotExpress, machine_of
 from simpar.evidence.row_model import model_of
-from simpar.evidence.row_open import with_open_facts
+from simpar.evidence.row_open import open_facts, with_sets
 from simpar.evidence.row_plan import plan_of, training_of
 from simpar.evidence.row_values import read_values
+from simpar.evidence.run_files import is_stored, stored_run
+from simpar.evidence.run_type import Measured, MemoryKind, Run
 from simpar.specs.framework import framework as framework_named
 from simpar.specs.scenario import Scenario
 
 Row = Mapping[str, Any]
-MemoryKind = Literal["allocated", "reserved", "device", "band"]
-"""What a memory figure counts: live bytes, reserved bytes, all that the process holds, or one of the first two."""
 
 GROUP_KEYS: Final = (
     "source", "gpu", "arch", "confidence", "framework", "model_name", "n_params_b", "n_gpus", "tp", "sp", "pp", "vpp", "cp", "ep",
@@ -52,95 +52,59 @@ _FIRST_RANK: Final = r"rank 0|logging rank|nanotron logs"
 """mem_kind of figures that the first pipeline rank alone reports (nanotron logs the memory of global rank 0)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a run measured.
-
-    Attributes:
-        step_time_s: seconds per step.
-        step_time_from: how it follows from what is printed.
-        peak_memory_bytes, memory_kind: peak of the worst rank (or the logging rank) and what it counts.
-        memory_first_rank: the figure is the first pipeline rank's, not the worst's.
-        bubble_fraction: idle share of the pipeline.
-        bubble_of: whose idling it counts.
-        out_of_memory: whether the run is labelled as out of memory (None: not labelled).
-    """
-
-    step_time_s: float | None = None
-    step_time_from: str = ""
-    peak_memory_bytes: float | None = None
-    memory_kind: MemoryKind = "band"
-    memory_first_rank: bool = False
-    bubble_fraction: float | None = None
-    bubble_of: BubbleOf = "all"
-    out_of_memory: bool | None = None
-
-    @property
-    def anything(self) -> bool:
-        """Whether the row measured anything at all."""
-        values = (self.step_time_s, self.peak_memory_bytes, self.bubble_fraction, self.out_of_memory)
-        return any(value is not None for value in values)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A row read: its scenario or the reason there is none.
-
-    Attributes:
-        id: the row's, or file:line.
-        group: the row's own identifying keys.
-        measured: what the row measured.
-        scenario: None when it cannot be expressed.
-        skipped: the reason, "" when there is a scenario.
-        excluded: the data's own reason to leave the row out, "" when there is none.
-        assumptions: everything filled in by rules.
-        table: the scenario's table with what the row leaves open as sets of values.
-        row: the row as read, its values in their types, completed.
-    """
-
-    id: str
-    group: dict[str, Any]
-    measured: Measured
-    scenario: Scenario | None
-    skipped: str
-    excluded: str
-    assumptions: tuple[str, ...]
-    row: dict[str, Any]
-    table: dict[str, Any] | None = None
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, row) of the JSON-lines file at `path`.
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file:line, row) of the JSON-lines file at `path`, or of all those in a folder.
 
     Raises:
         InputError: unreadable, or a line that is not a JSON object; with its number.
     """
     if not path.exists():
         raise InputError(f"{path}: no such file; give the runs file with --data")
-    yield from read_json_lines(path, finite=False)  # a row with nan is skipped with its reason, others go on
+    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+        for number, row in read_json_lines(file, finite=False):  # a row with nan is skipped with its reason, others go on
+            yield f"{file.name}:{number}", row
 
 
 def read_runs(path: Path) -> Iterator[Run]:
-    """Every row of the file as a run."""
-    for number, row in read_rows(path):
-        yield run_of(row, f"{path.name}:{number}")
+    """Every row of the file (or folder of files) as a run."""
+    for name, row in read_rows(path):
+        yield run_of(row, name)
+
+
+def columns_of(raw: Row) -> dict[str, Any]:
+    """What conditions on rows see: the columns of a flat row in their types; what identifies a stored run."""
+    if not is_stored(raw):
+        return read_values(raw).row
+    return {**{key: value for key, value in raw.items() if isinstance(value, str | int | float)}, **dict(raw.get("group") or {})}
 
 
 def run_of(raw: Row, fallback_id: str = "row") -> Run:
-    """`raw` as a run; never raises for what a row may hold."""
+    """`raw`, a stored run or a flat row, as a run; never raises for what a row may hold."""
+    if not is_stored(raw):
+        return _flat_run(raw, fallback_id)
+    try:
+        return stored_run(raw, fallback_id)
+    except InputError as error:
+        reason = f"not a valid scenario: {str(error).splitlines()[0]}"
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = f"a field has an unexpected value: {error}"
+    return Run(str(raw.get("id") or fallback_id), {}, Measured(), None, reason, "", (), dict(raw))
+
+
+def _flat_run(raw: Row, fallback_id: str) -> Run:
     values = read_values(raw)
     row, completions = completed(values.row)
     name = str(row.get("id") or fallback_id)
     given = ((key, row[key]) for key in GROUP_KEYS if row.get(key) is not None)
     group = {key: value if isinstance(value, str | int | float) else str(value) for key, value in given}
-    scenario: Scenario | None = None
-    table: dict[str, Any] | None = None
+    run = Run(name, group, measured_of(row), None, "", excluded_because(row), (), row)
     skipped, notes = "", ()  # type: str, tuple[str, ...]
     try:
         if values.wrong:
             raise CannotExpress(f"a column has an unexpected value: {'; '.join(values.wrong.values())}")
         usual, notes = table_of(row, name)
-        scenario, table = checked(usual), with_open_facts(row, usual)
+        open_ = open_facts(row, usual)
+        run = run.expressed(checked(usual), usual, open_, with_sets(usual, open_))
         notes = (*completions, *notes, *values.notes)
     except CannotExpress as reason:
         skipped = str(reason)
@@ -150,15 +114,14 @@ def run_of(raw: Row, fallback_id: str = "row") -> Run:
         skipped = f"not stated: {error.args[0]}"
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         skipped = f"a column has an unexpected value: {error}"
-    measured = measured_of(row)
-    if not skipped and not measured.anything:
+    if not skipped and not run.measured.anything:
         skipped = "; ".join(("nothing measured", *values.notes))
-    return Run(name, group, measured, scenario, skipped, excluded_because(row), tuple(notes), row, table)
+    return replace(run, skipped=skipped, assumptions=tuple(notes))
 
 
 def excluded_because(row: Row) -> str:
-    """Why a row is left out: the data's own reason, or that it is no measurement; "" where it counts."""
-    return str(row.get("exclude") or ("another simulator's output, not a measured step" if is_computed(row) else ""))
+    """The data's own reason to leave a row out; "" where it counts."""
+    return str(row.get("exclude") or "")
 
 
 def scenario_of(row: Row, name: str = "run") -> tuple[Scenario, tuple[str, ...]]:
@@ -178,6 +141,8 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     Raises:
         CannotExpress: outside what simpar models, or too little is stated; the message says which.
     """
+    if isinstance(row.get("scenario"), Mapping):  # what the columns cannot say (`simpar run read`)
+        return {**row["scenario"], "name": name}, ()
     task = str(row.get("task") or "pretrain")
     if "microbenchmark" in task:
         raise CannotExpress("a layer microbenchmark, not a training step")

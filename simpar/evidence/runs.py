@@ -19,8 +19,9 @@ from typing import Any, Final
 from simpar.errors import InputError, SimparError
 from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, stalled
 from simpar.evidence.row_framework import framework_of, stated_precision
-from simpar.evidence.row_values import read_values
-from simpar.evidence.run_rows import GROUP_KEYS, Run, excluded_because, read_rows, run_of
+from simpar.evidence.run_files import stored_runs
+from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows, run_of
+from simpar.evidence.run_type import Run
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.spread import predict_run
 from simpar.output import check_writable
@@ -39,6 +40,10 @@ from simpar.statistics import (
 CHUNK: Final = 16
 STALLED: Final = "stalled sends"
 """State of a run whose pipeline lost half a second at every blocking send; such runs are counted apart (`predicted.stalled`)."""
+IMPOSSIBLE: Final = 0.1
+"""A run that fits with less than this chance is called impossible: the whole 80 % interval of its peak lies above the device."""
+EVEN: Final = 0.5
+"""A run that fits with less than this chance is called out of memory."""
 FAULT: Final = "a fault in simpar, please report it"
 """Begins the reason of a row whose prediction broke off in a way that simpar does not know."""
 KIND_TITLES: Final = {"allocated": "allocated", "reserved": "reserved", "device": "whole device", "band": "kind not stated"}
@@ -73,6 +78,7 @@ class Report:
         sweeps, ranking: ranking quality.
         runs: runs read, excluded ones left out.
         repeated: ids that several of them have; each counts.
+        impossible: runs that ran, called impossible by their memory.
         not_expressed: reason -> ids of the runs that cannot be expressed.
         excluded: the data's own reason -> ids.
         seconds: wall time.
@@ -85,6 +91,7 @@ class Report:
     ranking: RankingSummary
     runs: int
     repeated: tuple[str, ...]
+    impossible: tuple[str, ...]
     not_expressed: dict[str, list[str]]
     excluded: dict[str, list[str]]
     seconds: float
@@ -98,6 +105,7 @@ class Report:
             "ranking": {**self.ranking.as_json(), "per_sweep": [sweep.as_json() for sweep in self.sweeps]},
             "runs": self.runs,
             "repeated_ids": list(self.repeated),
+            "ran_called_impossible": list(self.impossible),
             "skipped": {reason: len(ids) for reason, ids in self.not_expressed.items()},
             "not_expressed": self.not_expressed,
             "excluded": {reason: len(ids) for reason, ids in self.excluded.items()},
@@ -159,8 +167,9 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: 
     p = prediction
     if measured.step_time_s is not None:
         fields: dict[str, Any] = {"predicted": p.step_time_s, "low": p.step_low_s, "high": p.step_high_s} if p else {}
-        if p and p.waterfall:
-            fields["details"] = {"waterfall_s": dict(p.waterfall)}
+        if p:
+            fields["details"] = {"waterfall_s": dict(p.waterfall)} if p.waterfall else {}
+            fields["details"]["fit_probability"] = p.fit_probability
         if p and run.scenario is not None and stalled(p, run.scenario, measured.step_time_s):
             fields["more"] = {"state": STALLED}
         add("step_time_s", measured.step_time_s, **fields)
@@ -171,7 +180,8 @@ def compare(run: Run, prediction: Prediction | None, failure: str = "", answer: 
         alike = {} if p is None or run.scenario is None else {"predicted": bubble_of(p, run.scenario, measured.bubble_of)}
         add("bubble_fraction", measured.bubble_fraction, **alike)
     if measured.out_of_memory is not None:
-        add("oom", measured.out_of_memory, **({} if p is None else {"predicted": not p.fits}))
+        chance = {} if p is None else {"predicted": p.fit_probability < EVEN, "details": {"fit_probability": p.fit_probability}}
+        add("oom", measured.out_of_memory, **chance)
     return rows
 
 
@@ -208,7 +218,7 @@ def validate_runs(
     """Every run of the JSON-lines file at `path` that meets `where`, predicted and compared.
 
     Args:
-        path: a file in the format of the shared runs.
+        path: a file of flat rows or of stored runs (run_files), or a folder of such files.
         where: conditions on the rows, see `matches`.
         workers: processes; none = all cores; 1 = in this process.
         predictor: what predicts; a module-level function.
@@ -219,11 +229,12 @@ def validate_runs(
     """
     start = time.perf_counter()
     path = Path(path)
-    everything = [(f"{path.name}:{number}", row) for number, row in read_rows(path)]
+    everything = list(read_rows(path))
     if not everything:
         raise InputError(f"{path}: holds no runs; one JSON object per line is needed")
-    check_conditions([row for _, row in everything], where)
-    rows = [(name, row, seen) for name, row in everything if matches(seen := read_values(row).row, where)]
+    seen_rows = [(name, row, columns_of(row)) for name, row in everything]
+    check_conditions([seen for _, _, seen in seen_rows], where)
+    rows = [(name, row, seen) for name, row, seen in seen_rows if matches(seen, where)]
     if not rows:
         raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
     excluded = _named((excluded_because(seen), str(row.get("id") or name)) for name, row, seen in rows)
@@ -343,12 +354,24 @@ def report_of(
     sweeps = rank_sweeps([row for row in comparisons if row.group.get("state") != STALLED])
     return Report(
         tuple(comparisons), tuple(groups), fit_confusion(comparisons), tuple(sweeps), summarize_rankings(sweeps),
-        len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), not_expressed, excluded, seconds,
+        len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), _impossible(comparisons), not_expressed,
+        excluded, seconds,
     )  # fmt: skip
 
 
-def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None) -> int:
-    """`simpar validate runs --data FILE [--json] [--html OUT] [--where ...]`; returns the exit code.
+def _impossible(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """Runs with a measured step or label "ran" whose memory says that they cannot have run."""
+    oom = {row.id for row in comparisons if row.metric == "oom" and row.measured}
+    chances = {row.id: row.details["fit_probability"] for row in comparisons if "fit_probability" in row.details}
+    return tuple(name for name, chance in chances.items() if name not in oom and chance < IMPOSSIBLE)
+
+
+def run(
+    data: Path | None, as_json: bool = False, html: Path | None = None, where: Sequence[str] = (), workers: int | None = None
+) -> int:
+    """`simpar validate runs [--data FILE] [--json] [--html OUT] [--where ...]`; returns the exit code.
+
+    Without a file: the runs that come with simpar.
 
     Raises:
         InputError: the file or a condition is wrong.
@@ -358,6 +381,7 @@ def run(data: Path, as_json: bool = False, html: Path | None = None, where: Sequ
 
     if html is not None:
         check_writable(Path(html), "--html")  # now, not after minutes of simulation
+    data = data or stored_runs()
     report = validate_runs(data, where, workers, progress=True)
     if html is not None:
         write_html(report, Path(html), data)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.errors import InputError
-from simpar.evidence.predicted import Prediction, Predictor, memory_of
-from simpar.evidence.run_rows import Run
+from simpar.evidence.predicted import ASSUMED_ERROR, Prediction, Predictor, memory_of
+from simpar.evidence.run_type import Run
 from simpar.readings import Open, Outcome, spread_over
 from simpar.specs.open_values import Choice, choices, open_fields
 from simpar.specs.scenario import Scenario
@@ -35,7 +35,8 @@ def predict_run(run: Run, predictor: Predictor) -> tuple[Prediction, Open | None
 
     def outcome(choice: Choice, scenario: Scenario) -> Outcome:
         p = found[choice.key] = predictor(scenario)
-        return Outcome(p.step_time_s, p.step_low_s, p.step_high_s, p.device_bytes, capacity)
+        cached, width = p.reserved_bytes - p.allocated_bytes, p.memory_error.get("", ASSUMED_ERROR)
+        return Outcome(p.step_time_s, p.step_low_s, p.step_high_s, p.device_bytes, capacity, cached, width)
 
     def likelihood(choice: Choice) -> float:
         return _memory_likelihood(run, found[choice.key])

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
 
 from simpar.graph.differentiate import kept, makers
 from simpar.graph.kernels import KernelPlan
 from simpar.graph.types import Attention, Elementwise, Layer, Norm, View
+from simpar.specs.recompute_modules import MODULES, Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +30,6 @@ class Recompute:
 
     full: bool = False
     modules: frozenset[str] = field(default_factory=frozenset)
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A unit that is checkpointed: modules of nodes, and whether it `discards` what it puts out."""
-
-    nodes: frozenset[str]
-    discards: bool = False
-
-
-def _module(*nodes: str, discards: bool = False) -> Module:
-    return Module(frozenset(nodes), discards)
-
-
-MODULES: Final[dict[str, Module]] = {
-    "core_attn": _module("core_attn"),
-    "layernorm": _module("layernorm", discards=True),
-    "mlp": _module("mlp"),
-    "moe": _module("moe", "moe_act"),
-    "moe_act": _module("moe_act", discards=True),
-    "mla_up_proj": _module("mla_up_proj", discards=True),
-    "shared_experts": _module("shared_experts"),
-    "attention": _module("attention", "core_attn", "mla_up_proj"),
-}
-"""Name in a plan -> what it checkpoints; "op", "op_compiled" and "op_unlisted" beside them are torchtitan's per-op policy
-(`_per_op`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.local_layer import SplitOptions
-from simpar.parallel.optimizers import KINDS, OptimizerKind
 from simpar.parallel.pipeline import StageLayers, split_layers
 from simpar.parallel.work import Implementation
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
@@ -24,6 +23,7 @@ from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
+from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.training import BASE_BYTES, TrainingSpec
@@ -70,7 +70,7 @@ def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> Ker
         gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,
         overlapped_gathers=not (spec.separate_casts and training.precision == "fp8-rowwise"),
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
-        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1 and plan.pp > 1,
+        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1,
         value_views=spec.value_views,
         expert_output_fp32=spec.expert_output_fp32,
         qkv_copies=spec.qkv_copies,

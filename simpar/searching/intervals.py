@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.result.interpret import together
+from simpar.result.interval import together
 from simpar.searching.choice import Choice
 from simpar.searching.replay import makespans
 from simpar.searching.tiers import Tiers
@@ -15,10 +15,11 @@ class Intervals:
 
     Args:
         unseen: half-width that the calibration alone gives, as a share of the step time.
+        factor: on the whole width, in logarithms (specs/calibration.py, `interval_factor`).
     """
 
-    def __init__(self, tiers: Tiers, unseen: float) -> None:
-        self.tiers, self.unseen = tiers, unseen
+    def __init__(self, tiers: Tiers, unseen: float, factor: float) -> None:
+        self.tiers, self.unseen, self.factor = tiers, unseen, factor
 
     def high(self, choice: Choice, time_s: float) -> float:
         """The upper end for a layout that takes `time_s`, or a lower bound of it where that is one of its time.
@@ -28,7 +29,7 @@ class Intervals:
         """
         step, seconds = self.tiers.raised(choice)
         spans = makespans(step.graph, seconds, np.zeros_like(seconds))
-        return time_s * together(np.maximum(spans[1:], spans[0]) / spans[0], self.unseen)
+        return float(time_s * together(np.maximum(spans[1:], spans[0]) / spans[0], self.unseen) ** self.factor)
 
 
 __all__ = ["Intervals"]

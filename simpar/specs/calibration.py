@@ -5,15 +5,14 @@ straggle and ranks wait for the slowest of them, and small kernels that no list 
 of the step for a *group* of runs: all of them, one GPU architecture, one family of frameworks, or a family on an architecture or
 GPU. Factors of nested groups multiply, seconds add.
 
-A number stays only if it pays on sources that its fit has not seen: its gain, the mean over left-out sources of the error without
-it
-minus the error with it, exceeds its own standard error (`python -m simpar.evidence.fit_constants`). `constants.toml` holds the
-result.
+A number stays only if it pays on sources that its fit has not seen: its gain, the mean over the left-out sources of its own group
+of the error without it minus the error with it, exceeds its own standard error (`python -m simpar.evidence.fit_constants`).
+`constants.toml` holds the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,29 +33,43 @@ Name = Literal[
     "pass_s",
     "step_s",
     "expected_error",
+    "interval_factor",
+    "allocated_error",
+    "reserved_error",
+    "memory_error",
     "kernels.odd_rows",
     "kernels.unaligned_heads",
 ]
 NEUTRAL: Final[dict[str, float]] = {
     "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
+    "interval_factor": 1.0, "allocated_error": 0.07, "reserved_error": 0.07, "memory_error": 0.07,
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0,
 }  # fmt: skip
 """Constant -> the value that leaves it out."""
 FACTORS: Final = ("compute", "memory", "communication")
 SECONDS: Final = ("pass_s", "step_s")
+WIDTHS: Final = ("expected_error", "interval_factor", "allocated_error", "reserved_error", "memory_error")
+"""Of these the narrowest group's holds, not the product of all."""
+UNFAMILIAR: Final = "unfamiliar"
+"""The family whose interval factor holds for frameworks that no published run of the fits had."""
 MEANING: Final[dict[str, str]] = {
     "compute": "factor on seconds of matmuls and attention: clocks and power under sustained load, waiting for the slowest rank",
     "memory": "factor on seconds of memory-bound kernels and the optimizer: small kernels that an op list leaves out",
     "communication": "factor on seconds of collectives and sends: link efficiency under load, skewed arrival",
     "pass_s": "host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)",
     "step_s": "host seconds per step: data loading, logging, synchronisation",
-    "expected_error": "median |predicted / measured - 1| of runs of sources left out of every fit: the width of the interval",
+    "expected_error": "median |predicted / measured - 1| of runs of sources left out of every fit: part of every interval",
+    "interval_factor": "factor on the width of a step's interval, so that it covers 80 % of runs of sources that no fit has seen",
+    "allocated_error": "half-width of the 80 % interval of a peak of allocated bytes, as a logarithm",
+    "reserved_error": "the same of reserved bytes",
+    "memory_error": "the same of all that a process holds, or of a kind that is not stated",
     "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
     "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
 }
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
-    "expected_error": (0.0, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
+    "expected_error": (0.0, 1.0), "interval_factor": (0.1, 10.0), "allocated_error": (0.005, 1.0), "reserved_error": (0.005, 1.0),
+    "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
 }  # fmt: skip
 """Least and most of each constant, over all nested groups together."""
 
@@ -68,10 +81,11 @@ class Constant(Spec):
         name: what it scales, a key of `MEANING`.
         family, architecture, gpu: the runs that it holds for; "*" = any.
         architectures: those that enough sources of the group ran on; it holds on no other. Empty = on all.
+        not_for: families that it does not hold for, as it harms their left-out sources.
         value: in the unit of its name (a factor, or seconds).
         rows, sources: runs of the group and where they were published.
-        gain, gain_se: mean over left-out sources of the absolute relative error without it minus with it, and the standard error
-            of that mean.
+        gain, gain_se: mean over the left-out sources of the group of the absolute relative error without it minus with it, and the
+            standard error of that mean.
         status: "kept" (it pays on left-out sources), "interval" (a width, not a price), "one source" (a property of kernels seen in
             one source alone, whose gain holds on that source's other models).
     """
@@ -81,6 +95,7 @@ class Constant(Spec):
     architecture: str = ANY
     gpu: str = ANY
     architectures: tuple[str, ...] = ()
+    not_for: tuple[str, ...] = ()
     value: float
     rows: int = 0
     sources: tuple[str, ...] = ()
@@ -97,12 +112,13 @@ class Constant(Spec):
     def group(self) -> str:
         """The runs that it holds for, "all" or "family=nemo, architecture=hopper"."""
         given = ((key, getattr(self, key)) for key in ("family", "architecture", "gpu"))
-        return ", ".join(f"{key}={value}" for key, value in given if value != ANY) or "all"
+        named = ", ".join(f"{key}={value}" for key, value in given if value != ANY) or "all"
+        return f"{named}, not {', '.join(self.not_for)}" if self.not_for else named
 
     def holds(self, family: str, architecture: str, gpu: str) -> bool:
         """Whether a run of `family` on this chip belongs to the group."""
         pairs = ((self.family, family), (self.architecture, architecture), (self.gpu, gpu))
-        seen = not self.architectures or architecture in self.architectures
+        seen = (not self.architectures or architecture in self.architectures) and family not in self.not_for
         return seen and all(wanted in (ANY, found) for wanted, found in pairs)
 
     def as_json(self) -> dict[str, object]:
@@ -117,15 +133,17 @@ class Unseen(Spec):
     """How far off predictions are on runs of sources that no fit has seen.
 
     Attributes:
-        family, architecture: the runs; "*" = all.
+        family, architecture, source: the runs; "*" = all.
         rows, sources: how many.
         neutral_median, neutral_mean: absolute relative error of the step time with every constant neutral.
         median, mean: the same with the whole fit repeated without the run's source.
-        coverage: share of these runs inside an 80 % interval of the expected error alone.
+        coverage: share of these runs inside their 80 % interval, whose factor is that of all other sources.
+        interval_score: mean of the interval's width in log seconds plus ten times what lies outside: lower is better.
     """
 
     family: str = ANY
     architecture: str = ANY
+    source: str = ANY
     rows: int
     sources: int
     neutral_median: float
@@ -133,6 +151,7 @@ class Unseen(Spec):
     median: float
     mean: float
     coverage: float
+    interval_score: float = 0.0
 
 
 class ConstantsFile(Spec):
@@ -144,7 +163,7 @@ class ConstantsFile(Spec):
 
 @dataclass(frozen=True, slots=True)
 class RunCalibration:
-    """The constants in force for one framework on one GPU; factors, seconds, and a share (`expected_error`)."""
+    """The constants in force for one framework on one GPU: factors, seconds, and the widths of intervals, see `MEANING`."""
 
     compute: float = 1.0
     memory: float = 1.0
@@ -152,6 +171,14 @@ class RunCalibration:
     pass_s: float = 0.0
     step_s: float = 0.0
     expected_error: float = 0.0
+    interval_factor: float = 1.0
+    allocated_error: float = 0.07
+    reserved_error: float = 0.07
+    memory_error: float = 0.07
+
+    def memory_half_width(self, kind: str) -> float:
+        """Log half-width of the 80 % interval of a peak: of "allocated", "reserved", or any other kind."""
+        return {"allocated": self.allocated_error, "reserved": self.reserved_error}.get(kind, self.memory_error)
 
 
 _OTHERS: ContextVar[tuple[Constant, ...] | None] = ContextVar("constants", default=None)
@@ -204,7 +231,8 @@ def in_force() -> tuple[Constant, ...]:
 def calibration_for(framework: str, architecture: str, gpu: str = "") -> RunCalibration:
     """The run-level constants of a framework on a GPU: nested groups combined and kept within `BOUNDS`.
 
-    The expected error is that of the narrowest group that has one; on an architecture that no group has seen, the largest of all.
+    A width (`WIDTHS`) is that of the narrowest group that has one; on an architecture that no group has seen, the largest of all.
+    The interval of a family that no group names is at least that of `UNFAMILIAR` ones.
     """
     return _combined(in_force(), family_of(framework), architecture, gpu)
 
@@ -219,13 +247,13 @@ def calibration_on(framework: FrameworkSpec, hardware: HardwareProfile) -> RunCa
 
 def measured_here(published: RunCalibration) -> RunCalibration:
     """Constants of a calibrated machine: neutral. What a real run adds to measured parts is as uncertain as it ever was."""
-    return RunCalibration(expected_error=published.expected_error)
+    widths = {name: getattr(published, name) for name in WIDTHS}
+    return RunCalibration(**widths)
 
 
 @lru_cache(maxsize=512)
 def _combined(entries: tuple[Constant, ...], family: str, architecture: str, gpu: str) -> RunCalibration:
     found = {name: NEUTRAL[name] for name in (*FACTORS, *SECONDS)}
-    error, narrow = 0.0, -1
     for entry in entries:
         if not entry.holds(family, architecture, gpu):
             continue
@@ -233,23 +261,44 @@ def _combined(entries: tuple[Constant, ...], family: str, architecture: str, gpu
             found[entry.name] *= entry.value
         elif entry.name in SECONDS:
             found[entry.name] += entry.value
-        elif entry.name == "expected_error":
-            width = sum(key != ANY for key in (entry.family, entry.architecture, entry.gpu))
-            error, narrow = (entry.value, width) if width > narrow else (error, narrow)
-    if narrow < 0:
-        error = max((entry.value for entry in entries if entry.name == "expected_error"), default=0.0)
     clipped = {name: min(max(value, BOUNDS[name][0]), BOUNDS[name][1]) for name, value in found.items()}
-    return RunCalibration(**clipped, expected_error=error)
+    widths = {name: _width(entries, name, family, architecture, gpu) for name in WIDTHS}
+    return RunCalibration(**clipped, **widths)
+
+
+def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: str, gpu: str) -> float:
+    """A width of `WIDTHS` for one group."""
+    alike = [entry for entry in entries if entry.name == name]
+    here = [entry for entry in alike if entry.holds(family, architecture, gpu)]
+    if not here:
+        return max((entry.value for entry in alike), default=NEUTRAL[name])
+    narrowest = max(here, key=lambda e: sum(key != ANY for key in (e.family, e.architecture, e.gpu)))
+    if any(entry.family == family for entry in alike):
+        return narrowest.value
+    strange = (entry.value for entry in alike if entry.family == UNFAMILIAR)
+    return max(narrowest.value, *strange, 0.0)
+
+
+_LEFT_OUT: set[str] = set()
+"""Properties of kernels that this process prices without."""
+
+
+def leave_out(names: Iterable[str]) -> None:
+    """Price without these properties of kernels, in this whole process; before it prices anything, as prices are remembered."""
+    _LEFT_OUT.update(names)
+    constant.cache_clear()
 
 
 @lru_cache(maxsize=16)
 def constant(name: str) -> float:
     """A property of kernels, the same for every run and in every context: prices of kernels are remembered."""
-    return next((entry.value for entry in constants() if entry.name == name), NEUTRAL[name])
+    known = () if name in _LEFT_OUT else constants()
+    return next((entry.value for entry in known if entry.name == name), NEUTRAL[name])
 
 
 __all__ = [
-    "BOUNDS", "FACTORS", "MEANING", "NEUTRAL", "SECONDS", "Constant", "RunCalibration", "Unseen", "calibrated_by",
-    "calibration_for", "calibration_on", "constant", "constants", "in_force", "measured_here", "read_constants",
+    "BOUNDS", "FACTORS", "MEANING", "NEUTRAL", "SECONDS", "UNFAMILIAR", "WIDTHS", "Constant", "RunCalibration", "Unseen",
+    "calibrated_by",
+    "calibration_for", "calibration_on", "constant", "constants", "in_force", "leave_out", "measured_here", "read_constants",
     "uncalibrated", "unseen",
 ]  # fmt: skip

@@ -83,10 +83,11 @@ PRIME_RL: Final = (
          "loss_tile": (0, 8192), "loss_work": (*_OTHERS, ("tiled", "stream", 54.0, 58.0)), "expandable_segments": True,
          "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
-        "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit one "
-        "does not, torch's cross-entropy outside of any graph; RL: log-probabilities and entropy by 8,192 words of the vocabulary "
-        "in elementary kernels on fp32 (cast, scale, maximum, difference, exponential, two sums and a product forward; backward "
-        "the logits again, five such and two casts)",
+        "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit "
+        "one does not, torch's cross-entropy outside of any graph; RL: log-probabilities and entropy by 8,192 words of the "
+        "vocabulary in elementary kernels on fp32 "
+        "(cast, scale, maximum, difference, exponential, two sums and a product forward; backward the logits again, five such and "
+        "two casts)",
     ),
 )  # fmt: skip
 """prime-rl's SFT and RL trainers."""

@@ -20,16 +20,17 @@ from simpar.errors import InputError, Violation
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"none": 0.51, "full": 0.36, "selective": 0.13},
-    "plan.virtual_stages": {1: 0.56, 2: 0.10, 3: 0.05, 4: 0.09, 5: 0.05, 6: 0.03, 8: 0.06, 10: 0.03, 12: 0.03},
-    "plan.zero_stage": {0: 0.11, 1: 0.47, 2: 0.06, 3: 0.36},
-    "plan.sequence_parallel": {True: 0.73, False: 0.27},
-    "plan.overlap_grad_reduce": {True: 0.86, False: 0.14},
-    "plan.overlap_param_gather": {True: 0.91, False: 0.09},
-    "training.micro_batch_size": {1: 0.60, 2: 0.16, 4: 0.11, 8: 0.06, 16: 0.04, 32: 0.03},
-    "training.compile": {True: 0.71, False: 0.29},
-}
-"""Field -> value -> share of published runs that state it, each source with the same weight (validation/runs)."""
+    "plan.recompute": {"full": 0.37, "none": 0.51, "selective": 0.12},
+    "plan.virtual_stages": {1: 0.54, 2: 0.02, 3: 0.06, 4: 0.09, 5: 0.04, 8: 0.11, 10: 0.01, 12: 0.11, 20: 0.01},
+    "plan.zero_stage": {0: 0.11, 1: 0.47, 2: 0.06, 3: 0.35},
+    "plan.sequence_parallel": {False: 0.27, True: 0.73},
+    "plan.overlap_grad_reduce": {False: 0.14, True: 0.86},
+    "plan.overlap_param_gather": {False: 0.08, True: 0.92},
+    "training.micro_batch_size": {1: 0.59, 2: 0.16, 3: 0.02, 4: 0.08, 8: 0.05, 14: 0.02, 16: 0.03, 32: 0.02},
+    "training.compile": {False: 0.29, True: 0.71},
+}  # fmt: skip
+"""Field -> value -> share of published runs that state it, each source with the same weight: what `python -m
+simpar.evidence.priors` prints of validation/runs."""
 
 
 @dataclass(frozen=True, slots=True)

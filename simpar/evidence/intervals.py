@@ -1,0 +1,146 @@
+"""Widths of intervals from errors on unseen sources: split-conformal factors by group, pulled to the group around.
+
+A step's interval is the parts' own intervals and the expected error in quadrature, in logarithms, times a factor. The factor of a
+group is the 80 % quantile of |log(measured / predicted)| over that width, on runs whose source no fit had seen; a peak's interval
+is the same quantile of the log error itself, by what the figure counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from simpar.evidence.pooled import LEAST_SOURCES, architectures_of, described
+from simpar.evidence.samples import Data, FloatArray, Peak, Sample
+from simpar.result.interval import HALF_WIDTH
+from simpar.specs.calibration import ANY, BOUNDS, UNFAMILIAR, Constant, Name
+
+LEVEL: Final = 0.8
+"""Share of runs that an interval is to cover."""
+SHRINK: Final = 2.0
+"""Weight of the group around in the factor of a group, in sources."""
+
+
+def width_of(sample: Sample, expected_error: float, off: float) -> float:
+    """Half-width of a run's interval before its factor, in log seconds, on the side of `off` = log(measured / predicted)."""
+    return math.hypot(sample.up if off > 0 else sample.down, math.log1p(HALF_WIDTH * expected_error))
+
+
+def scores(data: Data, unseen: FloatArray, expected_error: float) -> FloatArray:
+    """|log(measured / predicted)| over the half-width before its factor [rows]; unseen: predicted / measured - 1."""
+    off = -np.log1p(unseen)
+    return np.array([abs(o) / width_of(s, expected_error, o) for s, o in zip(data.samples, off, strict=True)])
+
+
+def expected_error_of(data: Data, unseen: FloatArray) -> float:
+    """Median over sources of the median absolute error of their runs."""
+    return float(np.median([np.median(np.abs(unseen[data.source_index == i])) for i in range(len(data.sources))]))
+
+
+def quantile(values: Sequence[float], sources: Sequence[str], level: float = LEVEL) -> float:
+    """The weighted `level` quantile of `values`; a source weighs as the square root of its rows.
+
+    A value beyond all those seen is as likely as one among them: one more row, of unknown value, counts as the largest.
+    """
+    counts = Counter(sources)
+    weight = np.array([counts[s] ** -0.5 for s in sources])
+    order = np.argsort(values)
+    share = np.cumsum(weight[order]) / (weight.sum() * (1.0 + 1.0 / len(values)))
+    return float(np.asarray(values)[order][min(int(np.searchsorted(share, level)), len(values) - 1)])
+
+
+def nested(
+    name: Name, rows: Sequence[Sample | Peak], values: FloatArray, allowed: Callable[[Constant], bool] = lambda _: True
+) -> list[Constant]:
+    """The `LEVEL` quantile of `values` in every group of at least `LEAST_SOURCES` sources, the group of all runs first.
+
+    Args:
+        rows: runs, one for each of `values`.
+        allowed: groups that may have a value of their own.
+    """
+    groups = {(ANY, ANY)} | {(r.family, ANY) for r in rows} | {(r.family, r.architecture) for r in rows}
+    found: list[Constant] = []
+    for family, architecture in sorted(groups):
+        entry = Constant(name=name, family=family, architecture=architecture, value=0.0, status="interval")
+        inside = [i for i, r in enumerate(rows) if entry.holds(r.family, r.architecture, r.gpu)]
+        sources = [rows[i].source for i in inside]
+        count = len(set(sources))
+        if family != ANY and (count < LEAST_SOURCES or not allowed(entry)):
+            continue
+        own = quantile([float(values[i]) for i in inside], sources)
+        around = next((e.value for e in reversed(found) if _around(e, entry)), None)
+        value = (
+            own if around is None else math.exp((count * math.log(max(own, 1e-3)) + SHRINK * math.log(around)) / (count + SHRINK))
+        )
+        low, high = BOUNDS[name]
+        kept = entry.model_copy(
+            update={"value": min(max(value, low), high), "rows": len(inside), "sources": tuple(sorted(set(sources)))}
+        )
+        found.append(kept)
+    return found
+
+
+def _around(wide: Constant, narrow: Constant) -> bool:
+    """Whether `wide` is a group around `narrow`."""
+    return wide.family in (ANY, narrow.family) and wide.architecture in (ANY, narrow.architecture)
+
+
+def interval_entries(data: Data, unseen: FloatArray, unfamiliar: FloatArray) -> list[Constant]:
+    """Expected error of all runs, factors by group, and the factor of a family that no fit has seen.
+
+    Args:
+        unseen, unfamiliar: predicted / measured - 1 [rows], fitted without the row's source, and without its whole family.
+    """
+    error = expected_error_of(data, unseen)
+    first = Constant(name="expected_error", value=error, status="interval")
+    first = first.model_copy(update={"architectures": architectures_of(data, first)})
+    factors = nested("interval_factor", data.samples, scores(data, unseen, error))
+    factors = [e.model_copy(update={"architectures": architectures_of(data, e)}) for e in factors]
+    sources = [s.source for s in data.samples]
+    strange = max(quantile(scores(data, unfamiliar, error).tolist(), sources), factors[0].value)
+    other = described(data, first.model_copy(update={"name": "interval_factor", "value": strange}))
+    return [described(data, first), *factors, other.model_copy(update={"family": UNFAMILIAR})]
+
+
+KINDS: Final[dict[str, Name]] = {"allocated": "allocated_error", "reserved": "reserved_error"}
+"""What a figure counts -> the width of its interval; any other: `memory_error`."""
+
+
+def memory_entries(peaks: Sequence[Peak]) -> list[Constant]:
+    """Log half-widths of predicted peaks by what they count and by group."""
+    found = []
+    for name in (*KINDS.values(), "memory_error"):
+        rows = [p for p in peaks if KINDS.get(p.kind, "memory_error") == name]
+        found += nested(name, rows, np.abs([p.off for p in rows]), lambda entry: entry.architecture == ANY) if rows else []
+    return found
+
+
+def held_out_factors(data: Data, unseen: FloatArray) -> FloatArray:
+    """The factor of each row's group [rows], from the scores of all other sources."""
+    error = expected_error_of(data, unseen)
+    values = scores(data, unseen, error)
+    found = np.ones(len(values))
+    for source in data.sources:
+        inside = np.array([s.source == source for s in data.samples])
+        others, _ = data.split([source])
+        entries = nested("interval_factor", others.samples, values[~inside])
+        for entry in entries:  # wide groups first, so that the narrowest stays
+            found[inside & data.members(entry)] = entry.value
+    return found
+
+
+def covered(data: Data, unseen: FloatArray, factors: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(Whether each row lies in its interval, its interval score) [rows].
+
+    The interval score of an 80 % interval in log seconds is its width plus ten times what lies outside (Gneiting and Raftery 2007,
+    eq. 43): lower is better, wide and wrong alike cost.
+    """
+    error = expected_error_of(data, unseen)
+    off = -np.log1p(unseen)
+    up, down = (np.array([width_of(s, error, side) for s in data.samples]) * factors for side in (1.0, -1.0))
+    outside = np.maximum(off - up, 0.0) + np.maximum(-off - down, 0.0)
+    return (outside <= 0.0).astype(float), up + down + outside * 2.0 / (1.0 - LEVEL)

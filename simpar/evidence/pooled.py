@@ -1,0 +1,262 @@
+"""Run-level constants, pooled over nested groups: global (neutral) -> architecture -> software family -> (family, GPU).
+
+Each constant is a group's deviation from the group around it, pulled towards none (partial pooling): a Gaussian prior, `SPREAD`,
+says how far groups differ. Runs of one source are alike, so a source of n runs weighs n / (n tau^2 + sigma^2): hardly more than one
+run. The fit is robust least squares on log errors (scipy, a pseudo-Huber loss).
+
+The gate asks the group itself. A constant stays only where the error of the sources of its own group, each left out of the fit,
+falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. One that pays
+for all together does not hold for a family whose own left-out sources it harms (`Constant.not_for`). Left-out errors
+while constants are dropped come from the linearised fit, which is exact for the prior and one step from the robust optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray
+from simpar.specs.calibration import ANY, BOUNDS, FACTORS, NEUTRAL, Constant, Name
+
+Level = Literal["architecture", "family", "family and gpu"]
+SPREAD: Final[dict[tuple[Name, Level], float]] = {
+    ("compute", "architecture"): 0.1, ("compute", "family"): 0.1, ("compute", "family and gpu"): 0.07,
+    ("memory", "architecture"): 0.3, ("memory", "family"): 0.3,
+}  # fmt: skip
+"""Standard deviation of log(constant) between groups of a level (assumed before any fit, and not tuned). What is not listed was
+tried and gained nothing on left-out sources: communication, host seconds per pass and per step, a factor for all runs together."""
+TAU: Final = 0.1
+"""Standard deviation of what a source's runs have in common that no constant explains, in log seconds."""
+SIGMA: Final = 0.1
+"""Standard deviation of single runs around that."""
+HUBER: Final = 0.1
+"""Log error up to which errors count squared; beyond it they count linearly."""
+LEAST_SOURCES: Final = 3
+"""Fewest sources of a group with run-level constants of its own."""
+LEAST_GAIN: Final = 0.001
+"""Least gain of a constant, a tenth of a point of error: less is not worth a number."""
+WORST: Final = 1.0
+"""Largest absolute relative error that a row counts with in a mean over sources."""
+
+
+def level_of(entry: Constant) -> Level:
+    """Where a constant's group lies in the hierarchy."""
+    if entry.family == ANY:
+        return "architecture"
+    return "family" if entry.gpu == ANY else "family and gpu"
+
+
+def candidates(data: Data) -> list[Constant]:
+    """Every constant that could be fitted: those of groups with enough sources, neutral."""
+    chips = sorted({s.architecture for s in data.samples})
+    families = sorted({s.family for s in data.samples})
+    pairs = sorted({(s.family, s.gpu) for s in data.samples})
+    groups: list[dict[str, str]] = [*({"architecture": c} for c in chips), *({"family": f} for f in families)]
+    groups += [{"family": family, "gpu": gpu} for family, gpu in pairs]
+    found = []
+    for group in groups:
+        entry = Constant(name="compute", value=1.0, **group)
+        if len(data.sources_of(entry)) < LEAST_SOURCES:
+            continue
+        seen = architectures_of(data, entry)
+        names = [name for name in RUN_LEVEL if (name, level_of(entry)) in SPREAD]
+        found += [Constant(name=name, value=NEUTRAL[name], architectures=seen, **group) for name in names]
+    return found
+
+
+def architectures_of(data: Data, entry: Constant) -> tuple[str, ...]:
+    """Architectures that at least `LEAST_SOURCES` sources of a constant's group ran on."""
+    sources: dict[str, set[str]] = defaultdict(set)
+    for sample, inside in zip(data.samples, data.members(entry), strict=True):
+        if inside:
+            sources[sample.architecture].add(sample.source)
+    return tuple(sorted(name for name, found in sources.items() if len(found) >= LEAST_SOURCES))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Log seconds of all rows as a function of the logarithms of the constants.
+
+    Attributes:
+        data, entries: the rows and the constants.
+        group: whether a row belongs to a constant's group [rows, constants].
+        column: index into the parts that a constant scales [constants].
+        spread: of its prior [constants].
+        weight: of each row [rows].
+    """
+
+    data: Data
+    entries: tuple[Constant, ...]
+    group: FloatArray
+    column: np.ndarray[tuple[int], np.dtype[np.intp]]
+    spread: FloatArray
+    weight: FloatArray
+
+    @classmethod
+    def of(cls, data: Data, entries: Sequence[Constant]) -> Problem:
+        """The problem of fitting `entries`, factors all, on `data`."""
+        group = np.array([data.members(e) for e in entries], dtype=float).reshape(len(entries), len(data.samples)).T
+        column = np.array([FACTORS.index(e.name) for e in entries], dtype=np.intp)
+        spread = np.array([SPREAD[e.name, level_of(e)] for e in entries])
+        weight = np.asarray(1.0 / (data.rows_of_source * TAU**2 + SIGMA**2), dtype=np.float64)
+        return cls(data, tuple(entries), group, column, spread, weight)
+
+    def log_seconds(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(Log seconds [rows], their derivatives [rows, constants]) at the logarithms `values` [constants]."""
+        terms = self.data.parts[:, : len(FACTORS)].copy()
+        for index in range(len(FACTORS)):
+            here = self.column == index
+            terms[:, index] *= np.exp(self.group[:, here] @ values[here])
+        total = np.maximum(terms.sum(1) + self.data.rest, 1e-9)
+        return np.log(total), self.group * terms[:, self.column] / total[:, None]
+
+    def residuals(self, values: FloatArray) -> FloatArray:
+        """Pseudo-Huber residuals of the rows, then those of the priors [rows + constants]."""
+        off = (self.log_seconds(values)[0] - np.log(self.data.measured)) / HUBER
+        robust = np.sign(off) * np.sqrt(2.0 * (np.sqrt(1.0 + off * off) - 1.0)) * HUBER
+        return np.concatenate([np.sqrt(self.weight) * robust, values / self.spread])
+
+    def jacobian(self, values: FloatArray) -> FloatArray:
+        """Derivatives of `residuals` [rows + constants, constants]."""
+        seconds, slopes = self.log_seconds(values)
+        off = (seconds - np.log(self.data.measured)) / HUBER
+        root = np.sqrt(1.0 + off * off)
+        # d robust / d off = off / (root * robust), which tends to 1 at 0.
+        robust = np.sqrt(2.0 * (root - 1.0))
+        chain = np.where(robust > 1e-6, np.abs(off) / np.maximum(root * robust, 1e-12), 1.0)
+        return np.vstack([(np.sqrt(self.weight) * chain)[:, None] * slopes, np.diag(1.0 / self.spread)])
+
+
+def fit(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
+    """`entries` with the values that meet `data` best, pulled towards neutral."""
+    from scipy.optimize import least_squares  # an extra: only fits need it
+
+    if not entries:
+        return ()
+    problem = Problem.of(data, entries)
+    low, high = (np.log([BOUNDS[e.name][end] for e in entries]) for end in (0, 1))
+    found = least_squares(problem.residuals, np.zeros(len(entries)), problem.jacobian, bounds=(low, high), x_scale=problem.spread)
+    return tuple(e.model_copy(update={"value": float(math.exp(v))}) for e, v in zip(entries, found.x, strict=True))
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A fit linearised at its optimum: the errors of every source left out, for any subset of its constants and of their families.
+
+    Attributes:
+        data: what was fitted.
+        slopes, target: derivatives [rows, constants] and log errors to be explained [rows].
+        weight: of each row [rows].
+        precision: of the priors [constants].
+        rows: those of each source.
+    """
+
+    data: Data
+    slopes: FloatArray
+    target: FloatArray
+    weight: FloatArray
+    precision: FloatArray
+    rows: tuple[np.ndarray[tuple[int], np.dtype[np.intp]], ...]
+
+    @classmethod
+    def of(cls, data: Data, fitted: Sequence[Constant]) -> LeftOut:
+        """The linearisation of `fit(data, ...)` at its result."""
+        problem = Problem.of(data, fitted)
+        values = np.log([e.value for e in fitted]) if fitted else np.zeros(0)
+        seconds, slopes = problem.log_seconds(values)
+        off = np.log(data.measured) - seconds
+        weight = problem.weight / np.sqrt(1.0 + (off / HUBER) ** 2)
+        rows = tuple(np.flatnonzero(data.source_index == i) for i in range(len(data.sources)))
+        return cls(data, slopes, off + slopes @ values, weight, 1.0 / problem.spread**2, rows)
+
+    def without(self, entry: int, family: str) -> LeftOut:
+        """The same where a constant does not hold for a family."""
+        slopes = self.slopes.copy()
+        slopes[[s.family == family for s in self.data.samples], entry] = 0.0
+        return replace(self, slopes=slopes)
+
+    def errors(self, kept: Sequence[int]) -> FloatArray:
+        """Absolute relative error of each row [rows] with the constants `kept` fitted without its source."""
+        found = np.abs(np.expm1(-self.target))
+        if len(kept):
+            k = np.asarray(kept)
+            slopes = self.slopes[:, k]
+            heavy = slopes * self.weight[:, None]
+            normal = np.array([heavy[i].T @ slopes[i] for i in self.rows])
+            pull = np.array([heavy[i].T @ self.target[i] for i in self.rows])
+            normal = normal.sum(0) + np.diag(self.precision[k]) - normal
+            values = np.linalg.solve(normal, (pull.sum(0) - pull)[:, :, None])[:, :, 0]
+            for inside, own in zip(self.rows, values, strict=True):
+                found[inside] = np.abs(np.expm1(np.clip(slopes[inside] @ own - self.target[inside], -3.0, 1.0)))
+        return np.minimum(found, WORST)
+
+    def gain(self, saved: FloatArray, members: NDArray[np.bool_]) -> tuple[float, float]:
+        """(Mean over the sources of `members` of the error saved on their rows, its standard error)."""
+        by_source = np.array([saved[inside[members[inside]]].mean() for inside in self.rows if members[inside].any()])
+        return float(by_source.mean()), float(by_source.std() / math.sqrt(len(by_source)))
+
+
+def gated(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
+    """Those of `entries` that pay on the left-out sources of their own group, fitted on all of `data`, each with its gain.
+
+    First constants go that do not pay; then a constant no longer holds for a family whose left-out sources it harms; then what does
+    not pay beside the others goes.
+    """
+    fitted = fit(data, entries)
+    left = LeftOut.of(data, fitted)
+    kept, _ = _paying(left, list(range(len(entries))))
+    found = list(entries)
+    while (harmed := _harmed(left, kept)) is not None:
+        index, family = harmed
+        left = left.without(index, family)
+        found[index] = found[index].model_copy(update={"not_for": tuple(sorted({*found[index].not_for, family}))})
+    kept, gains = _paying(left, kept)
+    chosen = fit(data, [found[k] for k in kept])
+    return tuple(described(data, e, gains[k]) for k, e in zip(kept, chosen, strict=True))
+
+
+def _paying(left: LeftOut, kept: list[int]) -> tuple[list[int], dict[int, tuple[float, float]]]:
+    """(Constants that pay beside each other, their gains with standard errors); the least useful one goes first."""
+    while True:
+        now = left.errors(kept)
+        members = left.slopes != 0.0
+        gains = {k: left.gain(left.errors([j for j in kept if j != k]) - now, members[:, k]) for k in kept if members[:, k].any()}
+        surplus = {k: min(gain - doubt, gain - LEAST_GAIN) for k, (gain, doubt) in gains.items()}
+        worst = min(kept, key=lambda k: surplus.get(k, -1.0), default=None)
+        if worst is None or surplus.get(worst, -1.0) > 0.0:
+            return kept, gains
+        kept = [k for k in kept if k != worst]
+
+
+def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, str] | None:
+    """(Constant, family) of the family of at least `LEAST_SOURCES` sources that a constant harms most, or None."""
+    now, worst, found = left.errors(kept), 0.0, None
+    families = np.array([s.family for s in left.data.samples])
+    for k in kept:
+        inside = left.slopes[:, k] != 0.0
+        for family in sorted(set(families[inside].tolist())):
+            members = inside & (families == family)
+            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < LEAST_SOURCES:
+                continue
+            saved, _ = left.gain(left.without(k, family).errors(kept) - now, members)
+            if saved < worst:
+                worst, found = saved, (k, family)
+    return found
+
+
+def described(data: Data, entry: Constant, gain: tuple[float, float] = (0.0, 0.0)) -> Constant:
+    """`entry` with its rows, sources and gain."""
+    rows = int(data.members(entry).sum())
+    update = {"rows": rows, "sources": tuple(data.sources_of(entry)), "gain": gain[0], "gain_se": gain[1]}
+    return entry.model_copy(update=update)
+
+
+def select(data: Data) -> tuple[Constant, ...]:
+    """The constants that pay, fitted on all of `data`."""
+    return gated(data, candidates(data))

@@ -1,0 +1,242 @@
+"""Measured runs, each simulated once and split into the parts that run-level constants scale.
+
+step = compute * (matmul + attention) + memory * (memory-bound + optimizer) + communication * exposed
+     + pass_s * stage passes + step_s + rest,   the pipeline bubble shared out in proportion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Container, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import track
+
+from simpar.errors import SimparError
+from simpar.evidence.predicted import Prediction, memory_of, predict, stalled
+from simpar.evidence.run_rows import read_runs
+from simpar.evidence.run_type import Measured
+from simpar.result.interval import HALF_WIDTH
+from simpar.specs.calibration import (
+    ANY,
+    BOUNDS,
+    FACTORS,
+    SECONDS,
+    Constant,
+    RunCalibration,
+    calibrated_by,
+    calibration_for,
+    leave_out,
+)
+from simpar.specs.framework import family_of, framework
+from simpar.specs.scenario import Scenario
+
+FloatArray = NDArray[np.float64]
+RUN_LEVEL: Final = (*FACTORS, *SECONDS)
+MOST_ROWS: Final = 150
+"""Rows of one source that take part, evenly spaced: more say nothing new about other sources."""
+PARTS: Final = {
+    "ideal: model FLOPs at peak": 0, "matmul and attention below peak": 0, "recomputation": 0, "memory-bound kernels": 1,
+    "optimizer": 1, "tensor parallel, exposed": 2, "context parallel, exposed": 2, "expert parallel, exposed": 2,
+    "pipeline sends, exposed": 2, "data parallel, exposed": 2,
+}  # fmt: skip
+BUBBLE: Final = "pipeline bubble and imbalance"
+EXCHANGES: Final = "expert parallel, exposed"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run, split around the constants it was simulated with.
+
+    Attributes:
+        family, architecture, gpu: its groups.
+        source, model: where it was published and what was trained.
+        parts: seconds that compute, memory and communication scale, passes of `pass_s`, 1 for `step_s` [len(RUN_LEVEL)].
+        rest: seconds that no constant scales.
+        measured: seconds.
+        down, up: logarithms of the step time over the lower and of the upper end over the step time, by the parts' own intervals.
+        id: of the run.
+    """
+
+    family: str
+    architecture: str
+    gpu: str
+    source: str
+    model: str
+    parts: tuple[float, ...]
+    rest: float
+    measured: float
+    down: float = 0.0
+    up: float = 0.0
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """A measured peak memory: its groups, what it counts, and log(measured / predicted)."""
+
+    family: str
+    architecture: str
+    gpu: str
+    source: str
+    kind: str
+    off: float
+
+
+def sample_of(scenario: Scenario, source: str, model: str, measured: float, entries: tuple[Constant, ...] = ()) -> Sample | None:
+    """Simulate one run under `entries` and split it around them; none where it cannot be simulated or was stalled."""
+    return seen_of(scenario, source, model, Measured(step_time_s=measured), entries)[0]
+
+
+def seen_of(
+    scenario: Scenario, source: str, model: str, measured: Measured, entries: tuple[Constant, ...] = (), name: str = ""
+) -> tuple[Sample | None, Peak | None]:
+    """A run's step time and its peak memory beside what is simulated under `entries`."""
+    spec, gpu = framework(scenario.framework, scenario.framework_version), scenario.hardware.gpu
+    try:
+        with calibrated_by(entries):
+            found = predict(scenario)
+            here = calibration_for(spec.name, gpu.architecture, gpu.name)
+    except SimparError:
+        return None, None
+    groups = (family_of(spec.name), gpu.architecture, gpu.name, source)
+    peak = None
+    if measured.peak_memory_bytes:
+        predicted, _, _, band = memory_of(found, measured.memory_kind, first_rank=measured.memory_first_rank)
+        near = predicted if band is None else min(max(measured.peak_memory_bytes, band[0]), band[1])
+        peak = Peak(*groups, measured.memory_kind, math.log(measured.peak_memory_bytes / near))
+    if not measured.step_time_s or stalled(found, scenario, measured.step_time_s):
+        return None, peak
+    parts = _parts(found, scenario, np.array([getattr(here, name) for name in FACTORS]))
+    known = np.array([getattr(here, name) for name in RUN_LEVEL])
+    rest = found.step_time_s - float(parts @ known)
+    down, up = (_own(end, here) for end in (found.step_time_s / found.step_low_s, found.step_high_s / found.step_time_s))
+    sample = Sample(*groups, model, tuple(parts), rest, measured.step_time_s, down, up, name)
+    return (sample if math.isfinite(sum(parts) + rest) else None), peak
+
+
+def _own(end: float, here: RunCalibration) -> float:
+    """The logarithm of an interval's end without the share of what the fits had not seen."""
+    whole = math.log(max(end, 1.0)) / here.interval_factor
+    return math.sqrt(max(whole**2 - math.log1p(HALF_WIDTH * here.expected_error) ** 2, 0.0))
+
+
+def _parts(found: Prediction, scenario: Scenario, factors: FloatArray) -> FloatArray:
+    parts = np.zeros(len(RUN_LEVEL))
+    for name, seconds in found.waterfall.items():
+        # DeepEP's exchanges are not scaled (costs/pricer.py).
+        if name in PARTS and not (name == EXCHANGES and scenario.plan.ep_dispatcher != "alltoall"):
+            parts[PARTS[name]] += seconds
+    busy = found.step_time_s - found.waterfall.get(BUBBLE, 0.0)
+    stretch = found.step_time_s / busy if busy > 0 else 1.0
+    parts[:3] *= stretch / factors
+    plan, training = scenario.plan, scenario.training
+    dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
+    parts[3] = 2.0 * training.global_batch_size / (training.micro_batch_size * dp) * plan.virtual_stages * stretch
+    parts[4] = 1.0
+    return parts
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples as arrays: parts [rows, run-level], seconds [rows]."""
+
+    samples: tuple[Sample, ...]
+    parts: FloatArray
+    rest: FloatArray
+    measured: FloatArray
+    _masks: dict[tuple[str, str, str, tuple[str, ...], tuple[str, ...]], NDArray[np.bool_]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Data:
+        """The arrays of `samples`."""
+        parts, rest, measured = (np.array([getattr(s, name) for s in samples]) for name in ("parts", "rest", "measured"))
+        return cls(tuple(samples), parts, rest, measured)
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """Names of the sources, sorted."""
+        return sorted({s.source for s in self.samples})
+
+    @cached_property
+    def source_index(self) -> NDArray[np.intp]:
+        """Index into `sources` of each row [rows]."""
+        index = {source: i for i, source in enumerate(self.sources)}
+        return np.array([index[s.source] for s in self.samples])
+
+    @cached_property
+    def rows_of_source(self) -> NDArray[np.intp]:
+        """How many rows each row's source has [rows]."""
+        return np.asarray(np.bincount(self.source_index)[self.source_index])
+
+    def split(self, group: Sequence[str]) -> tuple[Data, Data]:
+        """(All rows but those of the sources of `group`, theirs)."""
+        outside = [s for s in self.samples if s.source not in group]
+        return Data.of(outside), Data.of([s for s in self.samples if s.source in group])
+
+    def members(self, entry: Constant) -> NDArray[np.bool_]:
+        """Rows [rows] that a constant holds for."""
+        key = (entry.family, entry.architecture, entry.gpu, entry.architectures, entry.not_for)
+        if key not in self._masks:
+            self._masks[key] = np.array([entry.holds(s.family, s.architecture, s.gpu) for s in self.samples], dtype=bool)
+        return self._masks[key]
+
+    def sources_of(self, entry: Constant) -> list[str]:
+        """Sources of the rows that a constant holds for, sorted."""
+        return sorted({s.source for s, kept in zip(self.samples, self.members(entry), strict=True) if kept})
+
+
+def predicted(data: Data, chosen: Sequence[Constant]) -> FloatArray:
+    """Step times [rows] under `chosen`; nested groups combined and kept within their bounds as `calibration_for` does."""
+    factors = np.ones((len(data.samples), len(FACTORS)))
+    seconds = np.zeros((len(data.samples), len(SECONDS)))
+    for entry in chosen:
+        inside = data.members(entry)
+        if entry.name in FACTORS:
+            factors[inside, FACTORS.index(entry.name)] *= entry.value
+        elif entry.name in SECONDS:
+            seconds[inside, SECONDS.index(entry.name)] += entry.value
+    for table, names in ((factors, FACTORS), (seconds, SECONDS)):
+        for column, name in enumerate(names):
+            table[:, column] = np.clip(table[:, column], *BOUNDS[name])
+    return np.asarray((data.parts[:, :3] * factors).sum(1) + (data.parts[:, 3:] * seconds).sum(1) + data.rest)
+
+
+def errors(data: Data, chosen: Sequence[Constant]) -> FloatArray:
+    """predicted / measured - 1 of each row [rows]."""
+    return np.asarray(predicted(data, chosen) / data.measured - 1.0)
+
+
+def collect(
+    files: Sequence[Path], workers: int, entries: tuple[Constant, ...], only: Container[str] = ANY, without: tuple[str, ...] = ()
+) -> tuple[list[Sample], list[Peak]]:
+    """The runs of the files that can be expressed, at most `MOST_ROWS` of a source: step times and peaks.
+
+    Args:
+        only: sources; none = all.
+        without: properties of kernels that prices leave out.
+    """
+    jobs = [
+        (run.scenario, str(run.group.get("source", "")), str(run.group.get("model_name", "")), run.measured, entries, run.id)
+        for file in files
+        for run in read_runs(file)
+        if run.scenario is not None and not run.excluded and not run.skipped and not run.measured.out_of_memory
+    ]
+    counts, rows = Counter(job[1] for job in jobs), defaultdict(list)
+    for job in jobs:
+        if only == ANY or job[1] in only:
+            rows[job[1]].append(job)
+    kept = [job for source, members in rows.items() for job in members[:: -(-counts[source] // MOST_ROWS)]]
+    with ProcessPoolExecutor(workers, initializer=leave_out, initargs=(without,)) as pool:
+        found = pool.map(seen_of, *zip(*kept, strict=True), chunksize=8)
+        seen = list(track(found, "runs", len(kept)))
+    return [s for s, _ in seen if s is not None], [p for _, p in seen if p is not None]

@@ -1,0 +1,127 @@
+"""Flat rows of measured runs, read once, as the stored runs of `validation/runs`.
+
+    python validation/tools/store_runs.py --fit runs.jsonl --test runs_2026.jsonl failed_2026.jsonl [--out validation/runs]
+
+Flat rows have a column for each fact in the words of its source (docs/leaderboard.md). What one source's other documents say of
+its rows is added here, with the document; the product's reader knows nothing of single sources. `--fit` and `--test` mark the runs:
+errors of those of `--test` are always those of fits that left their source out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from simpar.evidence.row_values import read_values
+from simpar.evidence.run_files import Use, as_stored, stored_runs
+from simpar.evidence.run_rows import read_rows, run_of
+
+Row = dict[str, Any]
+
+SC21: Final[dict[tuple[int, int, int], tuple[int, int]]] = {
+    (24, 2304, 1): (16, 1), (30, 3072, 1): (16, 1), (36, 4096, 1): (16, 1), (40, 6144, 1): (8, 1), (48, 8192, 2): (4, 1),
+    (60, 10240, 4): (2, 3), (80, 12288, 8): (2, 2), (96, 16384, 16): (1, 2), (105, 20480, 35): (1, 3), (128, 25600, 64): (1, 1),
+    (96, 12288, 12): (1, 4),
+}  # fmt: skip
+"""(Layers, hidden size, pp) -> micro batch and virtual stages of run_table_1.sh and run_figure_12.sh in Megatron-LM's
+examples/academic_paper_scripts/sc21, which the tables of Narayanan et al. 2021 do not print."""
+NEMO_MICRO_BATCH: Final[dict[tuple[int, int], int]] = {(32, 6144): 2, (96, 18432): 1}
+"""(Layers, hidden size) -> micro batch of recipes/nemotron4_15b.py and nemotron4_340b.py in NeMo."""
+
+
+def narayanan(row: Row) -> Row:
+    """Micro batch and virtual stages of the scripts of 2021."""
+    micro, virtual = SC21.get((row.get("layers", 0), row.get("hidden", 0), row.get("pp", 0)), (None, None))
+    added = {"micro_batch": micro, "vpp": virtual if row.get("pp", 1) > 1 else None}
+    return {key: value for key, value in added.items() if value and not row.get(key)}
+
+
+def nemotron(row: Row) -> Row:
+    """Micro batch of NeMo's recipe."""
+    micro = NEMO_MICRO_BATCH.get((row.get("layers", 0), row.get("hidden", 0)))
+    return {"micro_batch": micro} if micro and not row.get("micro_batch") else {}
+
+
+def hagemann(row: Row) -> Row:
+    """The builds that the spreadsheets' columns tell apart: fused norm kernel; torch's own softmax."""
+    text = " ".join((str(row.get("notes") or ""), *map(str, row.get("assumed") or ())))
+    builds = ((r"rms kernel", "aa-scaling-fused-norm"), (r"kernel: torch\b", "aa-scaling-torch-softmax"))
+    return next(({"framework": name} for pattern, name in builds if re.search(pattern, text, re.IGNORECASE)), {})
+
+
+def vtrain(row: Row) -> Row:
+    """The single-node table is put together from the kernel trace of one layer: a straight line in the number of micro-batches to
+    the nanosecond, each send as `_compute_p2p_latency` of its source says."""
+    text = " ".join((str(row.get("notes") or ""), *map(str, row.get("assumed") or ())))
+    return {"exclude": "another simulator's output, not a measured step"} if "config/validation/single" in text else {}
+
+
+def zero_bubble(row: Row) -> Row:
+    """Its launch script names a SentencePiece tokenizer and untied embeddings; the printed sizes of its largest models (14.6 and
+    28.3 billion) are 12 L h^2 + V h only for V of 26,000 to 34,000."""
+    return {key: value for key, value in {"vocab": 32000, "tied_embeddings": False}.items() if row.get(key) is None}
+
+
+AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
+    (r"Narayanan et al\. 2021|MT-NLG", narayanan),
+    (r"Nemotron-4", nemotron),
+    (r"Hagemann", hagemann),
+    (r"vTrain", vtrain),
+    (r"Zero Bubble", zero_bubble),
+)
+"""Pattern in the source's name -> columns that its other documents state."""
+BLOOM: Final = {"position": "alibi", "embedding_norm": True}
+"""BLOOM, arXiv 2211.05100 Table 3."""
+
+
+def amended(row: Row) -> Row:
+    """`row` with what other documents of its source state."""
+    source, read = str(row.get("source") or ""), read_values(row).row
+    for pattern, rule in AMENDED:
+        if re.search(pattern, source):
+            return {**row, **rule(read)}
+    return row
+
+
+def stored(row: Row, name: str, use: Use) -> Row:
+    """One flat row as a stored run."""
+    found = as_stored(run_of(amended(row), name), use)
+    if found["scenario"] and re.search(r"bigscience|bloom", str(row.get("source")), re.IGNORECASE):
+        found["scenario"]["model"] |= BLOOM
+    return found
+
+
+def file_name(source: str) -> str:
+    """The file of a source's runs."""
+    return re.sub(r"[^a-z0-9]+", "_", source.lower()).strip("_")[:60] + ".jsonl"
+
+
+def main() -> None:
+    """Read the flat files and write one file per source."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", type=Path, nargs="*", default=[])
+    parser.add_argument("--test", type=Path, nargs="*", default=[])
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    out = options.out or stored_runs()
+    out.mkdir(parents=True, exist_ok=True)
+    uses: tuple[tuple[Use, list[Path]], ...] = (("fit", options.fit), ("test", options.test))
+    found: dict[str, list[Row]] = defaultdict(list)
+    for use, files in uses:
+        for path in files:
+            for name, row in read_rows(path):
+                run = stored(row, name, use)
+                found[file_name(str(run["group"].get("source") or path.stem))].append(run)
+    for name, runs in found.items():
+        lines = (json.dumps(run, ensure_ascii=False, separators=(",", ":")) for run in runs)
+        (out / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{sum(map(len, found.values()))} runs of {len(found)} sources in {out}")
+
+
+if __name__ == "__main__":
+    main()
