@@ -105,6 +105,26 @@ def test_a_slow_host_launches_slower() -> None:
     assert found["gb200-nvl72"] == pytest.approx(2.6 * found["dgx-b200"])
 
 
+def test_layers_with_experts_take_the_host_longer() -> None:
+    from dataclasses import replace
+
+    from simpar.costs.pricer import LayoutPricer
+    from simpar.step import cost_models
+
+    cluster, plan = {"hardware": "dgx-h100", "num_nodes": 1}, {"zero_stage": 1}
+    training = {"sequence_length": 2048, "global_batch_size": 8}
+    chosen = make_scenario(
+        {"model": "llama3.1-8b", "framework": "megatron-core", "cluster": cluster, "plan": plan, "training": training}
+    )
+    layout = Layout.of(chosen, 1)
+    pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+    price = pricer.block(layout.stage_blocks[0][1], "F")
+    more = pricer._launch_seconds(replace(price, expert_kernels=2), "F") - pricer._launch_seconds(price, "F")
+    assert price.expert_kernels == 0
+    assert more == pytest.approx(layout.framework.expert_layer_cpu_s)
+    assert more > 0.0
+
+
 def test_casts_stand_before_their_products_and_not_around_sixteen_bit_ones() -> None:
     forward, backward = layer(scenario("fp8-rowwise"))
     names = [op.name for op in forward]

@@ -202,7 +202,8 @@ class LayoutPricer:
         collectives = slow * price.collectives * spec.collective_cpu_s
         if self.layout.compiled:
             return slow * price.kernels * spec.compiled_launch_s + collectives
-        host = price.kernels * each + collectives + slow * passes * spec.layer_cpu_s
+        python = spec.layer_cpu_s + (spec.expert_layer_cpu_s if price.expert_kernels else 0.0)
+        host = price.kernels * each + collectives + slow * passes * python
         if spec.fsdp_module_cpu_s and self.layout.gathers_by_layer:
             # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
             linear, others = (slow * passes * count * spec.fsdp_module_cpu_s for count in price.modules)

@@ -340,8 +340,9 @@ class Layout:
             # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
             single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
             parameter = (1.0 if single else 2.0) + (0.0 if spec.fp8_parameters else parameter)
-        # torchao gathers weights with one scale per tensor alone in 8 bits (enable_fsdp_float8_all_gather; torchtitan nvfp4.md).
-        formats = {"fp8"} if spec.separate_casts else _FP8 - {"fp8-rowwise"}
+        # torchao gathers weights with a scale per row in 16 bits, as its enable_fsdp_float8_all_gather takes one per tensor, and
+        # those of nvfp4 (torchtitan components/quantization/nvfp4.md).
+        formats = _FP8 - ({"fp8-rowwise", "nvfp4"} if spec.separate_casts else {"fp8-rowwise"})
         narrow = training.precision in formats and self.plan.zero_stage == 3
         gather = 4.0 if full else 1.0 if narrow else 2.0
         if self.plan.zero_stage == 3 and not full:

@@ -149,6 +149,7 @@ class FrameworkSpec:
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        expert_layer_cpu_s: more of it in a layer with experts (router, dispatcher, permutation).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
 
     Attention
@@ -210,6 +211,7 @@ class FrameworkSpec:
         zero_stage_with_pp: the highest stage that its pipeline engine composes with.
         microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
         only_cp_style: the one style of context parallelism there is, whatever a run calls it; "" = as the run says.
+        adapter_cuda_graphs: submissions that fine-tune with low-rank adapters run from CUDA graphs, of runs that do not say.
         adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
         expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
             stage's layers.
@@ -301,6 +303,7 @@ class FrameworkSpec:
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
     layer_cpu_s: float = 150e-6
+    expert_layer_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
@@ -338,6 +341,7 @@ class FrameworkSpec:
     microbatch_per_stage: bool = False
     only_cp_style: Literal["", "ring", "all_gather", "ulysses"] = ""
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"
+    adapter_cuda_graphs: bool = False
     expert_virtual_stages: Literal["one", "middle"] = "one"
     layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
 
