@@ -275,7 +275,7 @@ def test_the_shipped_registry_is_small_bounded_and_pays() -> None:
         if entry.status == "kept":
             assert entry.gain > entry.gain_se
             assert len(entry.sources) >= 3
-        assert (entry.status == "interval") == (entry.name in WIDTHS)
+        assert entry.status == "interval" or entry.name not in WIDTHS
     assert [e.group for e in entries if e.name == "expected_error"] == ["all"]
 
 
