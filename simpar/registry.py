@@ -19,7 +19,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """An explicit, read-only table of named parts."""
+    """An explicit table of named parts; `add` is the only way in."""
 
     def __init__(self, kind: str, parts: Mapping[str, T]) -> None:
         self.kind = kind
@@ -30,6 +30,16 @@ class Registry(Mapping[str, T], Generic[T]):
             return self._parts[name]
         except KeyError:
             raise unknown(self.kind, name, list(self._parts)) from None
+
+    def add(self, name: str, part: T) -> None:
+        """Take in a part from outside; a name that is taken stays what it is.
+
+        Raises:
+            ValueError: `name` is taken.
+        """
+        if name in self._parts:
+            raise ValueError(f"there is a {self.kind} {name!r} already")
+        self._parts[name] = part
 
     def __contains__(self, name: object) -> bool:
         return name in self._parts

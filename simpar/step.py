@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.result.accounting import account
-from simpar.result.folded import LONG_ROUNDS, WARM_ROUNDS, can_fold, extended, shorter_counts, with_microbatches
+from simpar.result.folded import all_counts, extended, repeats, with_microbatches
 from simpar.result.interpret import Priced, interpret
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
@@ -37,8 +37,10 @@ from simpar.specs.size import check_ops, limits, passes_of
 
 __all__ = ["Priced", "cost_models", "interpret", "prepare", "run", "schedule_of", "simulate"]
 
+FOLD_MICROBATCHES = 128
+"""Of more than these a step that repeats itself is simulated from two shorter ones."""
 FOLD_OPS = 400_000
-"""From so many ops on, about ten seconds, a step that repeats itself is simulated from two shorter ones."""
+"""More ops, about ten seconds, than any step is built with that could be simulated from two shorter ones."""
 Engine = Literal["discrete_event", "longest_path"]
 Lowering = Callable[..., Program]
 """What turns (layout, schedule, detail, expand=...) into a program."""
@@ -122,7 +124,8 @@ def prepare(
         schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
     program = lowering(layout, schedule, detail, expand=expand)
     if transfers:
-        program = with_transfers(layout, program, schedule.stage_to_rank[: schedule.stages_per_model], expand=expand)
+        ranks = schedule.stage_to_rank[: schedule.stages_per_model]
+        program = with_transfers(layout, program, ranks, pricer.exchange_share, expand=expand)
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
     table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
     return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
@@ -148,28 +151,16 @@ def simulate(
     Raises:
         InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
     """
-    wanted = scenario.effects
     passes, finer = passes_of(scenario), detail
-    copies = scenario.world_size // scenario.plan.pp if wanted.expand else 1
+    copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
+    tried = list(all_counts(scenario)) if passes.microbatches > FOLD_MICROBATCHES else []
     if passes.ops(detail) * copies > FOLD_OPS:
-        counts = next(_fold_counts(scenario, passes.ops(detail) * copies / passes.microbatches), None)
-        built, most = (passes.microbatches, limits()["ops"]) if counts is None else (counts[1], FOLD_OPS)
+        built, most = (tried[0][1], FOLD_OPS) if tried else (passes.microbatches, limits()["ops"])
         while detail != "stage" and passes.ops(detail, built) * copies > most:
             detail = "layer" if detail == "op" else "stage"
         check_ops(scenario, passes.ops(detail, built) * copies)
-        if counts is not None:
-            return _with_detail(_folded(scenario, counts, detail, engine, lowering), detail, finer)
-    result = _whole(scenario, detail, engine, lowering)
-    return _with_detail(result, detail, finer)
-
-
-def _fold_counts(scenario: Scenario, ops_per_microbatch: float) -> Iterator[tuple[int, int, int]]:
-    """Micro-batches of the two shorter steps of a step that repeats itself, the longest that are cheap first."""
-    if can_fold(scenario):
-        for rounds in (LONG_ROUNDS, WARM_ROUNDS):
-            counts = shorter_counts(scenario, rounds)
-            if counts is not None and (rounds == WARM_ROUNDS or counts[1] * ops_per_microbatch <= FOLD_OPS):
-                yield counts
+    result = _folded(scenario, tried, detail, engine, lowering)
+    return _with_detail(result or _whole(scenario, detail, engine, lowering), detail, finer)
 
 
 def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
@@ -180,14 +171,34 @@ def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
     return replace(result, notes=(*result.notes, note))
 
 
-def _folded(scenario: Scenario, counts: tuple[int, int, int], detail: Detail, engine: Engine, lowering: Lowering) -> Result:
-    """A step of many equal micro-batches from two shorter ones."""
-    few, more, _ = counts
-    first, second = (_whole(with_microbatches(scenario, count), detail, engine, lowering) for count in (few, more))
-    schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), more)
+def _folded(
+    scenario: Scenario, tried: list[tuple[int, int, int]], detail: Detail, engine: Engine, lowering: Lowering
+) -> Result | None:
+    """A step of many equal micro-batches from two shorter ones; None where the whole is built with less or about as much.
+
+    Args:
+        tried: micro-batches of the shorter ones and of the whole, the cheapest first.
+    """
+    copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
+    passes, spent, last = passes_of(scenario), 0, None
+
+    for counts in tried:
+        few, more, every = counts
+        # What does not repeat itself soon is built whole instead: looking for it costs less than that.
+        if last is not None and (spent + few + more > every / 2 or passes.ops(detail, few + more) * copies > FOLD_OPS):
+            break
+        first, second = (_whole(with_microbatches(scenario, count), detail, engine, lowering) for count in (few, more))
+        exact, spent = repeats(first, second), spent + few + more
+        last = (first, second, counts, exact)
+        if exact:
+            break
+    if last is None or not (last[3] or passes.ops(detail) * copies > FOLD_OPS):
+        return None
+    first, second, counts, exact = last
+    schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     factor = expected_load_factor(scenario)
     layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, factor, ends_meet=schedule.ends_meet)
-    return extended(first, second, counts, layout)
+    return extended(first, second, counts, layout, exact=exact)
 
 
 def _whole(scenario: Scenario, detail: Detail, engine: Engine, lowering: Lowering) -> Result:

@@ -15,7 +15,7 @@ from simpar.graph.build import LayerBuilder
 from simpar.graph.casts import holds_norm
 from simpar.graph.kernels import KernelPlan
 from simpar.graph.masks import BIDIRECTIONAL, Mask
-from simpar.graph.rematerialise import MODULES, Recompute, cut
+from simpar.graph.rematerialise import Recompute, cut
 from simpar.graph.types import Attention, Axis, Einsum, Layer
 from simpar.model.blocks import Batch, layer_graph, mtp_graph
 from simpar.model.network import simple_network, transformer_network
@@ -26,6 +26,7 @@ from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, KernelWork, LocalOp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
+from simpar.specs.recompute_modules import MODULES
 
 TOKENS = 4096
 PLAN = KernelPlan()

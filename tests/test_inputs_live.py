@@ -28,8 +28,8 @@ from simpar.planning.simulated_steps import SimulatedSteps
 from simpar.planning.solve import Solver
 from simpar.planning.to_json import report_json
 from simpar.schedules import SCHEDULES
-from simpar.specs.checks import RECOMPUTE_MODULES
 from simpar.specs.planfile import PlanFile, make_plan
+from simpar.specs.recompute_modules import MODULES
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import simulate
 
@@ -202,7 +202,7 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "plan.schedule": tuple(SCHEDULES),
     "plan.layers_per_stage": ((2, 2, 2, 2), (1, 3, 3, 1), (4, 4), (1,) * 8),
     "plan.placement": tuple("-".join(order) for order in permutations(("tp", "cp", "ep", "dp", "pp")) if order[0] != "tp")[::17],
-    "plan.recompute.modules": tuple((name,) for name in RECOMPUTE_MODULES),
+    "plan.recompute.modules": tuple((name,) for name in (*MODULES, "op")),
     "model.stacks[0].layers": ({"a": {"sublayers": STEPS_OF_A_LAYER[1:]}, "b": {"sublayers": STEPS_OF_A_LAYER}},),
     "model.stacks[0].pattern": (("a*8",),),
     "training.routing.counts": ((5.0, *[1.0] * 15), (1.0,) * 16),

@@ -43,12 +43,13 @@ def test_shipped_layouts(name: str) -> None:
 
 
 def test_stage_three() -> None:
-    freed = configuration(scenario({"zero_stage": 3, "shard_size": 8}))["zero_optimization"]
-    assert (freed["stage"], freed["mics_shard_size"], freed["stage3_max_reuse_distance"], freed["overlap_comm"]) == (3, 8, 0, True)
+    freed = configuration(scenario({"zero_stage": 3}))["zero_optimization"]
+    assert (freed["stage"], freed["stage3_max_reuse_distance"], freed["overlap_comm"]) == (3, 0, True)
     kept = configuration(scenario({"zero_stage": 3, "reshard_after_forward": False}))["zero_optimization"]
     assert kept["stage3_max_reuse_distance"] > 8e9
     assert kept["stage3_max_live_parameters"] > 8e9
-    assert "mics_shard_size" not in kept
+    with pytest.raises(InputError, match="MiCS is gone"):
+        export(scenario({"zero_stage": 3, "shard_size": 8}))
 
 
 def test_offload_and_recomputation() -> None:

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,11 @@ from typer.testing import CliRunner
 from simpar.boundary import parse_yaml
 from simpar.cli import app
 from simpar.errors import InputError, UnknownNameError
+from simpar.interop.argv import options
 from simpar.interop.carried import Reading, settled
 from simpar.interop.export import FORMATS, export_files, write_files
 from simpar.interop.launch import nodes_and_gpus, rank_map
 from simpar.interop.meaning import meaning
-from simpar.interop.shell import options, read_script
-from simpar.interop.shell_words import evaluate
 from simpar.specs.scenario import Scenario, make_scenario, read_scenario
 from simpar.topology.mesh import Mesh
 
@@ -145,61 +143,9 @@ def test_wording_does_not_change_the_meaning() -> None:
     assert meaning(make_scenario(table)) == meaning(scenario)
 
 
-# -- scripts as data -------------------------------------------------------------------------------------------------------
-
-SCRIPTS = (
-    'A=1; B=$((A + 2 * 3)); echo "$B" "${A}x" \'$A\'',
-    'X=(a "b c" d); echo "${X[@]}" ${X[1]} ${#X[@]} "${X[*]}"',
-    'X=(a); X+=(b "c d"); for i in "${X[@]}"; do Y="$Y<$i>"; done; echo $Y',
-    'echo ${U:-none} "${U:-a b}" ${U:+set}; V=; echo ${V:-empty} ${V-kept}.',
-    'if [ 3 -gt 2 ] && [[ "ab" == a* ]]; then echo yes; else echo no; fi',
-    'if [ -z "$U" ]; then A=1; elif [ x = y ]; then A=2; fi; case $A in 2|3) echo two ;; 1) echo one ;; *) echo other ;; esac',
-    'f() { echo "got $1 of $#"; }; f p q',
-    'P=/a/b/model.tar.gz; echo ${P##*/} ${P%.gz} ${P%%.*} ${P/model/m}',
-    '[ 1 -eq 2 ] && echo a || echo b; false || true && echo c; ! false && echo d',
-    'A=5; echo $(( A > 3 ? A * 2 : 0 )) $(( (A - 1) / 2 % 3 )) $((A==5 && A<4))',
-    'O="--x 1 --y 2"; echo $O "$O"; eval "echo $O"',
-    'A=3 # comment\necho "a # no comment" \\\n  $A # one',
-    'cat <<END > /dev/null\n$(no) "quotes\nEND\necho after 2>&1',
-    'N=${M:=7}; echo $N $M; export Q=r S="t u"; echo $Q "$S"',
-    'I=0; while [ $I -lt 0 ]; do I=9; done; echo $I; { echo in; }; (echo sub)',
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("text", SCRIPTS)
-def test_words_are_those_of_bash(text: str) -> None:
-    """Every `echo` becomes a command whose words bash prints one a line."""
-    marked = re.sub(r"\becho\b", "show", text)
-    define = "show() { printf '%s\\n' \"$@\"; printf -- '--\\n'; }\n"
-    printed = subprocess.run(["bash", "-c", define + marked], text=True, capture_output=True, check=True).stdout
-    expected = [block.split("\n")[:-1] for block in printed.split("--\n")[:-1]]
-    found = [words[1:] for words in read_script(marked).commands if words[0] == "show"]
-    assert found == expected
-
-
-@given(st.integers(-50, 50), st.integers(1, 20), st.sampled_from("+-*/%"), st.sampled_from(("<", ">=", "==")))
-def test_arithmetic(a: int, b: int, op: str, compare: str) -> None:
-    value = {"+": a + b, "-": a - b, "*": a * b, "/": int(a / b), "%": a % b if a >= 0 else -(-a % b)}[op]
-    if op != "%" or a >= 0:
-        assert evaluate(f"{a} {op} {b}") == value
-    assert evaluate(f"{a} {compare} {b}") == int({"<": a < b, ">=": a >= b, "==": a == b}[compare])
-
-
 def test_options() -> None:
     found = options(shlex.split("--a 1 --b --c_d x y --e=2 '--f-g h'"))
     assert found == {"a": ["1"], "b": [], "c-d": ["x", "y"], "e": ["2"], "f-g": ["h"]}
-
-
-@pytest.mark.parametrize("text", ['A="open\necho 1', "B=$(never", "C=(a b\n"])
-def test_what_never_closes_is_named(text: str) -> None:
-    with pytest.raises(InputError, match=r"run\.sh:1: .*closing"):
-        read_script(text, "run.sh")
-
-
-@given(st.text(alphabet="abAB=$(){}[]'\"\\ \n;|&#<>-12*?!:/%", max_size=60))
-def test_any_text_is_a_script_or_a_user_error(text: str) -> None:
-    with suppress(InputError):
-        read_script(text)
 
 
 # -- the guide and the commands --------------------------------------------------------------------------------------------
@@ -237,18 +183,21 @@ def test_the_guide_lists_every_format_and_file() -> None:
 
 
 def test_import_on_the_command_line(tmp_path: Path) -> None:
+    line = (
+        "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 1024 --num-attention-heads 16 --bf16 "
+        "--seq-length 512 --micro-batch-size 1 --tensor-model-parallel-size 2 --unheard-of 3"
+    )
     script = tmp_path / "run.sh"
-    script.write_text("torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 1024 --bf16 "
-                      "--num-attention-heads 16 --seq-length 512 --micro-batch-size 1 --tensor-model-parallel-size $TP "
-                      "--unheard-of 3\n")  # fmt: skip
-    wanted = ["import", "megatron", str(script), "--hardware", "dgx-h100", "--var", "TP=2", "--json"]
-    result = CliRunner().invoke(app, wanted)
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert (found["scenario"]["plan"]["tp"], found["scenario"]["plan"]["dp"]) == (2, 4)
-    assert any("--unheard-of 3" in w for w in found["warnings"])
+    script.write_text(line + "\n")
     out = tmp_path / "scenario.toml"
-    assert CliRunner().invoke(app, [*wanted[:-1], "--out", str(out)]).exit_code == 0
+    for words in ([str(script)], ["--argv", "--", *line.split()]):
+        wanted = ["import", "megatron", "--hardware", "dgx-h100", "--json", *words]
+        result = CliRunner().invoke(app, wanted)
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert (found["scenario"]["plan"]["tp"], found["scenario"]["plan"]["dp"]) == (2, 4)
+        assert any("--unheard-of 3" in w for w in found["warnings"])
+    assert CliRunner().invoke(app, ["import", "megatron", str(script), "--hardware", "dgx-h100", "--out", str(out)]).exit_code == 0
     assert read_scenario(out).plan.tp == 2
     with pytest.raises(InputError, match="is no assignment"):
-        CliRunner().invoke(app, [*wanted, "--var", "TP"], catch_exceptions=False)
+        CliRunner().invoke(app, ["import", "--run", str(script), "--var", "TP"], catch_exceptions=False)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from interop_plans import megatron_scenarios
 
 from simpar.errors import InputError
+from simpar.interop.launched import load as run_and_load
 from simpar.interop.megatron import export, flags, launch_script, violations
 from simpar.interop.megatron_import import load
 from simpar.interop.megatron_model import layer_bits
@@ -145,7 +146,7 @@ def test_an_edited_script_means_what_it_says() -> None:
     assert load(text, num_nodes=4).scenario.plan.dp == 2
 
 
-def test_variables_arrays_arithmetic_and_branches() -> None:
+def test_variables_arrays_arithmetic_and_branches(tmp_path: Path) -> None:
     text = script(
         "GPUS_PER_NODE=8; NNODES=${SLURM_NNODES:-4}", "TP=2", "PP=$((GPUS_PER_NODE/TP/2))  # 2", "PR=fp8",
         'MP=(', '  --tensor-model-parallel-size $TP # tensor', '  --pipeline-model-parallel-size ${PP}', ')',
@@ -156,11 +157,13 @@ def test_variables_arrays_arithmetic_and_branches() -> None:
         'run="torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py $model ${MP[@]} ${EXTRA[@]} $OPT"',
         "eval $run 2>&1 | tee log.txt",
     )  # fmt: skip
-    scenario = load(text, hardware="dgx-h100").scenario
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    scenario = run_and_load(path, hardware="dgx-h100").scenario
     plan = scenario.plan
     assert (plan.tp, plan.pp, plan.dp, plan.sequence_parallel, plan.zero_stage) == (2, 2, 8, True, 1)
     assert (scenario.training.precision, scenario.cluster.num_nodes) == ("fp8", 4)
-    assert load(text, hardware="dgx-h100", variables={"SLURM_NNODES": "8"}).scenario.cluster.num_nodes == 8
+    assert run_and_load(path, (), {"SLURM_NNODES": "8"}, hardware="dgx-h100").scenario.cluster.num_nodes == 8
 
 
 def test_a_known_model_is_named_and_simulates() -> None:
@@ -200,11 +203,11 @@ def test_uneven_stages() -> None:
 
 def test_what_is_missing_is_asked_for_together() -> None:
     with pytest.raises(InputError) as caught:
-        load(script("torchrun train.py --num-layers 4 --tensor-model-parallel-size $TP --micro-batch-size x"))
+        load(script("torchrun train.py --num-layers 4 --tensor-model-parallel-size '' --micro-batch-size x"))
     text = str(caught.value)
-    for part in ("--tensor-model-parallel-size", "--var NAME=VALUE", "TP", "--micro-batch-size", "--hidden-size", "--hardware"):
+    for part in ("--tensor-model-parallel-size", "--var NAME=VALUE", "--micro-batch-size", "--hidden-size", "--hardware"):
         assert part in text
-    with pytest.raises(InputError, match="no command with Megatron-LM flags"):
+    with pytest.raises(InputError, match="neither a table of Megatron-LM's arguments nor a command"):
         load("#!/bin/bash\necho hello\n")
 
 

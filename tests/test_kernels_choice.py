@@ -99,6 +99,19 @@ def test_base_and_scale() -> None:
     assert pcie.resolved.spread > sxm.resolved.spread == 0
 
 
+def test_attention_scales_apart_from_products() -> None:
+    def seconds(name: str, direction: str) -> float:
+        return KernelModel(load_hardware(name)).attention(
+            2, 8192, 8192, 64, 8, 128, causal=True, direction=direction, kernel="cudnn"
+        ).seconds  # fmt: skip
+
+    base, sibling = "gb200-nvl72", "gb300-nvl72"
+    assert seconds(base, "forward") / seconds(sibling, "forward") == pytest.approx(1.17, rel=0.01)
+    assert seconds(base, "backward") / seconds(sibling, "backward") == pytest.approx(1.10, rel=0.01)
+    products = [KernelModel(load_hardware(name)).gemm(8192, 8192, 8192).seconds for name in (base, sibling)]
+    assert products[0] / products[1] == pytest.approx(1.08, rel=0.02)
+
+
 def test_unknown_base_is_an_input_error() -> None:
     hardware = load_hardware("dgx-h100").model_copy(update={"kernels": KernelConstants(base="h999")})
     with pytest.raises(InputError, match="h100"):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import html
+import io
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from simpar.costs.pricer import LayoutPricer
 from simpar.live.profile_out import write
 from simpar.live.store import Store
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import AttentionWork, Gemm
+from simpar.report.step_html import step_page
+from simpar.report.step_table import step_report
 from simpar.specs.calibration import Constant, RunCalibration, calibrated_by
 from simpar.specs.framework import framework_names
 from simpar.specs.hardware import HardwareProfile, known_gpu, load_hardware, profile_names
@@ -109,4 +114,8 @@ def test_what_published_clusters_add_is_a_line_of_its_own(profile: Path) -> None
     assert f"compute x {constants.compute:.3g}" in found.notes[0]
     assert f"{1e3 * constants.step_s:.3g} ms a step" in found.notes[0]
     assert found.to_json()["notes"] == list(found.notes)
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(step_report(found))
+    assert f"note: {found.notes[0]}" in console.export_text()
+    assert html.escape(found.notes[0]) in step_page(found)
     assert simulate(layout("dgx-h100", "megatron-core").scenario).notes == ()

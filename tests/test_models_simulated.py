@@ -118,6 +118,23 @@ def test_residual_streams_travel_between_stages() -> None:
     assert set(network.boundary_elements) == {2 * 128 * 4096 * 4.0}
 
 
+def test_prediction_modules_run_on_the_last_stage() -> None:
+    """A layer and a head more, of a model of layers too; single mixers and feed-forwards (Nemotron) give one of each."""
+    model = load_model("deepseek-v3.2")
+    assert isinstance(model, ArchitectureSpec)
+    network, without = (
+        layered_network(model, 1, 512),
+        layered_network(model.model_copy(update={"num_nextn_predict_layers": 0}), 1, 512),
+    )
+    assert (len(network.mtp), without.mtp, without.mtp_head) == (1, (), None)
+    layer = sum(network.layers[-1].weights(node) for node in network.layers[-1].nodes)
+    assert network.parameters - without.parameters == layer + 2 * 7168 * 7168 + 3 * 7168  # a projection of pairs, three norms
+    hybrid = load_model("nemotron-3-super-120b-a12b")
+    assert isinstance(hybrid, ArchitectureSpec)
+    (module,) = layered_network(hybrid, 1, 512).mtp
+    assert {"attention/core", "moe/router"} <= {node.name for node in module.nodes}
+
+
 def test_groups_are_split_or_replicated_whole() -> None:
     plan = {"tp": 12, "pp": 1, "zero_stage": 1}
     stack = {

@@ -10,9 +10,10 @@ from simpar.costs.price import Price, Provenance
 from simpar.costs.update_price import update_price
 from simpar.errors import InputError
 from simpar.parallel.layout import Layout
-from simpar.parallel.optimizers import KINDS, Matrix, dealt_out, matrices, more_moments, newton_schulz_flops
+from simpar.parallel.optimizers import Matrix, dealt_out, matrices, more_moments, newton_schulz_flops
 from simpar.parallel.work import Collective, Gemm, MemoryWork, OptimizerWork, Work
 from simpar.specs.models_io import load_model, model_names
+from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import prepare, simulate
 

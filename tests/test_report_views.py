@@ -128,3 +128,11 @@ def test_pages_of_large_jobs_draw_every_node() -> None:
     assert cells == [node % 16 for node in range(2048)]
     assert len(layout["yaxis"]["ticktext"]) == 6
     assert fleet_figure(Cluster(load_hardware("dgx-h100"), 1), lambda node: node, "rank") is None
+
+
+def test_terms_are_those_of_the_text_as_whole_words() -> None:
+    from simpar.report.terms import TERMS, terms_in
+
+    assert list(terms_in("bubble 4.9% of the pipeline; MFU 49%, tp 4")) == ["tp", "bubble", "mfu, hfu"]
+    assert not terms_in("apply, stages-of, a trail, dpi")
+    assert all(meaning and not meaning.endswith(".") for meaning in TERMS.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from search_random import CASES, TINY, random_choice, space_of
 
@@ -31,7 +31,7 @@ from simpar.step import simulate
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.toml"))
 EPS = 1e-9
-SOME = settings(derandomize=True, max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def hold(r: Result) -> None:
@@ -46,7 +46,8 @@ def hold(r: Result) -> None:
     assert 0.0 < r.ideal_s <= r.step_time_s
     if r.layout.training.precision in ("bf16", "fp16", "tf32", "fp32"):
         assert r.to_json()["uncertainty"]["mfu"]["high"] <= 1 + EPS
-    assert 0.0 <= r.bubble_fraction <= 1.0
+    assert 0.0 <= r.bubble_fraction < 1.0
+    assert (r.accounting.phase_bubble <= r.accounting.bubble + EPS).all()
     assert min(r.hardware_flops, r.layout.model_flops, r.layout.attention_model_flops, r.tokens_per_s) >= 0.0
     for memory in r.memory:
         assert all(amount >= 0.0 for amount in memory.at_peak.values()), memory.at_peak
@@ -78,6 +79,8 @@ def test_laws_hold_for_random_layouts(name: str, seed: int) -> None:
 
 
 @settings(SOME, max_examples=10)
+@example(name="moe", seed=52)  # DualPipe: at op detail blocks waited for exchanges that lie under the other direction's compute.
+@example(name="moe", seed=4)  # 1F1B with expert overlap: the same of those beside another micro-batch's.
 @given(name=st.sampled_from(["tiny", "dense", "moe", "torchtitan", "zero-bubble"]), seed=st.integers(0, 2**32))
 def test_communication_is_the_same_however_closely_one_looks(name: str, seed: int) -> None:
     scenario = drawn(name, seed)

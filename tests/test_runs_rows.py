@@ -451,9 +451,24 @@ def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) ->
 
 
 def test_a_part_with_other_memory_is_scaled() -> None:
-    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=4)).cluster
+    cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=8)).cluster
     memory = load_hardware(cluster["hardware"]).gpu.memory.value * cluster["memory_scale"]
     assert memory == pytest.approx(64 * 2**30)
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_parts_with_four_stacks_have_less_bandwidth_too(gpu: str) -> None:
+    cluster = machine_of(row(gpu=gpu, gpu_mem_gb=64, gpus_per_node=4)).cluster
+    assert cluster["hardware"] == f"hgx-{gpu.lower()}-4gpu-64gb"
+    assert "memory_scale" not in cluster
+    usual = load_hardware("dgx-h100" if gpu == "H100" else "dgx-a100-80gb").gpu
+    assert load_hardware(cluster["hardware"]).gpu.memory_bandwidth.value < 0.85 * usual.memory_bandwidth.value
+
+
+def test_gigabytes_are_the_framework_s_own() -> None:
+    said = {"mem_gib": 49.2, "mem_unit_as_stated": "GB", "mem_kind": "peak"}
+    assert measured_of(row(**said)).peak_memory_bytes == 49.2 * 2**30
+    assert measured_of(row(**said, framework="Megatron-Bridge")).peak_memory_bytes == 49.2e9  # its log divides by 1e9
 
 
 @pytest.mark.parametrize("name", profile_names())

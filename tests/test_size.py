@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from search_random import CASES, random_choice, space_of
 
 from simpar import step as engine
 from simpar.cli import main
 from simpar.errors import InputError
+from simpar.program.lower import lower
+from simpar.result.folded import with_microbatches
+from simpar.schedules import SCHEDULES
+from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario, apply_override, make_scenario
 from simpar.specs.size import LIMITS, passes_of
 
@@ -44,38 +53,95 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, value
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        {"tp": 4},
-        {"tp": 2, "pp": 4},
-        {"tp": 2, "pp": 2, "virtual_stages": 2},
-        {"tp": 2, "pp": 4, "schedule": "gpipe"},
-        {"tp": 1, "pp": 2, "schedule": "dualpipe-v"},
-        {"tp": 2, "zero_stage": 3},
-    ],
-    ids=str,
-)
-def test_a_folded_step_is_the_whole_step(plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    given = make_scenario({**TABLE, "plan": plan})
-    whole = engine.simulate(given, detail="stage")
-    monkeypatch.setattr(engine, "FOLD_OPS", passes_of(given).ops("stage") - 1)
+@cache
+def space(name: str) -> Space:
+    return space_of(**CASES[name])
+
+
+SMALL: dict[str, Any] = {**TABLE, "model": {**TABLE["model"], "num_hidden_layers": 16}}
+RULED = sorted(name for name, family in SCHEDULES.items() if not family.wants_times)
+LATE = ("gpipe", "interleaved_bfs", "interleaved_zb", "zb-h1", "zb-h2")
+"""Never or late in one state: stages of unequal length use up the slack between them over hundreds of micro-batches."""
+
+
+def same_step(given: Scenario, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Hold that `given` is the same step folded and whole, whole by a limit out of reach; whether it was folded at all."""
     folded = engine.simulate(given, detail="stage")
-    assert any("are simulated and extended" in note for note in folded.notes)
-    assert folded.step_time_s == pytest.approx(whole.step_time_s, rel=1e-9)
-    assert sum(s for _, s in folded.waterfall()) == pytest.approx(folded.step_time_s, rel=1e-9)
-    found = dict(numbers(folded.to_json()))
-    for path, value in numbers(whole.to_json()):
-        # Reserved memory and intervals are no straight lines in the number of micro-batches.
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "FOLD_MICROBATCHES", 10**9)
+        whole = engine.simulate(given, detail="stage")
+    if folded.program.num_ops == whole.program.num_ops:
+        return False
+    assert any("each further round adds the same" in note for note in folded.notes)
+    found, said = dict(numbers(folded.to_json())), dict(numbers(whole.to_json()))
+    step_s = whole.step_time_s
+    for path, value in said.items():
+        # A step with other prices need not repeat itself where this one does, and how full the allocator's segments are never does.
         loose = "uncertainty" in path or "reserved" in path or "device" in path
-        rel = 5e-2 if "dominated_by" in path else 2e-2 if loose else 1e-9
-        assert found[path] == pytest.approx(value, rel=rel, abs=1e-12), path
+        rel, absolute = (1e-1 if "dominated_by" in path else 3e-2, 0.0) if loose else (1e-11, 1e-11 * step_s)
+        assert found[path] == pytest.approx(value, rel=rel, abs=absolute), path
+    assert found.keys() == said.keys()
+    for cause, waited in whole.accounting.waits.items():
+        assert folded.accounting.waits[cause] == pytest.approx(waited, rel=0.0, abs=1e-12 * step_s), cause
+    for one, other in zip(folded.memory, whole.memory, strict=True):
+        assert one.allocated_bytes == pytest.approx(other.allocated_bytes, rel=1e-12)
+    return True
 
 
-def test_memory_that_grows_with_micro_batches_grows_in_a_folded_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schedule", RULED)
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_a_folded_step_is_the_whole_step(schedule: str, zero_stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
+    plan = {"tp": 1, "pp": 4, "schedule": schedule, "virtual_stages": virtual, "zero_stage": zero_stage}
+    batch = {**TABLE["training"], "global_batch_size": 336}
+    assert same_step(make_scenario({**SMALL, "plan": plan, "training": batch}), monkeypatch) or schedule in LATE
+
+
+@pytest.mark.parametrize("plan", [{"tp": 4}, {"tp": 2, "zero_stage": 3}, {"tp": 4, "offload": {"activations": 0.5}}], ids=str)
+def test_so_are_gradients_accumulated_without_a_pipeline(plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = {**TABLE["training"], "global_batch_size": 1200}
+    assert same_step(make_scenario({**TABLE, "plan": plan, "training": batch}), monkeypatch)
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@given(name=st.sampled_from(sorted(CASES)), seed=st.integers(0, 2**32))
+@example(name="dense", seed=6)  # Interleaved, breadth first: it takes ten rounds until one adds what the last did.
+def test_so_is_a_step_of_any_layout(name: str, seed: int) -> None:
+    choice = random_choice(space(name), random.Random(seed))
+    if choice is None:
+        return
+    drawn = choice.scenario(space(name).template)
+    group = drawn.plan.microbatch_group_size or drawn.plan.pp
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            same_step(with_microbatches(drawn, -(-132 // group) * group), patch)
+        except InputError:  # A schedule that asks for another number.
+            return
+
+
+def test_a_thousand_micro_batches_cost_less_than_twice_what_64_do() -> None:
+    """Ops built, of which every second of a step's simulation consists."""
+    built = []
+
+    def counting(*args: Any, **options: Any) -> Any:
+        program = lower(*args, **options)
+        built[-1] += program.num_ops
+        return program
+
+    for schedule, virtual in (("1f1b", 1), ("interleaved", 2), ("v-half", 2)):
+        spent = []
+        for batch in (64, 1024):
+            plan = {"tp": 1, "pp": 8, "schedule": schedule, "virtual_stages": virtual}
+            given = make_scenario({**SMALL, "plan": plan, "training": {**TABLE["training"], "global_batch_size": batch}})
+            built.append(0)
+            assert engine.simulate(given, lowering=counting).layout.num_microbatches == batch
+            spent.append(built[-1])
+        assert spent[1] <= 2 * spent[0], schedule
+
+
+def test_memory_that_grows_with_micro_batches_grows_in_a_folded_step() -> None:
     """GPipe keeps every micro-batch: 256 of them on 4 stages hold 256 sets of activations."""
     given = scenario("plan.tp=2", "plan.pp=4", "plan.schedule=gpipe")
-    monkeypatch.setattr(engine, "FOLD_OPS", 1)
     folded = engine.simulate(given, detail="stage").worst_rank.allocated_bytes
     half = engine.simulate(
         scenario("plan.tp=2", "plan.pp=4", "plan.schedule=gpipe", "training.global_batch_size=256"), detail="stage"

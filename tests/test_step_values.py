@@ -15,7 +15,7 @@ from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import OptimizerStep
 from simpar.parallel.work import Collective, Gemm, LocalOp, MemoryWork
 from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream
-from simpar.result.accounting import account
+from simpar.result.accounting import account, bubble_fraction
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import cost_models, prepare, run, simulate
 
@@ -206,6 +206,26 @@ def test_a_wait_for_a_reduction_is_no_longer_than_it_could_run() -> None:
     assert found.waits["dp"].tolist() == [2.0, 2.0]
     assert found.waits["bubble"].tolist() == [0.0, 3.0]
     assert found.busy.tolist() == [4.5, 1.5]
+
+
+@pytest.mark.parametrize(("waits", "phase_s", "inside"), [(True, 2.0, [0.0, 1.0]), (False, 1.0, [0.0, 0.0])])
+def test_idling_outside_the_pipeline_phase_is_no_bubble(waits: bool, phase_s: float, inside: list[float]) -> None:
+    """Two forwards of 1 s; the first rank's update takes 5 s, the second's 1 s: of its 4 s of waits 1 s is the pipeline's."""
+    builder = ProgramBuilder("two stages")
+    compute = [Stream(role, "compute") for role in (0, 1)]
+    builder.add("f0", kind=OpKind.FORWARD, role=0, streams=[compute[0]], price=1.0)
+    builder.add("f1", kind=OpKind.FORWARD, role=1, streams=[compute[1]], price=1.0, deps=["f0"])
+    builder.add("u0", kind=OpKind.OPTIMIZER, role=0, streams=[compute[0]], price=5.0)
+    builder.add("u1", kind=OpKind.OPTIMIZER, role=1, streams=[compute[1]], price=1.0)
+    program = builder.build()
+    prices = np.array([float(key) for key in program.price_keys])  # type: ignore[arg-type]
+    from simpar.engine.longest_path import longest_path
+
+    found = account(program, longest_path(program, PriceTable(prices, 0.0 * prices)), waits=waits)
+    assert found.waits["bubble"].tolist() == [0.0, 4.0]
+    assert found.pipeline_s == phase_s
+    assert found.phase_bubble.tolist() == inside
+    assert bubble_fraction(found) == sum(inside) / 2 / phase_s
 
 
 def test_bubbles_of_a_pipeline_are_no_data_parallel_time() -> None:

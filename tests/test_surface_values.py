@@ -15,9 +15,9 @@ from interop_plans import megatron_scenarios
 
 from simpar.boundary import parse_yaml
 from simpar.errors import InputError
+from simpar.interop.argv import options
 from simpar.interop.megatron import flags, launch_script
 from simpar.interop.megatron_import import read_options
-from simpar.interop.shell import options
 from simpar.live.trace_align import late_collectives
 from simpar.live.trace_slices import Slice
 from simpar.planning.economics import Economics
@@ -205,7 +205,7 @@ def test_every_flag_in_the_exporter_is_the_frameworks() -> None:
     for module in (parallel, model):
         text = Path(str(module.__file__)).read_text(encoding="utf-8")
         written = set(re.findall(r'["\' ](--[a-z][a-z0-9-]+)', text))
-        assert written - {"--name"} <= KNOWN
+        assert written - {"--name", "--accept"} <= KNOWN
 
 
 def small(**plan: Any) -> Scenario:

@@ -49,7 +49,8 @@ def moved(recipe: str, tensor: str) -> float:
 @pytest.mark.parametrize(
     ("recipe", "tensor", "expected"),
     [("fp8", "input", 2 + 3 + 3), ("fp8", "gradient", 2 + 4), ("fp8", "weight", 2 + 3 + 3), ("fp8_row", "weight", 3 + 4 + 3),
-     ("fp8_row", "input", 3 + 4 + 3), ("fp8_row", "gradient", 3 + 4 + 3), ("mxfp8", "input", 6 + 2 / 32), (GATHERED, "weight", 2)],
+     ("fp8_row", "input", 3 + 4 + 3), ("fp8_row", "gradient", 3 + 4 + 3), ("mxfp8", "input", 6 + 2 / 32), (GATHERED, "weight", 2),
+     ("fp4", "input", 2 + 3.125), ("fp4", "weight", 2 + 3.125), ("fp4", "gradient", 2 + 3.125)],
 )  # fmt: skip
 def test_bytes_of_casts_are_those_that_torchao_counts(recipe: str, tensor: str, expected: float) -> None:
     assert moved(recipe, tensor) == pytest.approx(expected)
@@ -58,12 +59,50 @@ def test_bytes_of_casts_are_those_that_torchao_counts(recipe: str, tensor: str, 
 def test_a_cast_moves_its_tensor_and_kept_scales_are_not_made_again() -> None:
     assert [(c.tensor, c.bytes) for c in casts("fp8", "forward")] == [("input", 2), ("input", 3), ("weight", 2), ("weight", 3)]
     assert [(c.tensor, c.bytes) for c in casts("fp8", "forward", again=True)] == [("input", 3), ("weight", 3)]
-    assert casts("", "forward") == casts("fp4", "forward") == ()
+    assert casts("", "forward") == casts("fp4", "wgrad") == ()
     forward, _ = layer(scenario("fp8-rowwise"))
     product = next(op.work for op in forward if op.name == "mlp/fc1")
     assert isinstance(product, Gemm)
     moved = [op.work.bytes_moved for op in forward if op.name == "mlp/fc1.cast" and isinstance(op.work, MemoryWork)]
     assert moved == [3.0 * product.m * product.k, 3.0 * product.n * product.k]
+
+
+def on_blackwell(precision: str, **training: Any) -> Layout:
+    """Llama 3 8B on one node of GB200 under torchtitan's per-op checkpointing."""
+    wanted = {"sequence_length": 2048, "global_batch_size": 16, "micro_batch_size": 4, "precision": precision, "compile": True}
+    plan = {"zero_stage": 3, "recompute": {"granularity": "selective", "modules": ["op"]}}
+    return Layout.of(make_scenario({
+        "model": "llama3.1-8b", "framework": "torchtitan", "framework_version": "2026-08",
+        "cluster": {"hardware": "gb200-nvl72", "num_nodes": 1}, "plan": plan, "training": {**wanted, **training},
+    }), 1)  # fmt: skip
+
+
+def test_products_in_four_bits_run_again_and_the_last_layers_stay_in_sixteen() -> None:
+    narrow, wide = (on_blackwell(precision).stage_blocks[0] for precision in ("nvfp4", "bf16"))
+    names = [op.name for op in narrow[1].backward]
+    for product in ("attention/qkv", "attention/proj", "mlp/fc1"):
+        assert product in names  # none of torchao's products is among what the policy saves
+    assert "attention/core" not in names
+    assert sum(b for _, b in narrow[1].saved) < 0.45 * sum(b for _, b in wide[1].saved)
+    dtypes = [{op.work.dtype for op in b.forward if isinstance(op.work, Gemm)} for b in narrow[1:-1]]
+    assert dtypes == [{"fp4"}] * 27 + [{"bf16"}] * 5  # 85 % of 32 layers (torchtitan nvfp4.md)
+    assert narrow[-2].saved == wide[-2].saved
+
+
+def test_a_slow_host_launches_slower() -> None:
+    from simpar.costs.pricer import LayoutPricer
+    from simpar.step import cost_models
+
+    found = {}
+    for name in ("gb200-nvl72", "dgx-b200"):
+        chosen = make_scenario({
+            "model": "llama3.1-8b", "framework": "torchtitan", "cluster": {"hardware": name, "num_nodes": 1},
+            "plan": {"zero_stage": 3}, "training": {"sequence_length": 2048, "global_batch_size": 8, "compile": False},
+        })  # fmt: skip
+        layout = Layout.of(chosen, 1)
+        pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+        found[name] = pricer._launch_seconds(pricer.block(layout.stage_blocks[0][1], "F"), "F")
+    assert found["gb200-nvl72"] == pytest.approx(2.6 * found["dgx-b200"])
 
 
 def test_casts_stand_before_their_products_and_not_around_sixteen_bit_ones() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -215,6 +217,63 @@ def test_one_rank_trains_plain_sharded_and_recomputed(tmp_path: Path) -> None:
 @torch_only
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+def test_one_rank_trains_compiled(tmp_path: Path) -> None:
+    assert run(options(tmp_path, "single,single-compile", nproc=1, timeout_s=300.0)) == 0
+    _, runs, _ = read_runs(tmp_path / "kept.1.runs.jsonl")
+    eager, compiled = (runs[name].first["losses"] for name in ("single", "single-compile"))
+    assert compiled == pytest.approx(eager, rel=1e-4)
+    setup = setup_of(None, [runs["single"].layout], "dgx-h100", "bf16")
+    assert predict(runs["single-compile"].layout, setup).step_time_s < predict(runs["single"].layout, setup).step_time_s
+
+
+def free_port() -> str:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+SRUN = """#!/bin/bash
+pids=()
+for rank in 0 1; do
+  SLURM_PROCID=$rank SLURM_NTASKS=2 SLURM_NNODES=1 SLURM_LOCALID=$rank "$@" & pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
+"""
+
+
+@torch_only
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_job_script_runs_goes_on_and_is_compared_at_home(tmp_path: Path) -> None:
+    """srun and scontrol stand in for Slurm; submitted again nothing is left to measure, by torchrun neither."""
+    assert run(options(tmp_path, "dp2,pp2", write_config=tmp_path / "c.json", budget_s=8.0, profile=None)) == 0
+    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho 127.0.0.1\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    root = Path(__file__).resolve().parents[1]
+    for name in ("simpar", "hardware_profiles"):
+        (tmp_path / name).symlink_to(root / name)
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "here"}
+    worker = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), "-m"]
+    worker += ["simpar.live.cluster_worker", "--config", "c.json", "--out", "c.runs.jsonl"]
+    found = []
+    for command in (["bash", "c.sbatch"], ["bash", "c.sbatch"], worker):
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True, timeout=300, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append((tmp_path / "c.runs.jsonl").read_text())
+    assert found[0] == found[1] == found[2]
+    assert found[0].count('"kind": "run"') == 2
+    home = options(tmp_path, "", runs=tmp_path / "c.runs.jsonl", profile=tmp_path / "c.toml", json=True)
+    assert run(home) == 0
+
+
+@torch_only
+@pytest.mark.slow
+@pytest.mark.torch
 def test_two_hosts_meet_and_the_first_compares(tmp_path: Path) -> None:
     """Two launches of one process each, as two hosts would start them, twice: the second time nothing is left to measure."""
     program = (
@@ -225,9 +284,7 @@ def test_two_hosts_meet_and_the_first_compares(tmp_path: Path) -> None:
         "meet = Rendezvous(2, int(sys.argv[3]), '127.0.0.1:' + sys.argv[4])\n"
         "sys.exit(run(options(folder, 'dp2', nproc=1, meet=meet, json=True)))\n"
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = free_port()
     tests = str(Path(__file__).parent)
     for _ in range(2):
         nodes = [

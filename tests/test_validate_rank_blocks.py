@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from test_validate_rank_shapes import key_of
 
 if importlib.util.find_spec("torch") is None:
@@ -21,6 +23,7 @@ from simpar.live.block_sizes import BLOCKS, PARTS, STYLES, key_of_block
 from simpar.live.gpu_blocks import products_of_block
 from simpar.live.rank_command import RankOptions, run
 from simpar.live.rank_frozen import freeze, read_frozen, read_frozen_blocks
+from simpar.report.rank_view import rank_page, rank_report
 
 pytestmark = pytest.mark.torch
 GPU = "dgx-h200"
@@ -85,6 +88,10 @@ def test_blocks_are_frozen_and_compared_with_what_was_frozen(tmp_path: Path) -> 
     assert len(report.rows) == len(said)
     assert [row.error for row in report.rows] == pytest.approx([-1 / 21] * len(said))
     assert sha256 in report.notes[0]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(rank_report(report))
+    assert "single block: dense 3072/compiled/step" in console.export_text()
+    assert "dense 3072/compiled/step" in rank_page(report)
     assert not all(row.within for row in compare_blocks(lines, {key: 1.3 * value for key, value in said.items()}))
     with pytest.raises(InputError, match="give --predictions or --hardware"):
         run(RankOptions(measured=store), kernel_kind)

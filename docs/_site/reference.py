@@ -263,6 +263,24 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
         yield from commands(inner, (*path, name))
 
 
+@page("glossary.md")
+def glossary_page() -> str:
+    """Every term."""
+    from simpar.report.terms import TERMS
+
+    rows = (f"| {word} | {cell(meaning)} |" for word, meaning in TERMS.items())
+    return "\n".join(
+        (
+            "# Words\n",
+            "Each word has one meaning in simpar; where frameworks differ, the choice is stated.",
+            "`simpar simulate --explain-terms` prints those of a report below it.\n",
+            "| word | meaning |",
+            "|---|---|",
+            *rows,
+        )
+    )
+
+
 page("reference/schedules.md")(schedules_page)
 page("reference/support.md")(support_page)
 page("reference/output.md")(output_page)

@@ -19,6 +19,7 @@ from simpar.cli.new import new
 from simpar.cli.options import FILES, MEASURE, PREDICT, SEARCH, SHIPPED
 from simpar.cli.plan import plan
 from simpar.cli.profiles import profiles_app
+from simpar.cli.runs import run_app
 from simpar.cli.scenarios import scenarios_app
 from simpar.cli.search import improve, search
 from simpar.cli.serve import serve
@@ -91,6 +92,7 @@ for _panel, _commands in {
         app.command(_name, rich_help_panel=_panel, epilog=f"Example: {_example}")(_function)
 for _app, _name, _panel, _example in (
     (validate_app, "validate", MEASURE, "simpar validate --only 'BLOOM 176B'"),
+    (run_app, "run", MEASURE, "simpar run read scenario.toml --log train.log --out runs.jsonl"),
     (import_app, "import", FILES, "simpar import megatron train.sh --out scenario.toml"),
     (scenarios_app, "scenarios", SHIPPED, "simpar scenarios copy llama3.1-70b_h100x64_tp4cp2pp4 --out mine.toml"),
     (models_app, "models", SHIPPED, "simpar models show llama3.1-8b"),

@@ -11,7 +11,9 @@ from simpar.cli.options import ScenarioFile, SetOption, SizeOption
 
 
 def export(
-    framework: Annotated[str, typer.Argument(help="megatron, torchtitan, deepspeed or nanotron.")],
+    framework: Annotated[
+        str, typer.Argument(help="megatron, torchtitan, deepspeed, nanotron, huggingface, axolotl, torchtune; chakra or simai.")
+    ],
     scenario: ScenarioFile,
     overrides: SetOption = None,
     limit: SizeOption = None,

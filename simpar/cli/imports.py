@@ -110,62 +110,114 @@ def _finish_scenario(found: Imported, out: Path | None, as_json: bool) -> None:
     typer.echo(f"wrote {out}" if out is not None else text.rstrip())
 
 
-@import_app.command("megatron")
-def megatron(
-    file: Annotated[Path, typer.Argument(help="A launch script of Megatron-LM.", metavar="SCRIPT.sh")],
+AcceptOption = Annotated[
+    list[str] | None,
+    typer.Option("--accept", help="Go on without this flag, though it changes the model; all = every one. Repeatable."),
+]
+VarOption = Annotated[list[str] | None, typer.Option("--var", help="A variable that the script sees: PP=4. Repeatable.")]
+
+
+@import_app.callback(invoke_without_command=True)
+def import_script(
+    context: typer.Context,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            help="RUN this launch script with stand-ins for launchers, python and all that writes; read what it would start.",
+        ),
+    ] = None,
+    arguments: Annotated[list[str] | None, typer.Option("--arg", help="An argument of the script. Repeatable.")] = None,
+    variables: VarOption = None,
     hardware: HardwareOption = None,
     num_nodes: NodesOption = None,
-    variables: Annotated[list[str] | None, typer.Option("--var", help="A variable set before: PP=4. Repeatable.")] = None,
+    accept: AcceptOption = None,
     out: ScenarioOut = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A launch script of Megatron-LM: the scenario that it runs."""
-    from simpar.boundary import MOST_CONFIG_BYTES, read_text
+    """Take what other programs measured or know of a machine, or the run that a framework's files describe.
+
+    --run executes the script on this machine, in an empty environment: launchers (torchrun, srun, python, ...) start nothing, other
+    commands do nothing, tools that read (sed, date, seq) are real; redirections and commands named by a whole path are carried out.
+    """
+    if run is None:
+        return
+    if context.invoked_subcommand is not None:
+        raise typer.BadParameter("--run takes no command beside it")
+    from simpar.interop.launched import load
+
+    pairs = _assignments(variables)
+    found = load(run, arguments or [], pairs, hardware=hardware, num_nodes=num_nodes, accept=accept or ())
+    typer.echo(f"note: {run} was run on this machine with stand-ins for its launchers", err=True)
+    _finish_scenario(found, out, as_json)
+
+
+def _assignments(variables: list[str] | None) -> dict[str, str]:
     from simpar.errors import InputError, Violation
-    from simpar.interop.megatron_import import load
 
     pairs = [text.partition("=") for text in variables or []]
     if wrong := [Violation("--var", "".join(p), "is no assignment", "NAME=VALUE") for p in pairs if not p[0] or not p[1]]:
         raise InputError(wrong)
-    found = load(
-        read_text(file, MOST_CONFIG_BYTES),
-        file=str(file),
-        hardware=hardware,
-        num_nodes=num_nodes,
-        variables={p[0]: p[2] for p in pairs},
-    )
+    return {p[0]: p[2] for p in pairs}
+
+
+@import_app.command("megatron")
+def megatron(
+    values: Annotated[
+        list[str], typer.Argument(help="A log with its table of arguments, a checkpoint, or a plain command line.", metavar="FILE")
+    ],
+    argv: Annotated[bool, typer.Option("--argv", help="What follows -- is the launch line itself.")] = False,
+    hardware: HardwareOption = None,
+    num_nodes: NodesOption = None,
+    accept: AcceptOption = None,
+    out: ScenarioOut = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What Megatron-LM resolved (a log, a checkpoint), or its command line: --argv -- torchrun ... --num-layers 32 ..."""
+    if argv:
+        from simpar.interop.megatron_import import of_words
+
+        found = of_words(values, hardware=hardware, num_nodes=num_nodes, accept=accept or ())
+    else:
+        from simpar.interop.configs import load_megatron
+
+        found = load_megatron(_one(values), hardware=hardware, num_nodes=num_nodes, accept=accept or ())
     _finish_scenario(found, out, as_json)
 
 
-@import_app.command("torchtitan")
-def torchtitan(
-    file: Annotated[Path, typer.Argument(help="A configuration of torchtitan up to v0.2.2, TOML.", metavar="FILE")],
+def _one(values: list[str]) -> Path:
+    if len(values) > 1:
+        raise typer.BadParameter("give one file; a launch line follows --argv --")
+    return Path(values[0])
+
+
+def _config(
+    file: Annotated[Path, typer.Argument(help="Its configuration, as it was resolved.", metavar="FILE")],
     hardware: HardwareOption = None,
     num_nodes: NodesOption = None,
+    accept: AcceptOption = None,
+    model: Annotated[str | None, typer.Option(help="DeepSpeed: a shipped model, or the path of its config.json.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="DeepSpeed: tokens per sequence.", min=1)] = None,
     out: ScenarioOut = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A configuration of torchtitan: the scenario that it runs."""
-    from simpar.boundary import MOST_CONFIG_BYTES, read_text
-    from simpar.interop.torchtitan_import import load
+    from simpar.interop.configs import load_config
 
-    _finish_scenario(load(read_text(file, MOST_CONFIG_BYTES), file=str(file), hardware=hardware, num_nodes=num_nodes), out, as_json)
+    more = {} if model is None and sequence_length is None else {"model": model, "sequence_length": sequence_length}
+    _finish_scenario(load_config(file, hardware=hardware, num_nodes=num_nodes, accept=accept or (), **more), out, as_json)
 
 
-@import_app.command("nanotron")
-def nanotron(
-    file: Annotated[Path, typer.Argument(help="A configuration of nanotron's run_train.py, YAML.", metavar="FILE")],
-    hardware: HardwareOption = None,
-    num_nodes: NodesOption = None,
-    out: ScenarioOut = None,
-    as_json: JsonOption = False,
-) -> None:
-    """A configuration of nanotron: the scenario that it runs."""
-    from simpar.boundary import MOST_CONFIG_BYTES, read_text
-    from simpar.interop.nanotron import load
-
-    text = read_text(file, MOST_CONFIG_BYTES)
-    _finish_scenario(load(text, file=str(file), hardware=hardware, num_nodes=num_nodes), out, as_json)
+for _name, _text in {
+    "config": "Any of the configurations below, told by its content: the scenario that it runs.",
+    "torchtitan": "A configuration of torchtitan, TOML up to v0.2.2 or dumped JSON: the scenario that it runs.",
+    "nanotron": "A configuration of nanotron's run_train.py, YAML: the scenario that it runs.",
+    "deepspeed": "A JSON configuration of DeepSpeed, with --model and --sequence-length: the scenario that it runs.",
+    "megatron-bridge": "A run_config.yaml of Megatron-Bridge or NeMo: the scenario that it runs.",
+    "gpt-neox": "A merged YAML configuration of gpt-neox: the scenario that it runs.",
+    "primus": "A YAML configuration of Primus with Megatron: the scenario that it runs.",
+    "verl": "A resolved configuration of verl: the training phase of its actor.",
+}.items():
+    import_app.command(_name, help=_text)(_config)
 
 
 @import_app.command("merge")

@@ -56,7 +56,11 @@ def search(
     tokens: Annotated[str, typer.Option(help="To train on before the deadline, such as 15.6T.")] = "",
     pareto: Annotated[str, typer.Option(help="The front over two or three metrics: step_time,memory.")] = "",
     robust: Annotated[str, typer.Option(help="p90: rank by the upper end of the interval.")] = "",
-    top: Annotated[int, typer.Option(help="Layouts to return.")] = 10,
+    fit_probability: Annotated[float, typer.Option(help="Chance to fit the memory that a layout must have.")] = 0.9,
+    prove: Annotated[
+        bool, typer.Option("--prove/--quick", help="Until nothing is faster; or (default) not by more than can be told.")
+    ] = False,
+    top: Annotated[int, typer.Option(help="Designs to return.")] = 10,
     why: Annotated[list[str] | None, typer.Option(help="Why not tp=4,pp=8? Repeatable.")] = None,
     usd_per_gpu_hour: Annotated[float, typer.Option(help="Rent, for costs.")] = 2.0,
     pue: Annotated[float, typer.Option(help="Power of the building over that of the machines, for energy.")] = 1.25,
@@ -80,7 +84,7 @@ def search(
         sequence_length=sequence_length, global_batch=global_batch, framework=framework, fix=tuple(fix or ()),
         allow=tuple(allow or ()), objective=objective, where=tuple(where or ()), deadline=deadline, tokens=tokens, pareto=pareto,
         robust=robust, top=top, why=tuple(why or ()), usd_per_gpu_hour=usd_per_gpu_hour, pue=pue, store=store, resume=resume,
-        executor=executor, workers=workers, scheduler=scheduler, as_json=as_json,
+        executor=executor, workers=workers, scheduler=scheduler, as_json=as_json, prove=prove, fit_probability=fit_probability,
         outputs=_outputs(html, export, out, framework, quiet),
     )  # fmt: skip
     raise typer.Exit(run(options))

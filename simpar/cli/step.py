@@ -47,6 +47,7 @@ def simulate(
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a Perfetto trace (.json.gz).")] = None,
     detail: Annotated[str, typer.Option(help="stage, layer or op.")] = "layer",
     contention: Annotated[bool, typer.Option(help="Transfers share links; same as --set effects.contention=true.")] = False,
+    explain_terms: Annotated[bool, typer.Option("--explain-terms", help="Say what the words of the report mean.")] = False,
     placement: Annotated[bool, typer.Option("--placement", help="Find the best order of the dimensions over the ranks.")] = False,
 ) -> None:
     """Predict one training step: time, throughput, where it goes, memory."""
@@ -74,7 +75,12 @@ def simulate(
             from simpar.report.readings_view import readings_report
 
             show(readings_report(result.readings))
-        show(step_report(result.details))
+        report = step_report(result.details)
+        show(report)
+        if explain_terms:
+            from simpar.report.step_table import terms_report
+
+            show(terms_report(report))
     for path in written:
         say_written(path)
     raise typer.Exit(0 if result.fits else 1)

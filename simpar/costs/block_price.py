@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from simpar.costs.price import Price, Provenance
-from simpar.parallel.work import AttentionWork, ExpertExchange, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
+from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
 
 PriceOf = Callable[[LocalOp], Price]
 
@@ -207,31 +207,28 @@ def segments(ops: Sequence[LocalOp], offset: int) -> list[list[int]]:
     return found
 
 
-def arranged(ops: Sequence[LocalOp]) -> tuple[LocalOp, ...]:
-    """An op list under DualPipe: chunks of its two directions are cut and ordered by hand so that exchanges lie under the other's
-    compute (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), in the warm-up as well; no op waits for one, but the list does."""
-    exchanges = {index for index, op in enumerate(ops) if isinstance(op.work, ExpertExchange)}
-    return tuple(replace(op, deps=tuple(d for d in op.deps if d not in exchanges)) for op in ops)
-
-
-def price_beside(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf, *, is_backward: bool) -> BlockPrice:
-    """Price of a forward, or a backward, of one micro-batch while another's backward, or forward, runs beside it.
+def hidden_share(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf) -> float:
+    """The share of the exposed exchanges of a forward and a backward beside each other that the other's compute hides.
 
     In the steady phase every forward meets a backward of the same stage: what the pair saves is time in which one waited for its
     experts' rows and the other computed. Each takes its share of it off its exposed exchange; nothing else changes.
     """
     pair = price_pair(forward, backward, price_of)
     own = tuple(price_list(ops, price_of, backward=b) for ops, b in ((forward, False), (backward, True)))
-    waits = [dict(price.terms).get("ep", 0.0) for price in own]
-    price, wait = own[is_backward], waits[is_backward]
+    wait = sum(dict(price.terms).get("ep", 0.0) for price in own)
     saved = max(own[0].seconds + own[1].seconds - pair.seconds, 0.0)
-    hidden = min(wait, saved * wait / sum(waits)) if wait else 0.0
-    if not hidden:
+    return min(saved / wait, 1.0) if wait else 0.0
+
+
+def without_hidden(price: BlockPrice, hidden: float) -> BlockPrice:
+    """`price` without a share of its exposed exchange."""
+    wait = dict(price.terms).get("ep", 0.0)
+    if not hidden * wait:
         return price
-    left = 1.0 - hidden / wait
+    left = 1.0 - hidden
     terms = tuple((name, seconds * (left if name == "ep" else 1.0)) for name, seconds in price.terms)
     spread = tuple((n, up * (left if n == "ep" else 1.0), down * (left if n == "ep" else 1.0)) for n, up, down in price.spread)
-    return replace(price, seconds=price.seconds - hidden, terms=terms, spread=spread)
+    return replace(price, seconds=price.seconds - hidden * wait, terms=terms, spread=spread)
 
 
-__all__ = ["BlockPrice", "arranged", "merges", "price_beside", "price_list", "price_pair", "segments", "worst"]
+__all__ = ["BlockPrice", "hidden_share", "merges", "price_list", "price_pair", "segments", "without_hidden", "worst"]

@@ -113,7 +113,7 @@ def price(model: KernelModel, call: Call) -> Price:
     if own is None or own.kernel != order[0]:
         own = _pick(model, sets, order, call, "forward")
         if own is not None and call.direction == "backward":
-            factor = _ratio(model, call, own.kernel)
+            factor = _ratio(model, call, own.kernel) * model.resolved.constants.backward_over_forward
     if own is None:
         return _unfused(model, call)
     seconds = float(attention_seconds(own, model.sm_count, _shapes(call))[0]) * model.scale

@@ -44,8 +44,10 @@ _ALIASES: Final = {"fp16": "bf16", "mxfp8": "fp8_block", "fp8_tensor": "fp8"}
 ROWWISE_SHARE: Final = 0.95
 """Rate of torch's own kernel for scales per row over cuBLAS's for one scale: most shapes 0.9 to 1, a tail down to a half (pytorch
 issue 147971, H100 with fast accumulation)."""
-UNREAL: Final = ("uninit", "constW")
-"""Libraries measured on operands that draw little power."""
+UNREAL: Final = ("uninit", "constW", "vllm0220")
+"""Libraries measured on operands that draw little power: the collector that ran vLLM's products leaves its bf16 weights
+uninitialised (ai-dynamo/aiconfigurator collector/vllm; such tables read 5 to 10 % fast). They serve where nothing else was
+sustained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,16 @@ def scaled(c: KernelConstants, compute: float, bandwidth: float) -> KernelConsta
     return c.model_copy(update={"gemm": gemm, "moe": moe, "attention": attention})
 
 
+def _attention_apart(base: KernelConstants, unscaled: KernelConstants, own: KernelConstants) -> KernelConstants:
+    """`base` with attention at the scales of its own that `own` states, of `unscaled`; a backward priced by its forward too."""
+    forward = own.attention_scale or own.compute_scale
+    backward = own.attention_backward_scale or forward
+    attention = tuple(
+        _attention_scaled(a, backward if a.direction == "backward" else forward, own.bandwidth_scale) for a in unscaled.attention
+    )
+    return base.model_copy(update={"attention": attention, "backward_over_forward": forward / backward})
+
+
 def _merge(own: KernelConstants, base: KernelConstants) -> KernelConstants:
     """`own` first, then what only `base` has."""
     return base.model_copy(
@@ -148,6 +160,8 @@ def resolve(hardware: HardwareProfile) -> Resolved:
                 f"hardware {hardware.name!r}: kernels.base = {own.base!r}: no such fitted file; known: {', '.join(FITTED_ON)}"
             )
         base = scaled(fitted(own.base), own.compute_scale, own.bandwidth_scale)
+        if own.attention_scale is not None:
+            base = _attention_apart(base, fitted(own.base), own)
         return Resolved(_merge(own, base), Provenance.SCALED, BASED_SPREAD)
     if own.gemm:
         return Resolved(own, Provenance.MODEL, 0.0)
@@ -171,8 +185,8 @@ def pick_gemm(c: KernelConstants, dtype: str, *, library: str | None, sustained:
             return (exact or named)[0]
         sets = [g for g in sets if library.split("_")[0] in g.library] or sets
     real = [g for g in sets if not any(word in g.library for word in UNREAL)] or sets
-    mode = [g for g in real if (g.mode == "sustained") == sustained]
-    return next(iter(mode or real), None)
+    mode = [g for g in sets if (g.mode == "sustained") == sustained]
+    return next(iter([g for g in mode if g in real] or mode or real), None)
 
 
 def _distance(a: AttentionConstants, head_dim: int) -> float:

@@ -6,8 +6,8 @@ the constants are fitted (docs/formulas_collectives.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from math import inf, log2
 
 from simpar.costs.collective_geometry import Geometry
@@ -128,29 +128,61 @@ def _pat(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstan
     yield Law("PAT", "Simple", alpha, out, fill(net.fill_s, out))
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an algorithm is asked for: a collective in a geometry, on links, with what the machine switches on."""
+
+    collective: str
+    g: Geometry
+    up: ScaleUpConstants
+    net: NetworkConstants
+    nvls: bool
+    sharp: bool
+
+    @property
+    def switched(self) -> NvlsConstants | None:
+        """NVLS, where the ranks and the machine allow it."""
+        g, found = self.g, self.up.nvls
+        if self.collective != "all_reduce" or not self.nvls or found is None or g.fewest_per_domain < 2:
+            return None
+        return found if g.domains > 1 or g.size >= found.min_ranks else None
+
+
+def _rings(r: Request) -> Iterator[Law]:
+    """Rings; in one domain NVLS takes over from a size on."""
+    most = r.switched.take_over_bytes if r.switched is not None and r.g.domains == 1 else inf
+    return (replace(law, max_bytes=min(law.max_bytes, most)) for law in _ring(r.collective, r.g, r.up, r.net))
+
+
+def _pats(r: Request) -> Iterator[Law]:
+    fits = r.collective in ("all_gather", "reduce_scatter") and r.g.domains > 1 and r.g.per_domain == 1
+    return _pat(r.collective, r.g, r.up, r.net) if fits else iter(())
+
+
+def _trees(r: Request) -> Iterator[Law]:
+    return _tree(r.g, r.up, r.net) if r.collective == "all_reduce" and r.g.domains > 1 else iter(())
+
+
+def _collnets(r: Request) -> Iterator[Law]:
+    return _collnet(r.g, r.up, r.net) if r.sharp and r.collective == "all_reduce" and r.g.domains > 1 else iter(())
+
+
+def _switched(r: Request) -> Iterator[Law]:
+    return _nvls(r.g, r.switched, r.net, r.sharp) if r.switched is not None else iter(())
+
+
+ALGORITHMS: dict[str, Callable[[Request], Iterator[Law]]] = {
+    "ring": _rings, "pat": _pats, "tree": _trees, "collnet": _collnets, "nvls": _switched,
+}  # fmt: skip
+"""Algorithm -> the laws it offers for a request (none where it does not apply). A new one is a function and a line here."""
+
+
 def laws(
     collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants, *, nvls: bool = True, sharp: bool = False
 ) -> list[Law]:
     """Every law NCCL may take for `collective` in this geometry; across nodes on the channels that its NICs open."""
-    found = _candidates(collective, g, up, net, nvls, sharp)
+    request = Request(collective, g, up, net, nvls, sharp)
+    found = [law for offered in ALGORITHMS.values() for law in offered(request)]
     if not g.over_network:
         return found
     return [replace(law, channels=min(law.channels, g.network_channels)) for law in found]
-
-
-def _candidates(collective: str, g: Geometry, up: ScaleUpConstants, net: NetworkConstants, nvls: bool, sharp: bool) -> list[Law]:
-    found = list(_ring(collective, g, up, net))
-    if collective in ("all_gather", "reduce_scatter") and g.domains > 1 and g.per_domain == 1:
-        found += _pat(collective, g, up, net)
-    if collective != "all_reduce":
-        return found
-    if g.domains > 1:
-        found += _tree(g, up, net)
-        if sharp:
-            found += _collnet(g, up, net)
-    if nvls and up.nvls is not None and g.fewest_per_domain >= 2 and (g.domains > 1 or g.size >= up.nvls.min_ranks):
-        if g.domains == 1:
-            most = up.nvls.take_over_bytes
-            found = [replace(law, max_bytes=min(law.max_bytes, most)) for law in found]
-        found += _nvls(g, up.nvls, net, sharp)
-    return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from simpar.costs import scans
-from simpar.costs.block_price import BlockPrice, arranged, category, price_beside, price_list, price_pair, worst
+from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
@@ -16,6 +16,7 @@ from simpar.costs.memory_bound import STREAM
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.costs.update_price import update_price
 from simpar.errors import InternalError
+from simpar.parallel.beside import hides_exchanges, ops_of
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import (
     BlockOp,
@@ -50,12 +51,6 @@ from simpar.topology.placement import GroupPlacement
 LAUNCH = "launch"
 
 
-def ops_of(block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
-    """The op list of a block in one phase."""
-    lists = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}
-    return lists[phase]
-
-
 class LayoutPricer:
     """Prices the keys of programs lowered from `layout`."""
 
@@ -64,6 +59,7 @@ class LayoutPricer:
         self._ops: dict[object, Price] = {}
         self._blocks: dict[tuple[int, str], BlockPrice] = {}
         self._pairs: dict[tuple[int, int], BlockPrice] = {}
+        self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._gaps: dict[tuple[int, str], tuple[float, tuple[float, ...]]] = {}
 
@@ -180,31 +176,36 @@ class LayoutPricer:
         """Price of one block in one phase."""
         key = (id(block), phase)
         if key not in self._blocks:
-            ops, overlaps = ops_of(block, phase), self.layout.degrees.overlap_ep and block.expert_parameters > 0
-            if overlaps and self.layout.plan.schedule.startswith("dualpipe"):
-                found = price_list(arranged(ops), self.op_price, backward=phase != "F")
-            elif overlaps and phase in ("F", "B") and self.layout.num_microbatches > 1:
-                found = price_beside(block.forward, block.backward, self.op_price, is_backward=phase == "B")
-            else:
-                found = price_list(ops, self.op_price, backward=phase != "F")
+            ops = ops_of(self.layout, block, phase)
+            found = price_list(ops, self.op_price, backward=phase != "F")
+            if hides_exchanges(self.layout, block, phase):
+                found = without_hidden(found, self.hidden_share(block))
             experts = sum(op.kernels for op in ops if op.stream == "compute" and op.name.startswith("moe"))
             self._blocks[key] = replace(found, modules=modules(block.layer), expert_kernels=experts)
         return self._blocks[key]
+
+    def hidden_share(self, block: LocalBlock) -> float:
+        """Share of a block's exposed exchanges that another micro-batch's compute hides, where `hides_exchanges`."""
+        found = self._hidden.get(id(block))
+        if found is None:
+            found = self._hidden[id(block)] = hidden_share(block.forward, block.backward, self.op_price)
+        return found
 
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         """Host time to launch a block's kernels; the device waits where this is the longer one."""
         spec, training = self.layout.framework, self.layout.training
         passes = 2.0 if phase != "F" and price.recomputes else 1.0
-        each = spec.launch_s if phase == "F" else spec.backward_launch_s
+        slow = self.layout.hardware.node.host_slowdown
+        each = slow * (spec.launch_s if phase == "F" else spec.backward_launch_s)
         if training.cuda_graphs:
             return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
-        collectives = price.collectives * spec.collective_cpu_s
+        collectives = slow * price.collectives * spec.collective_cpu_s
         if self.layout.compiled:
-            return price.kernels * spec.compiled_launch_s + collectives
-        host = price.kernels * each + collectives + passes * spec.layer_cpu_s
+            return slow * price.kernels * spec.compiled_launch_s + collectives
+        host = price.kernels * each + collectives + slow * passes * spec.layer_cpu_s
         if spec.fsdp_module_cpu_s and self.layout.gathers_by_layer:
             # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
-            linear, others = (passes * count * spec.fsdp_module_cpu_s for count in price.modules)
+            linear, others = (slow * passes * count * spec.fsdp_module_cpu_s for count in price.modules)
             host = max(price.seconds, host + linear) + others
         return host
 
@@ -241,11 +242,19 @@ class LayoutPricer:
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""
         block = self.layout.stage_blocks[key.stage][key.block]
-        op = ops_of(block, key.phase)[key.index]
-        price = self.op_price(op)
+        op = ops_of(self.layout, block, key.phase)[key.index]
+        price = scaled(self.op_price(op), self.exchange_share(key))
         name = category(op, backward=key.phase != "F") if op.stream == "compute" else op.stream
         spread = ((name, price.high - price.seconds, price.seconds - price.low),)
         return KeyPrice(price.seconds, ((name, price.seconds),), spread, 0.0, (), price.provenance)
+
+    def exchange_share(self, key: BlockOp) -> float:
+        """Of an op's work, what `key` stands for: 1, or the part of an exchange that is waited for or beside other compute."""
+        block = self.layout.stage_blocks[key.stage][key.block]
+        if key.part == "whole":
+            return 1.0
+        hidden = self.hidden_share(block)
+        return hidden if key.part == "beside" else 1.0 - hidden
 
     def _launch_gap(self, key: LaunchGap) -> KeyPrice:
         block = self.block(self.layout.stage_blocks[key.stage][key.block], key.phase)
@@ -267,9 +276,8 @@ class LayoutPricer:
     def _pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
         key = (id(forward), id(backward))
         if key not in self._pairs:
-            halves = (forward.forward, backward.backward)
-            one, other = map(arranged, halves) if self.layout.degrees.overlap_ep else halves
-            self._pairs[key] = price_pair(one, other, self.op_price)
+            halves = (ops_of(self.layout, forward, "F"), ops_of(self.layout, backward, "B"))
+            self._pairs[key] = price_pair(*halves, self.op_price)
         return self._pairs[key]
 
     def _sum(self, prices: Sequence[BlockPrice], gap: float) -> KeyPrice:

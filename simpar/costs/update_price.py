@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from simpar.costs.key_price import KeyPrice, scaled
 from simpar.costs.price import Price, Provenance
 from simpar.parallel.layout import Layout
-from simpar.parallel.optimizers import ADAM_BYTES, NEWTON_SCHULZ_STEPS, Matrix, dealt_out, matrices, more_moments
+from simpar.parallel.optimizers import NEWTON_SCHULZ_STEPS, Matrix, dealt_out, matrices, more_moments
 from simpar.parallel.traffic import tensor_parameters
 from simpar.parallel.work import Collective, Dimension, Gemm, HostCopy, MemoryWork, OptimizerWork, Work
 from simpar.specs.hardware import HardwareProfile
+from simpar.specs.optimizers import ADAM_BYTES
 
 HOST_ADAM_BYTES_PER_S = 25e9
 """Host memory traffic of one GPU's share of a CPU Adam step. Assumed: a two-socket host's 400 GB/s at half efficiency over 8."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from simpar.evidence.pooled import LEAST_SOURCES, architectures_of, described
 from simpar.evidence.samples import Data, FloatArray, Peak, Sample
-from simpar.result.interpret import HALF_WIDTH
+from simpar.result.interval import HALF_WIDTH
 from simpar.specs.calibration import ANY, BOUNDS, UNFAMILIAR, Constant, Name
 
 LEVEL: Final = 0.8

@@ -16,6 +16,7 @@ FRAMEWORK_PATTERNS: Final = (
     (r"nanotron", "nanotron"),
     (r"prime-?rl", "prime-rl"),
     (r"torchtune", "torchtune"),
+    (r"modalities", "modalities"),
     (r"tinyllama", "tinyllama"),
     (r"torchtitan", "torchtitan"),
     (r"llm-?foundry|composer|mosaic", "llm-foundry"),
@@ -44,7 +45,7 @@ FRAMEWORK_PATTERNS: Final = (
 """First match in the framework's name wins; then NEAREST's; then the same in the source's name; then plain torch."""
 
 NEAREST: Final = (
-    (r"primus.*torchtitan|olmo-?core|modalities|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
+    (r"primus.*torchtitan|olmo-?core|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
     (r"picotron", "nanotron", "it is a small sibling of nanotron"),
     (
         r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bpax\b|\bkeras\b",

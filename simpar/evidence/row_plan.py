@@ -333,11 +333,14 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
         "dropout": framework.dropout,
         "attention_kernel": attention_of(row, dict(framework.attention)[""], month),
-        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
+        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")) or _mlperf_graphs(row, month),
         "cuda_graph_scope": "attention" if "moe_router" in str(row.get("cuda_graphs")) else "layer",
         "routing": _routing(str(row.get("moe_routing") or "")),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
+    if table["optimizer"] == "adamw-8bit" and _overflows(row):
+        table["optimizer"] = "adamw-8bit-paged"
+        notes.append("8-bit states do not fit beside the weights: paged (torchtune's full_finetune_single_device configs)")
     if row.get("compile") is not None:
         table["compile"] = bool(row["compile"])
     if dtype := re.search(r"fp32|bf16|fp16", str(row.get("grad_dtype") or "")):
@@ -345,6 +348,14 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
     if task.startswith("lora"):
         table |= _adapters(f"{task} {row.get('notes') or ''}", str(row.get("precision") or ""), framework)
     return table, notes
+
+
+def _overflows(row: Row) -> bool:
+    """Whether 16-bit weights and 8-bit moments alone exceed the GPUs' memory, so that a run that ran had them elsewhere."""
+    held, weights = row.get("gpu_mem_gb"), row.get("n_params_b")
+    if not held or not weights or row.get("oom"):
+        return False
+    return 4.03 * float(weights) / (int(row.get("dp") or 1) if row.get("zero_stage") == 3 else 1) > float(held)
 
 
 def _loss(row: Row, framework: FrameworkSpec) -> dict[str, Any]:
@@ -405,12 +416,20 @@ def _graphs(text: str) -> bool:
     return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
 
 
+def _mlperf_graphs(row: Row, month: Month) -> bool:
+    """Whether a fine-tuning run of MLPerf that does not say had graphs: NVIDIA's submissions from v5.0 on do (its blog of June 2025
+    on that round, CUDA graphs among the optimizations of Llama 2 70B LoRA)."""
+    told = row.get("cuda_graphs") is not None
+    return not told and "mlperf" in str(row.get("source")).lower() and row.get("task") == "lora" and month >= (2025, 6)
+
+
 def _routing(text: str) -> dict[str, Any]:
     capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
     table: dict[str, Any] = {"kind": "balanced"}
     if "natural" in text:
         # Loads of experts in trained checkpoints have Ginis of 0.1 to 0.25 (arXiv 2605.20982), spreads of 0.2 to 0.45: its middle.
-        table = {"kind": "lognormal", "spread": 0.3}
+        # A router that has not been trained spreads them by about their mean, as in the first steps of a pre-training.
+        table = {"kind": "lognormal", "spread": 1.0 if "random init" in text else 0.3}
     if capacity or "token drop" in text or "token-drop" in text:
         table["capacity_factor"] = float(capacity[1]) if capacity else 1.0
     return table

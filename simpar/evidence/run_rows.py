@@ -43,6 +43,9 @@ _MEMORY_KINDS: Final[tuple[tuple[str, MemoryKind], ...]] = (
     (r"allocated", "allocated"),
 )
 """First match in mem_kind."""
+GIGABYTES: Final = {"megatron-bridge": 1e9}
+"""Bytes of what a framework's own log calls a GB, where it is not 2^30: Megatron-Bridge training/utils/train_utils.py
+report_memory divides by 1.0e9."""
 _BUBBLE_KINDS: Final[tuple[tuple[str, BubbleOf], ...]] = ((r"profiled T_F", "one stage"), (r"profiled", "busiest"))
 """First match in bubble_kind."""
 _FIRST_RANK: Final = r"rank 0|logging rank|nanotron logs"
@@ -138,6 +141,8 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     Raises:
         CannotExpress: outside what simpar models, or too little is stated; the message says which.
     """
+    if isinstance(row.get("scenario"), Mapping):  # what the columns cannot say (`simpar run read`)
+        return {**row["scenario"], "name": name}, ()
     task = str(row.get("task") or "pretrain")
     if "microbenchmark" in task:
         raise CannotExpress("a layer microbenchmark, not a training step")
@@ -179,12 +184,13 @@ def measured_of(row: Row) -> Measured:
     """What `row`, read by `read_values`, measured; in SI units."""
     seconds, derivation = _step_time(row)
     memory = row.get("mem_gib")
+    unit = GIGABYTES.get(framework_of(row)[0], 2.0**30) if str(row.get("mem_unit_as_stated")) == "GB" else 2.0**30
     kind = str(row.get("mem_kind") or "not stated")
     bubble, oom = row.get("bubble_fraction"), row.get("oom")
     return Measured(
         seconds,
         derivation,
-        memory * 2.0**30 if memory else None,
+        memory * unit if memory else None,
         next((k for pattern, k in _MEMORY_KINDS if re.search(pattern, kind, re.IGNORECASE)), "band"),
         memory is not None and re.search(_FIRST_RANK, kind, re.IGNORECASE) is not None,
         bubble,

@@ -23,7 +23,7 @@ from simpar.errors import SimparError
 from simpar.evidence.predicted import Prediction, memory_of, predict, stalled
 from simpar.evidence.run_rows import read_runs
 from simpar.evidence.run_type import Measured
-from simpar.result.interpret import HALF_WIDTH
+from simpar.result.interval import HALF_WIDTH
 from simpar.specs.calibration import (
     ANY,
     BOUNDS,

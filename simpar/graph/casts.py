@@ -9,6 +9,9 @@ Bytes per element, kernel by kernel, as torchao counts them (torchao/testing/tra
                         gradient both layouts in one kernel: 4)
     scale per row       cast (read 2, write 1); for the other axis a transposed 16-bit copy (read 2, write 2), then its cast
     scale per block     cast (read 2, write 1 and the scales) along either axis
+    fp4                 maximum of the tensor and of its rotation (read 2), then both layouts in one kernel (read 2, write twice
+                        4 bits and a scale per 16 elements); inputs and gradients are rotated for the weight gradient, weights
+                        are not (torchao/prototype/moe_training/nvfp4_training/nvfp4_linear.py)
 
 Weights that fully sharded ranks gather in fp8 are cast as shards; only the transposed copy is left to make.
 
@@ -67,6 +70,11 @@ def _maximum(tensor: Operand) -> Cast:
     return Cast(tensor, "cast", 2.0, "framework", maximum=True)
 
 
+def _both_in_fp4(tensor: Operand) -> tuple[Cast, Cast]:
+    """Both layouts of a tensor in 4 bits."""
+    return _maximum(tensor), Cast(tensor, "cast", 2.0 + 2.0 * (0.5 + 1.0 / 16.0), "framework")
+
+
 _ROW: Final = (Cast("gradient", "cast_column", 4.0, "framework"), Cast("gradient", "cast", 3.0))
 _PER_TENSOR: Final[Recipe] = {
     "forward": (_maximum("input"), Cast("input", "cast", 3.0), _maximum("weight"), Cast("weight", "cast", 3.0)),
@@ -93,6 +101,10 @@ RECIPES: Final[dict[str, Recipe]] = {
     },
     "mxfp8": _PER_BLOCK,
     "fp8_block": _PER_BLOCK,
+    "fp4": {
+        "forward": (*_both_in_fp4("input"), *_both_in_fp4("weight")),
+        "dgrad": _both_in_fp4("gradient"),
+    },
 }
 """Recipe -> casts before each product of a linear layer, in order."""
 

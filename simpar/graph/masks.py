@@ -5,10 +5,9 @@ FLOPs, saved bytes, the balance of context parallelism and kernel prices all rea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-MaskKind = Literal["causal", "bidirectional", "window", "bidirectional_window", "chunk", "fixed", "top_k", "compressed", "prefix"]
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class Mask:
     for; `selected` limits the compressed keys per query (0 = all of them).
     """
 
-    kind: MaskKind = "causal"
+    kind: str = "causal"
     size: int = 0
     block: int = 1
     selected: int = 0
@@ -30,7 +29,7 @@ class Mask:
     @property
     def causal(self) -> bool:
         """Whether no query sees a later key."""
-        return self.kind not in ("bidirectional", "bidirectional_window", "fixed")
+        return self.kind not in NOT_CAUSAL
 
     @property
     def window(self) -> int | None:
@@ -45,24 +44,7 @@ class Mask:
 
     def _own(self, n: int) -> float:
         """Pairs within the document."""
-        size = min(self.size, n)
-        match self.kind:
-            case "bidirectional":
-                return float(n * n)
-            case "fixed":
-                return float(n * self.size)
-            case "window" | "top_k":
-                return _window(n, size)
-            case "bidirectional_window":
-                return float(n * n) if self.size >= n else float(n * (2 * size + 1) - size * (size + 1))
-            case "chunk":
-                full, rest = divmod(n, self.size)
-                return full * self.size * (self.size + 1) / 2 + rest * (rest + 1) / 2
-            case "prefix":
-                return n * (n + 1) / 2 + size * (size - 1) / 2
-            case "compressed":
-                return _window(n, size) + _compressed(n, self.block, self.selected)
-        return n * (n + 1) / 2
+        return MASKS[self.kind](self, n)
 
     def mean_keys(self, length: int) -> float:
         """Keys that a query sees on average in a document of `length` tokens."""
@@ -98,3 +80,35 @@ def _compressed(n: int, block: int, selected: int) -> float:
         return block * q * (q - 1) / 2 + q * (rest + 1)
     ramp = block * selected * (selected - 1) / 2 + selected
     return ramp + (n - block * selected) * selected
+
+
+def _both_sides(mask: Mask, n: int) -> float:
+    """Pairs when a query sees `size` keys to each side."""
+    size = min(mask.size, n)
+    return float(n * n) if mask.size >= n else float(n * (2 * size + 1) - size * (size + 1))
+
+
+def _chunks(mask: Mask, n: int) -> float:
+    full, rest = divmod(n, mask.size)
+    return full * mask.size * (mask.size + 1) / 2 + rest * (rest + 1) / 2
+
+
+def _prefix(mask: Mask, n: int) -> float:
+    size = min(mask.size, n)
+    return n * (n + 1) / 2 + size * (size - 1) / 2
+
+
+MASKS: Final[dict[str, Callable[[Mask, int], float]]] = {
+    "causal": lambda mask, n: n * (n + 1) / 2,
+    "bidirectional": lambda mask, n: float(n * n),
+    "window": lambda mask, n: _window(n, min(mask.size, n)),
+    "bidirectional_window": _both_sides,
+    "chunk": _chunks,
+    "fixed": lambda mask, n: float(n * mask.size),
+    "top_k": lambda mask, n: _window(n, min(mask.size, n)),
+    "compressed": lambda mask, n: _window(n, min(mask.size, n)) + _compressed(n, mask.block, mask.selected),
+    "prefix": _prefix,
+}
+"""Kind -> pairs of query and key in one document of so many tokens. A new mask is a line here."""
+NOT_CAUSAL = {"bidirectional", "bidirectional_window", "fixed"}
+"""Kinds in which a query sees later keys."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
 
 from simpar.graph.differentiate import kept, makers
 from simpar.graph.kernels import KernelPlan
-from simpar.graph.types import Elementwise, Layer, Norm, View
+from simpar.graph.types import Attention, Elementwise, Layer, Norm, View
+from simpar.specs.recompute_modules import MODULES, Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +30,6 @@ class Recompute:
 
     full: bool = False
     modules: frozenset[str] = field(default_factory=frozenset)
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A unit that is checkpointed: modules of nodes, and whether it `discards` what it puts out."""
-
-    nodes: frozenset[str]
-    discards: bool = False
-
-
-def _module(*nodes: str, discards: bool = False) -> Module:
-    return Module(frozenset(nodes), discards)
-
-
-MODULES: Final[dict[str, Module]] = {
-    "core_attn": _module("core_attn"),
-    "layernorm": _module("layernorm", discards=True),
-    "mlp": _module("mlp"),
-    "moe": _module("moe", "moe_act"),
-    "moe_act": _module("moe_act", discards=True),
-    "mla_up_proj": _module("mla_up_proj", discards=True),
-    "shared_experts": _module("shared_experts"),
-    "attention": _module("attention", "core_attn", "mla_up_proj"),
-}
-"""Name in a plan -> what it checkpoints; "op" and "op_compiled" beside them are torchtitan's per-op policy (`_per_op`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +63,12 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
     repeated = _between(layer, plan, dropped)
     parts: dict[str, float] = {}
     shares: dict[str, float] = {}
-    if "op" in recompute.modules:
+    if "op_unlisted" in recompute.modules:
+        # No product is among the ops that are saved: what attention puts out stays, and all before and after it runs again.
+        made_by = makers(layer, plan)
+        dropped |= {name for name in saved if name not in layer.inputs and not isinstance(made_by.get(name), Attention)}
+        repeated |= _between(layer, plan, dropped)
+    elif "op" in recompute.modules:
         names, again = _per_op(layer, plan)
         dropped, repeated = dropped | names, repeated | again
         parts, shares = _halves(layer, repeated)

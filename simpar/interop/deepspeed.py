@@ -92,9 +92,9 @@ def _plan_rules(scenario: Scenario) -> Iterator[Violation]:
 
 def _sharding_rules(scenario: Scenario) -> Iterator[Violation]:
     plan, means = scenario.plan, meaning(scenario)
-    if means["plan.shard_size"] not in (None, data_ranks(scenario)) and plan.zero_stage != 3:
-        rule = "DeepSpeed shards within groups at stage 3 only (MiCS)"
-        yield Violation("plan.shard_size", plan.shard_size, rule, "leave it out, or zero_stage = 3")
+    if means["plan.shard_size"] not in (None, data_ranks(scenario)):
+        rule = "DeepSpeed shards over all ranks (MiCS is gone since 0.19)"
+        yield Violation("plan.shard_size", plan.shard_size, rule, "leave it out")
     if plan.offload.optimizer and plan.zero_stage == 0:
         yield Violation("plan.offload.optimizer", True, "DeepSpeed offloads what ZeRO shards", "zero_stage of at least 1")
     if plan.offload.activations not in (0.0, 1.0):
@@ -172,8 +172,6 @@ def _zero(scenario: Scenario) -> dict[str, Any]:
             "stage3_max_live_parameters": _ALL if keep else 1_000_000_000,
             "stage3_max_reuse_distance": _ALL if keep else 0,
         }
-        if means["plan.shard_size"] not in (None, data_ranks(scenario)):
-            found["mics_shard_size"] = means["plan.shard_size"]
     if plan.offload.optimizer:
         found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if plan.offload.parameters:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop import deepspeed, megatron, nanotron, torchtitan
+from simpar.interop import axolotl, deepspeed, huggingface, megatron, nanotron, torchtitan, torchtune
 from simpar.registry import Registry
 from simpar.searching.abilities import launched_as
 from simpar.specs.scenario import Scenario
@@ -25,6 +25,9 @@ FORMATS: Final[Registry[Exporter]] = Registry(
         "torchtitan": torchtitan.export,
         "deepspeed": deepspeed.export,
         "nanotron": nanotron.export,
+        "huggingface": huggingface.export,
+        "axolotl": axolotl.export,
+        "torchtune": torchtune.export,
     },
 )
 """Name -> exporter."""

@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from simpar.boundary import parse_json, read_text, reader
+from simpar.boundary import reader
 from simpar.errors import InputError, Violation
 from simpar.interop.intervals import Interval, common, length, union
+from simpar.interop.kineto_stream import EXPECTED, Head, stream
 from simpar.interop.profile_parts import Part
 
 US: Final = 1e-6
@@ -46,7 +47,6 @@ _DTYPE_BYTES: Final = {
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "uint8": 1, "int8": 1,
 }  # fmt: skip
 _INPUT_DTYPES: Final = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32"}
-_EXPECTED: Final = "torch.profiler's export_chrome_trace"
 _PLAIN_ARGS: Final = ("correlation", "External id", "stream", "Collective name", "dtype", "Group size")
 """Of an event's arguments those that are compared with others'."""
 _LONE_SPREAD: Final = 0.05
@@ -108,15 +108,16 @@ def trace_events(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any]
     Raises:
         InputError: not such a file.
     """
-    file = str(path)
-    trace = parse_json(read_text(path), file, _EXPECTED)
-    events = trace.get("traceEvents") if isinstance(trace, dict) else trace
-    if not isinstance(events, list):
-        raise InputError(f"{file}: traceEvents is missing; expected {_EXPECTED}")
-    whole = trace if isinstance(trace, dict) else {}
-    if not isinstance(info := whole.get("distributedInfo") or {}, dict):
+    file, head = str(path), Head()
+    events = [
+        e for i, e in enumerate(stream(Path(path), head))
+        if e.get("ph") == "X" and e.get("cat") != "python_function" and _checked(e, i, file)
+    ]  # fmt: skip
+    if head.cut:
+        raise InputError(f"{file}: ends inside its events; expected {EXPECTED}, whole")
+    if not isinstance(info := head.table.get("distributedInfo") or {}, dict):
         raise InputError([Violation("distributedInfo", info, "must be an object", "as torch.profiler writes it", file)])
-    return [e for i, e in enumerate(events) if isinstance(e, dict) and e.get("ph") == "X" and _checked(e, i, file)], whole
+    return events, head.table
 
 
 def _checked(event: dict[str, Any], index: int, file: str) -> bool:
@@ -286,7 +287,7 @@ def _spread(times: Sequence[float]) -> float:
     return max(0.02, (deciles[8] - deciles[0]) / 2 / median(times))
 
 
-@reader("path", _EXPECTED)
+@reader("path", EXPECTED)
 def read(path: str | Path) -> Part:
     """What the trace at `path` (.json or .json.gz) shows.
 
@@ -299,9 +300,9 @@ def read(path: str | Path) -> Part:
     comm = union((k.start_s, k.end_s) for k in kernels if k.kind == "nccl")
     comp = union((k.start_s, k.end_s) for k in kernels if k.kind not in ("nccl", "copy"))
     streams: dict[int, dict[str, Any]] = {}
-    for stream in sorted({k.stream for k in kernels}):
-        mine = [k for k in kernels if k.stream == stream]
-        streams[stream] = {"kernels": len(mine), "busy_s": length(union((k.start_s, k.end_s) for k in mine)),
+    for number in sorted({k.stream for k in kernels}):
+        mine = [k for k in kernels if k.stream == number]
+        streams[number] = {"kernels": len(mine), "busy_s": length(union((k.start_s, k.end_s) for k in mine)),
                            "classes": sorted({k.kind for k in mine})}  # fmt: skip
     points = _gemm_points(events, kernels, file)
     info = trace.get("distributedInfo") or {}

@@ -10,13 +10,13 @@ import shlex
 from collections.abc import Iterator
 
 from simpar.errors import InputError, Violation
+from simpar.interop.argv import options
 from simpar.interop.carried import carried
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
 from simpar.interop.megatron_import import CP_STYLES, read_options
 from simpar.interop.megatron_layout import layout_text
 from simpar.interop.megatron_model import model_flags
-from simpar.interop.shell import options
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
@@ -75,6 +75,9 @@ def _plan_rules(scenario: Scenario) -> Iterator[Violation]:
     if plan.cp > 1 and scenario.training.sequence_length % (2 * plan.cp):
         rule = f"Megatron-LM cuts the {scenario.training.sequence_length} tokens into 2 x cp pieces"
         yield Violation("plan.cp", plan.cp, rule, "a degree that divides half the sequence")
+    if plan.zero_stage >= 2 and means["plan.overlap_grad_reduce"] is False:
+        rule = "Megatron-FSDP reduces gradients while the backward runs (megatron_fsdp.py)"
+        yield Violation("plan.overlap_grad_reduce", False, rule, "true, or zero_stage of at most 1")
     if means["plan.overlap_param_gather"] and not means["plan.overlap_grad_reduce"]:
         rule = "Megatron-LM overlaps the gather only where it overlaps the reduction"
         yield Violation("plan.overlap_param_gather", True, rule, "overlap_grad_reduce = true, or false")
@@ -169,7 +172,8 @@ def _state_flags(scenario: Scenario) -> list[str]:
         flags.append(f"--num-distributed-optimizer-instances {instances}")
     if means["plan.overlap_grad_reduce"]:
         flags.append("--overlap-grad-reduce")
-    if means["plan.overlap_param_gather"]:
+    # Megatron-FSDP gathers parameters ahead only where it is told to (megatron_fsdp.py; forced since 2026).
+    if means["plan.overlap_param_gather"] or (plan.zero_stage == 3 and means["plan.overlap_grad_reduce"]):
         flags.append("--overlap-param-gather")
     if plan.offload.optimizer:
         flags += ["--optimizer-cpu-offload", "--optimizer-offload-fraction 1.0"]
@@ -229,7 +233,11 @@ def _flags_and_comments(scenario: Scenario) -> tuple[list[str], list[str]]:
     found = violations(scenario)
     if not isinstance(scenario.model, TransformerSpec):
         raise InputError(found)
-    lines = [*parallel_flags(scenario), *training_flags(scenario), *model_flags(scenario.model, scenario.training.sequence_length)]
+    lines = [
+        *parallel_flags(scenario),
+        *training_flags(scenario),
+        *model_flags(scenario.model, scenario.training.sequence_length, scenario.plan.tp),
+    ]
     reading = read_options(options(shlex.split(" ".join(lines))))
     return lines, carried(scenario, reading, "Megatron-LM", found)
 

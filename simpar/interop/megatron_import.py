@@ -1,66 +1,97 @@
-"""Megatron-LM launch scripts read back into a scenario: flags of core 0.4 to 0.15, and those before that still stand in scripts."""
+"""Megatron-LM's flags and resolved arguments read into a scenario: core 0.4 to 0.19, and older flags still in scripts."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
 from simpar.boundary import reader
 from simpar.errors import InputError, Violation
+from simpar.interop.argv import RUN_HINT, literal_words, options
 from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.megatron_flags import Flags
 from simpar.interop.megatron_layout import counts_of_ends, layers_from_layout
 from simpar.interop.megatron_model import read_model
-from simpar.interop.shell import Script, options, read_script
+from simpar.interop.megatron_table import arguments_in, flags_of, printed_value
 
 CP_STYLES: Final = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}
 _STYLES: Final = {**{v: k for k, v in CP_STYLES.items()}, "allgather": "all_gather"}
 _KERNELS: Final = {"fused": "cudnn", "flash": "fa2", "unfused": "unfused", "local": "unfused"}
 
 
-@reader("file", "a launch script of Megatron-LM")
+@reader("file", "a log of Megatron-LM with its arguments, or its command line")
 def load(
-    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, variables: dict[str, str] | None = None
+    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
 ) -> Imported:
-    """The scenario of a launch script.
+    """The scenario of a log that prints its arguments, of a script of `simpar export`, or of a command line.
 
     Args:
-        text: of the script.
-        hardware, num_nodes: where the script does not say, or to replace what it says.
-        variables: set before the script starts, as in the environment.
+        hardware, num_nodes: where the text does not say, or to replace what it says.
+        accept: structural flags that may be left out though they change the model; "all" for every one.
 
     Raises:
-        InputError: no command with Megatron flags, values that cannot be read, rules that the scenario breaks; all together.
+        InputError: neither, values that cannot be read, flags that are not read and change the model, rules that the scenario
+            breaks; all together.
     """
-    sbatch = _sbatch(text)
-    given = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), sbatch["nodes"]) if "nodes" in sbatch else {}
-    given |= variables or {}
-    script = read_script(text, file, given)
-    found = options(script.flags())
+    table = arguments_in(text)
+    if table:
+        found = flags_of({name: printed_value(value) for name, value in table.items()})
+        return of_flags(found, text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True)
+    return of_words(literal_words(text, file), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept)
+
+
+def of_words(words: list[str], *, text: str = "", file: str = "", **settings: Any) -> Imported:
+    """The scenario of a command line's words.
+
+    Raises:
+        InputError: as `load`.
+    """
+    found = options(words)
     if not {"tensor-model-parallel-size", "num-layers", "hidden-size"} & set(found):
-        also = f"; it reads {', '.join(script.sourced)}, which was not followed" if script.sourced else ""
-        rule = f"has no command with Megatron-LM flags{also}"
-        raise InputError([Violation("script", file or "-", rule, "flags such as --num-layers 32")])
-    reading = read_options(found, file, script)
+        rule = "has neither a table of Megatron-LM's arguments nor a command with its flags"
+        raise InputError([Violation("file", file or "-", rule, f"flags such as --num-layers 32; {RUN_HINT}")])
+    return of_flags(found, text=text, file=file, **settings)
+
+
+def of_flags(
+    found: dict[str, list[str]],
+    *,
+    text: str = "",
+    file: str = "",
+    hardware: str | None = None,
+    num_nodes: int | None = None,
+    accept: Collection[str] = (),
+    resolved: bool = False,
+) -> Imported:
+    """The scenario of flags.
+
+    Args:
+        text: what they were read from, with Slurm's lines and the comment lines of an export.
+        resolved: every argument is there, defaults too; unknown ones are told together.
+
+    Raises:
+        InputError: as `load`.
+    """
+    reading = read_options(found, file, accept, resolved=resolved)
     reading.table["name"] = Path(file).stem if file else "imported"
-    _cluster(reading, found, sbatch)
+    _cluster(reading, found, _sbatch(text))
     outside = {"hardware": hardware, "num_nodes": num_nodes}
     if num_nodes is not None:
         reading.table["cluster"].pop("num_gpus", None)
     return _with_gpus(reading, text, file, outside)
 
 
-def read_options(found: dict[str, list[str]], file: str = "", script: Script | None = None) -> Reading:
+def read_options(found: dict[str, list[str]], file: str = "", accept: Collection[str] = (), *, resolved: bool = False) -> Reading:
     """What flags say by themselves: model, plan and training step."""
-    flags = Flags(found, file, script.unset if script else set())
+    flags = Flags(found, file, accept)
     plan = _plan(flags)
     model = read_model(flags)
     training = _training(flags)
-    reading = Reading(
-        {"model": model, "framework": "megatron-core", "plan": plan, "training": training, "cluster": {}}, finish=_finish
-    )
-    flags.finish()
+    framework = "megatron-deepspeed" if any([flags.on("deepspeed"), flags.has("zero-stage")]) else "megatron-core"
+    reading = Reading({"model": model, "framework": framework, "plan": plan, "training": training, "cluster": {}}, finish=_finish)
+    flags.finish(resolved=resolved)
     reading.warnings, reading.wrong = flags.warnings, flags.wrong
     return reading
 
@@ -97,6 +128,9 @@ def _cluster(reading: Reading, found: dict[str, list[str]], sbatch: dict[str, st
 
     nodes = count("nnodes", "num-nodes") or (int(sbatch["nodes"]) if "nodes" in sbatch else None)
     processes = count("nproc-per-node", "num-gpus", "ntasks-per-node") or (int(sbatch["gpus"]) if "gpus" in sbatch else None)
+    if (world := count("world-size")) is not None and nodes is None:
+        reading.table["cluster"]["num_gpus"] = world
+        return
     if nodes is not None:
         reading.table["cluster"]["num_nodes"] = nodes
     if processes is not None:
@@ -110,9 +144,9 @@ def _with_gpus(reading: Reading, text: str, file: str, outside: dict[str, Any]) 
     cluster = reading.table["cluster"]
     name = outside["hardware"] or _hinted_hardware(text)
     gpus = cluster.pop("num_gpus", None)
-    if name is not None and gpus is not None and "num_nodes" in cluster:
+    if name is not None and gpus is not None and outside["num_nodes"] is None:
         per_node = load_hardware(name).gpus_per_node
-        if gpus % per_node or gpus != cluster["num_nodes"] * per_node:
+        if "num_nodes" not in cluster or gpus % per_node or gpus != cluster["num_nodes"] * per_node:
             cluster["num_nodes"] = -(-gpus // per_node)
             if gpus % per_node:
                 cluster["num_gpus"] = gpus
@@ -188,6 +222,7 @@ def _states(f: Flags, plan: dict[str, Any]) -> dict[str, Any]:
     fsdp = any([f.on("use-megatron-fsdp"), f.on("use-custom-fsdp")])
     distributed = f.on("use-distributed-optimizer")
     zero = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}.get(strategy, 3) if fsdp else int(distributed)
+    zero = max(zero, f.number("zero-stage", 0))
     found: dict[str, Any] = {"zero_stage": zero}
     if f.on("use-torch-fsdp2"):
         found = {"zero_stage": 3, "reshard_after_forward": not f.on("torch-fsdp2-no-reshard-after-forward")}
@@ -229,7 +264,7 @@ def _training(f: Flags) -> dict[str, Any]:
     found: dict[str, Any] = {
         "sequence_length": f.number("seq-length", 0) or f.number("encoder-seq-length", 0) or 1,
         "micro_batch_size": micro,
-        "global_batch_size": f.number("global-batch-size", -micro),
+        "global_batch_size": f.number("global-batch-size", -micro * f.number("gradient-accumulation-steps", 1)),
     }
     bf16, fp16 = f.on("bf16"), f.on("fp16")
     recipe = {"blockwise": "fp8-block", "mxfp8": "mxfp8"}.get(f.text("fp8-recipe"), "fp8")
@@ -272,4 +307,4 @@ def _optimizer(f: Flags) -> dict[str, Any]:
     return {"optimizer": "adamw-bf16-moments" if found == "adamw" and moments == ("bf16", "bf16") else found}
 
 
-__all__ = ["CP_STYLES", "load", "read_options"]
+__all__ = ["CP_STYLES", "load", "of_flags", "of_words", "read_options"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import gcd
 from typing import Any, Final
 
 from simpar.interop.megatron_flags import Flags
@@ -16,6 +17,17 @@ _NUMBERS: Final = (
     ("num-attention-heads", "num_attention_heads"),
 )
 _POSITIONS: Final = {"rope": "rope", "learned": "learned_absolute", "relative": "relative", "none": "none"}
+_READ_POSITIONS: Final = {**{v: k for k, v in _POSITIONS.items()}, "alibi": "alibi", "absolute": "learned", "rotary": "rope",
+                          "yarn": "rope", "mrope": "rope"}  # fmt: skip
+_NORMS: Final = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "layernorm1p": "layernorm"}
+_PLAIN_SPECS: Final = (
+    "get_gpt_layer",
+    "get_gpt_decoder_block_spec",
+    "gpt_layer_specs",
+    "gpt_layer_specs.py",
+    "megatron.core.models.gpt.gpt_layer_specs",
+)
+"""Layer specs that are the decoder which the other flags describe."""
 _VOCABULARIES: Final = {
     "GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256, "DeepSeekV2Tokenizer": 102400,
     "DeepSeekV3Tokenizer": 129280, "Qwen2Tokenizer": 151936, "BertWordPieceLowerCase": 30522, "BertWordPieceCase": 28996,
@@ -26,14 +38,21 @@ _VOCABULARIES: Final = {
 # -- written -------------------------------------------------------------------------------------------------------------
 
 
-def model_flags(model: TransformerSpec, sequence_length: int = 1) -> list[str]:
-    """Flags of a transformer; positions reach at least to `sequence_length` where nothing is learned about them."""
+def model_flags(model: TransformerSpec, sequence_length: int = 1, tp: int = 1) -> list[str]:
+    """Flags of a transformer; positions reach at least to `sequence_length` where nothing is learned about them.
+
+    Args:
+        tp: tensor-parallel ranks, which the vocabulary is padded for.
+    """
     flags = [f"--{flag} {getattr(model, name)}" for flag, name in _NUMBERS]
     positions = model.max_position_embeddings
     if model.position != "learned":
         positions = max(positions, sequence_length)
-    # NullTokenizer adds one token for the end of a document.
+    # NullTokenizer adds a token for the end of a document up to core 0.14 and none later: padded to a unit that divides the
+    # vocabulary, both come to its size, and so does the default unit of 128 x tp, which need not.
+    unit = gcd(model.vocab_size // tp, 128) if model.vocab_size % tp == 0 else 128
     flags += [f"--max-position-embeddings {positions}", f"--vocab-size {model.vocab_size - 1}", "--tokenizer-type NullTokenizer"]
+    flags.append(f"--make-vocab-size-divisible-by {unit}")
     if model.num_key_value_heads != model.num_attention_heads:
         flags += ["--group-query-attention", f"--num-query-groups {model.num_key_value_heads}"]
     if model.mla is None:
@@ -142,6 +161,7 @@ def read_model(f: Flags) -> str | dict[str, Any]:
 def _vocabulary(f: Flags) -> tuple[int, bool]:
     """Tokens, and whether the flags say how many."""
     kind = f.text("tokenizer-type")
+    f.use("make-vocab-size-divisible-by")
     if f.has("padded-vocab-size"):
         return f.number("padded-vocab-size", 1), True
     if f.has("vocab-size"):
@@ -170,8 +190,10 @@ def _table(f: Flags) -> dict[str, Any]:
         for name in missing:
             f.missing(name)
         return {}
-    swiglu, squared, biased = f.on("swiglu"), f.on("squared-relu"), not f.on("disable-bias-linear")
+    swiglu, geglu, squared = f.on("swiglu"), any([f.on("geglu"), f.on("quick-geglu")]), f.on("squared-relu")
+    gated, biased = swiglu or geglu, not f.on("disable-bias-linear")
     inner = f.number("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden)
+    _check_spec(f)
     rotary = f.on("use-rotary-position-embeddings")
     position = f.text("position-embedding-type", "rope" if rotary else "learned_absolute")
     mla = _read_mla(f)
@@ -185,18 +207,24 @@ def _table(f: Flags) -> dict[str, Any]:
         "num_key_value_heads": groups if f.on("group-query-attention") else heads,
         "head_dim": f.number("kv-channels", hidden // heads),
         "max_position_embeddings": f.number("max-position-embeddings", f.number("seq-length", 8192)),
-        "gated_mlp": swiglu,
+        "gated_mlp": gated,
         "activation": "silu" if swiglu else "squared_relu" if squared else "gelu",
-        "norm": "rmsnorm" if f.text("normalization") == "RMSNorm" else "layernorm",
-        "position": {v: k for k, v in _POSITIONS.items()}.get(position, "rope"),
+        "norm": _one_of(f, "normalization", "LayerNorm", _NORMS),
+        "position": _one_of(f, "position-embedding-type", position, _READ_POSITIONS),
+        "embedding_norm": f.on("embed-layernorm"),
         "tie_word_embeddings": not f.on("untie-embeddings-and-output-weights"),
         "mlp_bias": biased,
         "attention_out_bias": biased,
         "attention_bias": f.on("add-qkv-bias") or biased,
         "qk_norm": qk_norm and mla is None,
     }
+    f.use("openai-gelu", "glu-activation")
     if f.on("use-rotary-position-embeddings"):
         table["position"] = "rope"
+    if f.text("glu-activation") in ("geglu", "swiglu"):
+        table |= {"gated_mlp": True, "activation": "silu" if f.text("glu-activation") == "swiglu" else "gelu"}
+    if any([f.on("use-alibi-position-embeddings"), f.on("alibi")]):
+        table["position"] = "alibi"
     if f.has("window-size"):
         table["sliding_window"] = int(re.split(r"[(,\s]+", f.text("window-size").strip("()"))[0] or 0) + 1
     if mtp := f.number("mtp-num-layers", 0):
@@ -207,6 +235,22 @@ def _table(f: Flags) -> dict[str, Any]:
     if (experts := f.number("num-experts", 0)) > 1:
         table["moe"] = _read_moe(f, experts, inner, layers)
     return table
+
+
+def _one_of(f: Flags, name: str, default: str, known: dict[str, str]) -> str:
+    """What a value means; one that means nothing here is refused."""
+    text = f.text(name, default) or default
+    if text.lower() not in known:
+        f.refuse(name, text, "is not known here", f"one of {', '.join(sorted(known))}, or --accept {name}")
+    return known.get(text.lower(), known[default.lower()] if default.lower() in known else next(iter(known.values())))
+
+
+def _check_spec(f: Flags) -> None:
+    """A layer spec of its own is another model, whatever the other flags say."""
+    words = f.values("spec")
+    if words and not all(w.startswith(_PLAIN_SPECS) for w in words):
+        f.refuse("spec", " ".join(words), "takes its layers from there, not from the other flags",
+                 "the model's config.json in a scenario by hand, or --accept spec to read plain layers")  # fmt: skip
 
 
 def _read_mla(f: Flags) -> dict[str, Any] | None:

@@ -72,6 +72,9 @@ def _rules(scenario: Scenario, model: TransformerSpec) -> Iterator[Violation]:
     own = placement(experts=model.moe is not None)
     if means["plan.placement"] != tuple(n for n in own.split("-") if n in means["plan.placement"]):
         yield Violation("plan.placement", plan.placement, "nanotron numbers ranks in its own order", own)
+    if plan.overlap_tp and plan.tp > 1 and not plan.sequence_parallel:
+        rule = "nanotron overlaps the collectives of sequence parallelism (tensor_parallel/functional.py)"
+        yield Violation("plan.overlap_tp", True, rule, "sequence_parallel = true, or false")
     if plan.zero_stage > 1:
         yield Violation("plan.zero_stage", plan.zero_stage, "nanotron shards optimizer states at most", "0 or 1")
     if model.head_dim * model.num_attention_heads != model.hidden_size:
@@ -112,7 +115,7 @@ def configuration(scenario: Scenario) -> dict[str, Any]:
             "expert_parallel_size": plan.ep,
             "pp_engine": _ENGINES.get(schedule_name(scenario), "1f1b"),
             "tp_mode": "REDUCE_SCATTER" if plan.sequence_parallel else "ALL_REDUCE",
-            "tp_linear_async_communication": plan.sequence_parallel and plan.tp > 1,
+            "tp_linear_async_communication": plan.overlap_tp and plan.tp > 1,
             "recompute_layer": recompute_of(scenario).granularity == "full",
         },
         "model": {
@@ -161,7 +164,11 @@ def _model(model: TransformerSpec) -> dict[str, Any]:
     if model.moe is not None:
         # An expert has the width of the dense layer it stands for.
         table["intermediate_size"] = model.moe.moe_intermediate_size
-        table["moe_config"] = {"num_experts": model.moe.num_experts, "top_k": model.moe.num_experts_per_tok}
+        table["moe_config"] = {
+            "num_experts": model.moe.num_experts,
+            "top_k": model.moe.num_experts_per_tok,
+            "moe_intermediate_size": model.moe.moe_intermediate_size,
+        }
     return table
 
 
@@ -179,12 +186,14 @@ class _Parallelism(_Table):
     expert_parallel_size: Positive = 1
     pp_engine: str = "afab"
     tp_mode: str = "ALL_REDUCE"
+    tp_linear_async_communication: bool | None = None
     recompute_layer: bool = False
 
 
 class _Experts(_Table):
     num_experts: Positive
     top_k: Positive = 2
+    moe_intermediate_size: Positive | None = None
 
 
 class _ModelConfig(_Table):
@@ -254,6 +263,7 @@ def read_config(text: str, file: str = "") -> Reading:
         "cp": parallel.context_parallel_size,
         "schedule": names.get(parallel.pp_engine.lower(), "gpipe"),
         "sequence_parallel": parallel.tp_mode.upper() == "REDUCE_SCATTER" or parallel.tp == 1,
+        "overlap_tp": bool(parallel.tp_linear_async_communication) and parallel.tp > 1,
         "zero_stage": optimizer.zero_stage,
         "recompute": "full" if parallel.recompute_layer else "none",
     }
@@ -289,7 +299,7 @@ def _read_model(config: _ModelConfig, file: str) -> dict[str, Any]:
         found["moe"] = {
             "num_experts": config.moe_config.num_experts,
             "num_experts_per_tok": config.moe_config.top_k,
-            "moe_intermediate_size": config.intermediate_size,
+            "moe_intermediate_size": config.moe_config.moe_intermediate_size or config.intermediate_size,
         }
     return found
 
@@ -311,8 +321,10 @@ def yaml_text(value: Any, indent: int = 0) -> str:
         if isinstance(inner, dict):
             lines.append(f"{pad}{name}:\n{yaml_text(inner, indent + 2)}")
         elif isinstance(inner, list):
-            lines.append(f"{pad}{name}:")
-            lines += [f"{pad}- {yaml_text(item, indent + 2).lstrip()}" for item in inner]
+            lines.append(f"{pad}{name}:" if inner else f"{pad}{name}: []")
+            lines += [
+                f"{pad}- {yaml_text(item, indent + 2).lstrip() if isinstance(item, dict) else _scalar(item)}" for item in inner
+            ]
         else:
             lines.append(f"{pad}{name}: {_scalar(inner)}")
     return "\n".join(lines)

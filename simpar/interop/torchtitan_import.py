@@ -52,10 +52,43 @@ def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: i
     return settled(reading, text, file, {"hardware": hardware, "num_nodes": num_nodes})
 
 
+def load_dumped(
+    table: dict[str, Any], text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None
+) -> Imported:
+    """The scenario of a dumped configuration: the JSON of job.save_config_file or, of 2026, debug.save_config_file.
+
+    Raises:
+        InputError: as `load`.
+    """
+    return settled(read_table(_renamed(table), file), text, file, {"hardware": hardware, "num_nodes": num_nodes})
+
+
+def _renamed(table: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of 2026, which counts tokens, in the names of v0.2.2, which counts sequences."""
+    found = {name: dict(value) if isinstance(value, dict) else value for name, value in table.items()}
+    training, parallel = found.get("training", {}), found.get("parallelism", {})
+    if isinstance(spec := found.get("model_spec"), dict):
+        found.setdefault("model", {"name": spec.get("name"), "flavor": spec.get("flavor")})
+    tokens, context = training.pop("num_tokens_per_microbatch_per_dp_rank", None), training.pop("max_context_length", None)
+    if not isinstance(tokens, int) or not isinstance(context, int) or context < 1:
+        return found
+    micro, parts = max(tokens // context, 1), parallel.pop("num_pp_microbatches", None) or 1
+    training |= {"seq_len": context, "local_batch_size": micro * parts}
+    if (step := training.pop("num_tokens_per_train_step", -1)) > 0:
+        training["global_batch_size"] = step // context
+    parallel["pipeline_parallel_microbatch_size"] = micro
+    return found
+
+
 def read_config(text: str, file: str = "") -> Reading:
     """What a configuration says by itself."""
     right = "a TOML file of torchtitan up to v0.2.2 (later configurations are Python)"
     table = parse_toml(text, file or "the configuration", right)
+    return read_table(table, file)
+
+
+def read_table(table: dict[str, Any], file: str = "") -> Reading:
+    """What the tables of a configuration say by themselves."""
     if "model" not in table or not {"training", "parallelism"} & set(table):
         raise InputError([Violation("file", file or "-", "is no configuration of torchtitan", "[model] and [training] tables")])
     values = _Values(dict(_flat(table)), file, "parallelism" in table)
@@ -304,4 +337,4 @@ class _Batch:
             self.warnings += [] if text in self.warnings else [text]
 
 
-__all__ = ["CP_STYLES", "load", "read_config", "schedule_names"]
+__all__ = ["CP_STYLES", "load", "load_dumped", "read_config", "schedule_names"]

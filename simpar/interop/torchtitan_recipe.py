@@ -1,15 +1,19 @@
-"""torchtitan's main branch after v0.2.2: a Python function that returns the configuration (names as of August 2026)."""
+"""torchtitan's main branch after v0.2.2: a Python function that returns the configuration, in the names of one commit."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from typing import Any
+from typing import Any, Final
 
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
 from simpar.interop.torchtitan_import import schedule_names
 from simpar.specs.checks import resolved_dp
 from simpar.specs.scenario import Scenario
+
+COMMIT: Final = "b5bcd76c6 (21 August 2026)"
+"""Of pytorch/torchtitan: the recipe imports and names what stands there; main moves on every day."""
+_DISPATCHERS: Final = {"deepep": "deepep", "hybridep": "hybridep"}
 
 
 def limits(scenario: Scenario) -> list[str]:
@@ -17,14 +21,12 @@ def limits(scenario: Scenario) -> list[str]:
     found, spec = [], recompute_of(scenario)
     if scenario.training.precision in ("fp8", "fp8-rowwise", "mxfp8"):
         found.append(
-            f"training.precision = {scenario.training.precision!r}: add a converter to build_model_config(..., converters=[...])"
+            f"training.precision = {scenario.training.precision!r}: add a converter to model_registry(..., converters=[...])"
         )
     if spec.granularity == "full" and spec.num_layers is not None:
-        found.append("plan.recompute of every n-th layer: choose save_regions and recompute_regions of ActivationRematConfig")
+        found.append("plan.recompute of every n-th layer: all layers are recomputed here")
     if scenario.plan.cp > 1 and scenario.plan.cp_style == "ring":
         found.append("plan.cp_style = 'ring': context parallelism gathers keys and values here")
-    if scenario.plan.ep > 1 and scenario.plan.ep_dispatcher == "deepep":
-        found.append("plan.ep_dispatcher = 'deepep': choose a token dispatcher by transform")
     if scenario.training.optimizer == "adam":
         found.append("training.optimizer = 'adam': AdamW stands here, with the same work per step")
     return found
@@ -41,28 +43,28 @@ def recipe(scenario: Scenario, key: tuple[str, str], parts: list[list[str]], ass
     plan, training = scenario.plan, scenario.training
     notes = "".join(f"\n    {line}" for line in limits(scenario))
     chunked = training.cross_entropy == "chunked"
-    loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model))"
+    loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     spec = recompute_of(scenario)
-    remat = {"full": "FullActivationRematConfig()", "selective": "SelectiveActivationRematConfig()", "none": "None"}[
-        spec.granularity
-    ]
+    remat = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}[spec.granularity]
     imports = _imports(scenario, key[0], remat, chunked)
     fields = {
         "num_tokens_per_microbatch_per_dp_rank": training.micro_batch_size * training.sequence_length,
         "num_tokens_per_train_step": training.global_batch_size * training.sequence_length,
         "max_context_length": training.sequence_length,
         "steps": 50,
+        "enable_cpu_offload": plan.offload.optimizer or plan.offload.parameters,
         "disable_cuda_graphs": not training.cuda_graphs,
         "mixed_precision_param": "float32" if training.precision == "fp32" else "bfloat16",
         "mixed_precision_reduce": "float32",
     }
+    dispatcher = f", moe_comm_backend={plan.ep_dispatcher!r}" if plan.ep > 1 and plan.ep_dispatcher in _DISPATCHERS else ""
     body = f"""\
-    model = build_model_config({key[1]!r}, seq_len={training.sequence_length})
+    model_spec = model_registry({key[1]!r}{dispatcher})
     config = Trainer.Config(
         loss={f"ChunkedLossWrapper.Config(loss_fn={loss})" if chunked else loss},
         hf_assets_path={assets!r},
-        model=model,
-        optim=Optim.Config(optimizer=OptimizersContainer.Config(optimizers=[AdamW.Config(pattern=r".*", lr=3e-4)])),
+        model_spec=model_spec,
+        optimizer=default_adamw(lr=3e-4),
         training=TrainingConfig(
 {_arguments(fields, 12)}
         ),
@@ -70,49 +72,34 @@ def recipe(scenario: Scenario, key: tuple[str, str], parts: list[list[str]], ass
 {_arguments(_parallelism(scenario, parts), 12)}
         ),
         dataloader=GrainDataLoader.Config(dataset=ConcatThenSplitPackingConfig(dataset=DATASETS["c4"])),
-        checkpointer=None,
         activation_checkpoint={remat},
-        validator=None,
     )
 """
     if meaning(scenario)["training.compile"]:
-        body += '    config.compile = CompileConfig(components=["model", "loss"]'
+        body += '    config.compile = CompileConfig(enable=True, components=["model", "loss"]'
         body += ", enable_async_tensor_parallel=True)\n" if plan.overlap_tp and plan.tp > 1 else ")\n"
-    if plan.cp > 1:
-        body += (
-            "    transform = ContextParallelTransform(inner_attention_map={FlexInnerAttention: KVAllGatherCPFlexInnerAttention})\n"
-        )
-        body += "    return apply_transforms(config, [transform])\n"
-    else:
-        body += "    return config\n"
-    description = f'"""{scenario.name}: torchtitan main, configurations in Python (as of August 2026).'.replace("\\", "/")
+    body += "    return config\n"
+    description = f'"""{scenario.name}: torchtitan main at {COMMIT}.'.replace("\\", "/")
     said = f"\n\nNot said here, though the TOML file says it:{notes}\n" if notes else ""
     return f'{description}{said}"""\n\n{imports}\n\n\ndef layout() -> Trainer.Config:\n    """The whole run."""\n{body}'
 
 
 def _imports(scenario: Scenario, model: str, remat: str, chunked: bool) -> str:
-    plan = scenario.plan
+    settings = ["ParallelismConfig", "TrainingConfig"]
     lines = [
         "from torchtitan.components.data import ConcatThenSplitPackingConfig, GrainDataLoader",
         f"from torchtitan.components.loss import {'ChunkedLossWrapper, ' if chunked else ''}CrossEntropyLoss",
-        "from torchtitan.components.optim import AdamW, Optim, OptimizersContainer",
-        "from torchtitan.config import TrainingConfig",
-        "from torchtitan.config.parallelism import ParallelismConfig",
+        "from torchtitan.components.optimizer import default_adamw",
         "from torchtitan.hf_datasets.text_datasets import DATASETS",
         "from torchtitan.models.common.config_utils import decoder_vocab_size",
-        f"from torchtitan.models.{model} import build_model_config",
+        f"from torchtitan.models.{model} import model_registry",
         "from torchtitan.trainer import Trainer",
     ]
     if remat != "None":
-        lines.append(f"from torchtitan.distributed.activation_checkpoint import {remat.removesuffix('()')}")
+        lines.append(f"from torchtitan.distributed.activation_checkpoint import {remat.removesuffix('.Config()')}")
     if meaning(scenario)["training.compile"]:
-        lines.append("from torchtitan.config.compile import CompileConfig")
-    if plan.cp > 1:
-        lines += [
-            "from torchtitan.config.transform import apply_transforms, ContextParallelTransform",
-            "from torchtitan.models.common.attention import FlexInnerAttention",
-            "from torchtitan.models.common.attention.cp_attention import KVAllGatherCPFlexInnerAttention",
-        ]
+        settings.insert(0, "CompileConfig")
+    lines.append(f"from torchtitan.config import {', '.join(settings)}")
     return "\n".join(sorted(lines))
 
 
@@ -132,7 +119,7 @@ def _parallelism(scenario: Scenario, parts: list[list[str]]) -> dict[str, Any]:
         names = {name: torch for torch, name in schedule_names().items()}
         found["pipeline_parallel_schedule"] = names[schedule_name(scenario)]
         found["num_pp_microbatches"] = scenario.training.global_batch_size // (dp * scenario.training.micro_batch_size)
-        found["pipeline_parallel_module_fqns_per_model_part"] = parts
+        found["module_fqns_per_model_part"] = parts
     return found
 
 
@@ -147,4 +134,4 @@ def _arguments(fields: dict[str, Any], indent: int) -> str:
     return textwrap.indent("\n".join(lines), " " * indent)
 
 
-__all__ = ["limits", "recipe"]
+__all__ = ["COMMIT", "limits", "recipe"]

@@ -71,6 +71,8 @@ def summary_lines(report: ClusterReport) -> list[str]:
         found.append(f"ordering of layouts: Kendall's tau {report.tau:.2f}")
     if bubble.mape is not None and bubble.max is not None:
         found.append(f"bubble: mean error {100 * bubble.mape:.1f} points, worst {100 * bubble.max:.1f}")
+    if (memory := report.summary("peak_memory_bytes")).mape is not None and memory.max is not None:
+        found.append(f"peak memory: mean error {100 * memory.mape:.1f} %, worst {100 * memory.max:.1f} %")
     if layouts:
         found.append(f"bytes on the wire: exact for {exact} of {layouts} layouts")
     between = max((m.between for m in report.measured.values()), default=0.0)

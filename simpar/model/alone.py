@@ -1,12 +1,11 @@
-"""Encoders of images and sound on their own, and pairs of encoders (CLIP, SigLIP)."""
+"""Encoders of images and spectrograms on their own, and pairs of encoders (CLIP, SigLIP)."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import Family, norm_extra, vector
+from simpar.model.decoder import Family, vector
 from simpar.model.projectors import Weights, linear
 from simpar.model.towers import TOWERS, Tower, vision_stack
 from simpar.specs.architecture import (
@@ -150,51 +149,10 @@ class TextEncoder:
         return ArchitectureSpec(vocab_size=self.k.number("vocab_size"), head=False, stacks=(stack,), extra=extra)
 
 
-class Wav2Vec2:
-    """Convolutions over the waveform, a grouped convolution for positions, BERT's layers, a head for CTC (also HuBERT)."""
-
-    def __init__(self, keys: Keys, family: Family) -> None:
-        self.k = keys
-
-    def architecture(self) -> ArchitectureSpec:
-        k = self.k
-        h, heads = k.size("hidden_size"), k.number("num_attention_heads")
-        bias = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
-        attention = AttentionSpec(
-            num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute", **bias
-        )
-        mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
-        norm: Any = "pre" if k.get("do_stable_layer_norm", default=False) else "post"
-        layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,), norm=norm) for b in (attention, mlp)))
-        stack = StackSpec(
-            name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{k.number('num_hidden_layers')}",),
-            norm="layernorm", extra=(*self.stem(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
-        )  # fmt: skip
-        return ArchitectureSpec(head=False, stacks=(stack,))
-
-    def stem(self, h: int) -> Weights:
-        """Convolutions (with a norm after the first, or after each), a projection, positions, the masked frame."""
-        k = self.k
-        widths, taps = k.get("conv_dim", default=[512] * 7), k.get("conv_kernel", default=[10, 3, 3, 3, 3, 2, 2])
-        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm", "feat_extract_activation", "feat_proj_layer_norm")
-        k.get("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "adapter_attn_dim", "output_hidden_size", "tdnn_dim")
-        k.get("codevector_dim", "num_codevector_groups", "num_codevectors_per_group", "proj_codevector_dim", "num_negatives")
-        k.get("tdnn_dilation", "tdnn_kernel", "xvector_output_dim", "conv_pos_batch_norm", "num_ctc_classes", "max_bucket_distance")
-        bias, each = bool(k.get("conv_bias", default=False)), k.get("feat_extract_norm", default="group") == "layer"
-        found = [linear(f"convolution_{n}", taps[n] * (widths[n - 1] if n else 1), w, bias) for n, w in enumerate(widths)]
-        found.append(vector("convolution_norms", 2 * (sum(widths) if each else widths[0])))
-        groups, wide = k.number("num_conv_pos_embedding_groups", default=16), k.number("num_conv_pos_embeddings", default=128)
-        last = widths[-1]
-        found += [norm_extra("projection_norm", "layernorm", last), linear("projection", last, h), vector("masked_frame", h)]
-        position = linear("position_convolution", prod((h // groups, wide)), h)
-        return (*found, position, vector("position_weight_norm", wide))
-
-
 PAIRS = {"clip": Pair, "siglip": SiglipPair, "siglip2": Siglip2Pair}
 """Models that nest the keys of two encoders."""
 ALONE_READERS: dict[str, Any] = {
     **dict.fromkeys(ALONE, Vit),
     **PAIRS,
     **dict.fromkeys(("clip_text_model", "siglip_text_model", "siglip2_text_model"), TextEncoder),
-    **dict.fromkeys(("wav2vec2", "hubert"), Wav2Vec2),
 }  # fmt: skip

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import vector
+from simpar.model.decoder import norm_extra, vector
 from simpar.model.projectors import Projector, Weights, aligner, linear, mlp2
-from simpar.specs.architecture import AttentionSpec, FeedForwardSpec, LayerSpec, StackSpec, SublayerSpec, WeightSpec
+from simpar.specs.architecture import AttentionSpec, FeedForwardSpec, LayerSpec, NormKind, StackSpec, SublayerSpec, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class AudioTower:
     positions: bool = True
     """A table of positions among the parameters."""
     k_bias: bool = False
+    norm: NormKind = "layernorm"
+    gated: bool = False
     projector: Projector = aligner
 
 
@@ -34,18 +36,18 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
         num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute",
         q_bias=True, k_bias=tower.k_bias, v_bias=True, o_bias=True,
     )  # fmt: skip
-    mlp = FeedForwardSpec(width=width, gated=False, bias=True, activation="gelu")
+    mlp = FeedForwardSpec(width=width, gated=tower.gated, bias=True, activation="gelu")
     layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp)))
     positions = (vector("positions", k.number("max_source_positions", default=1500) * h),) if tower.positions else ()
     return StackSpec(
-        name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{depth}",), norm="layernorm", tower=True,
+        name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{depth}",), norm=tower.norm, tower=True,
         extra=(*_stem(k, tower, h), *positions, *tower.projector(file, k, h, text)),
     )  # fmt: skip
 
 
 def _stem(k: Keys, tower: AudioTower, h: int) -> Weights:
     """From the spectrogram to the first layer."""
-    bins = k.number("num_mel_bins", default=128)
+    bins = k.number("num_mel_bins", "feature_size", default=128)
     if tower.stem == "1d":
         return (linear("convolution_1", 3 * bins, h), linear("convolution_2", 3 * h, h))
     c = k.number("downsample_hidden_size", default=480)
@@ -79,9 +81,17 @@ def _omni(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return (linear("projector", h, out), vector("begin_end", 2 * out))
 
 
+def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """dots3: a norm and two layers."""
+    k.get("adapter_input_size", "conv_output_size", "feature_size", "samples_per_token", "attention_bias")
+    out = k.number("adapter_out_dim", default=text)
+    return (norm_extra("adapter_norm", "layernorm", h), *mlp2("adapter", h, out, out))
+
+
 AUDIO_TOWERS: Final[dict[str, AudioTower]] = {
     "qwen2_audio_encoder": AudioTower(projector=_one),
     "voxtral_encoder": AudioTower(projector=_frames),
+    "dots3_note_audio_encoder": AudioTower(stem="2d", positions=False, norm="rmsnorm", gated=True, projector=_adapter),
     "audioflamingo3_encoder": AudioTower(),
     "glmasr_encoder": AudioTower(positions=False, projector=_frames_wide),
     "qwen2_5_omni_audio_encoder": AudioTower(positions=False, projector=_omni),

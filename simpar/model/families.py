@@ -21,6 +21,7 @@ from simpar.model.older import OLDER_READERS
 from simpar.model.patterns import PATTERN_READERS
 from simpar.model.recent import RECENT_READERS
 from simpar.model.sparse import SPARSE_READERS
+from simpar.model.speech import SPEECH_READERS
 
 LLAMA: Final = Family()
 GENERAL: Final = Family(
@@ -219,6 +220,7 @@ READERS: Final[dict[str, Any]] = {
     **BERT_READERS,
     **ENCODER_READERS,
     **ALONE_READERS,
+    **SPEECH_READERS,
 }
 """Families with mixers or layers of their own."""
 

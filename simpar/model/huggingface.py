@@ -13,7 +13,7 @@ from simpar.model.decoder import Decoder
 from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
-from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, mllama_stack, vision_stack
+from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec, WeightSpec
 from simpar.specs.model import TransformerSpec
 
@@ -189,7 +189,7 @@ def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
     if vision.model_type != kind:
         vision.retype(kind)
     tower = TOWERS[kind]
-    stack = mllama_stack(vision) if kind == "mllama_vision_model" else vision_stack(vision, tower)
+    stack = WHOLE[kind](vision) if kind in WHOLE else vision_stack(vision, tower)
     projector = BY_PARENT.get(parent) or tower.projector
     if projector is None:
         keys.unknown.append(("vision_config", kind, f"no projector is known for {parent!r}"))

@@ -8,8 +8,8 @@ from simpar.graph.types import Layer
 from simpar.model.blocks import TOKENS, Batch
 from simpar.model.mixers import write_branch
 from simpar.model.network import Network
-from simpar.model.writer import Writer
-from simpar.specs.architecture import ArchitectureSpec, StackSpec, SublayerSpec, WeightSpec
+from simpar.model.writer import NORMS, Writer
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec, WeightSpec
 
 
 def text_stack(model: ArchitectureSpec) -> StackSpec:
@@ -20,14 +20,47 @@ def text_stack(model: ArchitectureSpec) -> StackSpec:
 def layer_graph(stack: StackSpec, name: str, batch: Batch) -> Layer:
     """The graph of one kind of layer."""
     w = Writer(name, stack.hidden_size, batch, stack.norm)
-    layer = stack.layers[name]
-    x = w.graph.input("input_norm_in", TOKENS)
+    return w.graph.done(_layer(w, stack.layers[name], w.graph.input("input_norm_in", TOKENS)))
+
+
+def _layer(w: Writer, layer: LayerSpec, x: str) -> str:
+    """The nodes of a layer on `x`; its output."""
     last = len(layer.sublayers) - 1
     for number, step in enumerate(layer.sublayers):
         label = "attention" if number == 0 and last else "mlp" if number == last and last else f"step_{number}"
         x = _sublayer(w, step, x, label if last else "")
-    x = w.weights("", x, layer.extra, "residual")
-    return w.graph.done(x)
+    return w.weights("", x, layer.extra, "residual")
+
+
+def mtp_graph(stack: StackSpec, batch: Batch) -> Layer:
+    """A multi-token-prediction module: two norms, a projection of the pair, a layer as the stack's last, a norm; its head is
+    separate. A stack whose layers are single mixers or feed-forwards (Nemotron) gives the last of each.
+    """
+    w = Writer("mtp_layer", stack.hidden_size, batch, stack.norm)
+    g, kind = w.graph, NORMS[stack.norm]
+    pair = w.axis("pair", parts=("hidden", "hidden"))
+    normed = [
+        g.norm(f"mtp/{n}_norm", g.input(f"mtp/{n}_norm_in", TOKENS), kind=kind, module="mtp") for n in ("hidden", "embedding")
+    ]
+    (both,) = g.view(normed, ("mtp/pair", f"batch sequence {pair}"))
+    x = g.linear("mtp/proj", both, TOKENS, module="mtp")
+    for layer in mtp_layers(stack):
+        x = _layer(w, layer, x)
+    return g.done(g.norm("mtp/final_norm", x, kind=kind, module="mtp"))
+
+
+def mtp_layers(stack: StackSpec) -> tuple[LayerSpec, ...]:
+    """The last layer with attention; where that has no feed-forward, the last one with a feed-forward after it."""
+    found: list[LayerSpec] = []
+    order = [stack.layers[name] for name in reversed(stack.sequence())]
+    for wanted in (("attention", "latent_attention"), ("mlp", "experts")):
+        if not any(_has(layer, wanted) for layer in found):
+            found += [layer for layer in order if _has(layer, wanted)][:1]
+    return tuple(found or order[:1])
+
+
+def _has(layer: LayerSpec, kinds: tuple[str, ...]) -> bool:
+    return any(branch.kind in kinds for step in layer.sublayers for branch in step.branches)
 
 
 def _sublayer(w: Writer, step: SublayerSpec, x: str, label: str) -> str:
@@ -83,13 +116,16 @@ def _at_head(weight: WeightSpec) -> bool:
     return weight.name.startswith(("head_", "pooler"))
 
 
-def head_graph(model: ArchitectureSpec, batch: Batch) -> Layer:
-    """Final norm, what stands before the logits, logits and loss; without a vocabulary a plain loss."""
+def head_graph(model: ArchitectureSpec, batch: Batch, *, norm: bool = True) -> Layer:
+    """Final norm (a multi-token-prediction module brings its own), what stands before the logits, logits and loss; without a
+    vocabulary a plain loss.
+    """
     stack = text_stack(model)
     w = Writer("head", stack.hidden_size, batch, stack.norm)
     g = w.graph
-    x = g.input("final_norm_in", TOKENS)
-    if stack.final_norm:
+    has_norm = stack.final_norm and norm
+    x = g.input("final_norm_in" if has_norm else "head/in", TOKENS)
+    if has_norm:
         x = w.norm("final_norm", x)
     x = w.weights("head", x, tuple(e for e in model.extra if _at_head(e)), "head")
     if not model.vocab_size or not model.head:
@@ -112,7 +148,8 @@ def layered_network(model: ArchitectureSpec, micro_batch: int, sequence: int, vo
             layers += [kinds[name] for name in stack.sequence()]
     last = text_stack(model)
     boundary = float(micro_batch * sequence * last.hidden_size * last.residual_streams)
+    modules = (mtp_graph(last, batch),) * model.num_nextn_predict_layers
     return Network(
-        embedding_graph(model, batch), tuple(layers), head_graph(model, batch), (), None, (boundary,) * (len(layers) + 1),
-        model.tie_word_embeddings,
+        embedding_graph(model, batch), tuple(layers), head_graph(model, batch), modules,
+        head_graph(model, batch, norm=False) if modules else None, (boundary,) * (len(layers) + 1), model.tie_word_embeddings,
     )  # fmt: skip

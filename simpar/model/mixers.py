@@ -31,8 +31,8 @@ from simpar.specs.architecture import (
 
 def write_branch(w: Writer, branch: BranchSpec, x: str) -> list[str]:
     """The nodes of one branch on `x`; what it adds to the stream."""
-    build: Callable[[Writer, Any, str], list[str]] = BUILDERS[branch.kind]
-    outs = build(w, branch, x)
+    build: Callable[[Writer, Any, str], list[str]] | None = BUILDERS.get(branch.kind)
+    outs = build(w, branch, x) if build else branch.write(w, x)
     if branch.extra:
         outs[0] = w.weights(f"{branch.kind}/extra", outs[0], branch.extra, branch.kind)
     return outs

@@ -318,6 +318,12 @@ def molmo2(file: Keys, k: Keys, h: int, text: int) -> Weights:
     )  # fmt: skip
 
 
+def dots(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """dots3: a norm, 2 x 2 patches into channels, two layers."""
+    wide = h * k.number("spatial_merge_size", default=2) ** 2
+    return (norm("merger_norm", "layernorm", h), *mlp2("merger", wide, wide, k.number("adapter_out_dim", default=text)))
+
+
 def embedding_norm(k: Keys, h: int) -> Weights:
     """A norm on the patches (Ovis 2)."""
     return (norm("patch_norm", "rmsnorm", h),)

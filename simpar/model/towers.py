@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import norm_extra, vector
+from simpar.model.decoder import deal, norm_extra, vector
 from simpar.model.projectors import (
     Extra,
     Projector,
@@ -13,6 +14,7 @@ from simpar.model.projectors import (
     aria,
     cohere2_vision,
     dino_mask,
+    dots,
     embedding_norm,
     ernie_vl,
     gemma3,
@@ -51,6 +53,7 @@ from simpar.model.projectors import (
 )
 from simpar.specs.architecture import (
     AttentionSpec,
+    ExpertsSpec,
     FeedForwardSpec,
     LayerSpec,
     NormKind,
@@ -151,6 +154,29 @@ def mllama_stack(k: Keys) -> StackSpec:
 
 
 QWEN3 = Tower(temporal=True, positions="num_position_embeddings", final_norm=False, projector=qwen3_vl)
+
+
+def dots_stack(k: Keys) -> StackSpec:
+    """dots3's encoder: no biases, experts in the last layers, their number by layer."""
+    base = vision_stack(k, TOWERS["dots3_note_vision_encoder"])
+    attention, dense = base.layers["vision"].sublayers
+    kinds, sizes = k.listed("mlp_layer_types") or [], k.get("per_layer_config", default={})
+    k.get("adapter_in_dim", "adapter_merge_size", "adapter_out_dim")
+    every: list[LayerSpec] = []
+    for i in range(k.number("num_hidden_layers")):
+        feed = dense
+        if i < len(kinds) and kinds[i] == "sparse":
+            number = sizes.get(str(i), {}).get("num_local_experts", k.number("num_local_experts"))
+            chosen = k.number("num_experts_per_tok", default=2)
+            experts = ExpertsSpec(num_experts=number, num_experts_per_tok=chosen, width=k.number("moe_intermediate_size"))
+            feed = dense.model_copy(update={"branches": (experts,)})
+        every.append(LayerSpec(sublayers=(attention, feed)))
+    layers, pattern = deal(every, ["vision"] * len(every))
+    return base.model_copy(update={"layers": layers, "pattern": pattern})
+
+
+WHOLE: dict[str, Callable[[Keys], StackSpec]] = {"mllama_vision_model": mllama_stack, "dots3_note_vision_encoder": dots_stack}
+"""Vision encoders with layers of several kinds."""
 SIGLIP = Tower(extra=siglip_head)
 BY_PARENT: dict[str, Projector] = {
     **dict.fromkeys(("llava", "video_llava"), llava),
@@ -201,6 +227,10 @@ TOWERS: dict[str, Tower] = {
     **dict.fromkeys(
         ("glm_ocr_vision", "glm5_next_vision"),
         Tower(norm="rmsnorm", gated=True, qk_norm="head", temporal=True, positions="none", projector=glm_narrow),
+    ),
+    "dots3_note_vision_encoder": Tower(
+        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", positions="none", extra=embedding_norm,
+        projector=dots,
     ),
     "ernie4_5_vl_moe_vision": Tower(positions="none", patch_bias=False, projector=ernie_vl),
     "ovis2_vision": Tower(norm="rmsnorm", bias=False, mlp_bias=False, gated=True, extra=embedding_norm),

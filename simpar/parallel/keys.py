@@ -20,12 +20,17 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class BlockOp:
-    """One op of one block in one phase, for the op level of detail."""
+    """One op of one block in one phase, for the op level of detail.
+
+    Attributes:
+        part: of an op of the ep stream beside another micro-batch's compute, what the block waits for or what it does not.
+    """
 
     phase: PhaseLetter
     stage: int
     block: int
     index: int
+    part: Literal["whole", "waited", "beside"] = "whole"
 
 
 @dataclass(frozen=True, slots=True)

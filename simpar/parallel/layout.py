@@ -15,7 +15,6 @@ from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.local_layer import SplitOptions
-from simpar.parallel.optimizers import KINDS, OptimizerKind
 from simpar.parallel.pipeline import StageLayers, split_layers
 from simpar.parallel.work import Implementation
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
@@ -24,6 +23,7 @@ from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
+from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.training import BASE_BYTES, TrainingSpec
@@ -70,7 +70,7 @@ def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> Ker
         gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,
         overlapped_gathers=not (spec.separate_casts and training.precision == "fp8-rowwise"),
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
-        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1 and plan.pp > 1,
+        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1,
         value_views=spec.value_views,
         expert_output_fp32=spec.expert_output_fp32,
         qkv_copies=spec.qkv_copies,
@@ -194,8 +194,13 @@ class Layout:
         """How blocks are split, with the plan's recomputation."""
         model, training = self.scenario.model, self.training
         recompute, _ = _recompute(self.plan)
-        if self.compiled and "op" in recompute.modules:
-            recompute = Recompute(modules=recompute.modules | {"op_compiled"})
+        if "op" in recompute.modules:
+            more = {"op_compiled"} if self.compiled else set()
+            if self._casts == "fp4":
+                # torchao multiplies through scaled_mm, whose op is none of those that the policy saves (torch
+                # _functorch/partitioners.py, compute_intensive_ops: mm and _scaled_mm).
+                more.add("op_unlisted")
+            recompute = Recompute(modules=recompute.modules | more)
         moe = model.moe if isinstance(model, TokenModel) else None
         capacity = training.routing.capacity_factor
         load = capacity if capacity is not None else self.load_factor
@@ -268,9 +273,11 @@ class Layout:
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
+        narrow = int(len(network.layers) * self.framework.fp4_layers) if self._casts == "fp4" else len(network.layers)
         for offset in range(stage.count):
             options = self.options if offset < limit else plain
-            blocks.append(self.split(network.layers[stage.first + offset], options))
+            layer = stage.first + offset
+            blocks.append(self.split(network.layers[layer], options if layer < narrow else self._wide(options)))
         if stage.head:
             for block in network.mtp:
                 blocks.append(self.split(block, self.options))
@@ -281,6 +288,13 @@ class Layout:
                 # A tied matrix beside its embedding is one parameter: reduced, gathered and updated with that.
                 blocks.append(replace(head, dense_parameters=head.dense_parameters - self.tied_extra) if stage.shares else head)
         return blocks
+
+    def _wide(self, options: SplitOptions) -> SplitOptions:
+        """`options` of a layer that stays in 16 bits among narrow ones."""
+        recompute = replace(options.recompute, modules=options.recompute.modules - {"op_unlisted"})
+        return replace(
+            options, dtype="bf16", casts="", recompute=recompute, kernels=replace(options.kernels, linear_input_bytes=2.0)
+        )
 
     @cached_property
     def _plain(self) -> SplitOptions:
@@ -312,8 +326,9 @@ class Layout:
             # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
             single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
             parameter = (1.0 if single else 2.0) + (0.0 if spec.fp8_parameters else parameter)
-        # Weights with a scale per row are gathered in 16 bits (torchao: enable_fsdp_float8_all_gather takes one scale per tensor).
-        narrow = training.precision in _FP8 - {"fp8-rowwise"} and self.plan.zero_stage == 3
+        # torchao gathers weights with one scale per tensor alone in 8 bits (enable_fsdp_float8_all_gather; torchtitan nvfp4.md).
+        formats = {"fp8"} if spec.separate_casts else _FP8 - {"fp8-rowwise"}
+        narrow = training.precision in formats and self.plan.zero_stage == 3
         gather = 4.0 if full else 1.0 if narrow else 2.0
         if self.plan.zero_stage == 3 and not full:
             reduce_dtype = training.gradient_dtype or spec.fsdp_reduce_dtype

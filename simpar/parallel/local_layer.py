@@ -294,7 +294,8 @@ class LocalLayer:
         for kernel in self.kernels:
             node = kernel.node
             if isinstance(node, Lookup) and len(node.inputs) == 1 and self.options.kernels.whole_embedding_gradient:
-                widest = 2.0 * self.layer.weights(node)
+                # Beside the whole of it the part that this rank keeps (DTensor's redistribution copies it out).
+                widest = 2.0 * self.layer.weights(node) * (1.0 + 1.0 / self.degrees.tp)
             if is_product(kernel):
                 assert isinstance(node, Einsum | Convolution)
                 layout = self.layout(node)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from simpar.parallel.beside import hides_exchanges, ops_of
 from simpar.parallel.keys import (
     BlockOp,
     Compute,
@@ -151,7 +152,7 @@ class _Lowering(Pipelines):
         """Every op of one block; the key `name` is its last compute op, which waits for everything in the block."""
         phase, stage = _letter(leaf.phase), self.model_stage(leaf.stage)
         local = self.layout.stage_blocks[stage][block]
-        ops = {"F": local.forward, "B": local.backward, "I": local.input_gradient, "W": local.weight_gradient}[phase]
+        ops, hides = ops_of(self.layout, local, phase), hides_exchanges(self.layout, local, phase)
         used: set[int] = set()
         keys = [self.local(("op", leaf.stage, leaf.microbatch, phase, block, i)) for i in range(len(ops))]
         for index, op in enumerate(ops):
@@ -159,12 +160,20 @@ class _Lowering(Pipelines):
             first_on_stream = not any(o.stream == op.stream for o in ops[:index])
             deps: list[object] = [*(keys[d] for d in op.deps), *(inputs if first_on_stream else ())]
             compute = op.stream == "compute"
-            self.builder.add(
-                keys[index], kind=_KIND[leaf.phase] if compute else OpKind.COLLECTIVE, role=self.role(rank), deps=tuple(deps),
-                streams=self.streams(rank, "compute" if compute else f"block_{op.stream}"), stage=leaf.stage,
-                microbatch=leaf.microbatch, layer=block, price=BlockOp(phase, stage, block, index),
-            )  # fmt: skip
-            self.builder.labels[self.builder[keys[index]]] = f"{leaf}/l{block} {op.name}@r{self.role(rank)}"
+            kind = _KIND[leaf.phase] if compute else OpKind.COLLECTIVE
+            parts: list[tuple[object, str, BlockOp]] = [(keys[index], op.stream, BlockOp(phase, stage, block, index))]
+            if hides and op.stream == "ep":
+                beside = self.local(("beside", leaf.stage, leaf.microbatch, phase, block, index))
+                parts = [
+                    (keys[index], op.stream, BlockOp(phase, stage, block, index, "waited")),
+                    (beside, f"{op.stream}_beside", BlockOp(phase, stage, block, index, "beside")),
+                ]
+            for key, stream, price in parts:
+                self.builder.add(
+                    key, kind=kind, role=self.role(rank), deps=tuple(deps), stage=leaf.stage, microbatch=leaf.microbatch,
+                    streams=self.streams(rank, stream if compute else f"block_{stream}"), layer=block, price=price,
+                )  # fmt: skip
+                self.builder.labels[self.builder[key]] = f"{leaf}/l{block} {op.name}@r{self.role(rank)}"
         ends: list[object] = [keys[i] for i in range(len(ops)) if i not in used]
         ends = ends or inputs
         self.builder.add(

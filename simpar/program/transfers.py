@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,13 +16,15 @@ from simpar.program.program import OpKind, Program, Transfer
 from simpar.program.units import Units
 
 Groups = tuple[tuple[int, ...], ...]
+Share = Callable[[BlockOp], float]
+"""Part of an op's bytes that its key stands for (LayoutPricer.exchange_share)."""
 _COMMUNICATION = frozenset({OpKind.SEND_FORWARD, OpKind.SEND_BACKWARD, OpKind.GATHER_PARAMETERS, OpKind.REDUCE_GRADIENTS,
                             OpKind.COLLECTIVE})  # fmt: skip
 
 
 class _Finder:
-    def __init__(self, layout: Layout, program: Program, units: Units, rank_of: dict[int, int]) -> None:
-        self.layout, self.program, self.units, self.rank_of = layout, program, units, rank_of
+    def __init__(self, layout: Layout, program: Program, units: Units, rank_of: dict[int, int], share: Share) -> None:
+        self.layout, self.program, self.units, self.rank_of, self.share = layout, program, units, rank_of, share
         self._groups: dict[tuple[str, int, int], Groups] = {}
 
     def transfer(self, op: int) -> Transfer | None:
@@ -49,9 +52,11 @@ class _Finder:
         }  # fmt: skip
         work = lists[key.phase][key.index].work
         if isinstance(work, Collective):
-            return Transfer(work.name, work.bytes * work.repeat, self.groups(work.dimension, role), work.dimension)
+            return Transfer(
+                work.name, work.bytes * work.repeat * self.share(key), self.groups(work.dimension, role), work.dimension
+            )
         if isinstance(work, ExpertExchange):
-            amount = work.tokens * work.topk * work.hidden * work.element_bytes
+            amount = work.tokens * work.topk * work.hidden * work.element_bytes * self.share(key)
             return Transfer("all_to_all", amount, self.groups("ep", role), "ep")
         return None
 
@@ -99,14 +104,15 @@ class _Finder:
         return self._groups[key]
 
 
-def with_transfers(layout: Layout, program: Program, stage_to_rank: tuple[int, ...], *, expand: bool) -> Program:
+def with_transfers(layout: Layout, program: Program, stage_to_rank: tuple[int, ...], share: Share, *, expand: bool) -> Program:
     """`program` with what each communication op moves, and between which ranks.
 
     Args:
         stage_to_rank: pipeline rank of each model stage.
+        share: part of an exchange's bytes that a key stands for.
         expand: the program has one role per rank.
     """
-    finder = _Finder(layout, program, Units.of(layout, expand=expand), dict(enumerate(stage_to_rank)))
+    finder = _Finder(layout, program, Units.of(layout, expand=expand), dict(enumerate(stage_to_rank)), share)
     found: dict[int, Transfer] = {}
     for op in np.flatnonzero(np.isin(program.kind, [int(k) for k in _COMMUNICATION])):
         transfer = finder.transfer(int(op))

@@ -21,6 +21,7 @@ TITLES = {
     "parameters": "parameters", "state_bytes": "states (weights, moments)", "saved_bytes": "saved activations", "flops": "FLOPs",
     "wire_bytes": "bytes on the wire", "allocated_bytes": "peak allocated", "reserved_bytes": "peak reserved",
     "step_time_s": "step of the rank alone", "published_time_s": "with what published clusters add",
+    "block_time_s": "single block",
     "class_time_s": "kernels",
 }  # fmt: skip
 HEADS = ("layout", "figure", "", "predicted", "measured", "error", "tolerance", "")
@@ -81,7 +82,12 @@ def write_rank_html(report: RankReport, path: Path) -> None:
 def rank_page(report: RankReport) -> str:
     """The page as HTML text."""
     cards = Cards("<h1>One rank of large layouts: predicted and measured</h1>")
-    for metric, title in (("allocated_bytes", "Peak allocated memory"), ("step_time_s", "Step of the rank alone")):
+    drawn = (
+        ("allocated_bytes", "Peak allocated memory"),
+        ("step_time_s", "Step of the rank alone"),
+        ("block_time_s", "Single blocks"),
+    )
+    for metric, title in drawn:
         rows = [r for r in report.rows if r.metric == metric and r.measured and r.predicted]
         if rows:
             cards.draw(title, _bars(metric, rows), "half")
@@ -93,7 +99,7 @@ def rank_page(report: RankReport) -> str:
 
 def _bars(metric: str, rows: list[Row]) -> dict[str, Any]:
     unit, factor = ("GiB", 2.0**-30) if metric.endswith("_bytes") else ("s", 1.0)
-    names = [r.layout for r in rows]
+    names = [r.part or r.layout for r in rows]
     data = [
         {"type": "bar", "orientation": "h", "name": title, "y": names, "x": [(getattr(r, field) or 0.0) * factor for r in rows],
          "marker": {"color": color}, "hovertemplate": f"%{{y}}: %{{x:.4g}} {unit}"}

@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simpar.report.terms import terms_in
 from simpar.report.width import ByWidth
 from simpar.result.published import IN_SAMPLE, compare_published
 from simpar.result.result import MFU_DEFINITION, Result
@@ -205,3 +206,16 @@ def _said(value: Any) -> str:
 def show(renderable: RenderableType) -> None:
     """Print to the terminal."""
     Console().print(renderable)
+
+
+def terms_report(report: RenderableType) -> Table:
+    """What the words of a report mean."""
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(report)
+    table = Table(
+        title="What the words mean", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False
+    )
+    for word, meaning in terms_in(captured.get()).items():
+        table.add_row(Text(word, style="bold"), meaning)
+    return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simpar.program.program import Program
 
-_ORDER = ("compute", "block_tp", "block_cp", "block_ep", "pp_forward", "pp_backward", "pp_embedding", "dp")
+_ORDER = ("compute", "block_tp", "block_cp", "block_ep", "block_ep_beside", "pp_forward", "pp_backward", "pp_embedding", "dp")
 
 
 def stream_position(kind: str) -> tuple[int, str]:

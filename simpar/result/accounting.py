@@ -34,12 +34,16 @@ class Accounting:
         makespan: of the whole step, from one step's start to the next one's. Where ranks do not wait for each other at its end,
             the longest that any rank takes from its own first op to its own last.
         pipeline_s: of its forwards and backwards, by the same rule.
+        phase_bubble: of the bubble, what lies in those `pipeline_s` [roles]; the rest waits for other ranks' updates.
+        ledger: what all of it follows from.
     """
 
     busy: FloatArray
     waits: dict[str, FloatArray]
     makespan: float
-    pipeline_s: float = 0.0
+    pipeline_s: float
+    phase_bubble: FloatArray
+    ledger: Ledger
 
     @property
     def bubble(self) -> FloatArray:
@@ -47,12 +51,67 @@ class Accounting:
         return self.waits["bubble"]
 
 
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What a timeline says by itself. Once a schedule repeats itself, all of it grows by the same with every further round.
+
+    Attributes:
+        busy, waits, phase_bubble: as in `Accounting`, waits with what the neighbouring steps fill.
+        phase, every: (first start, last finish) of each role's passes, and of all its ops; infinite for a role without any.
+        makespan: finish of the last op.
+        together: every rank waits for all others before the next step.
+    """
+
+    busy: FloatArray
+    waits: dict[str, FloatArray]
+    phase_bubble: FloatArray
+    phase: tuple[FloatArray, FloatArray]
+    every: tuple[FloatArray, FloatArray]
+    makespan: float
+    together: bool
+
+    def settled(self) -> Accounting:
+        """The accounting of this ledger."""
+        (first, last), (begun, ended) = self.phase, self.every
+        spans = np.isfinite(first)
+        pipeline, found, inside = float((last - first)[spans].max(initial=0.0)), dict(self.waits), self.phase_bubble
+        if self.together:
+            return Accounting(self.busy, found, self.makespan, pipeline, inside, self)
+        step = float((ended - begun)[np.isfinite(begun)].max(initial=0.0))
+        # Idling before a rank's first op and after its last is no loss where the neighbouring steps fill it.
+        for name in (cause for cause in ("bubble", "skew", "pp", "dp") if cause in found):
+            over = self.busy + sum(found.values()) - step
+            found[name] = found[name] - np.clip(over, 0.0, found[name])
+        # A rank whose own phase is shorter than the longest idles for the difference, as far as nothing fills it.
+        inside = inside + np.where(spans, pipeline - (last - first), 0.0)
+        return Accounting(self.busy, found, step, pipeline, np.minimum(inside, found["bubble"]), self)
+
+    def along(self, other: Ledger, times: float) -> Ledger:
+        """`times` as far along as `other` is from this one."""
+
+        def further(a: FloatArray, b: FloatArray) -> FloatArray:
+            return np.where(np.isfinite(a), a + (b - a) * times, a)
+
+        def both(a: tuple[FloatArray, FloatArray], b: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
+            return further(a[0], b[0]), further(a[1], b[1])
+
+        none = np.zeros_like(self.busy)
+        names = dict.fromkeys([*self.waits, *other.waits])
+        waits = {n: further(self.waits.get(n, none), other.waits.get(n, none)) for n in names}
+        return Ledger(
+            further(self.busy, other.busy), waits, further(self.phase_bubble, other.phase_bubble), both(self.phase, other.phase),
+            both(self.every, other.every), self.makespan + (other.makespan - self.makespan) * times, self.together,
+        )  # fmt: skip
+
+
 class _Sinks:
     """Waits by cause and role. Plain lists: a large step has thousands of gaps, each of a few numbers."""
 
-    def __init__(self, program: Program, timeline: Timeline) -> None:
+    def __init__(self, program: Program, timeline: Timeline, phase: tuple[FloatArray, FloatArray]) -> None:
         self.program, self.makespan = program, timeline.makespan
         self.roles = max((stream.role for stream in program.streams), default=-1) + 1
+        self._begin, self._end = phase[0].tolist(), phase[1].tolist()
+        self.phase_bubble = [0.0] * self.roles
         self.waits = {name: [0.0] * self.roles for name in ("bubble", "pp", "dp")}
         self.start: list[float] = timeline.start.tolist()
         self.finish: list[float] = timeline.finish.tolist()
@@ -66,7 +125,12 @@ class _Sinks:
 
     def gap(self, op: int, free: float, role: int) -> None:
         """Split the wait of `role` before `op`, from `free` on."""
-        self.add("bubble", role, self.start[op] - free - self._explained(op, self._last_cause(op), free, role))
+        self._bubble(role, free, self.start[op] - self._explained(op, self._last_cause(op), free, role))
+
+    def _bubble(self, role: int, begin: float, end: float) -> None:
+        """What communication does not explain; that it ends a gap, so that the bubble begins it."""
+        self.add("bubble", role, end - begin)
+        self.phase_bubble[role] += max(min(end, self._end[role]) - max(begin, self._begin[role]), 0.0)
 
     def _explained(self, op: int, cause: int, free: float, role: int) -> float:
         """Charge what communication explains of the wait before `op`: back along the chain of what each op started upon, as long as
@@ -105,8 +169,9 @@ class _Sinks:
     def tail(self, role: int, free: float) -> None:
         """The wait from a role's last compute op to the end of the step."""
         last = self._last_data.get(role, -1)
-        explained = self._explained(last, last, free, role) if last >= 0 else 0.0
-        self.add("bubble", role, self.makespan - free - explained)
+        after = max(free, self.finish[last]) if last >= 0 else free
+        self._bubble(role, free, after - (self._explained(last, last, free, role) if last >= 0 else 0.0))
+        self._bubble(role, after, self.makespan)
 
     def _roles_of(self, op: int) -> set[int]:
         """Roles whose streams an op holds."""
@@ -141,7 +206,11 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         waits: every rank waits for all others before the next step. False: each starts it as soon as it has ended its own part
             of this one, so that steps of ranks that start and end at different times fit into each other.
     """
-    sinks = _Sinks(program, timeline)
+    first, last = _spans(program, timeline, np.isin(program.kind, [int(k) for k in _PIPELINE]))
+    spans = np.isfinite(first)
+    if waits and spans.any():
+        first, last = np.full(len(first), first[spans].min()), np.full(len(last), last[spans].max())
+    sinks = _Sinks(program, timeline, (first, last))
     busy = np.zeros(sinks.roles)
     start, finish = timeline.start, timeline.finish
     is_compute = np.isin(program.kind, [int(k) for k in COMPUTE_KINDS])
@@ -160,30 +229,21 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         end = float(finish[ops[-1]]) if len(ops) else 0.0
         if timeline.makespan - end > _TINY_S:
             sinks.tail(stream.role, end)
-    pipeline = _window(program, timeline, np.isin(program.kind, [int(k) for k in _PIPELINE]), waits=waits)
     found = {name: np.array(seconds) for name, seconds in sinks.waits.items()}
-    if waits:
-        return Accounting(busy, found, timeline.makespan, pipeline)
-    step = _window(program, timeline, np.ones(program.num_ops, dtype=bool), waits=False)
-    # Idling before a rank's first op and after its last is no loss where the neighbouring steps fill it.
-    for name in (cause for cause in ("bubble", "skew", "pp", "dp") if cause in found):
-        over = busy + sum(found.values()) - step
-        found[name] = found[name] - np.clip(over, 0.0, found[name])
-    return Accounting(busy, found, step, pipeline)
+    every = _spans(program, timeline, np.ones(program.num_ops, dtype=bool))
+    return Ledger(busy, found, np.array(sinks.phase_bubble), (first, last), every, timeline.makespan, waits).settled()
 
 
-def _window(program: Program, timeline: Timeline, mask: BoolArray, *, waits: bool) -> float:
-    """Seconds from the first to the last of the ops in `mask`: over all roles together, or the longest of any one role."""
-    if not mask.any():
-        return 0.0
-    start, finish, role = timeline.start[mask], timeline.finish[mask], program.role[mask]
-    if waits:
-        return float(finish.max() - start.min())
-    roles = int(role.max()) + 1
+def _spans(program: Program, timeline: Timeline, mask: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """First start and last finish of the ops in `mask` on each role's streams, float arrays [roles]; infinite without one."""
+    roles = max((stream.role for stream in program.streams), default=-1) + 1
     first, last = np.full(roles, np.inf), np.full(roles, -np.inf)
-    np.minimum.at(first, role, start)
-    np.maximum.at(last, role, finish)
-    return float((last - first)[np.isfinite(first)].max())
+    for index, stream in enumerate(program.streams):
+        ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+        ops = ops[mask[ops]]
+        first[stream.role] = min(first[stream.role], timeline.start[ops].min(initial=np.inf))
+        last[stream.role] = max(last[stream.role], timeline.finish[ops].max(initial=-np.inf))
+    return first, last
 
 
 def dimension_of(stream: str) -> str:
@@ -223,8 +283,5 @@ def _roles(program: Program) -> int:
 
 
 def bubble_fraction(accounting: Accounting) -> float:
-    """Mean wait for other stages over the pipeline phase; sends in flight are counted apart, as "pp"."""
-    if not accounting.pipeline_s:
-        return 0.0
-    # Waits for another stage's work outside the phase (before a rank's first or after its last pass) count as bubble too.
-    return min(max(float(accounting.bubble.mean() / accounting.pipeline_s), 0.0), 1.0)
+    """Mean wait for other stages in the pipeline phase over its length; sends in flight are counted apart, as "pp"."""
+    return float(accounting.phase_bubble.mean() / accounting.pipeline_s) if accounting.pipeline_s else 0.0

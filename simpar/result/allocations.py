@@ -21,7 +21,7 @@ def passes_of(keys: list[object], stage_blocks: tuple[tuple[LocalBlock, ...], ..
     for key in keys:
         if isinstance(key, Compute):
             found.append((key.phase, key.stage, key.first, key.last))
-        elif isinstance(key, BlockOp) and key.index == 0:
+        elif isinstance(key, BlockOp) and key.index == 0 and key.part != "beside":
             found.append((key.phase, key.stage, key.block, key.block + 1))
         elif isinstance(key, Overlapped):
             found.append(("F", key.forward_stage, 0, len(stage_blocks[key.forward_stage])))

@@ -1,35 +1,42 @@
-"""Steps of very many equal micro-batches from two shorter ones.
+"""Steps of many equal micro-batches from two shorter ones.
 
-A pipeline repeats itself: past its warm-up every further round of micro-batches adds the same time. A step that is too long to be
-built whole is simulated twice with few rounds and extended along the straight line through the two; tests compare with whole steps.
+A pipeline repeats itself: past its warm-up every further round of micro-batches adds the same time. Two steps that differ by one
+round show whether it does (`repeats`): then any number of further rounds adds what that one did. Tests compare with whole steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
+from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout, recomputed_flops
-from simpar.result.accounting import Accounting, bubble_fraction
+from simpar.program.program import FloatArray, IntArray
+from simpar.result.accounting import Ledger, bubble_fraction
+from simpar.result.interval import Moved
 from simpar.result.memory import RankMemory
-from simpar.result.result import Interval, Result
+from simpar.result.result import Result
 from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario
 
 WARM_ROUNDS: Final = 3
-"""Rounds of micro-batches (one per pipeline rank) after which a schedule repeats itself."""
+"""Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves."""
 LONG_ROUNDS: Final = 24
-"""Rounds of the shorter step where so many are cheap."""
+"""Most rounds of the shorter step."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
+_SAME: Final = 1e-11
+"""Times that differ by no more of the step are the same."""
 
 
 def shorter_counts(scenario: Scenario, rounds: int = WARM_ROUNDS) -> tuple[int, int, int] | None:
     """(few, more, all) micro-batches per rank, few and more enough for the steady state; None where all is not many.
 
     Args:
-        rounds: of the shorter one; more of them bring what is no straight line (an interval's half-width) nearer to it.
+        rounds: of the shorter one.
     """
     plan, training = scenario.plan, scenario.training
     dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
@@ -38,6 +45,14 @@ def shorter_counts(scenario: Scenario, rounds: int = WARM_ROUNDS) -> tuple[int, 
     few = rounds * group + total % group
     more = few + group
     return (few, more, total) if total >= WORTHWHILE * (few + more) else None
+
+
+def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
+    """Counts to try, the cheapest first."""
+    rounds = WARM_ROUNDS
+    while can_fold(scenario) and rounds <= LONG_ROUNDS and (counts := shorter_counts(scenario, rounds)) is not None:
+        yield counts
+        rounds *= 2
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
@@ -49,20 +64,64 @@ def with_microbatches(scenario: Scenario, count: int) -> Scenario:
 
 
 def can_fold(scenario: Scenario) -> bool:
-    """Whether a long step of `scenario` repeats itself: a schedule of a rule, no chance, no shared links."""
+    """Whether a long step of `scenario` can repeat itself: a schedule of a rule, no chance, no shared links."""
     plan, effects = scenario.plan, scenario.effects
     ruled = plan.schedule == "auto" or (plan.schedule in SCHEDULES and not SCHEDULES[plan.schedule].wants_times)
     random = effects.is_random or effects.repetitions > 1 or scenario.training.routing.kind in ("zipf", "uniform")
     return ruled and not random and not effects.needs_network
 
 
-def extended(first: Result, second: Result, counts: tuple[int, int, int], layout: Layout) -> Result:
+# -- whether it does -----------------------------------------------------------------------------------------------------
+
+
+def repeats(first: Result, second: Result) -> bool:
+    """Whether every further round adds to `second` what it adds to `first`.
+
+    On every stream the longer step is the shorter one up to some op, and from an earlier op on the same again, later by the
+    difference of the two: a whole round and what it found has returned one round later, and so it goes on. Memory has its peak in
+    that state, or before. GPipe never repeats itself (it holds every micro-batch, and fast stages run ever further ahead), stages
+    of unequal length under a split backward only after hundreds of micro-batches.
+    """
+    shift, tolerance = second.timeline.makespan - first.timeline.makespan, _SAME * second.timeline.makespan
+    ours, theirs = _by_stream(first.timeline), _by_stream(second.timeline)
+    if ours.keys() != theirs.keys():
+        return False
+    for name, (what, times) in ours.items():
+        other, later = theirs[name]
+        more, count = len(other) - len(what), len(what)
+        if more < 0:
+            return False
+        begun = (what == other[:count]).all(axis=1) & (np.abs(times - later[:count]) <= tolerance).all(axis=1)
+        ended = (what == other[more:]).all(axis=1) & (np.abs(times + shift - later[more:]) <= tolerance).all(axis=1)
+        ahead = count if begun.all() else int(np.argmin(begun))
+        behind = count if ended.all() else int(np.argmin(ended[::-1]))
+        if ahead + behind - count < more:
+            return False
+    same = zip(first.memory, second.memory, strict=True)
+    return all(abs(a.allocated_bytes - b.allocated_bytes) <= _SAME * b.allocated_bytes for a, b in same)
+
+
+def _by_stream(timeline: Timeline) -> dict[str, tuple[IntArray, FloatArray]]:
+    """Stream -> what its ops are, int array [ops, 4], and their start and finish, float array [ops, 2]; in its order."""
+    program = timeline.program
+    what = np.stack([program.kind, program.stage, program.layer, program.role], axis=1)
+    times = np.stack([timeline.start, timeline.finish], axis=1)
+    ends = zip(program.stream_ptr[:-1].tolist(), program.stream_ptr[1:].tolist(), strict=True)
+    ops = (program.stream_ops[begin:end] for begin, end in ends)
+    return {str(stream): (what[own], times[own]) for stream, own in zip(program.streams, ops, strict=True)}
+
+
+# -- the step of all of them ---------------------------------------------------------------------------------------------
+
+
+def extended(first: Result, second: Result, counts: tuple[int, int, int], layout: Layout, *, exact: bool) -> Result:
     """The step of all micro-batches.
 
     Args:
         first, second: steps of few and of more.
         counts: micro-batches of `first`, of `second`, and of all.
         layout: of the whole step.
+        exact: each round is known to add the same.
     """
     few, more, every = counts
     times = (every - few) / (more - few)
@@ -73,37 +132,46 @@ def extended(first: Result, second: Result, counts: tuple[int, int, int], layout
     def tables(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
         return {name: along(a.get(name, 0.0), b.get(name, 0.0)) for name in dict.fromkeys([*a, *b])}
 
-    one, two = first.accounting, second.accounting
-    waits = {n: one.waits[n] + (two.waits[n] - one.waits[n]) * times for n in two.waits if n in one.waits}
-    accounting = Accounting(
-        one.busy + (two.busy - one.busy) * times, waits, along(one.makespan, two.makespan), along(one.pipeline_s, two.pipeline_s)
-    )
-    low, high = (along(getattr(first.step_interval, end), getattr(second.step_interval, end)) for end in ("low", "high"))
-    widths = tables(dict(first.step_interval.dominated_by), dict(second.step_interval.dominated_by))
+    one: Ledger = first.accounting.ledger
+    accounting = one.along(second.accounting.ledger, times).settled()
+    moved = Moved(second.moved.names, first.moved.spans + (second.moved.spans - first.moved.spans) * times)
+    how = "each further round adds the same" if exact else "nearly each further round adds the same"
     note = (
-        f"{every:,} micro-batches are more than are built op by op: steps of {few} and {more} are simulated and extended, and the "
-        f"timeline is that of {more}"
+        f"{every:,} micro-batches: {how}, so steps of {few} and {more} are simulated and extended; the timeline is that of {more}"
     )
+    breakdown = tables(_without_waits(first), _without_waits(second))
+    for name, waited in accounting.waits.items():
+        breakdown[name] = breakdown.get(name, 0.0) + float(waited.mean())
     return replace(
-        second, layout=layout, accounting=accounting,
+        second, layout=layout, accounting=accounting, moved=moved, step_interval=moved.interval(layout, accounting.makespan),
         memory=tuple(_memory(a, b, along) for a, b in zip(first.memory, second.memory, strict=True)),
-        breakdown=tables(first.breakdown, second.breakdown), bubble_fraction=bubble_fraction(accounting),
-        step_interval=Interval(low, high, tuple(sorted(widths.items(), key=lambda w: -w[1]))),
+        breakdown=breakdown, bubble_fraction=bubble_fraction(accounting),
         communication_s=tables(first.communication_s, second.communication_s),
         hardware_flops=layout.model_flops + recomputed_flops(layout), notes=(*second.notes, note),
     )  # fmt: skip
+
+
+def _without_waits(result: Result) -> dict[str, float]:
+    """The breakdown of the compute ops alone."""
+    waits = result.accounting.waits
+    return {n: seconds - (float(waits[n].mean()) if n in waits else 0.0) for n, seconds in result.breakdown.items()}
 
 
 def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float], float]) -> RankMemory:
     """Where something is held for every micro-batch (receive buffers, outputs), it grows; else it is that of `second`."""
     before, after = first.at_peak, second.at_peak
     growth = {n: along(before.get(n, 0.0), value) - value for n, value in after.items() if value > before.get(n, 0.0)}
-    if not any(growth.values()):
+    if not any(growth.values()) or abs(second.allocated_bytes - first.allocated_bytes) <= _SAME * second.allocated_bytes:
         return second
     static = dict(second.static)
     for name, more in growth.items():
         static[name] = static.get(name, 0.0) + more
-    return replace(second, static=tuple(static.items()), replays=None, fragmentation=second.reserved_bytes / second.allocated_bytes)
+    reserved = along(first.reserved_bytes, second.reserved_bytes)
+    allocated = second.allocated_bytes + sum(growth.values())
+    return replace(second, static=tuple(static.items()), replays=None, fragmentation=max(reserved / allocated, 1.0))
 
 
-__all__ = ["LONG_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "can_fold", "extended", "shorter_counts", "with_microbatches"]
+__all__ = [
+    "LONG_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "repeats", "shorter_counts",
+    "with_microbatches",
+]  # fmt: skip

@@ -24,8 +24,17 @@ def rests_unsharded(layout: Layout) -> bool:
     return resting and stays_gathered(layout)
 
 
+def waits_for_the_last(layout: Layout) -> bool:
+    """Whole gradients of fully sharded weights add up until the last micro-batch of a step, which alone reduces them."""
+    sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none"
+    return sharded and layout.num_microbatches > 1 and layout.plan.pp == 1 and layout.framework.fsdp_defers_reduction
+
+
 def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
-    """Gathered parameters and unsharded gradients that rest on a fully sharded rank of a pipeline: 6 + 12/D bytes in all."""
+    """What rests whole on a fully sharded rank: gathered parameters and gradients in a pipeline (6 + 12/D bytes in all), gradients
+    alone where only the last micro-batch reduces."""
+    if waits_for_the_last(layout):
+        return held * layout.state_bytes.reduce
     if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not stays_gathered(layout):
         return 0.0
     resting = held * (layout.state_bytes.gather + layout.state_bytes.reduce)

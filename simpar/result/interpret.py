@@ -15,15 +15,12 @@ from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.program.lower import optimizer_waits
 from simpar.program.program import FloatArray, PriceTable, Program
 from simpar.result.accounting import account, bubble_fraction, communication_seconds, compute_counts
-from simpar.result.ideal import ideal_seconds
+from simpar.result.interval import Moved
 from simpar.result.memory import memory_over_time
-from simpar.result.result import Interval, Result, mean_breakdown
+from simpar.result.result import Result, mean_breakdown
 from simpar.schedules import Schedule
 from simpar.specs.calibration import measured_here
 from simpar.specs.notes import scenario_notes
-
-HALF_WIDTH = 1.28 / 0.674
-"""80 % half-width over the median absolute error of a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +54,7 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
             terms[row, column[name]] += amount
     accounting = account(program, timeline, waits=optimizer_waits(layout, priced.schedule))
     seconds = priced.table.seconds[program.price]
+    moved = _moved(priced, names)
     roles = {rank: rank for rank in priced.held}
     if priced.expanded:
         roles = {rank: layout.mesh.rank(pp=rank) for rank in priced.held}
@@ -64,7 +62,8 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
         layout=layout, program=program, timeline=timeline, accounting=accounting,
         memory=memory_over_time(layout, program, timeline, priced.held, roles),
         breakdown=mean_breakdown(terms, names, program, accounting, seconds, timeline.seconds),
-        bubble_fraction=bubble_fraction(accounting), step_interval=_interval(priced, accounting.makespan, names),
+        bubble_fraction=bubble_fraction(accounting), moved=moved,
+        step_interval=moved.interval(layout, accounting.makespan),
         provenance=_provenance(priced), communication_s=_communication(priced, timeline),
         schedule_name=priced.schedule.name, hardware_flops=layout.model_flops + recomputed_flops(layout),
         notes=(*scenario_notes(layout.scenario), *what_published_runs_add(layout)),
@@ -82,12 +81,8 @@ def what_published_runs_add(layout: Layout) -> tuple[str, ...]:
     return (f"calibrated machine: nothing fitted on published clusters' runs is used; what those add: {more}",)
 
 
-def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
-    """Push each category to both ends of its interval, replay, and add the changes of the step's logarithm in quadrature.
-
-    Times are ratios away from the truth, not differences: the interval is multiplicative, and no end of it is below the time that
-    the model FLOPs take at peak.
-    """
+def _moved(priced: Priced, names: list[str]) -> Moved:
+    """The step with each category of prices at both ends of its interval."""
     base = priced.table.seconds
     variants: list[FloatArray] = [base]
     for name in names:
@@ -98,27 +93,7 @@ def _interval(priced: Priced, makespan: float, names: list[str]) -> Interval:
                     if category == name:
                         moved[row] += up if sign > 0 else -down
             variants.append(np.maximum(moved, 0.0))
-    spans = longest_path_batch(priced.program, np.array(variants))
-    up, down = np.maximum(spans[1::2], spans[0]) / spans[0], spans[0] / np.minimum(spans[2::2], spans[0])
-    # What the parts' own intervals do not hold: how far the calibration was off on runs that it had not seen.
-    unseen = HALF_WIDTH * priced.layout.calibration.expected_error
-    # Split-conformal: so that 80 % of runs of sources that no fit has seen lie inside.
-    factor = priced.layout.calibration.interval_factor
-    floor = min(ideal_seconds(priced.layout), makespan)
-    low, high = max(makespan / together(down, unseen) ** factor, floor), makespan * together(up, unseen) ** factor
-    widths = [(n, makespan * float(max(u, d) - 1.0)) for n, u, d in zip(names, up, down, strict=True)]
-    widths = sorted([*widths, ("calibration", unseen * makespan)], key=lambda x: -x[1])
-    return Interval(low, high, tuple(w for w in widths[:5] if w[1] > 0))
-
-
-def together(ratios: FloatArray, unseen: float) -> float:
-    """One factor of independent ones: the changes of the logarithm add up in quadrature.
-
-    Args:
-        ratios: float array [causes], each at least 1.
-        unseen: the calibration's own share, a factor of 1 + this.
-    """
-    return float(np.exp(np.hypot(np.sqrt((np.log(ratios) ** 2).sum()), np.log1p(unseen))))
+    return Moved(tuple(names), longest_path_batch(priced.program, np.array(variants)))
 
 
 def _provenance(priced: Priced) -> dict[str, str]:

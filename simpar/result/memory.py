@@ -231,7 +231,7 @@ def _key_events(
         parts = [("F", key.forward_stage, 0, None), ("B", key.backward_stage, 0, None)]
     elif isinstance(key, Compute):
         parts = [(key.phase, key.stage, key.first, key.last)]
-    elif isinstance(key, BlockOp) and key.index == 0:
+    elif isinstance(key, BlockOp) and key.index == 0 and key.part != "beside":
         # At op detail a block's memory comes with its first op and goes with the op that ends it.
         parts, closes = [(key.phase, key.stage, key.block, key.block + 1)], False
     elif isinstance(key, LaunchGap):

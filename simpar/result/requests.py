@@ -22,6 +22,7 @@ from simpar.result.gathers import (
     rests_unsharded,
     sharded_more_moments,
     update_bytes,
+    waits_for_the_last,
     whole_embedding_gradient,
 )
 from simpar.result.outside import workspaces
@@ -302,6 +303,9 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
             trace.ask(w * state.gather)
             trace.ask(w * state.reduce)
         trace.ask(whole_embedding_gradient(layout) if 0 in stages else 0.0)
+    elif waits_for_the_last(layout):
+        for w, _ in weights:
+            trace.ask(w * state.reduce)
     for size in placeholders(layout, stages).values():
         trace.ask(size)
     trace.ask(receive_buffers(layout, stages))

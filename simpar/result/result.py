@@ -14,6 +14,7 @@ from simpar.parallel.layout import Layout
 from simpar.program.program import COMPUTE_KINDS, Program
 from simpar.result.accounting import Accounting, compute_counts
 from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
+from simpar.result.interval import Interval, Moved
 from simpar.result.memory import CATEGORIES, RankMemory
 from simpar.result.published import compare_published
 from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
@@ -21,16 +22,6 @@ from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 MFU_DEFINITION = (
     "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward, over the bf16 peak"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An 80 % interval and the categories that widen it most."""
-
-    low: float
-    high: float
-    dominated_by: tuple[tuple[str, float], ...] = ()
-    """(category, half-width in the metric's unit), widest first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Result:
         memory: per pipeline rank.
         breakdown: mean seconds over roles by category of everything on the compute stream.
         bubble_fraction: idle share of the pipeline phase.
-        step_interval: of step_time_s.
+        step_interval: of step_time_s; `moved` has the steps that it follows from.
         provenance: category -> how its prices are known.
         hidden_communication_s: busy seconds by dimension, mean over roles.
     """
@@ -60,6 +51,7 @@ class Result:
     communication_s: dict[str, float]
     schedule_name: str
     hardware_flops: float
+    moved: Moved
     notes: tuple[str, ...] = ()
     repetitions: Repetitions | None = None
 

@@ -1,18 +1,23 @@
-"""What a search says: the best layouts as `simulate` sees them, ties, the runner-up, the account, as JSON."""
+"""What a search says: the best designs as `simulate` sees them, how sure that is, the runner-up, the account, as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import exp, log
 from typing import Any, Final
 
+from simpar.readings import outcome_of
 from simpar.result.result import Result
+from simpar.searching.decision import Rival, decide, moves_of
+from simpar.searching.designs import design_key, design_name
 from simpar.searching.effects import gap_with_effects, has_effects, pool_of, step_of
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
-from simpar.searching.objective import SIMPLE, dominates, oriented
-from simpar.searching.parts import Wish, measure_of, pricing_of, widest
+from simpar.searching.objective import LARGER_IS_BETTER, SIMPLE, dominates, oriented
+from simpar.searching.parts import Wish, largest_share, measure_of, pricing_of, widest
 from simpar.searching.runner_up import RunnerUp, runner_up
+from simpar.searching.settings import free_choices
 from simpar.specs.scenario import Scenario
 from simpar.step import simulate
 
@@ -37,6 +42,11 @@ class Candidate:
         value: of the metric that ranks, as in `metrics`.
         result: as `simulate` sees it.
         tied: with the best, within the model's uncertainty.
+        fit_probability: chance that it fits the memory.
+        best_probability: chance that it is the best of the answer; None where time does not decide.
+        expected_step_time_s: what it will take on average if it is chosen: the predicted time and what a choice of the least adds.
+        free: axis -> values that change the step by less than the model can tell, its own first.
+        measured: rows of the evidence with this combination; None where nobody looked.
     """
 
     scored: Scored
@@ -45,12 +55,24 @@ class Candidate:
     value: float
     result: Result
     tied: bool = False
+    fit_probability: float = 1.0
+    best_probability: float | None = None
+    expected_step_time_s: float = 0.0
+    free: dict[str, list[Any]] = field(default_factory=dict)
+    measured: int | None = None
+
+    @property
+    def design(self) -> str:
+        """The short name of its design."""
+        return design_name(self.scored.choice)
 
     def to_json(self) -> dict[str, Any]:
         """The object of `simulate`, and how the search got there."""
         return {
             **self.result.to_json(), "choice": self.scored.choice.flat(), "text": str(self.scored.choice), "tied": self.tied,
-            "metrics": self.metrics, "value": self.value,
+            "metrics": self.metrics, "value": self.value, "design": self.design, "free_choices": self.free,
+            "fit_probability": self.fit_probability, "best_probability": self.best_probability,
+            "expected_step_time_s": self.expected_step_time_s, "measured_nearby": self.measured,
         }  # fmt: skip
 
 
@@ -63,16 +85,20 @@ class Answer:
         found: per cluster size searched.
         asked: cluster sizes that were to be searched.
         runner_up: the best of the other designs.
+        try_these: positions of the fewest candidates that contain the best with 90 %, likeliest first.
         refused: layouts among the best that their framework cannot launch.
         seen: layouts that were simulated again with the scenario's effects; 0 where it has none.
+        prove: it was asked to go on to the end.
     """
 
     candidates: tuple[Candidate, ...]
     found: tuple[Found, ...]
     asked: int
     runner_up: RunnerUp | None
+    try_these: tuple[int, ...] = ()
     refused: int = 0
     seen: int = 0
+    prove: bool = False
 
     @property
     def wish(self) -> Wish:
@@ -130,7 +156,9 @@ class Answer:
         """The public object, see docs/search.md."""
         wish = self.wish
         return {
-            "best": [c.to_json() for c in self.candidates], "optimality_gap": self.gap,
+            "best": [c.to_json() for c in self.candidates], "try_these": list(self.try_these), "optimality_gap": self.gap,
+            "mode": "prove" if self.prove else "quick",
+            "effects": any(has_effects(f.space.template) for f in self.found),
             "gap_of": "the step with the scenario's effects" if self.seen else "the step", "simulated_with_effects": self.seen,
             "space_size": self.size,
             "rejected": self.counts("rejected"), "evaluated": self.counts("evaluated"),
@@ -142,28 +170,61 @@ class Answer:
         }  # fmt: skip
 
 
-def answer(found: Sequence[Found], asked: int | None = None, runs: Callable[[Scenario], bool] = lambda _: True) -> Answer:
-    """Interpret what was found: rank over all cluster sizes, simulate the best, find ties, explain the runner-up.
+def answer(
+    found: Sequence[Found],
+    asked: int | None = None,
+    runs: Callable[[Scenario], bool] = lambda _: True,
+    measured: Callable[[Scenario], int] | None = None,
+) -> Answer:
+    """Interpret what was found: simulate the best, rank over all cluster sizes, say how sure that is, explain the runner-up.
 
     Where the scenario has effects, which the search itself leaves out, they rank: a pool of the best is simulated with them.
 
     Args:
         asked: cluster sizes that were to be searched; none = those of `found`.
         runs: whether a layout can be launched; what cannot is left out.
+        measured: how many rows of the evidence have the combination of a layout.
     """
     wish = found[0].wish
     pools = {id(each): [s for s in _pool(each) if runs(s.choice.scenario(each.space.template))] for each in found}
     refused = sum(len(list(_pool(each))) - len(pools[id(each)]) for each in found)
     every = [candidate for each in found for candidate in _candidates(each, pools[id(each)], wish)]
-    if wish.front:
-        chosen = _front(every, wish.front)
-    else:
-        chosen = _with_ties(sorted(every, key=lambda c: _order(c, wish))[: wish.keep], wish)
+    chosen = _front(every, wish.front) if wish.front else _ranked(every, wish)
+    try_these: tuple[int, ...] = ()
+    if chosen and not (wish.front or wish.by_memory or wish.objective == "num_gpus"):
+        chosen, try_these = _decided(chosen, wish)
+    if not wish.front:
+        chosen = [replace(c, free=_free(c, wish)) for c in chosen]
+    if measured is not None:
+        chosen = [replace(c, measured=measured(c.scored.choice.scenario(c.found.space.template))) for c in chosen]
     sizes = len(found) if asked is None else asked
     seen = len(every) if any(has_effects(each.space.template) for each in found) else 0
     # With effects another design may be nearer than the one that the search knows.
     other = None if wish.front or seen else _runner_up(chosen)
-    return Answer(tuple(chosen), tuple(found), sizes, other, refused, seen)
+    return Answer(tuple(chosen), tuple(found), sizes, other, try_these or tuple(range(len(chosen)))[:1], refused, seen)
+
+
+def _ranked(every: list[Candidate], wish: Wish) -> list[Candidate]:
+    """The best of every design (of all layouts, where designs are not asked for), best first, with ties marked."""
+    ordered, seen = [], set()
+    for candidate in sorted(every, key=lambda c: _order(c, wish)):
+        key = (candidate.found.space.template.world_size, design_key(candidate.scored.choice))
+        if not wish.fold or key not in seen:
+            seen.add(key)
+            ordered.append(candidate)
+    return [replace(c, tied=c is ordered[0] or is_tied(ordered[0], c, wish)) for c in ordered[: wish.keep]]
+
+
+def _decided(chosen: list[Candidate], wish: Wish) -> tuple[list[Candidate], tuple[int, ...]]:
+    """Candidates with their chances, and which of them are worth a trial."""
+    sign = -1.0 if wish.metric in LARGER_IS_BETTER else 1.0
+    rivals = [Rival(sign * log(c.value), moves_of(c.result), c.fit_probability) for c in chosen]
+    decision = decide(rivals)
+    found = [
+        replace(c, best_probability=float(p), expected_step_time_s=c.expected_step_time_s * exp(decision.optimism))
+        for c, p in zip(chosen, decision.best_probability, strict=True)
+    ]
+    return found, decision.try_these
 
 
 def _pool(found: Found) -> Iterable[Scored]:
@@ -178,20 +239,29 @@ def _candidates(found: Found, pool: Sequence[Scored], wish: Wish) -> list[Candid
     seen = []
     for scored in pool:
         seconds, size = scored.value * factor if wish.robust else scored.step_time_s, scored.device_bytes
-        result = simulate(
-            scored.choice.scenario(template), detail="stage" if effects and not scored.choice.offload.activations else "layer"
-        )
+        result = simulate(scored.choice.scenario(template), detail="layer" if scored.choice.offload.activations else "stage")
         if effects:
             seconds, size = result.step_interval.high if wish.robust else step_of(result), result.worst_rank.device_bytes
         metrics = measure.metrics(seconds, size)
         holds = all(c.holds(metrics) for c in wish.constraints if c.metric in SIMPLE)
-        if not effects or (result.fits and holds):
-            seen.append(Candidate(scored, found, metrics, metrics[wish.metric], result))
+        fit = outcome_of(result).chance_to_fit
+        likely = result.fits if wish.fit_probability is None else fit >= wish.fit_probability
+        if not effects or (likely and holds):
+            step_s = seconds if effects and not wish.robust else result.step_time_s
+            seen.append(
+                Candidate(scored, found, metrics, metrics[wish.metric], result, fit_probability=fit, expected_step_time_s=step_s)
+            )
     return seen
 
 
 def _order(c: Candidate, wish: Wish) -> tuple[float, float, float, str]:
     return oriented(c.metrics, wish.metric), c.metrics["step_time_s"], c.scored.choice.complexity, str(c.scored.choice)
+
+
+def _free(candidate: Candidate, wish: Wish) -> dict[str, list[Any]]:
+    space = candidate.found.space
+    share = 1.0 if wish.fit_probability is None else largest_share(space, wish.fit_probability)
+    return free_choices(space, pricing_of(space), candidate.scored.choice, share * candidate.result.device_memory_bytes)
 
 
 def _front(every: list[Candidate], names: tuple[str, ...]) -> list[Candidate]:
@@ -201,16 +271,6 @@ def _front(every: list[Candidate], names: tuple[str, ...]) -> list[Candidate]:
         if not any(dominates(other.metrics, c.metrics, names) for other in every):
             best.setdefault(tuple(c.metrics[n] for n in names), c)
     return sorted(best.values(), key=lambda c: [oriented(c.metrics, n) for n in names])
-
-
-def _with_ties(ordered: list[Candidate], wish: Wish) -> list[Candidate]:
-    """The same with ties marked, and of those tied with the best the simplest first."""
-    if not ordered:
-        return []
-    best = ordered[0]
-    marked = [Candidate(c.scored, c.found, c.metrics, c.value, c.result, tied=c is best or is_tied(best, c, wish)) for c in ordered]
-    tied = sorted((c for c in marked if c.tied), key=lambda c: (c.scored.choice.complexity, _order(c, wish)))
-    return [*tied, *(c for c in marked if not c.tied)]
 
 
 def is_tied(best: Candidate, other: Candidate, wish: Wish) -> bool:

@@ -22,6 +22,7 @@ from simpar.searching.account import Account, Glimpse, Progress
 from simpar.searching.choice import Choice, Group, Kin, Offload, Pipeline, Variant, kin
 from simpar.searching.coarse import Coarse
 from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.memory_floors import MemoryFloors
 from simpar.searching.pricing import Pricing
 from simpar.searching.sheets import Design, Outlook, Sheet, Sheets
 from simpar.searching.space import Space
@@ -86,7 +87,8 @@ class Branch:
         pricing: memo to share.
         incumbents: limits and what is known already; none = the `keep` fastest.
         examine: value of a simulated layout (None: it misses a constraint); none = its step time.
-        least_headroom: bytes that must stay free on every device.
+        least_headroom: bytes that must stay free on every device, as far as bounds of what it needs say.
+        fits: whether a layout does that needs so many bytes, some of them cached without a tensor; none = as the bounds.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Branch:
         on_scored: Callable[[Scored], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         least_headroom: float = 0.0,
+        fits: Callable[[float, float], bool] | None = None,
     ) -> None:
         self.space = space
         self.pricing = pricing or Pricing(space)
@@ -111,7 +114,9 @@ class Branch:
         """A bound of the value of a layout that takes so long, where that is more than its time."""
         self.on_scored, self.on_progress = on_scored, on_progress
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
+        self.fits = fits or (lambda need, _: need <= self.capacity)
         self.coarse = Coarse(space, self.pricing)
+        self.memory_floors = MemoryFloors(space, self.pricing)
         self.sheets = Sheets(space, self.pricing, self.capacity)
         self.heap: list[tuple[float, float, int, str, Any, int, float, Kin | None]] = []
         self._tick = itertools.count()
@@ -218,9 +223,14 @@ class Branch:
         design = kin(group, batch)
         inner = len(self.space.states(group)) * len(self.space.offloads)
         seconds = self.coarse.pipeline_seconds(*payload)
+        more = self.memory_floors.seconds(*payload, self.capacity)
+        seconds = seconds if more is None else seconds + more
         counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
         order = np.argsort(seconds, kind="stable")
         order = order[counts[order] > 0]
+        unfit = order[np.isinf(seconds[order])]
+        self.account.rejected[MEMORY] += int(counts[unfit].sum())
+        order = order[: len(order) - len(unfit)]
         left = np.cumsum(counts[order][::-1])[::-1].tolist()
         self._next_pipeline(Ranked(payload, design, order.tolist(), seconds[order].tolist(), left), 0)
 
@@ -293,7 +303,9 @@ class Branch:
         del count
         pool, last = self.pools.get(payload, []), self.incumbents.last(bound)
         popped: list[Waiting] = []
-        while pool and len(popped) < LARGEST and pool[0][0] <= last:
+        # Where most settings of a design are not worth a look, one layout at a time decides about the others.
+        most = 1 if self.incumbents.tolerance else LARGEST
+        while pool and len(popped) < most and pool[0][0] <= last:
             popped.append(heapq.heappop(pool))
         take = []
         for _, _, time_s, sheet, at in popped:
@@ -315,6 +327,9 @@ class Branch:
             for (choice, at, time_s, need, sheet), value, less in zip(take, *swept, strict=True):
                 kind, weight = "undercut" if less else "timed", int(sheet.weight[at])
                 value = max(float(value), time_s)
+                if most == 1 and not less and self.incumbents.limits.value < inf and not self._reject(value, need, choice.kin):
+                    self.open_timed(value, (choice, need, sheet, at), weight)
+                    continue
                 self.push(value, kind, (choice, need, sheet, at), weight, choice.kin, need, choice.complexity)
         self._pool(payload, [])
 
@@ -344,33 +359,38 @@ class Branch:
         if self.incumbents.outdone(bound, need, choice):
             self.account.rejected[BOUND] += count
             return
-        reason = self._simulate(choice, bound)
+        reason = self._simulate(choice, bound, time_s)
         if reason:
             self.account.rejected[reason] += 1
             self._wait(sheet, sheet.children(at), time_s)
         else:
             self.account.rejected[DOMINATED] += count - 1
 
-    def _simulate(self, choice: Choice, bound: float) -> str:
-        """The time of a layout on SimPy; why it does not count, or nothing.
+    def _simulate(self, choice: Choice, bound: float, time_s: float) -> str:
+        """Value a layout; why it does not count, or nothing. SimPy runs only where memory depends on time.
 
         Args:
-            bound: of its time; with its memory it may say already that it cannot be wanted.
+            bound: of its value; with its memory it may say already that it cannot be wanted.
+            time_s: its longest path, the time that SimPy finds too.
         """
         scored = next((s for s in self.incumbents.known if s.choice == choice), None)
         if scored is not None:
             # Known from another part of the search.
             self.account.kept += 1
             return ""
-        need = self.tiers.device_bytes(choice, self.sheets.allocated(choice))
-        if need is not None and need > self.capacity:
-            return SIMULATED_MEMORY
+        allocated = self.sheets.allocated(choice)
+        need = self.tiers.device_bytes(choice, allocated)
+        if need is not None and allocated is not None:
+            cached = need - self.pricing.outside_bytes(choice.group) - float(allocated.max())
+            if not self.fits(need, cached):
+                return SIMULATED_MEMORY
         if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.kin):
             return BOUND
-        self.account.evaluated["discrete_event"] += 1
-        time_s, need = self.tiers.discrete_event(choice, need)
-        if need > self.capacity:
-            return SIMULATED_MEMORY
+        if need is None:
+            self.account.evaluated["discrete_event"] += 1
+            time_s, need, cached = self.tiers.discrete_event(choice)
+            if not self.fits(need, cached):
+                return SIMULATED_MEMORY
         value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
         if value is None or self.incumbents.late(np.array(time_s)):
             return CONSTRAINT

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isclose
+from math import inf, isclose
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +31,10 @@ from simpar.specs.scenario import Scenario
 from simpar.step import simulate
 
 INTERRUPTED: Final = 130
+REACH: Final = 1.02
+"""Quick searches look for no layout slower than this times the best."""
+TOLD: Final = 0.01
+"""What the model can tell, relatively: quick searches look for no setting of a design that gains less."""
 SMALL: Final = 300_000
 """Spaces up to this size are searched here sooner than processes have started."""
 
@@ -44,6 +50,7 @@ class Outputs:
         check: told the scenario before the search; raises what no layout of it could be exported for.
         export: writes launch files of the winner.
         runs: whether a layout can be launched; what cannot is no answer.
+        measured: how many measured runs have the combination of a layout.
         listener: told the progress; called with None when there is no more.
         say: a line for people, beside the answer.
     """
@@ -54,6 +61,7 @@ class Outputs:
     check: Callable[[Scenario], None] | None = None
     export: Callable[[Answer], None] | None = None
     runs: Callable[[Scenario], bool] = lambda _: True
+    measured: Callable[[Scenario], int] | None = None
     listener: Callable[[Watch | None], None] = lambda _: None
     say: Callable[[str], None] = lambda _: None
 
@@ -75,6 +83,8 @@ class SearchOptions:
         pareto: two or three metrics; the answer is the front.
         why: corners to hold against the winner, "tp=4,pp=8".
         workers: processes of the local executor; none = all cores, for a small space this process.
+        prove: go on until nothing can be faster than the answer; else until nothing is by more than the model can tell.
+        fit_probability: chance that a layout must have to fit the memory.
     """
 
     scenario: Path | None = None
@@ -104,6 +114,8 @@ class SearchOptions:
     workers: int | None = None
     scheduler: str | None = None
     as_json: bool = False
+    prove: bool = False
+    fit_probability: float = 0.9
     outputs: Outputs = field(default_factory=Outputs)
 
 
@@ -116,11 +128,14 @@ def run(options: SearchOptions) -> int:
     Raises:
         InputError: options, scenario, store or executor are wrong.
     """
+    began = _cpu_s()
     spaces, wish = _checked(options)
     if options.outputs.check is not None:
         options.outputs.check(spaces[0].template)
+    if not options.prove and sum(s.size for s in spaces) > SMALL:
+        wish = replace(wish, reach=REACH, tolerance=TOLD)
     if has_effects(spaces[0].template):
-        wish = replace(wish, pool=POOL)
+        wish = replace(wish, pool=POOL, fold=False, reach=inf, tolerance=0.0)
     store = Store(options.store, _request(spaces, wish, options.why)) if options.store is not None else None
     try:
         known = store.answer if store is not None else None
@@ -129,9 +144,9 @@ def run(options: SearchOptions) -> int:
             return _from_store(known, options)
         if store is not None and options.resume:
             _say_where(store, options)
-        result = _searched(spaces, wish, store, options)
+        result = replace(_searched(spaces, wish, store, options), prove=options.prove)
         reasons = _reasons(options, spaces, wish, result)
-        document = {**result.to_json(), "why": [r.to_json() for r in reasons], "from_store": False}
+        document = {**result.to_json(), "why": [r.to_json() for r in reasons], "from_store": False, "cpu_s": _cpu_s() - began}
         finished = result.finished and all(r.finished for r in reasons)
         if store is not None and finished:
             store.finish(document)
@@ -143,6 +158,12 @@ def run(options: SearchOptions) -> int:
     return INTERRUPTED if not finished else 0 if result.candidates else 1
 
 
+def _cpu_s() -> float:
+    """CPU seconds of this process and of those that it has started and that are over."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + spent.ru_utime + spent.ru_stime
+
+
 def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: SearchOptions) -> Answer:
     workers = options.workers
     if workers is None and options.executor == "local" and sum(s.size for s in spaces) <= SMALL:
@@ -152,7 +173,7 @@ def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: Sea
         resume=options.resume, listener=options.outputs.listener,
     )  # fmt: skip
     options.outputs.listener(None)
-    return answer(found, len(spaces), runs=options.outputs.runs)
+    return answer(found, len(spaces), runs=options.outputs.runs, measured=options.outputs.measured)
 
 
 def _check_answer(store: Store, known: dict[str, Any], spaces: list[Space]) -> None:
@@ -261,7 +282,8 @@ def _wish(options: SearchOptions) -> Wish:
     front = collect(lambda: parse_front(options.pareto), ())
     wish = Wish(
         objective or "step_time", options.top, constraints, options.robust == "p90", front,
-        usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue,
+        usd_per_gpu_hour=options.usd_per_gpu_hour, pue=options.pue, fold=True, next_design=False,
+        fit_probability=options.fit_probability,
     )  # fmt: skip
     if wish.robust and wish.by_memory:
         what, value = ("--pareto", options.pareto) if wish.front else ("--objective", options.objective)
@@ -276,6 +298,9 @@ def _small(options: SearchOptions) -> list[Violation]:
     wrong: list[Violation] = []
     if options.top < 1:
         wrong.append(Violation("--top", options.top, "must be at least 1", "such as 10"))
+    if not 0.5 <= options.fit_probability < 1.0:
+        rule = "is the chance that a layout must have to fit, from 0.5 to below 1"
+        wrong.append(Violation("--fit-probability", options.fit_probability, rule, "such as 0.9"))
     if options.workers is not None and options.workers < 1:
         wrong.append(Violation("--workers", options.workers, "must be at least 1", "leave it out for one per core"))
     if options.usd_per_gpu_hour <= 0.0:

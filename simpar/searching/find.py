@@ -57,11 +57,12 @@ class Found:
 
     @property
     def gap(self) -> float | None:
-        """(best - bound) / best: 0 when finished, None when nothing was found. Of a front its slowest layout counts."""
+        """(best - bound) / best: of a finished search what `Wish.tolerance` left out, 0 without; None when nothing was found. Of a
+        front its slowest layout counts."""
         if not self.best:
             return 0.0 if self.finished else None
         value = (max if self.wish.both else min)(s.value for s in self.best)
-        return 0.0 if self.finished else max(0.0, 1.0 - min(self.bound, value) / value)
+        return max(0.0, 1.0 - min(self.bound, value) / value)
 
 
 @dataclass
@@ -95,6 +96,7 @@ class _State:
     done: int = 0
     simulated: int = 0
     glimpses: list[Glimpse] = field(default_factory=list)
+    skipped: float = inf
 
 
 def find(
@@ -164,6 +166,7 @@ def find(
                 state.incumbents.add(found)
             state.account.merge(result.account())
             state.glimpses += result.glimpses
+            state.skipped = min(state.skipped, result.skipped)
             state.done += 1
             del parts[result.part]
             if store is not None:
@@ -171,7 +174,7 @@ def find(
             tell()
     except KeyboardInterrupt:
         finished = False
-    bound = min((state.bounds.get(p, 0.0) for p in parts), default=inf)
+    bound = min(state.skipped, min((state.bounds.get(p, 0.0) for p in parts), default=inf))
     best = state.incumbents.best
     if store is not None and best and str(best[0].choice) in recalled:
         _check_winner(store, branch, best[0])
@@ -198,6 +201,7 @@ def _recall(store: Store, state: _State, parts: dict[int, Any]) -> set[str]:
             found = PartResult.from_json(part, account)
             state.account.merge(found.account())
             state.glimpses += found.glimpses
+            state.skipped = min(state.skipped, found.skipped)
             state.done += 1
     return names
 
@@ -208,7 +212,7 @@ def _check_winner(store: Store, branch: Branch, winner: Scored) -> None:
     Raises:
         InputError: they are others.
     """
-    seconds, device_bytes = branch.tiers.discrete_event(winner.choice)
+    seconds, device_bytes, _ = branch.tiers.discrete_event(winner.choice)
     if not (isclose(seconds, winner.step_time_s, rel_tol=SAME) and isclose(device_bytes, winner.device_bytes, rel_tol=SAME)):
         raise store.doubted(f"{winner.choice} takes {seconds:.6g} s when simulated again, {winner.step_time_s:.6g} s as stored")
 

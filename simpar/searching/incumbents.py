@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray
 from simpar.searching.choice import Choice, Kin
+from simpar.searching.designs import design_key
 
 SLACK = 1e-9
 """Relative slack of comparisons, for sums in another order; equal layouts are never cut off."""
@@ -76,7 +77,11 @@ class Incumbents:
         by_memory: rank by memory, then time, instead of time.
         front: keep every layout that no other beats in both time and memory, instead of the best.
         within: of a front: layouts this close, relatively, to one of it in both are not told apart.
-        next_design: wanted besides, where all the best are of one design: the best of any other.
+        fold: of the layouts of one design only the best is kept.
+        reach: layouts that take more than this times the best value are not looked for.
+        tolerance: of a known design other settings are only looked at where they may gain more than this, relatively.
+        skipped: the least bound of those that were not.
+        next_design: wanted besides, where all the best are of one mesh and micro-batch: the best of any other.
         shared: what the best of others must beat, asked anew each time.
         first: the best of each design.
         stairs: of a front, see `_stairs`.
@@ -87,6 +92,10 @@ class Incumbents:
     by_memory: bool = False
     front: bool = False
     within: float = 0.0
+    fold: bool = False
+    reach: float = inf
+    tolerance: float = 0.0
+    skipped: float = inf
     next_design: bool = False
     shared: Callable[[], Limits] = field(default=Limits)
     best: list[Scored] = field(default_factory=list)
@@ -148,11 +157,17 @@ class Incumbents:
 
     def outdone(self, time_s: float, device_bytes: float, choice: Choice) -> bool:
         """Whether this layout, with these bounds, cannot be wanted: for equals the order of `Scored.key` decides."""
-        if self.front or len(self.best) < self.keep:
+        if self.front or (len(self.best) < self.keep and not self.fold):
             return bool(self.beaten(np.array(time_s), np.array(device_bytes), choice.kin))
         rank = self.rank(time_s, device_bytes)
         if self.beats(rank, choice.kin):
             return True
+        if self.fold:
+            own = self._of_design(choice)
+            if own is not None and self.tolerance and own.value * (1.0 - self.tolerance) < rank < own.value:
+                self.skipped = min(self.skipped, rank)
+                return True
+            return own is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > own.key
         rival = self.best[-1] if self.limits.of in (None, choice.kin) else self.other
         return rival is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > rival.key
 
@@ -184,6 +199,10 @@ class Incumbents:
         """Take a layout in, if it is among the best."""
         if any(s.choice == scored.choice for s in self.best):
             return
+        if self.fold and (rival := self._of_design(scored.choice)) is not None:
+            if rival.key <= scored.key:
+                return
+            self.best.remove(rival)
         insort(self.best, scored, key=lambda s: s.key)
         if self.front:
             self.best = [s for s in self.best if not any(_beats(o, s) for o in self.best)]
@@ -196,7 +215,16 @@ class Incumbents:
                 self.first[design] = scored
         self.limits = self._limits()
 
+    def _of_design(self, choice: Choice) -> Scored | None:
+        """The best known layout of the same design."""
+        key = design_key(choice)
+        return next((s for s in self.best if design_key(s.choice) == key), None)
+
     def _limits(self) -> Limits:
+        if self.fold:
+            worst = self.best[-1].value if len(self.best) >= self.keep else inf
+            worst = min(worst, self.best[0].value * self.reach)
+            return Limits(worst, worst)
         if len(self.best) < self.keep:
             return Limits()
         worst, design = self.best[-1].value, self.best[0].choice.kin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.result.interpret import together
+from simpar.result.interval import together
 from simpar.searching.choice import Choice
 from simpar.searching.replay import makespans
 from simpar.searching.tiers import Tiers

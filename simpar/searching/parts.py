@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp, inf
+from statistics import NormalDist
 from typing import Any
 
-from simpar.result.interpret import HALF_WIDTH
+from simpar.readings import TENTH, fit_probability
+from simpar.result.interval import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch, Node
 from simpar.searching.choice import Choice
@@ -39,6 +42,10 @@ class Wish:
         next_design: the best of another design than the winner's is wanted too, see `runner_up`.
         usd_per_gpu_hour, pue: for cost and energy.
         pool: layouts to find at least, where they are simulated again with effects.
+        fold: return the best layout of each design (see `designs`) instead of the best layouts.
+        reach: layouts that take more than this times the best are not looked for.
+        tolerance: of a design that is known other settings are only looked at where they may gain more than this, relatively.
+        fit_probability: chance that a layout must have to fit the memory; none = the predicted bytes must fit.
     """
 
     objective: str = "step_time"
@@ -51,6 +58,10 @@ class Wish:
     usd_per_gpu_hour: float = 2.0
     pue: float = 1.25
     pool: int = 0
+    fold: bool = False
+    reach: float = inf
+    tolerance: float = 0.0
+    fit_probability: float | None = None
 
     @property
     def metric(self) -> str:
@@ -78,6 +89,7 @@ class PartResult:
         best: simulated layouts that were among its best, or the best of another design.
         rejected, evaluated, kept: see `Account`.
         glimpses: the best of its designs, by their bounds.
+        skipped: nothing that it left out for gaining too little takes less than this.
     """
 
     part: int
@@ -86,6 +98,7 @@ class PartResult:
     evaluated: dict[str, int]
     kept: int
     glimpses: tuple[Glimpse, ...] = ()
+    skipped: float = inf
 
     def account(self) -> Account:
         """As an account."""
@@ -97,13 +110,19 @@ class PartResult:
     def to_json(self) -> dict[str, Any]:
         """Everything but the layouts, as plain data."""
         seen = [{"choice": g.choice.flat(), "bound_s": g.bound_s, "device_bytes": g.device_bytes} for g in self.glimpses]
-        return {"rejected": self.rejected, "evaluated": self.evaluated, "kept": self.kept, "glimpses": seen}
+        return {
+            "rejected": self.rejected,
+            "evaluated": self.evaluated,
+            "kept": self.kept,
+            "glimpses": seen,
+            "skipped": None if self.skipped == inf else self.skipped,
+        }
 
     @classmethod
     def from_json(cls, part: int, data: dict[str, Any]) -> PartResult:
         """The inverse of `to_json`, without layouts."""
         seen = tuple(Glimpse(Choice.from_flat(g["choice"]), g["bound_s"], g["device_bytes"]) for g in data["glimpses"])
-        return cls(part, (), data["rejected"], data["evaluated"], data["kept"], seen)
+        return cls(part, (), data["rejected"], data["evaluated"], data["kept"], seen, data["skipped"] or inf)
 
 
 def parts_of(branch: Branch, count: int) -> list[list[Node]]:
@@ -182,6 +201,31 @@ def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callab
     return examine
 
 
+def largest_share(space: Space, fit_probability: float) -> float:
+    """Share of the memory that a predicted peak may fill at most, so that it fits with this chance."""
+    return exp(-NormalDist().inv_cdf(fit_probability) * _memory_half_width(space) / TENTH)
+
+
+def _memory_half_width(space: Space) -> float:
+    template = space.template
+    spec = framework(template.framework, template.framework_version)
+    return calibration_on(spec, template.hardware).memory_error
+
+
+def fitting(space: Space, wanted: float | None, most_bytes: float) -> Callable[[float, float], bool]:
+    """Whether a device that needs so many bytes, some of them cached without a tensor, fits with the chance that is wanted.
+
+    Args:
+        wanted: chance to fit; none = the bytes decide.
+        most_bytes: that may be needed in any case.
+    """
+    if wanted is None:
+        return lambda need, _: need <= most_bytes
+    memory, width = space.template.hardware.gpu.memory.value, _memory_half_width(space)
+    least = wanted * (1.0 - 1e-9)
+    return lambda need, cached: need <= most_bytes and fit_probability(need, cached, memory, width) >= least
+
+
 def branch_for(
     space: Space, wish: Wish, pricing: Pricing | None = None, shared: Callable[[], Limits] = Limits, **hooks: Any
 ) -> Branch:
@@ -189,12 +233,18 @@ def branch_for(
     pricing = pricing or Pricing(space)
     measure = measure_of(space, wish, pricing)
     longest, headroom = measure.limits(wish.constraints)
+    fits = fitting(space, wish.fit_probability, measure.memory_bytes - headroom)
+    if wish.fit_probability is not None:
+        headroom = max(headroom, measure.memory_bytes * (1.0 - largest_share(space, wish.fit_probability)))
+    named = not (wish.front or wish.by_memory)
     incumbents = Incumbents(
         max(wish.keep, wish.pool), largest_s=longest / (widest(space) if wish.robust else 1.0), by_memory=wish.by_memory,
         front=wish.both,
         within=wish.within if wish.both else 0.0, next_design=wish.next_design and not wish.front, shared=shared,
+        fold=wish.fold and not wish.front, reach=wish.reach if named else inf,
+        tolerance=wish.tolerance if named else 0.0,
     )  # fmt: skip
-    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, **hooks)
+    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, fits=fits, **hooks)
     branch.examine = examiner(space, wish, measure, branch.tiers)
     if wish.robust:
         factor = widest(space)
@@ -246,8 +296,17 @@ def solve_part(
     account = branch.account
     glimpses = sorted(branch.glimpses.values(), key=lambda g: g.bound_s)[:GLIMPSES]
     return PartResult(
-        part, tuple(branch.incumbents.known), dict(account.rejected), dict(account.evaluated), account.kept, tuple(glimpses)
+        part,
+        tuple(branch.incumbents.known),
+        dict(account.rejected),
+        dict(account.evaluated),
+        account.kept,
+        tuple(glimpses),
+        branch.incumbents.skipped,
     )
 
 
-__all__ = ["PartResult", "Wish", "branch_for", "measure_of", "parts_of", "pricing_of", "solve_part", "survey_part", "widest"]
+__all__ = [
+    "PartResult", "Wish", "branch_for", "fitting", "largest_share", "measure_of", "parts_of", "pricing_of", "solve_part",
+    "survey_part", "widest",
+]  # fmt: skip

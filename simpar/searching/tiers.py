@@ -338,15 +338,14 @@ class Tiers:
             self._last = (choice, priced, run(priced, interference=True))
         return self._last[1:]
 
-    def discrete_event(self, choice: Choice, device_bytes: float | None = None) -> tuple[float, float]:
-        """Tier 3: the step time on SimPy, and what the fullest device uses (`device_bytes` where it is known)."""
+    def discrete_event(self, choice: Choice) -> tuple[float, float, float]:
+        """Tier 3: the step time on SimPy, what the fullest device uses, and what of it the allocator keeps without a tensor."""
         priced, timeline = self.simulated(choice)
-        if device_bytes is None:
-            roles = {rank: rank for rank in priced.held}
-            memory = memory_over_time(priced.layout, priced.program, timeline, priced.held, roles)
-            device_bytes = max(rank.device_bytes for rank in memory)
+        roles = {rank: rank for rank in priced.held}
+        fullest = max(memory_over_time(priced.layout, priced.program, timeline, priced.held, roles), key=lambda r: r.device_bytes)
         waits = optimizer_waits(priced.layout, priced.schedule)
-        return account(priced.program, timeline, waits=waits).makespan, device_bytes
+        cached = fullest.reserved_bytes - fullest.allocated_bytes
+        return account(priced.program, timeline, waits=waits).makespan, fullest.device_bytes, cached
 
 
 __all__ = ["Step", "Tiers"]

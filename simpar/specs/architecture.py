@@ -7,9 +7,10 @@ the general one; the reader of config.json files (simpar/model) makes it from th
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, WrapValidator, field_validator, model_validator
 
 from simpar.specs.base import Spec
 from simpar.specs.model import CnnSpec, MlaSpec, MlpSpec, MoeSpec, TransformerSpec
@@ -57,10 +58,14 @@ class IndexerSpec(Spec):
 
 
 class Mixer(Spec):
-    """What every branch of a layer may carry."""
+    """What every branch of a layer may carry. A subclass from elsewhere has a `kind` of its own and writes its nodes itself."""
 
     extra: tuple[WeightSpec, ...] = ()
     """Weights beside its own."""
+
+    def write(self, writer: Any, x: str) -> list[str]:
+        """Nodes of this branch on the tensor `x`, by the layer's `writer` (simpar/model/writer.py); what it adds to the stream."""
+        raise NotImplementedError
 
 
 class AttentionSpec(Mixer):
@@ -348,10 +353,21 @@ class CustomSpec(Mixer):
     """Columns of the indexer that chooses them."""
 
 
+OTHER_MIXERS: dict[str, type[Mixer]] = {}
+"""Kind -> mixer from elsewhere; a line here makes it known to [model] tables."""
+
+
+def _other(value: Any, usual: Callable[[Any], Any]) -> Any:
+    """A branch of a kind in `OTHER_MIXERS`; any other by the union below."""
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    other = OTHER_MIXERS.get(kind) if isinstance(kind, str) else None
+    return usual(value) if other is None else other.model_validate(value)
+
+
 BranchSpec = Annotated[
     AttentionSpec | LatentAttentionSpec | Mamba1Spec | Mamba2Spec | DeltaSpec | LinearAttentionSpec | ShortConvSpec | RecurrentSpec
     | FeedForwardSpec | ExpertsSpec | CustomSpec,
-    Field(discriminator="kind"),
+    Field(discriminator="kind"), WrapValidator(_other), SerializeAsAny(),
 ]  # fmt: skip
 
 

@@ -15,14 +15,11 @@ from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import losses_of
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
+from simpar.specs.recompute_modules import MODULES
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import too_large
 
 DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
-
-RECOMPUTE_MODULES: Final = (
-    "core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts", "attention", "op",
-)  # fmt: skip
 
 ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "dualpipe")
 """Schedules with one model chunk per pipeline rank (DualPipe: one per direction)."""
@@ -230,8 +227,8 @@ def _recompute(plan: PlanSpec) -> Iterator[Violation]:
     if not isinstance(plan.recompute, RecomputeSpec):
         return
     for module in plan.recompute.modules:
-        if module not in RECOMPUTE_MODULES:
-            right = f"one of {', '.join(RECOMPUTE_MODULES)}"
+        if module not in MODULES and module != "op":
+            right = f"one of {', '.join((*MODULES, 'op'))}"
             yield Violation("plan.recompute.modules", module, "unknown module", right)
     yield from _full_recompute(plan.recompute)
 

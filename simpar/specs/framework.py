@@ -74,6 +74,7 @@ class FrameworkSpec:
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         separate_casts: under fp8 casts are kernels of their own between matmuls, made by the compiler (torchao); tensors with one
             scale are gathered over tensor ranks after the cast. False: part of neighbouring kernels (TransformerEngine).
+        fp4_layers: share of the layers, the first ones, whose products are narrow under nvfp4 where casts are separate.
         te_scaling: fp8 runs on TransformerEngine; scale of a tensor with one of them: from steps before (delayed) or of its values
             (current). "" = on something else.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
@@ -197,6 +198,8 @@ class FrameworkSpec:
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
+        fsdp_defers_reduction: micro-batches but the last of a step leave whole gradients, in the dtype they are reduced in
+            (no_sync); only their memory is modelled, reductions are priced in every micro-batch.
         whole_embedding_gradient: of a vocabulary split over tensor ranks the unsharded gradient that accumulates is whole
             (DTensor).
         reshard_after_forward: default.
@@ -250,6 +253,7 @@ class FrameworkSpec:
     te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False
     separate_casts: bool = False
+    fp4_layers: float = 1.0
     gradient_copy_bytes: float = 0.0
     ddp_buckets: bool = False
     gradients_persist: bool = True
@@ -326,6 +330,7 @@ class FrameworkSpec:
     fsdp_module_cpu_s: float = 0.0
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
+    fsdp_defers_reduction: bool = False
     whole_embedding_gradient: bool = False
     reshard_after_forward: bool = True
     schedule: str = "1f1b"

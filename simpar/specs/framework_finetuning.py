@@ -1,4 +1,4 @@
-"""The dated rows of frameworks for fine-tuning and post-training; see framework_rows.py."""
+"""The dated rows of frameworks on torch's FSDP, for fine-tuning and post-training most of them; see framework_rows.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ TRANSFORMERS: Final = (
     Row(
         (2023, 3),
         {"zero_stage_default": 0, "parameter_bytes": 0.0, "autocast": True, "sharded_weights_fp32": True, "gradient_dtype": "fp32",
-         "fsdp_reduce_dtype": "bf16", "logits_fp32_copies": 2.5, "recompute_default": "none", "logits_fp32_copies_fused": 1.5},
+         "fsdp_reduce_dtype": "bf16", "logits_fp32_copies": 2.5, "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
+         "fsdp_defers_reduction": True},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
         "fp32 copy of the logits into cross_entropy; torch.optim.AdamW in lists of operations; without sharding, weights in fp32 "
-        "under autocast; before 4.46 the head turns its logits into fp32 itself, so that a fused loss works on those",
+        "under autocast; trainer.py runs every micro-batch but the last of a step under accelerator.no_sync (FSDP1's no_sync, "
+        "FSDP2's set_requires_gradient_sync(False)); before 4.46 the head turns its logits into fp32 itself, so that a fused loss "
+        "works on those",
     ),
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
     Row(
@@ -76,23 +79,36 @@ TORCHTUNE: Final = (
 PRIME_RL: Final = (
     Row(
         (2025, 6),
-        {"loss": "unfused", "logits_fp32_copies": 4.0, "logits_fp32_copies_compiled": None, "recompute_default": "none",
+        {"loss": "unfused", "logits_fp32_copies": 3.5, "logits_fp32_copies_compiled": None, "recompute_default": "none",
          "loss_tile": (0, 8192), "loss_work": (*_OTHERS, ("tiled", "stream", 54.0, 58.0)), "expandable_segments": True,
          "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
-        "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32 and stays until the loss, torch's cross-entropy "
-        "outside of any graph; RL: log-probabilities and entropy by 8,192 words of the vocabulary in elementary kernels on fp32 "
+        "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit "
+        "one does not, torch's cross-entropy outside of any graph; RL: log-probabilities and entropy by 8,192 words of the "
+        "vocabulary in elementary kernels on fp32 "
         "(cast, scale, maximum, difference, exponential, two sums and a product forward; backward the logits again, five such and "
         "two casts)",
     ),
 )  # fmt: skip
 """prime-rl's SFT and RL trainers."""
 
+MODALITIES: Final = (
+    Row(
+        (2024, 1),
+        {"fused_norm": True, "logits_fp32_copies": 1.0, "recompute_default": "none"},
+        "Modalities loss_functions.py: cross_entropy on the 16-bit logits, whose log-softmax and gradient are of 16 bits; "
+        "models/components/layer_norms.py: torch's LayerNorm or RMSNorm, its own RMSLayerNorm being deprecated (with the fp32 "
+        "copies of that, 12 of its published runs on 64 GB had not fitted)",
+    ),
+)
+"""Modalities: models of its own under FSDP."""
+
 FINETUNING: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     "transformers": ("torch-fsdp", TRANSFORMERS),
     "trl": ("transformers", TRL),
     "torchtune": ("torchtitan", TORCHTUNE),
     "prime-rl": ("torchtitan", PRIME_RL),
+    "modalities": ("torch-fsdp", MODALITIES),
 }
 """Canonical name -> (framework it builds on, its rows in order of time)."""
 

@@ -247,8 +247,10 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
              "from the row statistics)"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "torch 2.8-2.9 SDPA backend order on Hopper and Blackwell"),
-         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",)},
-             "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits")),
+         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
+                         "fp4_layers": 0.85},
+             "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
+             "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16")),
     ),
     "llm-foundry": (
         "",

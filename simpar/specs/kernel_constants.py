@@ -263,6 +263,10 @@ class KernelConstants(Spec):
     compute_scale: Positive = 1.0
     """Rates of the base times this."""
     bandwidth_scale: Positive = 1.0
+    attention_scale: Positive | None = None
+    """Rates of the base's attention forward times this; none = `compute_scale`."""
+    attention_backward_scale: Positive | None = None
+    """The same of its backward; none = as forward."""
     source: str = ""
     """Why the base and the scales are right."""
     default_library: str = ""
@@ -270,6 +274,8 @@ class KernelConstants(Spec):
     """The first of a dtype and mode is the default."""
     attention: tuple[AttentionConstants, ...] = ()
     backward: tuple[BackwardConstants, ...] = ()
+    backward_over_forward: Positive = 1.0
+    """Attention: the ratio of the two times over that of the base's, where both scale apart."""
     moe: tuple[MoeConstants, ...] = ()
     directions: DirectionConstants | None = None
     grouped: GroupedConstants | None = None

@@ -21,10 +21,6 @@ def scenario_notes(scenario: Scenario) -> list[str]:
     if isinstance(model, ArchitectureSpec) and any(stack.tower for stack in model.stacks):
         towers = ", ".join(stack.name for stack in model.stacks if stack.tower)
         notes.append(f"the step is the decoder's on text: the {towers} encoder and its projector are left out, weights and work")
-    if isinstance(model, ArchitectureSpec) and model.num_nextn_predict_layers:
-        notes.append(
-            f"{model.num_nextn_predict_layers} multi-token-prediction modules are left out: a model of layers runs without them"
-        )
     stages, layers = model_stages(plan), layer_count(model)
     less = plan.first_stage_less_layers + plan.last_stage_less_layers
     if not plan.layers_per_stage and not plan.embedding_alone and (layers + less) % stages:

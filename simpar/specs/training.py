@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from simpar.specs.base import Spec
+from simpar.specs.optimizers import KINDS
 
 BASE_BYTES: Final = {"int8": 1.0 + 4.0 / 4096.0, "nf4": 0.5 + 4.0 / 64.0, "nf4-double": 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)}
 """Bytes per quantised frozen weight with its scales: bitsandbytes' LLM.int8 has one fp32 scale per row (4,096 wide here), nf4 one
@@ -15,10 +16,13 @@ per 64 weights, which double quantisation turns into a byte and an fp32 per 256 
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"]
 
 
-Optimizer = Literal[
-    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "adamw-bf16-moments", "adamw-8bit", "adamw-8bit-paged", "adamw-4bit",
-    "adamw-fp8", "lion", "muon", "none",
-]  # fmt: skip
+def _known_optimizer(name: str) -> str:
+    if name not in KINDS:
+        raise ValueError(f"must be one of {', '.join(KINDS)}")
+    return name
+
+
+Optimizer = Annotated[str, AfterValidator(_known_optimizer)]
 
 
 class RoutingSpec(Spec):
@@ -50,7 +54,7 @@ class TrainingSpec(Spec):
     precision: Precision = "bf16"
     """Of matrix products; fp8 and below name their scaling."""
     optimizer: Optimizer = "adamw"
-    """What each keeps: parallel/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
+    """What each keeps: specs/optimizers.py. 8bit is bitsandbytes', 8bit-paged with its states in host memory, 4bit and fp8 are
     torchao's."""
     pure_bf16: bool | None = None
     """Trained weights, their gradients and the optimizer's states all rest in bf16, without an fp32 copy; none = the framework's

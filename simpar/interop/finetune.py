@@ -1,0 +1,99 @@
+"""What launch files of fine-tuning frameworks share: rules, the batch per device, adapters, names of models on the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from simpar.errors import Violation
+from simpar.interop.launch import gpu_violations
+from simpar.interop.meaning import data_ranks, meaning, recompute_of
+from simpar.specs.checks import resolved_dp
+from simpar.specs.model import TransformerSpec
+from simpar.specs.models_io import load_model, table_names
+from simpar.specs.scenario import Scenario
+
+ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL: Final = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+_PLAIN: Final[dict[str, Any]] = {
+    "plan.pp": 1, "plan.virtual_stages": 1, "plan.microbatch_group_size": None, "plan.ep": 1, "plan.overlap_tp": False,
+    "plan.overlap_ep": False, "plan.delay_wgrad": False, "training.cuda_graphs": False, "training.routing": None,
+    "training.lora_adapters": 1, "training.dropout": 0.0,
+}  # fmt: skip
+"""What none of them has a setting for, and the one value that it runs."""
+HUB: Final = {
+    "llama2-7b": "meta-llama/Llama-2-7b-hf", "llama2-13b": "meta-llama/Llama-2-13b-hf", "llama2-70b": "meta-llama/Llama-2-70b-hf",
+    "llama3.1-8b": "meta-llama/Llama-3.1-8B", "llama3.1-70b": "meta-llama/Llama-3.1-70B",
+    "llama3.1-405b": "meta-llama/Llama-3.1-405B", "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "mixtral-8x22b": "mistralai/Mixtral-8x22B-v0.1",
+}  # fmt: skip
+"""Preset -> the model's name on the Hugging Face Hub."""
+
+
+def rules(scenario: Scenario, framework: str, *, zero: Collection[int], losses: Mapping[str, Any], optimizers: Mapping[str, Any],
+          plain: Mapping[str, Any] | None = None) -> Iterator[Violation]:  # fmt: skip
+    """What of a scenario `framework` cannot run or its files cannot say.
+
+    Args:
+        zero: stages that it shards by.
+        losses, optimizers: those it has.
+        plain: further fields without a setting, and the value that it runs.
+    """
+    yield from gpu_violations(scenario, framework)
+    if not isinstance(scenario.model, TransformerSpec):
+        yield Violation("model", scenario.model.kind, f"{framework} fine-tunes transformers", "a model of kind transformer")
+        return
+    means, plan, training = meaning(scenario), scenario.plan, scenario.training
+    for path, value in {**_PLAIN, **(plain or {})}.items():
+        if means[path] != value:
+            yield Violation(path, means[path], f"{framework} has no setting for this", f"{value!r}")
+    if plan.zero_stage not in zero and data_ranks(scenario) > 1:
+        right = " or ".join(map(str, zero))
+        yield Violation("plan.zero_stage", plan.zero_stage, f"{framework} does not shard so", right)
+    for path, chosen, known in (
+        ("training.cross_entropy", training.cross_entropy, losses),
+        ("training.optimizer", training.optimizer, optimizers),
+        ("training.precision", training.precision, ("bf16", "fp16", "fp32", "tf32")),
+    ):
+        if chosen not in known:
+            yield Violation(path, chosen, f"{framework} does not have it", f"one of {', '.join(known)}")
+    spec = recompute_of(scenario)
+    if spec.granularity == "selective" or spec.num_layers is not None or spec.uniform_layers > 1:
+        yield Violation("plan.recompute", plan.recompute, f"{framework} checkpoints every layer or none", "full or none")
+    if plan.offload.activations not in (0.0, 1.0):
+        yield Violation("plan.offload.activations", plan.offload.activations, "all activations go to the host or none", "0 or 1")
+    if training.base_weights != "auto" and training.trainable != "lora":
+        yield Violation("training.base_weights", training.base_weights, "quantises frozen weights", 'auto, or trainable = "lora"')
+
+
+def accumulation(scenario: Scenario) -> int:
+    """Micro-batches per step and device."""
+    return scenario.training.global_batch_size // (scenario.training.micro_batch_size * resolved_dp(scenario))
+
+
+def preset_of(scenario: Scenario) -> str | None:
+    """The shipped model that the scenario's is."""
+    return next((n for n in table_names() if load_model(n) == scenario.model), None)
+
+
+def hub_name(scenario: Scenario) -> str:
+    """The model's name on the Hub, or a placeholder that says whose it is."""
+    name = preset_of(scenario)
+    return HUB.get(name or "", f"path/to/{getattr(scenario.model, 'name', '') or name or 'model'}")
+
+
+def lora_modules(scenario: Scenario) -> list[str]:
+    """Names of the matmuls with an adapter, as Llama-like models have them."""
+    return list(ALL if scenario.training.lora_modules == "all" else ATTENTION)
+
+
+def replicas_and_shards(scenario: Scenario) -> tuple[int, int]:
+    """Data-parallel replicas of a sharded model, and ranks of each (context-parallel ranks counted out)."""
+    plan, dp = scenario.plan, resolved_dp(scenario)
+    if plan.zero_stage == 0:
+        return dp, 1
+    shards = (plan.shard_size or data_ranks(scenario)) // plan.cp
+    return dp // max(shards, 1), max(shards, 1)
+
+
+__all__ = ["ALL", "ATTENTION", "HUB", "accumulation", "hub_name", "lora_modules", "preset_of", "replicas_and_shards", "rules"]

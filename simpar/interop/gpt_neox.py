@@ -1,0 +1,109 @@
+"""gpt-neox: its YAML (megatron/neox_arguments), keys with hyphens or underscores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from simpar.boundary import parse_yaml, reader
+from simpar.errors import InputError, Violation
+from simpar.interop.carried import Imported
+from simpar.interop.megatron_import import of_flags
+from simpar.interop.resolved import nested, whole
+
+_POSITIONS: Final = {
+    "rotary": "rope",
+    "learned": "learned_absolute",
+    "sinusoidal": "none",
+    "alibi": "alibi",
+    "rpe": "relative",
+    "none": "none",
+}
+_GATED: Final = {"swiglu": "swiglu", "geglu": "geglu"}
+_REFUSED: Final = (
+    "gpt_j_residual",
+    "moe_num_experts",
+    "mamba_selective_scan_fusion",
+    "attention_config",
+    "mlp_multiple_of",
+    "use_mup",
+)
+_DEFAULTS: Final = {
+    "gpt_j_residual": False,
+    "moe_num_experts": 1,
+    "mamba_selective_scan_fusion": False,
+    "mlp_multiple_of": 1,
+    "use_mup": False,
+}
+
+
+@reader("file", "a YAML configuration of gpt-neox")
+def load(
+    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
+) -> Imported:
+    """The scenario of one merged configuration.
+
+    Raises:
+        InputError: sizes are missing, a setting changes the model and is not read, or the rules of `megatron_import.load`.
+    """
+    raw = parse_yaml(text, file or "the configuration")
+    table = {str(k).replace("-", "_"): v for k, v in raw.items()} if isinstance(raw, dict) else {}
+    missing = [n for n in ("num_layers", "hidden_size", "num_attention_heads", "seq_length") if n not in table]
+    if missing:
+        rule = f"does not say {', '.join(missing)}"
+        raise InputError([Violation("file", file or "-", rule, "gpt-neox's files of a run, merged into one", file)])
+    wrong = []
+    for name in _REFUSED:
+        value = table.get(name, _DEFAULTS.get(name))
+        plain = _DEFAULTS.get(name) == value or value is None
+        if name == "attention_config":
+            plain = value is None or {str(k[0][0] if isinstance(k[0], list) else k[0]) for k in value} <= {"global", "flash"}
+        if not plain and not {name, name.replace("_", "-"), "all"} & set(accept):
+            wrong.append(
+                Violation(name, value, "changes the model and is not read", f"a scenario by hand, or --accept {name}", file)
+            )
+    if wrong:
+        raise InputError(wrong)
+    return of_flags(_flags(table, file), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True)
+
+
+def _flags(t: dict[str, Any], file: str) -> dict[str, list[str]]:
+    hidden = whole(t["hidden_size"], "hidden_size", file)
+    activation = str(t.get("activation", "gelu"))
+    inner = t.get("intermediate_size") or t.get("ffn_dim") or (int(8 * hidden / 3) if activation in _GATED else 4 * hidden)
+    found = {
+        "num-layers": t["num_layers"], "hidden-size": hidden, "num-attention-heads": t["num_attention_heads"],
+        "seq-length": t["seq_length"], "max-position-embeddings": t.get("max_position_embeddings", t["seq_length"]),
+        "ffn-hidden-size": inner, "tensor-model-parallel-size": t.get("model_parallel_size", 1),
+        "pipeline-model-parallel-size": max(whole(t.get("pipe_parallel_size", 1) or 1, "pipe_parallel_size", file), 1),
+        "position-embedding-type": _POSITIONS.get(str(t.get("pos_emb", "learned")), str(t.get("pos_emb"))),
+        "normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}.get(str(t.get("norm", "layernorm")), str(t.get("norm"))),
+        "hidden-dropout": t.get("hidden_dropout", 0.0), "attention-dropout": t.get("attention_dropout", 0.0),
+        "zero-stage": nested(t, "zero_optimization.stage", 0),
+    }  # fmt: skip
+    if "train_micro_batch_size_per_gpu" in t:
+        found["micro-batch-size"] = t["train_micro_batch_size_per_gpu"]
+    if "train_batch_size" in t:
+        found["global-batch-size"] = t["train_batch_size"]
+    elif "gradient_accumulation_steps" in t and "train_micro_batch_size_per_gpu" in t:
+        found["gradient-accumulation-steps"] = t["gradient_accumulation_steps"]
+    flags = {name: [str(value)] for name, value in found.items()}
+    precision = "bf16" if nested(t, "bf16.enabled") or t.get("precision") == "bfloat16" else "fp16" if (
+        nested(t, "fp16.enabled") or t.get("precision") == "fp16") else ""  # fmt: skip
+    switches = {
+        precision: bool(precision), activation: activation in _GATED, "sequence-parallel": bool(t.get("sequence_parallel")),
+        "untie-embeddings-and-output-weights": bool(t.get("no_weight_tying")), "deepspeed": True,
+        "disable-bias-linear": t.get("use_bias_in_mlp", True) is False and t.get("use_bias_in_attn_linear", True) is False,
+    }  # fmt: skip
+    flags |= {name: [] for name, on in switches.items() if on}
+    if t.get("num_kv_heads"):
+        flags |= {"group-query-attention": [], "num-query-groups": [str(t["num_kv_heads"])]}
+    if t.get("checkpoint_activations"):
+        count = [str(t.get("checkpoint_num_layers", 1))]
+        flags |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"], "recompute-num-layers": count}
+    if t.get("vocab_size"):
+        flags["padded-vocab-size"] = [str(t["vocab_size"])]
+    return flags
+
+
+__all__ = ["load"]

@@ -1,0 +1,154 @@
+"""Encoders of speech: wav2vec 2.0 and its kin on the waveform, Conformers on a spectrogram."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.config_keys import Keys
+from simpar.model.decoder import Family, norm_extra, vector
+from simpar.model.projectors import Weights, linear
+from simpar.specs.architecture import (
+    ArchitectureSpec,
+    AttentionSpec,
+    CustomSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    StackSpec,
+    SublayerSpec,
+    WeightSpec,
+)
+
+
+class Wav2Vec2:
+    """Convolutions over the waveform, a grouped convolution for positions, BERT's layers, a head for CTC (also HuBERT)."""
+
+    norm_of_convolutions = "group"
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.k = keys
+
+    def architecture(self) -> ArchitectureSpec:
+        k = self.k
+        h, heads = k.size("hidden_size"), k.number("num_attention_heads")
+        bias = dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), True)
+        attention = AttentionSpec(
+            num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, position="absolute", **bias
+        )
+        mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True, activation="gelu")
+        norm: Any = "pre" if k.get("do_stable_layer_norm", default=False) else "post"
+        steps = tuple(SublayerSpec(branches=(b,), norm=norm) for b in (attention, mlp))
+        layer = LayerSpec(sublayers=steps, extra=self.gates(h // heads, heads))
+        stack = StackSpec(
+            name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{k.number('num_hidden_layers')}",),
+            norm="layernorm", extra=(*self.stem(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
+        )  # fmt: skip
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+    def gates(self, head_dim: int, heads: int) -> Weights:
+        """What a layer holds beside attention and feed-forward."""
+        return ()
+
+    def positions(self, h: int) -> Weights:
+        """A grouped convolution over time, with its weight norm."""
+        k = self.k
+        groups, wide = k.number("num_conv_pos_embedding_groups", default=16), k.number("num_conv_pos_embeddings", default=128)
+        return (linear("position_convolution", h // groups * wide, h), vector("position_weight_norm", wide))
+
+    def stem(self, h: int) -> Weights:
+        """Convolutions (with a norm after the first, or after each), a projection, positions, the masked frame."""
+        k = self.k
+        widths, taps = k.get("conv_dim", default=[512] * 7), k.get("conv_kernel", default=[10, 3, 3, 3, 3, 2, 2])
+        k.get("conv_stride", "num_feat_extract_layers", "feat_extract_norm", "feat_extract_activation", "feat_proj_layer_norm")
+        k.get("adapter_kernel_size", "adapter_stride", "num_adapter_layers", "adapter_attn_dim", "output_hidden_size", "tdnn_dim")
+        k.get("codevector_dim", "num_codevector_groups", "num_codevectors_per_group", "proj_codevector_dim", "num_negatives")
+        k.get("tdnn_dilation", "tdnn_kernel", "xvector_output_dim", "conv_pos_batch_norm", "num_ctc_classes", "max_bucket_distance")
+        bias, each = (
+            bool(k.get("conv_bias", default=False)),
+            k.get("feat_extract_norm", default=self.norm_of_convolutions) == "layer",
+        )
+        found = [linear(f"convolution_{n}", taps[n] * (widths[n - 1] if n else 1), w, bias) for n, w in enumerate(widths)]
+        found.append(vector("convolution_norms", 2 * (sum(widths) if each else widths[0])))
+        last = widths[-1]
+        found += [norm_extra("projection_norm", "layernorm", last), linear("projection", last, h), vector("masked_frame", h)]
+        return (*found, *self.positions(h))
+
+
+class WavLM(Wav2Vec2):
+    """Relative positions, gated by the token in every layer (Chen et al. 2021, arXiv 2110.13900)."""
+
+    def gates(self, head_dim: int, heads: int) -> Weights:
+        gate = linear("position_gate", head_dim, 8).model_copy(update={"uses": float(heads)})
+        return (gate, vector("position_gate_scale", heads))
+
+    def positions(self, h: int) -> Weights:
+        rows = WeightSpec(
+            name="relative_positions", kind="lookup", inputs=self.k.number("num_buckets", default=320),
+            outputs=self.k.number("num_attention_heads"),
+        )  # fmt: skip
+        return (*super().positions(h), rows)
+
+
+class Data2VecAudio(Wav2Vec2):
+    """Several grouped convolutions for positions, norms after every convolution."""
+
+    norm_of_convolutions = "layer"
+
+    def positions(self, h: int) -> Weights:
+        k = self.k
+        groups, taps = k.number("num_conv_pos_embedding_groups", default=16), k.number("conv_pos_kernel_size", default=19)
+        return (linear("position_convolution", h // groups * taps, h, copies=k.number("num_conv_pos_embeddings", default=5)),)
+
+
+class Conformer:
+    """Feed-forward, attention with relative positions, convolution, feed-forward (Gulati et al. 2020, arXiv 2005.08100), with a
+    subsampling stem (Fast Conformer) and a head for CTC.
+    """
+
+    def __init__(self, keys: Keys, family: Family) -> None:
+        self.file = keys
+        self.k = keys.child("encoder_config", like="parakeet_encoder") or keys
+
+    def layer(self, h: int) -> LayerSpec:
+        k = self.k
+        heads, bias = k.number("num_attention_heads"), bool(k.get("attention_bias", default=True))
+        own = (linear("relative_keys", h, h, False), vector("relative_biases", 2 * h))
+        attention = AttentionSpec(
+            num_heads=heads, num_key_value_heads=k.get("num_key_value_heads", default=heads), head_dim=h // heads, causal=False,
+            q_bias=bias, k_bias=bias, v_bias=bias, o_bias=bias, position="relative", extra=own,
+        )  # fmt: skip
+        wide, taps, with_bias = (
+            k.number("intermediate_size"),
+            k.number("conv_kernel_size", default=9),
+            bool(k.get("convolution_bias", default=True)),
+        )
+        depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h, bias=with_bias)
+        pointwise = (linear("pointwise_1", h, 2 * h, with_bias), depthwise, linear("pointwise_2", h, h, with_bias))
+        convolution = CustomSpec(label="convolution", extra=(*pointwise, vector("batch_norm", 2 * h)))
+        mlp = FeedForwardSpec(width=wide, gated=False, bias=bias)
+        steps = tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp))
+        return LayerSpec(sublayers=steps, extra=(vector("norm_out", 2 * h),))
+
+    def stem(self, h: int) -> Weights:
+        """Convolutions that halve time and frequency, depthwise and pointwise after the first; a projection."""
+        k = self.k
+        bins, c, taps = k.number("num_mel_bins", default=80), k.number("subsampling_conv_channels", default=256), 9
+        halved = k.number("subsampling_factor", default=8).bit_length() - 1
+        k.get("subsampling_conv_kernel_size", "subsampling_conv_stride", "layerdrop")
+        down = (linear("convolution_1", taps, c), linear("pointwise", c, c, copies=halved - 1))
+        depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=c, bias=True, copies=halved - 1)
+        return (*down, depthwise, linear("subsampled", c * (bins >> halved), h))
+
+    def architecture(self) -> ArchitectureSpec:
+        k, h = self.k, self.k.number("hidden_size")
+        depth, words = k.number("num_hidden_layers"), self.file.number("vocab_size", default=1025)
+        stack = StackSpec(
+            name="audio", hidden_size=h, layers={"conformer": self.layer(h)}, pattern=(f"conformer*{depth}",), norm="layernorm",
+            final_norm=False, extra=(*self.stem(h), linear("head_ctc", h, words)),
+        )  # fmt: skip
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+
+SPEECH_READERS: dict[str, Any] = {
+    **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), Wav2Vec2),
+    "wavlm": WavLM, "data2vec-audio": Data2VecAudio, "parakeet_ctc": Conformer,
+}  # fmt: skip

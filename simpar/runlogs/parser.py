@@ -1,0 +1,114 @@
+"""What the readers of line formats share: steps that count on, restarts, and what lies between two lines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from simpar.errors import InputError
+from simpar.runlogs.lines import Line, OtherLanguage, number_of
+from simpar.runlogs.records import Interval, LogReading, Memory, MemoryKind
+
+
+class Parser(ABC):
+    """Reads one format line by line; lines of other formats pass by.
+
+    Attributes:
+        name: in `formats.FORMATS`.
+        anchors: texts of which a line of the format holds one; others are not looked at.
+    """
+
+    name: ClassVar[str]
+    anchors: ClassVar[tuple[str, ...]]
+
+    def __init__(self, file: str) -> None:
+        self.reading = LogReading(file, self.name)
+        self.segment = 0
+        self._last: dict[int | None, int] = {}
+        self._pending: set[str] = set()
+        self._seen: set[tuple[int | None, int, int]] = set()
+
+    def feed(self, line: Line) -> None:
+        """Read a line.
+
+        Raises:
+            InputError: a number of the format in another language's writing.
+        """
+        if not any(anchor in line.text for anchor in self.anchors):
+            return
+        try:
+            self.read(line)
+        except OtherLanguage as error:
+            rule = f"{str(error)!r} has a decimal comma; expected numbers with a point, as {self.name} prints them"
+            raise InputError(f"{self.reading.file}:{line.number}: {rule} (run with LC_ALL=C)") from None
+        except (ValueError, IndexError):
+            self.reading.notes.append(f"line {line.number} is cut or mixed with another and was left out")
+
+    @abstractmethod
+    def read(self, line: Line) -> None:
+        """Read a line that holds an anchor; ValueError for one that is cut."""
+
+    def finish(self) -> None:  # noqa: B027 - most formats need nothing
+        """The file is read: add what only the whole says."""
+
+    # -- what formats have in common -----------------------------------------------------------------------------------
+
+    def mark(self, what: str) -> None:
+        """Something besides steps happened: the next interval contains it."""
+        self._pending.add(what)
+
+    def restart(self) -> None:
+        """The job starts anew: the next interval is the first of its segment."""
+        if self.reading.intervals and self.reading.intervals[-1].segment == self.segment:
+            self.segment += 1
+        self._last.clear()
+        self._pending.clear()
+
+    def interval(
+        self,
+        step: int,
+        *,
+        seconds: float | None = None,
+        tokens_per_s_per_gpu: float | None = None,
+        samples_per_s: float | None = None,
+        count: int | None = None,
+        rank: int | None = None,
+        wall_s: float | None = None,
+        contains: frozenset[str] = frozenset(),
+    ) -> None:
+        """Add an interval; a step that goes back is a restart, one that comes twice is left out."""
+        last = self._last.get(rank)
+        if last is not None and step < last:
+            self.restart()
+            last = None
+        if (rank, step, self.segment) in self._seen:
+            return
+        for value in (seconds, tokens_per_s_per_gpu, samples_per_s):
+            if value is not None and not 0 < value < 1e12:
+                raise ValueError(value)
+        self._seen.add((rank, step, self.segment))
+        found = contains | (frozenset({"start"}) if last is None else frozenset()) | self._pending
+        self._last[rank] = step
+        if rank is None or rank == min((r for r in self._last if r is not None), default=rank):
+            self._pending = set()
+        steps = count if count is not None else step - last if last is not None else max(step, 1)
+        self.reading.intervals.append(
+            Interval(step, steps, seconds, tokens_per_s_per_gpu, samples_per_s, frozenset(found), rank, self.segment, wall_s)
+        )
+
+    def memory(self, kind: MemoryKind, peak_bytes: float, rank: int | None) -> None:
+        """Add a peak."""
+        if 0 < peak_bytes < 1e15:
+            self.reading.memory.append(Memory(kind, peak_bytes, rank))
+
+    def scale(self, step: int, value: float) -> None:
+        """Note the loss scale where it changes."""
+        if not self.reading.loss_scale or self.reading.loss_scale[-1][1] != value:
+            self.reading.loss_scale.append((step, value))
+
+    def scalar(self, name: str, text: str) -> None:
+        """Keep a further figure."""
+        self.reading.scalars.setdefault(name, []).append(number_of(text))
+
+
+__all__ = ["Parser"]

@@ -1,0 +1,185 @@
+"""Seconds that a pipeline must spend on recomputation because its activations do not fit otherwise.
+
+For each pipeline one moment of one rank is looked at: when it holds the most layers. Its resting states and the activations it
+keeps then, under each recomputation, are no more than its peak, so a recomputation that does not fit there does not fit at all;
+of those that may fit, the one that costs least bounds the pipeline. Only schedules whose warm-up a short step shows are looked at
+(GPipe's, 1F1B's and the interleaved one); of others nothing is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simpar.program.program import FloatArray, IntArray
+from simpar.searching.blocks import B, BlockTable, F
+from simpar.searching.choice import Group, Variant
+from simpar.searching.pricing import Pricing
+from simpar.searching.shapes import shape_of
+from simpar.searching.space import Space
+
+KNOWN = frozenset({"gpipe", "1f1b", "interleaved"})
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Fullest:
+    """The fullest moments of the pipelines of one degree and number of micro-batches.
+
+    Attributes:
+        pipeline: position of each among all, int array [P].
+        held: blocks of each kind whose activations the rank keeps, float array [P, kinds]; layers as if they recomputed.
+        chunks: forwards that it keeps, float array [P].
+        owned: layers of each kind that the rank has, float array [P, kinds].
+        deepest: most layers of a stage, float array [P].
+        counts: blocks of each kind in each class of stages, float array [classes, kinds].
+        runs: classes of the stages of each distinct rank, int array [ranks, widest], of an empty class where there are fewer.
+        starts: the first of these of each pipeline.
+    """
+
+    pipeline: IntArray
+    held: FloatArray
+    chunks: FloatArray
+    owned: FloatArray
+    deepest: FloatArray
+    counts: FloatArray
+    runs: IntArray
+    starts: IntArray
+
+    @classmethod
+    def of(cls, space: Space, pricing: Pricing, pp: int, m: int) -> Fullest | None:
+        """Of all pipelines whose schedules are known; None without any."""
+        layers, width = pricing.kinds.layers, pricing.kinds.count
+        rows: list[tuple[int, FloatArray, float, FloatArray, int]] = []
+        counts, runs, starts = [np.zeros((1, width))], [], []
+        ranks, base = 0, 1
+        for index, pipeline in enumerate(space.pipelines(pp, m)):
+            if pipeline.schedule not in KNOWN or pricing.template.plan.microbatch_group_size:
+                continue
+            stages, shape = pricing.plain_stages(pipeline, pp), shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+            own = stages.counts[0].astype(np.float64)
+            own[:, :layers] += own[:, layers : 2 * layers]
+            own[:, layers : 2 * layers] = 0.0
+            few = 2 * pp if m > 2 * pp and m % pp == 0 and pipeline.schedule != "gpipe" else m
+            moments = pricing.residency(pipeline, pp, few)
+            at = int(np.argmax(moments.held @ own[:, :layers].sum(axis=1)))
+            rank = shape.share[moments.rank[at]] @ own[stages.which]
+            rank[layers:] = 0.0
+            deepest = space.deepest(pipeline, pp)
+            rows.append((index, moments.held[at] @ own, float(moments.held[at].sum()), rank, deepest))
+            each = np.unique([[stages.which[s] for s in held] for held in shape.held.values()], axis=0)
+            starts.append(ranks)
+            runs += [(base + row).tolist() for row in each]
+            ranks, base = ranks + len(each), base + len(own)
+            counts.append(own)
+        if not rows:
+            return None
+        widest = max(len(run) for run in runs)
+        padded = np.array([[*run, *[0] * (widest - len(run))] for run in runs], dtype=np.int64)
+        places, held, chunks, owned, depths = zip(*rows, strict=True)
+        return cls(
+            np.array(places), np.array(held), np.array(chunks), np.array(owned), np.array(depths, dtype=np.float64),
+            np.concatenate(counts), padded, np.array(starts, dtype=np.int64),
+        )  # fmt: skip
+
+    def least(self, per_class: FloatArray) -> FloatArray:
+        """Of seconds per class of stages, those of the rank of each pipeline that has least, [P]."""
+        return np.asarray(np.minimum.reduceat(per_class[self.runs].sum(axis=1), self.starts))
+
+
+class MemoryFloors:
+    """Seconds of recomputation that memory asks for, with memos of what variants share."""
+
+    def __init__(self, space: Space, pricing: Pricing) -> None:
+        self.space, self.pricing = space, pricing
+        self._fullest: dict[tuple[int, int], Fullest | None] = {}
+        self._leaves = any(o.activations for o in space.offloads)
+
+    def seconds(self, group: Group, batch: int, m: int, variant: Variant, capacity: float) -> FloatArray | None:
+        """Least seconds that each pipeline of a variant recomputes in a step, float array [pipelines]; infinite where nothing fits.
+
+        None where nothing needs to, or where activations may go to the host instead.
+        """
+        if self._leaves or self.pricing.template.training.optimizer == "none":
+            return None
+        key = (group.pp, m)
+        if key not in self._fullest:
+            self._fullest[key] = Fullest.of(self.space, self.pricing, group.pp, m)
+        full = self._fullest[key]
+        if full is None:
+            return None
+        plain = self.pricing.table(group, batch, variant, "none")
+        whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.fragmentation
+        room = whole * (1.0 + _ROUNDING) - self._resting(group, variant, plain, full)
+        kept = plain.kept + plain.logits
+        if "none" in self.space.selections and (full.held @ kept <= room).all():
+            return None
+        found = self._least(group, batch, variant, full, room)
+        return self._spread(full, m * found, len(self.space.pipelines(group.pp, m)))
+
+    @staticmethod
+    def _spread(full: Fullest, found: FloatArray, pipelines: int) -> FloatArray:
+        every = np.zeros(pipelines)
+        every[full.pipeline] = found
+        return every
+
+    def _resting(self, group: Group, variant: Variant, table: BlockTable, full: Fullest) -> FloatArray:
+        """Least bytes of the states of the layers that the rank of each pipeline has."""
+        if self.pricing.template.training.trainable == "lora":
+            return np.zeros(len(full.pipeline))
+        offloaded = any(o.optimizer for o in self.space.offloads)
+        column = 1 if offloaded else 2
+        dense, expert = full.owned @ table.dense, full.owned @ table.expert
+        found = []
+        for state in dict.fromkeys(self.space.states(group)):
+            per_dense, per_expert = self.pricing.state_bytes(group, variant, state, passing=group.pp == 1)
+            found.append(dense * sum(per_dense[:column]) + expert * sum(per_expert[:column]))
+        return np.asarray(np.min(found, axis=0))
+
+    def _least(self, group: Group, batch: int, variant: Variant, full: Fullest, room: FloatArray) -> FloatArray:
+        """Seconds of each pipeline per micro-batch on the rank that recomputes least."""
+        plain = self.pricing.table(group, batch, variant, "none")
+        kept = plain.kept + plain.logits
+        before, slack = self._passes(plain, full.counts)
+        found = np.full(len(full.pipeline), np.inf)
+        for name in self.space.selections:
+            table = plain if name == "none" else self.pricing.table(group, batch, variant, name)
+            fits = full.held @ (table.kept + table.logits) <= room
+            if fits.any():
+                more = full.least(np.maximum(sum(self._passes(table, full.counts)) - before - slack, 0.0))
+                found = np.where(fits, np.minimum(found, more), found)
+        if any(self.space._full[:2]) or self.space._full[2]:
+            found = np.minimum(found, self._by_layers(group, batch, variant, full, room - full.held @ kept))
+        return found
+
+    def _by_layers(self, group: Group, batch: int, variant: Variant, full: Fullest, room: FloatArray) -> FloatArray:
+        """The same where so many first layers of every stage recompute as must.
+
+        Args:
+            room: bytes left without recomputation, below 0 where it does not fit, [P].
+        """
+        layers = self.pricing.kinds.layers
+        plain, whole = (self.pricing.table(group, batch, variant, name) for name in ("none", "full"))
+        spared = np.maximum(plain.kept + plain.logits - whole.kept - whole.logits, 0.0)[:layers]
+        missing = np.maximum(-room, 0.0)
+        fits = full.held[:, :layers] @ spared >= missing
+        count = np.ceil(missing / np.maximum(full.chunks * spared.max(initial=0.0), 1.0) - 1e-6)
+        share = np.minimum(count / np.maximum(full.deepest, 1.0), 1.0)
+        each = (whole.seconds[F] + whole.seconds[B] - plain.seconds[F] - plain.seconds[B])[:layers]
+        slack = self._passes(plain, full.counts)[1]
+        deep = full.counts[:, :layers].sum(axis=1)
+        # A stage has no fewer of its layers recomputed than this share, the cheapest of its kinds.
+        cheapest = full.least(deep * max(float(each.min()), 0.0))
+        idle = -full.least(-slack)
+        return np.where(fits, np.maximum(share * cheapest - idle, 0.0), np.inf)
+
+    @staticmethod
+    def _passes(table: BlockTable, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a forward and a backward of every class of stages on the device, and what the host takes beyond them."""
+        device = [counts @ table.seconds[phase] for phase in (F, B)]
+        host = [counts @ table.host[phase] for phase in (F, B)]
+        return sum(device), sum(np.maximum(h - d, 0.0) for h, d in zip(host, device, strict=True))
+
+
+__all__ = ["Fullest", "MemoryFloors"]
