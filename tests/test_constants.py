@@ -18,7 +18,7 @@ from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
 from simpar.evidence.fit_constants import left_out, source_of, unseen_table
 from simpar.evidence.intervals import covered, held_out_factors, interval_entries, memory_entries, quantile, scores
-from simpar.evidence.pooled import LeftOut, candidates, fit, select
+from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import Data, Peak, Sample, errors, sample_of
 from simpar.specs.base import data_dir
@@ -116,7 +116,7 @@ def test_few_sources_move_a_constant_less_than_many() -> None:
         data = Data.of([constant_pace(1.3, f"s{i % sources}") for i in range(30)])
         return fit(data, [Constant(name="compute", family="f", value=1.0)])[0].value
 
-    assert 1.0 < compute(1) < compute(3) < compute(30) < 1.3
+    assert 1.0 < compute(1) < 1.15 < compute(3) < 1.25 < compute(30) < 1.3
     assert compute(30) == pytest.approx(1.3, rel=0.03)
 
 
@@ -148,7 +148,7 @@ def test_left_out_errors_never_see_their_source() -> None:
     assert quick[inside].mean() == pytest.approx(alone.mean(), abs=0.02)
     assert quick[inside].mean() > 0.35
     exact = left_out(data, source_of, select, workers=1)
-    assert np.abs(exact[inside]).mean() > 0.35
+    assert exact[inside] == pytest.approx(errors(Data.of(odd), select(Data.of(runs(8)))))
 
 
 def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
@@ -173,10 +173,13 @@ def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms() -> 
     mine = Data.of(right)
     assert np.median(np.abs(errors(mine, found))) < 0.06
     assert np.median(np.abs(errors(Data.of(slow), found))) < 0.06
-    excluded = [e for e in found if e.not_for]
-    for entry in excluded:
-        assert not entry.holds(entry.not_for[0], "a", "g")
-        assert f"not {entry.not_for[0]}" in entry.group
+    (alone,) = gated(Data.of([*slow, *right]), [Constant(name="compute", architecture="a", value=1.0)])
+    assert alone.not_for == ("right",)
+    assert alone.value == pytest.approx(1.3, rel=0.05)
+    assert not alone.holds("right", "a", "g")
+    assert alone.holds("unseen", "a", "g")
+    assert alone.group == "architecture=a, not right"
+    assert len(alone.sources) == 16
 
 
 def test_only_groups_of_three_sources_have_constants() -> None:
@@ -272,7 +275,7 @@ def test_the_shipped_registry_is_small_bounded_and_pays() -> None:
         if entry.status == "kept":
             assert entry.gain > entry.gain_se
             assert len(entry.sources) >= 3
-        assert (entry.status == "interval") == (entry.name in WIDTHS or entry.name.startswith("site."))
+        assert entry.status == "interval" or entry.name not in WIDTHS
     assert [e.group for e in entries if e.name == "expected_error"] == ["all"]
 
 

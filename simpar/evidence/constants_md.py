@@ -42,21 +42,23 @@ def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> 
         *map(_line, entries),
     ]  # fmt: skip
     if rows:
-        lines += [
-            "",
-            "## Sources that no fit has seen",
-            "",
-            "Absolute relative error of the step time: with every constant neutral, and with candidates, fit and gate repeated "
-            "without the run's source. Runs with stalled sends are left out. Coverage of 80 % intervals whose factors come from "
-            "all other sources, and their interval score: width in log seconds plus ten times what lies outside, lower is better.",
-            "",
-            *_unseen_table([row for row in rows if row.source == ANY], ("family", "architecture")),
-            "",
-            "## By source",
-            "",
-            *_unseen_table([row for row in rows if row.source != ANY], ("source",)),
-        ]
+        lines += ["", "## Sources that no fit has seen", "", *unseen_lines(rows)]
     return "\n".join(lines) + "\n"
+
+
+def unseen_lines(rows: Sequence[Unseen]) -> list[str]:
+    """What was left out and how, the errors by family, then by source."""
+    return [
+        "Absolute relative error of the step time: with every constant neutral, and with candidates, fit and gate repeated without "
+        "the run's source. Runs with stalled sends are left out. Coverage of 80 % intervals whose factors come from all other "
+        "sources, and their interval score: width in log seconds plus ten times what lies outside, lower is better.",
+        "",
+        *_unseen_table([row for row in rows if row.source == ANY], ("family", "architecture")),
+        "",
+        "### By source",
+        "",
+        *_unseen_table([row for row in rows if row.source != ANY], ("source",)),
+    ]
 
 
 def readme_table(rows: Sequence[Unseen]) -> list[str]:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from simpar.evidence.cases import CaseReport
-from simpar.evidence.constants_md import write_constants
+from simpar.evidence.constants_md import unseen_lines, write_constants
 from simpar.specs.base import checkout_dir, data_dir, read_toml
+from simpar.specs.calibration import unseen
 from simpar.statistics import Comparison
 
 MARGIN: Final = 1.1
@@ -71,10 +72,15 @@ def results_text(report: CaseReport) -> str:
         "# Published measurements against predictions",
         "",
         "Written by `simpar validate`; do not edit. Errors are predicted / measured - 1 (bubbles: difference in points). "
-        "Cases marked *fit* took part in fitting the global constants; *test* ones did not. No constant is set per case; "
-        "[CONSTANTS.md](CONSTANTS.md) has the errors with and without each.",
+        "Cases marked *fit* took part in fitting or in reading a framework's behaviour; *test* ones did not, but other runs of "
+        "their source may have: cases are predicted with the shipped constants. No constant is set per case; "
+        "[CONSTANTS.md](CONSTANTS.md) lists them. The first table is the honest one: whole sources left out.",
         "",
-        "## By group",
+        "## Runs of sources that no fit has seen",
+        "",
+        *unseen_lines(unseen()),
+        "",
+        "## Cases by group, with the shipped constants",
         "",
         "| group | metric | cases | mean abs. error | median | worst | bias | bound |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
