@@ -35,6 +35,7 @@ from simpar.specs.calibration import (
     uncalibrated,
     unseen,
 )
+from simpar.specs.framework import framework
 from simpar.specs.scenario import read_scenario
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
@@ -338,3 +339,10 @@ def test_a_constant_of_another_group_changes_nothing(name: str, value: float) ->
     with calibrated_by((Constant(name=name, family="torchtitan", value=value),)):
         assert getattr(calibration_for("megatron-core", "hopper"), name) == 1.0
         assert getattr(calibration_for("torchtitan", "hopper"), name) == value
+
+
+def test_what_was_read_off_runs_stands_in_the_registry_as_it_is_used() -> None:
+    entries = {entry.name: entry for entry in constants() if entry.status == "read off"}
+    spec = framework("megatron-core")
+    assert entries["host.layer_s"].value == spec.layer_cpu_s
+    assert entries["host.expert_layer_s"].value == spec.expert_layer_cpu_s

@@ -18,7 +18,7 @@ def constants(as_json: JsonOption = False) -> None:
     rows = [
         (
             entry.name, entry.group, f"{entry.value:.4g}", f"{entry.neutral:g}", f"{entry.rows:,}", str(len(entry.sources)),
-            "" if entry.status == "interval" else f"{entry.gain:.2%} ± {entry.gain_se:.2%}", entry.status,
+            "" if entry.status in ("interval", "read off") else f"{entry.gain:.2%} ± {entry.gain_se:.2%}", entry.status,
         )
         for entry in entries
     ]  # fmt: skip

@@ -101,7 +101,7 @@ def _unseen_table(rows: Sequence[Unseen], keys: Sequence[str]) -> list[str]:
 
 
 def _line(entry: Constant) -> str:
-    gains = ["", ""] if entry.status == "interval" else [f"{entry.gain:.2%}", f"{entry.gain_se:.2%}"]
+    gains = ["", ""] if entry.status in ("interval", "read off") else [f"{entry.gain:.2%}", f"{entry.gain_se:.2%}"]
     cells = [entry.name, entry.group, f"{entry.value:.4g}", str(entry.rows), str(len(entry.sources)), *gains, entry.status]
     return f"| {' | '.join(cells)} |"
 

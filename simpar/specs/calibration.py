@@ -39,6 +39,8 @@ Name = Literal[
     "memory_error",
     "kernels.odd_rows",
     "kernels.unaligned_heads",
+    "host.layer_s",
+    "host.expert_layer_s",
     "site.common",
     "site.compute",
     "site.memory",
@@ -52,7 +54,7 @@ Name = Literal[
 NEUTRAL: Final[dict[str, float]] = {
     "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
     "interval_factor": 1.0, "allocated_error": 0.07, "reserved_error": 0.07, "memory_error": 0.07,
-    "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0,
+    "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
     "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
     "site.communication": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0, "site.peak_memory": 0.0,
     "site.peak_memory_residual": 0.0,
@@ -77,6 +79,8 @@ MEANING: Final[dict[str, str]] = {
     "memory_error": "the same of all that a process holds, or of a kind that is not stated",
     "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
     "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
+    "host.layer_s": "host seconds per layer and pass beside its launches, of Megatron-LM since 2023-08 (FrameworkSpec.layer_cpu_s)",
+    "host.expert_layer_s": "more of it in a layer with experts (FrameworkSpec.expert_layer_cpu_s)",
     "site.common": "how much sources differ in one factor on everything that runs on the device (sd of its logarithm)",
     "site.compute": "how much sources differ in their factor on compute beside that (sd of its logarithm)",
     "site.memory": "how much sources differ in their factor on memory-bound kernels beside that (sd of its logarithm)",
@@ -91,6 +95,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
     "expected_error": (0.0, 1.0), "interval_factor": (0.1, 10.0), "allocated_error": (0.005, 1.0), "reserved_error": (0.005, 1.0),
     "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
+    "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 5e-3),
     "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
     "site.kind": (0.0, 1.0),
     "site.residual": (0.0, 0.5), "site.residual_spread": (0.0, 2.0), "site.peak_memory": (0.0, 1.0),
@@ -112,7 +117,8 @@ class Constant(Spec):
         gain, gain_se: mean over the left-out sources of the group of the absolute relative error without it minus with it, and the
             standard error of that mean.
         status: "kept" (it pays on left-out sources), "interval" (a width, not a price), "one source" (a property of kernels seen in
-            one source alone, whose gain holds on that source's other models).
+            one source alone, whose gain holds on that source's other models), "read off" (bounded by looking at runs, not fitted, so that
+            these runs are no evidence for it).
     """
 
     name: Name
@@ -126,7 +132,7 @@ class Constant(Spec):
     sources: tuple[str, ...] = ()
     gain: float = 0.0
     gain_se: float = 0.0
-    status: Literal["kept", "interval", "one source"] = "kept"
+    status: Literal["kept", "interval", "one source", "read off"] = "kept"
 
     @property
     def neutral(self) -> float:
