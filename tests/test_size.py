@@ -160,11 +160,11 @@ def test_rules_are_those_of_the_step_that_was_asked_for() -> None:
 
 def test_thousands_of_equal_layers_are_answered() -> None:
     """A hundred times the layers of any model: each adds the same."""
-    given = (scenario("plan.tp=4", "training.global_batch_size=8", f"model.num_hidden_layers={n}") for n in (20_000, 10_000, 5_000))
+    given = (scenario("plan.tp=4", "training.global_batch_size=8", f"model.num_hidden_layers={n}") for n in (10_000, 5_000, 2_500))
     started = time.process_time()
-    twenty, ten, five = (engine.simulate(one, detail="stage").step_time_s for one in given)
+    ten, five, half = (engine.simulate(one, detail="stage").step_time_s for one in given)
     assert time.process_time() - started < 20
-    assert twenty - ten == pytest.approx(2 * (ten - five), rel=0.02)
+    assert ten - five == pytest.approx(2 * (five - half), rel=0.02)
 
 
 def test_millions_of_micro_batches_are_answered() -> None:
@@ -179,7 +179,7 @@ def test_millions_of_micro_batches_are_answered() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "limit"),
     [
-        (["model.num_hidden_layers=1000000000"], "model.num_hidden_layers", "20,000"),
+        (["model.num_hidden_layers=1000000000"], "model.num_hidden_layers", "10,000"),
         (["cluster.num_nodes=100000000", "training.global_batch_size=800000000"], "cluster.num_nodes", "10,000,000"),
         (["model.hidden_size=4100000000000000000000"], "model.hidden_size", "16,777,216"),
         (["training.sequence_length=1000000000000000000"], "training.sequence_length", "4,294,967,296"),

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from simpar.specs.scenario import Scenario
 
 VARIABLE: Final = "SIMPAR_LIMIT"
-LIMITS: Final = {"ranks": 10_000_000, "layers": 20_000, "ops": 3_000_000, "bytes": 2**60, "incidents": 20_000_000}
+LIMITS: Final = {"ranks": 10_000_000, "layers": 10_000, "ops": 3_000_000, "bytes": 2**60, "incidents": 20_000_000}
 """GPUs, layers of a model, ops of one pipeline in the program that is built, bytes of one tensor or of all parameters, failures and
 maintenance windows of all repetitions of a plan.
 
-An op takes about 30 us and 1.4 KB (measured), a layer about 0.2 ms (equal ones are split and priced once), an incident about 20 us.
+An op takes about 30 us and 1.4 KB (measured), a layer about 1 ms with its allocations (equal ones are split and priced once), an
+incident about 20 us.
 """
 MOST_WIDTH: Final = 2**24
 """Of any width, number of heads or experts of a model."""
