@@ -48,9 +48,8 @@ def _fully_sharded(group: Group, state: State) -> bool:
 
 
 def _zero(group: Group, state: State) -> bool:
-    """DeepSpeed: shards over all ranks (MiCS is gone since 0.19), and tensor parallelism up to stage 2."""
-    within = state.shard_size not in (None, group.dp * group.cp)
-    return not within and (group.tp == 1 or state.zero_stage < 3)
+    """DeepSpeed: shards over all ranks, and tensor parallelism up to stage 2."""
+    return state.shard_size in (None, group.dp * group.cp) and (group.tp == 1 or state.zero_stage < 3)
 
 
 ABILITIES: Final[dict[str, Ability]] = {
@@ -85,9 +84,9 @@ ABILITIES: Final[dict[str, Ability]] = {
             "schedule": ("1f1b",), "cp_style": ("ulysses",), "recompute": ("none", "full"), "split": ("even",),
             "overlap_tp": (False,), "overlap_ep": (False,), "ep_dispatcher": ("alltoall",), "overlap_p2p": (False,),
             "sequence_parallel": (False,), "placement": ("tp-cp-ep-dp-pp",), "offload_activations": (0.0,),
-            "overlap_param_gather": (True,),
+            "overlap_param_gather": (True,), "shard_size": (None,),
         },
-        "DeepSpeed docs: ZeRO 0-3 over all ranks (no MiCS since 0.19), Ulysses, tensor parallelism with ZeRO up to 2, "
+        "DeepSpeed docs: ZeRO 0-3 over all ranks (MiCS is gone since 0.19), Ulysses, tensor parallelism with ZeRO up to 2, "
         "PipelineModule with ZeRO up to 1",
         spreads=_zero,
     ),

@@ -20,6 +20,8 @@ from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
 
 KNOWN = frozenset({"gpipe", "1f1b", "interleaved"})
+MOST_SELECTIONS = 8
+"""With more sets of modules than this (experts have many) their prices cost more than the bound saves."""
 _ROUNDING = 1e-9
 
 
@@ -98,9 +100,9 @@ class MemoryFloors:
     def seconds(self, group: Group, batch: int, m: int, variant: Variant, capacity: float) -> FloatArray | None:
         """Least seconds that each pipeline of a variant recomputes in a step, float array [pipelines]; infinite where nothing fits.
 
-        None where nothing needs to, or where activations may go to the host instead.
+        None where nothing needs to, where activations may go to the host instead, or where it would cost too much to know.
         """
-        if self._leaves or self.pricing.template.training.optimizer == "none":
+        if self._leaves or self.pricing.template.training.optimizer == "none" or len(self.space.selections) > MOST_SELECTIONS:
             return None
         key = (group.pp, m)
         if key not in self._fullest:

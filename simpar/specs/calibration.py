@@ -116,9 +116,9 @@ class Constant(Spec):
         rows, sources: runs of the group and where they were published.
         gain, gain_se: mean over the left-out sources of the group of the absolute relative error without it minus with it, and the
             standard error of that mean.
-        status: "kept" (it pays on left-out sources), "interval" (a width, not a price), "one source" (a property of kernels seen in
-            one source alone, whose gain holds on that source's other models), "read off" (bounded by looking at runs, not fitted, so that
-            these runs are no evidence for it).
+        status: "kept" (it pays on left-out sources), "interval" (a width, not a price), "one source" (a property of kernels seen
+            in one source alone, whose gain holds on that source's other models), "read off" (bounded by looking at runs, not
+            fitted, so that these runs are no evidence for it).
     """
 
     name: Name
