@@ -235,3 +235,14 @@ def test_verdicts_are_finite_for_strange_rows() -> None:
         row = {"id": "x", "step_time_s": seconds, "extra": extra}
         found = explain_run(row, predicted("dp"), job("dp"))
         assert all(isinstance(v, Verdict) and math.isfinite(v.probability) for v in found.verdicts)
+
+
+def test_launches_tell_a_starved_device_from_other_idling() -> None:
+    """The same idle time without kernels that start as soon as they are launched is less likely the host's."""
+    e = Expected.of(predicted("fsdp"))
+    chances = []
+    for starved in (1.0, 0.0):
+        row = traced(predicted("fsdp"), np.random.default_rng(1), idle=0.2 * e.step_s, starved=starved)
+        found = explain_run(row, predicted("fsdp"), job("fsdp")).verdicts
+        chances.append(next(v.probability for v in found if v.name == "host-bound launches"))
+    assert chances[0] > chances[1] + 0.2

@@ -158,11 +158,14 @@ def _normal_quantiles(shares: FloatArray) -> FloatArray:
 
 
 def next_trial(belief: Belief) -> tuple[int, float] | None:
-    """(Candidate worth most, what it is worth as a share of the step); none where all were run."""
+    """(Candidate worth most, what it is worth as a share of the step); none where all were run.
+
+    The first is the one expected to be fastest: whatever is found later has to beat it.
+    """
     if belief.tried.all():
         return None
     value = worth(belief)
-    index = int(np.argmax(np.where(belief.tried, -1.0, value + 1e-9 / belief.seconds)))
+    index = int(np.argmax(np.where(belief.tried, -1.0, value + 1e-9 / belief.seconds))) if belief.tried.any() else belief.best
     return index, float(value[index])
 
 

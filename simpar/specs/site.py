@@ -50,7 +50,7 @@ class SiteRun(Spec):
 
 
 class SiteKind(Spec):
-    """Runs of one kind (a model, precision and framework on a GPU) and their own factor beside the site's three."""
+    """Runs of one kind (a model in a precision) and their own factor beside the site's three."""
 
     name: str
     """Model and precision, "8.03B bf16"."""
@@ -75,8 +75,9 @@ class Site(Spec):
     communication: Factor = 1.0
     """On seconds of collectives and sends."""
     kinds: tuple[SiteKind, ...] = ()
-    """Kinds of runs that the site had; runs of another kind have a factor of 1, with `other_kind` as its spread."""
+    """Kinds of runs that the site had."""
     other_kind: Spread = 0.0
+    """Of the factor of runs of another kind, whose median is 1."""
     covariance: Covariance | None = None
     """Of the logarithms of the three factors, in that order, then of the kinds'."""
     residual: Spread = 0.0
