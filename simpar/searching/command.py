@@ -26,7 +26,7 @@ from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
 from simpar.searching.space import Space, divisors
 from simpar.searching.store import Store
-from simpar.searching.tasks import TASKS, USUAL_BATCH, USUAL_FRAMEWORK, USUAL_SEQUENCE, recipes
+from simpar.searching.tasks import TASKS, USUAL_BATCH, USUAL_FRAMEWORK, USUAL_SEQUENCE, task_spaces
 from simpar.searching.why import Why, left_out, why, why_nothing
 from simpar.specs.options import RunOptions
 from simpar.specs.scenario import Scenario
@@ -251,7 +251,7 @@ def _checked(options: SearchOptions) -> tuple[list[Space], Wish]:
         sizes = tuple(divisors(largest))
     limit = limit_of(options.framework, str(table.get("framework", Scenario.model_fields["framework"].default)))
     if options.task:
-        spaces = _task_spaces(options, table, file, limit)
+        spaces = task_spaces(options.task, table, file, fix=options.fix, allow=options.allow, framework=limit)
         return spaces, replace(wish, keep=max(wish.keep, len(spaces)))
     spaces = [
         make_space(table, file=file, fix=options.fix, allow=options.allow, framework=limit, num_nodes=nodes,
@@ -274,27 +274,6 @@ def _run_options(options: SearchOptions, sizes: Sequence[int]) -> RunOptions:
             batch = batch or USUAL_BATCH
             framework = framework or USUAL_FRAMEWORK
     return RunOptions(options.model, options.hardware, nodes, sequence, batch, framework)
-
-
-def _task_spaces(options: SearchOptions, table: dict[str, Any], file: str, limit: str | None) -> list[Space]:
-    """One space for every combination of a task's memory options that the framework has.
-
-    Raises:
-        InputError: it has none of them.
-    """
-    training, refused = dict(table.get("training") or {}), None
-    found = []
-    for words, changed in recipes(options.task, training):
-        own = {**table, "training": changed}
-        try:
-            space = make_space(own, file=file, fix=options.fix, allow=options.allow, framework=limit)
-        except InputError as error:
-            refused = error
-        else:
-            found.append(replace(space, recipe=words))
-    if not found:
-        raise refused or InputError([Violation("--task", options.task, "leaves nothing to choose", "fewer values in [training]")])
-    return found
 
 
 def _wish(options: SearchOptions) -> Wish:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Final
+
+from simpar.errors import InputError, Violation
+from simpar.searching.request import make_space
+from simpar.searching.space import Space
 
 Recipe = tuple[str, dict[str, Any]]
 """Words, and what they change in the training table."""
@@ -57,4 +62,26 @@ def recipes(task: str, training: Mapping[str, Any]) -> list[Recipe]:
     return list(found.items())
 
 
-__all__ = ["TASKS", "USUAL_BATCH", "USUAL_FRAMEWORK", "USUAL_SEQUENCE", "Recipe", "recipes"]
+def task_spaces(
+    task: str, table: Mapping[str, Any], file: str, *, fix: Sequence[str], allow: Sequence[str], framework: str | None
+) -> list[Space]:
+    """One space for every combination of a task's memory options that the framework has.
+
+    Raises:
+        InputError: it has none of them.
+    """
+    refused: InputError | None = None
+    found = []
+    for words, changed in recipes(task, dict(table.get("training") or {})):
+        try:
+            space = make_space({**table, "training": changed}, file=file, fix=fix, allow=allow, framework=framework)
+        except InputError as error:
+            refused = error
+        else:
+            found.append(replace(space, recipe=words))
+    if not found:
+        raise refused or InputError([Violation("--task", task, "leaves nothing to choose", "fewer values in [training]")])
+    return found
+
+
+__all__ = ["TASKS", "USUAL_BATCH", "USUAL_FRAMEWORK", "USUAL_SEQUENCE", "Recipe", "recipes", "task_spaces"]
