@@ -34,8 +34,8 @@ def constants_text(entries: Sequence[Constant], rows: Sequence[Unseen] = ()) -> 
         "",
         "Gain: the mean over the sources of its own group of the absolute relative error without the constant minus the error with "
         "it, each source left out of the fit; a constant whose gain does not exceed its standard error is not kept, and one that "
-        "pays for all together does not hold for a family that it harms. Factors of nested groups multiply; a width is that of "
-        "the narrowest group.",
+        "pays for all together does not hold for a family that it does not help. Factors of nested groups multiply; a width is "
+        "that of the narrowest group.",
         "",
         "| constant | group | value | runs | sources | gain | standard error | status |",
         "|---|---|---:|---:|---:|---:|---:|---|",

@@ -6,7 +6,7 @@ run. The fit is robust least squares on log errors (scipy, a pseudo-Huber loss).
 
 The gate asks the group itself. A constant stays only where the error of the sources of its own group, each left out of the fit,
 falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. One that pays
-for all together does not hold for a family whose own left-out sources it harms (`Constant.not_for`). Left-out errors
+for all together does not hold for a family whose own left-out sources it does not help (`Constant.not_for`). Left-out errors
 while constants are dropped come from the linearised fit, which is exact for the prior and one step from the robust optimum.
 """
 
@@ -205,8 +205,8 @@ class LeftOut:
 def gated(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     """Those of `entries` that pay on the left-out sources of their own group, fitted on all of `data`, each with its gain.
 
-    First constants go that do not pay; then a constant no longer holds for a family whose left-out sources it harms; then what does
-    not pay beside the others goes.
+    First constants go that do not pay; then a constant no longer holds for a family whose left-out sources it does not help; then
+    what does not pay beside the others goes.
     """
     fitted = fit(data, entries)
     left = LeftOut.of(data, fitted)
@@ -235,7 +235,10 @@ def _paying(left: LeftOut, kept: list[int]) -> tuple[list[int], dict[int, tuple[
 
 
 def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, str] | None:
-    """(Constant, family) of the family of at least `LEAST_SOURCES` sources that a constant harms most, or None."""
+    """(Constant, family) of the family of at least `LEAST_SOURCES` sources that a constant helps least, or None if it helps all.
+
+    It helps where the error of the family's left-out sources falls by more than the standard error of that gain.
+    """
     now, worst, found = left.errors(kept), 0.0, None
     families = np.array([s.family for s in left.data.samples])
     for k in kept:
@@ -244,9 +247,9 @@ def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, str] | None:
             members = inside & (families == family)
             if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < LEAST_SOURCES:
                 continue
-            saved, _ = left.gain(left.without(k, family).errors(kept) - now, members)
-            if saved < worst:
-                worst, found = saved, (k, family)
+            gain, doubt = left.gain(left.without(k, family).errors(kept) - now, members)
+            if gain - doubt < worst:
+                worst, found = gain - doubt, (k, family)
     return found
 
 

@@ -111,7 +111,7 @@ class Constant(Spec):
         name: what it scales, a key of `MEANING`.
         family, architecture, gpu: the runs that it holds for; "*" = any.
         architectures: those that enough sources of the group ran on; it holds on no other. Empty = on all.
-        not_for: families that it does not hold for, as it harms their left-out sources.
+        not_for: families that it does not hold for, as it does not help their left-out sources.
         value: in the unit of its name (a factor, or seconds).
         rows, sources: runs of the group and where they were published.
         gain, gain_se: mean over the left-out sources of the group of the absolute relative error without it minus with it, and the
