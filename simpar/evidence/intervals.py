@@ -23,6 +23,8 @@ LEVEL: Final = 0.8
 """Share of runs that an interval is to cover."""
 SHRINK: Final = 2.0
 """Weight of the group around in the factor of a group, in sources."""
+TELLING: Final = 0.1
+"""Least difference (of logarithms) from the group around that a group has a value of its own for."""
 
 
 def width_of(sample: Sample, expected_error: float, off: float) -> float:
@@ -58,6 +60,8 @@ def nested(
 ) -> list[Constant]:
     """The `LEVEL` quantile of `values` in every group of at least `LEAST_SOURCES` sources, the group of all runs first.
 
+    A group whose value is that of the group around it, as far as one can tell, has none of its own.
+
     Args:
         rows: runs, one for each of `values`.
         allowed: groups that may have a value of their own.
@@ -76,6 +80,8 @@ def nested(
         value = (
             own if around is None else math.exp((count * math.log(max(own, 1e-3)) + SHRINK * math.log(around)) / (count + SHRINK))
         )
+        if around is not None and abs(math.log(value / around)) < TELLING:
+            continue
         low, high = BOUNDS[name]
         kept = entry.model_copy(
             update={"value": min(max(value, low), high), "rows": len(inside), "sources": tuple(sorted(set(sources)))}
