@@ -144,7 +144,8 @@ def test_an_interval_without_measurements_stays_physical() -> None:
     interval, step_s = result.step_interval, result.step_time_s
     assert result.layout.calibration.expected_error == max(c.value for c in constants() if c.name == "expected_error")
     assert result.ideal_s <= interval.low < step_s
-    assert step_s / interval.low <= interval.high / step_s < 2.0
+    # An architecture that no run of its framework was measured on has the factor of unfamiliar ones.
+    assert step_s / interval.low <= interval.high / step_s < 2.5
     # However wide, it ends at the time at peak.
     with calibrated_by((Constant(name="expected_error", value=0.9),)):
         wide = simulate(make_scenario(wanted), detail="stage")

@@ -15,6 +15,10 @@ from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
 from simpar.specs.scenario import Scenario
 
+OFFLOADING: Final = frozenset({"trl"})
+"""Trainers that offload activations (TRL's `activation_offloading`)."""
+ENGINES: Final = frozenset({"deepspeed"})
+"""Frameworks that shard by themselves; the Trainer takes them as its engine at any stage."""
 OPTIMIZERS: Final = {
     "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "adamw-8bit": "adamw_bnb_8bit", "sgd": "sgd",
     "adamw-8bit-paged": "paged_adamw_8bit", "adamw-4bit": "adamw_torch_4bit", "adamw-fp8": "adamw_torch_8bit",
@@ -44,7 +48,7 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation(
             "plan.cp", plan.cp, "accelerate's context parallelism goes with FSDP 2", 'zero_stage = 3, cp_style = "all_gather"'
         )
-    if plan.offload.activations and training.trainable == "all" and scenario.framework != "trl":
+    if plan.offload.activations and training.trainable == "all" and scenario.framework not in OFFLOADING:
         yield Violation(
             "plan.offload.activations", plan.offload.activations, "TRL alone offloads activations", '0, or framework = "trl"'
         )
@@ -58,7 +62,7 @@ def _rules(scenario: Scenario) -> Iterator[Violation]:
 
 def uses_deepspeed(scenario: Scenario) -> bool:
     """Whether states are sharded by DeepSpeed: its own framework, and the stages that FSDP does not have."""
-    return data_ranks(scenario) > 1 and (scenario.plan.zero_stage in (1, 2) or scenario.framework == "deepspeed")
+    return data_ranks(scenario) > 1 and (scenario.plan.zero_stage in (1, 2) or scenario.framework in ENGINES)
 
 
 def training_arguments(scenario: Scenario) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from simpar.runlogs.records import LogReading
 from simpar.specs.checks import resolved_dp
 from simpar.specs.scenario import Scenario
 
+OF_NO_FRAMEWORK = frozenset({"plain"})
+"""Scenarios that name no framework: any log may be theirs."""
 _ARGUMENTS = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
     "world_size": "world_size", "seq_length": "sequence_length", "global_batch_size": "global_batch_size",
@@ -54,7 +56,7 @@ def check_same_job(reading: LogReading, scenario: Scenario) -> None:
         InputError: it is of another framework, or states other sizes; with all of them.
     """
     written = WRITTEN_BY.get(reading.format)
-    if written and scenario.framework not in (*written, "plain"):
+    if written and scenario.framework not in written and scenario.framework not in OF_NO_FRAMEWORK:
         rule = f"is a log of {reading.format}, which {scenario.framework} does not write"
         raise InputError(f"{reading.file}: {rule}; give the log of this scenario's run, or --set framework={written[0]}")
     said = _said(scenario)
