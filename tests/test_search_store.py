@@ -240,7 +240,7 @@ def test_kill_9_and_resume_give_the_same_answer(tmp_path: Path, capsys: pytest.C
     assert process.stderr is not None
     process.stderr.close()
     done, kept = rows(path, "parts"), rows(path, "layouts")
-    # A quick search stops where the rest cannot matter, which parts that were done before may move: held are the proof and the best.
+    # A quick search stops where the rest cannot matter, which parts done before may move: what holds is the proof.
     resumed = printed((*LONG_SEARCH[:-1], "--prove", "--store", str(path), "--resume"), capsys)
     whole = printed((*LONG_SEARCH[:-1], "--prove"), capsys)
     assert comparable(resumed) == comparable(whole)
