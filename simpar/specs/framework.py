@@ -211,7 +211,6 @@ class FrameworkSpec:
         zero_stage_with_pp: the highest stage that its pipeline engine composes with.
         microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
         only_cp_style: the one style of context parallelism there is, whatever a run calls it; "" = as the run says.
-        adapter_cuda_graphs: submissions that fine-tune with low-rank adapters run from CUDA graphs, of runs that do not say.
         adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
         expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
             stage's layers.
@@ -341,7 +340,6 @@ class FrameworkSpec:
     microbatch_per_stage: bool = False
     only_cp_style: Literal["", "ring", "all_gather", "ulysses"] = ""
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"
-    adapter_cuda_graphs: bool = False
     expert_virtual_stages: Literal["one", "middle"] = "one"
     layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
 

@@ -147,11 +147,10 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
                 "NeMo 24.07 performance recipes: cross_entropy_loss_fusion = True (two all-reduces); grad_reduce_in_fp32 = False, "
                 "so that main gradients are bf16 as well (Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
             Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill", "adapter_cp_style": "ulysses",
-                            "te_scaling": "current", "adapter_cuda_graphs": True},
+                            "te_scaling": "current"},
                 "NeMo 25.04 recipes: cross_entropy_fusion_impl = te; pipeline layouts of the DeepSeek-V3, Kimi-K2 and Moonlight "
                 "recipes (map_pp_vp_to_layout); MLPerf Training v5.0 and v5.1 llama2_70b_lora, "
-                "conf/megatron_gpt_peft_tuning_config.yaml: cp_comm_type = a2a; its CUDA graphs: NVIDIA's blog on v5.0 "
-                "(June 2025); NeMo 25.04 performance summary: one scale per "
+                "conf/megatron_gpt_peft_tuning_config.yaml: cp_comm_type = a2a; NeMo 25.04 performance summary: one scale per "
                 "tensor, of the current step, as in MLPerf v5.1's default fp8_recipe = tensorwise"),
         ),
     ),

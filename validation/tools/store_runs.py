@@ -67,12 +67,19 @@ def zero_bubble(row: Row) -> Row:
     return {key: value for key, value in {"vocab": 32000, "tied_embeddings": False}.items() if row.get(key) is None}
 
 
+def mlperf(row: Row) -> Row:
+    """Fine-tuning since v5.0 runs from CUDA graphs (NVIDIA's blog on v5.0, June 2025) on the machines that NVIDIA's code serves."""
+    graphs = row.get("task") == "lora" and row.get("cuda_graphs") is None and not re.match(r"MI\d", str(row.get("gpu")))
+    return {"cuda_graphs": "on (layer)"} if graphs else {}
+
+
 AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"Narayanan et al\. 2021|MT-NLG", narayanan),
     (r"Nemotron-4", nemotron),
     (r"Hagemann", hagemann),
     (r"vTrain", vtrain),
     (r"Zero Bubble", zero_bubble),
+    (r"MLPerf Training v[56]", mlperf),
 )
 """Pattern in the source's name -> columns that its other documents state."""
 BLOOM: Final = {"position": "alibi", "embedding_norm": True}
