@@ -21,7 +21,6 @@ from simpar.evidence.intervals import covered, held_out_factors, interval_entrie
 from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import Data, Peak, Sample, errors, sample_of
-from simpar.searching import decision
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import (
     BOUNDS,
@@ -347,5 +346,3 @@ def test_what_was_read_off_runs_stands_in_the_registry_as_it_is_used() -> None:
     spec = framework("megatron-core")
     assert entries["host.layer_s"].value == spec.layer_cpu_s
     assert entries["host.expert_layer_s"].value == spec.expert_layer_cpu_s
-    assert entries["search.mesh_error"].value == decision.MESH_ERROR
-    assert entries["search.own_error"].value == decision.OWN_ERROR

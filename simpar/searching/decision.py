@@ -15,10 +15,11 @@ import numpy as np
 from simpar.program.program import FloatArray
 from simpar.readings import TENTH
 from simpar.result.result import Result
+from simpar.specs.calibration import registered
 
-MESH_ERROR: Final = 0.04
+MESH_ERROR: Final = registered("search.mesh_error")
 """Standard deviation of the logarithm of an error that all layouts of one mesh and micro-batch share, and others do not."""
-OWN_ERROR: Final = 0.02
+OWN_ERROR: Final = registered("search.own_error")
 """The same of a layout's own error. Around the ratio of measured to predicted step time of its sweep (one model, cluster and
 batch) a layout scatters by 2 % (median of 34 pairs) where pairs share mesh and micro-batch, by 3 to 6 % where they do not
 (docs/search.md, benchmarks/bench_regret.py)."""

@@ -228,6 +228,12 @@ def constants() -> tuple[Constant, ...]:
     return read_constants(FILE)
 
 
+def registered(name: Name) -> float:
+    """The value of a number of the registry that has one entry, for all groups."""
+    (found,) = (entry.value for entry in constants() if entry.name == name)
+    return found
+
+
 def read_constants(path: Path) -> tuple[Constant, ...]:
     """The registry in a file that `fit_constants` wrote.
 
