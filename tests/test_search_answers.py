@@ -39,6 +39,15 @@ def test_the_runner_up_is_the_best_of_all_other_designs(keep: int, found: Answer
     assert other.choice.kin != mine
 
 
+def test_axes_that_mean_nothing_at_a_degree_of_one_are_no_difference() -> None:
+    choice = every_layout()[0].choice
+    one = replace(choice, group=replace(choice.group, tp=4, cp=1, ep=1, etp=4), variant=replace(choice.variant, cp_style="ring"))
+    other = replace(one, group=replace(one.group, tp=2, cp=2, etp=2), variant=replace(one.variant, cp_style="all_gather"))
+    assert differences(one, other) == {"tp": (4, 2), "cp": (1, 2)}
+    split = replace(one, group=replace(one.group, cp=2))
+    assert differences(split, other)["cp_style"] == ("ring", "all_gather")
+
+
 def test_turning_points_make_both_equally_fast() -> None:
     """A category's seconds times the factor, in both, and the step times meet: by the breakdown, which adds up to the step."""
     ordered = sorted(every_layout(), key=lambda k: k.seconds)

@@ -62,10 +62,15 @@ def runner_up(found: Found, best: Result, winner: Choice) -> RunnerUp | None:
     return RunnerUp(choice, result, result.step_time_s / best.step_time_s - 1.0, differences(winner, choice), turns, found.finished)
 
 
+_OF_DEGREE = {"etp": "ep", "cp_style": "cp"}
+"""Axis -> the degree without which it follows from the others or does nothing."""
+
+
 def differences(a: Choice, b: Choice) -> dict[str, tuple[Any, Any]]:
-    """Axis -> (value of a, value of b) where they differ."""
+    """Axis -> (value of a, value of b) where they differ; without axes that mean nothing at a degree of 1."""
     mine, theirs = a.flat(), b.flat()
-    return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+    idle = {axis for axis, degree in _OF_DEGREE.items() if mine[degree] == 1 or theirs[degree] == 1}
+    return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name] and name not in idle}
 
 
 def turning_points(best: Result, other: Result) -> dict[str, float]:
