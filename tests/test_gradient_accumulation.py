@@ -51,4 +51,4 @@ def test_bytes_per_weight(name: str, version: str, plan: dict[str, Any], trainin
 def test_no_matmul_adds_where_a_kernel_does(name: str) -> None:
     for version in ("2020-06", "2021-09", "2022-06", "2023-12", "2025-06", "2026-10"):
         spec = framework(name, version)
-        assert not (spec.wgrad_accumulation_fusion and spec.gradient_adds)
+        assert not (spec.kernels.wgrad_accumulation_fusion and spec.optimizer.gradient_adds)

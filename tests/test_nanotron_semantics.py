@@ -85,7 +85,7 @@ def test_unpacking_takes_a_piece_for_every_tensor_and_rank(tp: int) -> None:
         blocks = len(layout.stage_blocks[0])
         found[nodes] = unpacking_s(Gather(0, 0, blocks), layout, pricer._work)
     tensors = 4 * 6 + 2  # four layers of four matrices and two norms; last norm, and embedding and head, which are one
-    more = tensors * (128 - 32) * 8 / tp * spec.launch_s
+    more = tensors * (128 - 32) * 8 / tp * spec.host.launch_s
     assert found[128] - found[32] == pytest.approx(more)
 
 
@@ -99,7 +99,7 @@ def test_unsharded_part_of_the_update_stays() -> None:
     """Norm, clipping and zeroing pass over all gradients however many ranks share the optimizer."""
     layout, pricer = priced(1)
     parameters = sum(layout.block_parameters(0, 0, len(layout.stage_blocks[0])))
-    floor = pricer._work(MemoryWork("copy", parameters * layout.framework.whole_gradient_bytes)).seconds
+    floor = pricer._work(MemoryWork("copy", parameters * layout.framework.optimizer.whole_gradient_bytes)).seconds
     memory = layout.calibration.memory
     assert pricer.price(OptimizerStep(0)).seconds > memory * floor
 
@@ -120,7 +120,7 @@ def test_accumulation_is_paid_once_per_microbatch() -> None:
 
 def test_overlap_rule() -> None:
     """One rule for everybody: the plan's choice, else the default, never with gradients reduced whole."""
-    spec = framework("nanotron", "2025-02")
+    spec = framework("nanotron", "2025-02").data
     assert spec.reduces_beside_backward(0, None)
     assert not spec.reduces_beside_backward(0, False)
     assert not any(spec.reduces_beside_backward(1, chosen) for chosen in (None, True, False))

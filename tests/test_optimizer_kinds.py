@@ -81,7 +81,7 @@ WEIGHTS = LAYER_MATRICES + TABLES + VECTORS
 )  # fmt: skip
 def test_bytes_that_a_step_moves(optimizer: str, expected: float) -> None:
     asked = works(small(optimizer))
-    assert Layout.of(small(optimizer), 1).framework.optimizer_traffic_bytes == 34.0
+    assert Layout.of(small(optimizer), 1).framework.optimizer.optimizer_traffic_bytes == 34.0
     assert moved(asked) == pytest.approx(expected)
 
 
@@ -90,7 +90,9 @@ def test_whole_gradients_are_read_whatever_the_optimizer() -> None:
         scenario = small(optimizer, framework="nanotron", gpus=2, zero_stage=1)
         spec = Layout.of(scenario, 1).framework
         found = [w for w in works(scenario) if isinstance(w, MemoryWork)]
-        assert [w.bytes_moved for w in found] == ([WEIGHTS * spec.whole_gradient_bytes] if spec.whole_gradient_bytes else [])
+        assert [w.bytes_moved for w in found] == (
+            [WEIGHTS * spec.optimizer.whole_gradient_bytes] if spec.optimizer.whole_gradient_bytes else []
+        )
 
 
 def test_muon_multiplies_every_matrix_of_the_layers() -> None:
@@ -119,7 +121,7 @@ def test_products_of_the_price_are_the_flops() -> None:
         return Price(flops, flops, flops, Provenance.MODEL)
 
     counted.append(update_price(layout, [0], work, 0.0).seconds)
-    fixed = layout.framework.optimizer_cpu_s + layout.calibration.step_s
+    fixed = layout.framework.host.optimizer_cpu_s + layout.calibration.step_s
     assert counted[0] - fixed == pytest.approx(newton_schulz_flops(found) * layout.calibration.compute)
 
 

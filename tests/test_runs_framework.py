@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from simpar.errors import UnknownNameError
 from simpar.graph.kernels import kernels
 from simpar.parallel.layout import Layout
 from simpar.specs.calibration import Constant, calibrated_by
-from simpar.specs.framework import NEWEST, FrameworkSpec, framework, framework_names, month_of
+from simpar.specs.framework import NEWEST, POLICY_OF, framework, framework_names, month_of
 from simpar.specs.framework_releases import RELEASES
 from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
 from simpar.specs.layer_split import split_by_cost
@@ -26,7 +25,7 @@ from simpar.specs.losses import loss_of
 from simpar.specs.scenario import make_scenario
 from simpar.step import cost_models
 
-FIELDS = {field.name for field in dataclasses.fields(FrameworkSpec)}
+FIELDS = set(POLICY_OF)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -44,7 +43,7 @@ def test_every_name_resolves_at_every_time(name: str) -> None:
     for version in (None, "2019", "2021-07", "2023", "2026-08"):
         spec = framework(name, version)
         assert spec.name == ALIASES.get(name, name)
-        assert "" in dict(spec.attention)
+        assert "" in dict(spec.kernels.attention)
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -75,18 +74,21 @@ def test_versions_are_dated(name: str, version: str | None, month: tuple[int, in
 
 def test_later_rows_build_on_earlier_ones() -> None:
     early, late = framework("megatron-core", "2021-07"), framework("megatron-core", "2025-06")
-    assert early.attention_kernel("ampere") == "unfused"
-    assert late.attention_kernel("hopper") == "fa3"
-    assert early.recompute_default == "full"
-    assert late.recompute_default == "none"
-    assert framework("nemo", "25.04").attention == late.attention
+    assert early.kernels.attention_kernel("ampere") == "unfused"
+    assert late.kernels.attention_kernel("hopper") == "fa3"
+    assert early.conventions.recompute_default == "full"
+    assert late.conventions.recompute_default == "none"
+    assert framework("nemo", "25.04").kernels.attention == late.kernels.attention
 
 
 def test_wide_heads_run_unfused_on_blackwell_until_the_library_takes_them() -> None:
     early, late = (framework("megatron-core", month) for month in ("2025-04", "2025-07"))
-    assert (early.attention_kernel("blackwell", 192), early.attention_kernel("blackwell", 128)) == ("unfused", "cudnn")
-    assert early.attention_kernel("hopper", 192) == "fa3"
-    assert late.attention_kernel("blackwell", 192) == "cudnn"
+    assert (early.kernels.attention_kernel("blackwell", 192), early.kernels.attention_kernel("blackwell", 128)) == (
+        "unfused",
+        "cudnn",
+    )
+    assert early.kernels.attention_kernel("hopper", 192) == "fa3"
+    assert late.kernels.attention_kernel("blackwell", 192) == "cudnn"
 
 
 def test_an_unknown_name_lists_the_closest() -> None:
@@ -162,7 +164,7 @@ def test_no_code_branches_on_a_framework_or_its_version() -> None:
         for path in paths
         for line in _branches(path.read_text(), path.parent.name in ("interop", "runlogs"))
     ]
-    assert not found, "a field of FrameworkSpec and a dated row belong there instead"
+    assert not found, "a field of a policy and a dated row belong there instead"
 
 
 @pytest.mark.parametrize(
@@ -180,8 +182,8 @@ def test_a_branch_on_a_scenarios_framework_would_be_found_where_files_are_read()
 
 @pytest.mark.parametrize(("architecture", "kernel"), [("volta", "unfused"), ("turing", "fa1"), ("ampere", "fa2"), ("cdna4", "fa2")])
 def test_gpus_before_ampere_have_no_flash_attention_2(architecture: str, kernel: str) -> None:
-    assert framework("torch-fsdp").attention_kernel(architecture) == kernel
-    assert framework("megatron-core", "2021-04").attention_kernel(architecture) == "unfused"
+    assert framework("torch-fsdp").kernels.attention_kernel(architecture) == kernel
+    assert framework("megatron-core", "2021-04").kernels.attention_kernel(architecture) == "unfused"
 
 
 LOSSES = [

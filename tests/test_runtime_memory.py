@@ -47,8 +47,14 @@ def test_context_and_communicators_follow_the_version(version: str, context: flo
 
 
 def test_a_container_of_megatron_is_ahead_of_the_wheels() -> None:
-    assert framework("megatron-core", "2024-10").nccl_group_bytes < framework("torchtitan", "2024-10").nccl_group_bytes
-    assert framework("megatron-core", "2024-05").nccl_group_bytes == framework("torchtitan", "2024-05").nccl_group_bytes
+    assert (
+        framework("megatron-core", "2024-10").allocator.nccl_group_bytes
+        < framework("torchtitan", "2024-10").allocator.nccl_group_bytes
+    )
+    assert (
+        framework("megatron-core", "2024-05").allocator.nccl_group_bytes
+        == framework("torchtitan", "2024-05").allocator.nccl_group_bytes
+    )
 
 
 @pytest.mark.parametrize(("nodes", "ep", "peers"), [(1, 8, 7), (1, 4, 3), (2, 16, 0), (1, 1, 0)])
@@ -62,7 +68,7 @@ def test_measured_totals() -> None:
     """NCCL issue 1685: 1.06 GB in use on 8 H100 before the first all-to-all, 4.34 GB after it."""
     before = sum(outside(step("plain", "2025-01", {"tp": 8})).values())
     assert before == pytest.approx(1.06e9, rel=0.12)
-    assert before + 7 * framework("plain", "2025-01").nccl_peer_bytes == pytest.approx(4.34e9, rel=0.06)
+    assert before + 7 * framework("plain", "2025-01").allocator.nccl_peer_bytes == pytest.approx(4.34e9, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +108,20 @@ def test_no_cuda_no_context(hardware: str) -> None:
 def test_measured_steps_have_none_of_it() -> None:
     """Their allocator is read directly, and they ran without a communicator's buffers in it."""
     spec = framework("torch-steps", "2026-06")
-    assert (spec.context_bytes, spec.nccl_pair_bytes, spec.nccl_group_bytes, spec.nccl_peer_bytes) == (0, 0, 0, 0)
+    assert (
+        spec.allocator.context_bytes,
+        spec.allocator.nccl_pair_bytes,
+        spec.allocator.nccl_group_bytes,
+        spec.allocator.nccl_peer_bytes,
+    ) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", [name for name in framework_names() if not name.startswith("torch-steps")])
 def test_every_framework_stands_on_the_runtime(name: str) -> None:
     old, new = framework(name, "2020-01"), framework(name, "2026-11")
-    assert old.context_bytes >= new.context_bytes > 0
-    assert old.nccl_group_bytes >= new.nccl_group_bytes > 0
-    assert new.blas_workspace_bytes
+    assert old.allocator.context_bytes >= new.allocator.context_bytes > 0
+    assert old.allocator.nccl_group_bytes >= new.allocator.nccl_group_bytes > 0
+    assert new.allocator.blas_workspace_bytes
 
 
 def test_rows_are_in_order_and_have_sources() -> None:

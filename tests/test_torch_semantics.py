@@ -121,7 +121,7 @@ def test_layers_with_experts_take_the_host_longer() -> None:
     price = pricer.block(layout.stage_blocks[0][1], "F")
     more = pricer._launch_seconds(replace(price, expert_kernels=2), "F") - pricer._launch_seconds(price, "F")
     assert price.expert_kernels == 0
-    assert more == pytest.approx(layout.framework.expert_layer_cpu_s)
+    assert more == pytest.approx(layout.framework.host.expert_layer_cpu_s)
     assert more > 0.0
 
 

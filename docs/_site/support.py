@@ -69,7 +69,7 @@ def frameworks() -> Iterator[list[str]]:
         year, month = rows[-1].since
         yield [
             f"`{name}`", f"`{base}`" if base else "", f"{year}-{month:02}", launched_as(name),
-            *(YES if ability in spec.abilities else NO for ability in ABILITIES),
+            *(YES if ability in spec.conventions.abilities else NO for ability in ABILITIES),
         ]  # fmt: skip
 
 

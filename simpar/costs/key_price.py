@@ -51,7 +51,7 @@ def handled(price: KeyPrice, key: Gather | Reduce, layout: Layout, work: Callabl
     spec, zero = layout.framework, layout.plan.zero_stage
     if isinstance(key, Reduce):
         return price
-    if not price.seconds or (not spec.gather_copy_bytes and not layout.plan.offload.parameters):
+    if not price.seconds or (not spec.data.gather_copy_bytes and not layout.plan.offload.parameters):
         return price
     if zero == 3:
         return _from_host(price, key, layout, work) if layout.plan.offload.parameters else price
@@ -74,9 +74,9 @@ def unpacking_s(key: Gather, layout: Layout, work: Callable[[Work], Price]) -> f
     """Seconds to pack weights before their gather and to unpack them piece by piece after it: the device's, or the host's."""
     spec = layout.framework
     parameters = sum(layout.block_parameters(key.stage, key.first, key.last))
-    copies = work(MemoryWork("copy", parameters * spec.gather_copy_bytes)).seconds * layout.calibration.memory
+    copies = work(MemoryWork("copy", parameters * spec.data.gather_copy_bytes)).seconds * layout.calibration.memory
     pieces = parameters / tensor_parameters(layout) * layout.shard_ranks
-    return max(copies, pieces * spec.launch_s)
+    return max(copies, pieces * spec.host.launch_s)
 
 
 __all__ = ["KeyPrice", "handled", "scaled", "unpacking_s"]

@@ -196,17 +196,17 @@ class LayoutPricer:
         spec, training = self.layout.framework, self.layout.training
         passes = 2.0 if phase != "F" and price.recomputes else 1.0
         slow = self.layout.hardware.node.host_slowdown
-        each = slow * (spec.launch_s if phase == "F" else spec.backward_launch_s)
+        each = slow * (spec.host.launch_s if phase == "F" else spec.host.backward_launch_s)
         if training.cuda_graphs:
             return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
-        collectives = slow * price.collectives * spec.collective_cpu_s
+        collectives = slow * price.collectives * spec.host.collective_cpu_s
         if self.layout.compiled:
-            return slow * price.kernels * spec.compiled_launch_s + collectives
-        python = spec.layer_cpu_s + (spec.expert_layer_cpu_s if price.expert_kernels else 0.0)
+            return slow * price.kernels * spec.host.compiled_launch_s + collectives
+        python = spec.host.layer_cpu_s + (spec.host.expert_layer_cpu_s if price.expert_kernels else 0.0)
         host = price.kernels * each + collectives + slow * passes * python
-        if spec.fsdp_module_cpu_s and self.layout.gathers_by_layer:
+        if spec.host.fsdp_module_cpu_s and self.layout.gathers_by_layer:
             # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
-            linear, others = (slow * passes * count * spec.fsdp_module_cpu_s for count in price.modules)
+            linear, others = (slow * passes * count * spec.host.fsdp_module_cpu_s for count in price.modules)
             host = max(price.seconds, host + linear) + others
         return host
 

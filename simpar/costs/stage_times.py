@@ -28,7 +28,7 @@ def stage_times(pricer: LayoutPricer) -> dict[str, object]:
     kept, size = [], []
     for blocks in layout.stage_blocks:
         saved = sum(block.saved_bytes for block in blocks)
-        deferred = sum(block.deferred for block in blocks) if layout.framework.input_gradient_releases else saved
+        deferred = sum(block.deferred for block in blocks) if layout.framework.pipeline.input_gradient_releases else saved
         size.append(max(saved, 1.0))
         kept.append(min(deferred / size[-1], 1.0))
     send = pricer.price(Send(0, 1, backward=False)).seconds if layout.num_stages > 1 else 0.0

@@ -44,20 +44,24 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         state = layout.state_bytes
         copies = work(HostCopy(own * (state.gradient + 2.0)))
         seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
-        seconds += norm_s + spec.optimizer_cpu_s
+        seconds += norm_s + spec.host.optimizer_cpu_s
         spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
         return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), Provenance.ASSUMED)
-    each = spec.optimizer_traffic_bytes
-    parts = [scaled(work(OptimizerWork(own, each * kind.traffic(layout.weight_bytes), spec.optimizer_kernel)), calibration.memory)]
+    each = spec.optimizer.optimizer_traffic_bytes
+    parts = [
+        scaled(
+            work(OptimizerWork(own, each * kind.traffic(layout.weight_bytes), spec.optimizer.optimizer_kernel)), calibration.memory
+        )
+    ]
     blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
     if more := sum(amount / ranks for amount, ranks in zip(more_moments(kind, blocks), shards, strict=True)):
-        moved = OptimizerWork(more, 2.0 * each / ADAM_BYTES, spec.optimizer_kernel)
+        moved = OptimizerWork(more, 2.0 * each / ADAM_BYTES, spec.optimizer.optimizer_kernel)
         parts.append(scaled(work(moved), calibration.memory))
     if kind.paged:
         # Up for the update and down again: two directions of one link.
         parts.append(work(HostCopy(own * kind.moments)))
-    if spec.whole_gradient_bytes:
-        parts.append(scaled(work(MemoryWork("copy", sum(weights) * spec.whole_gradient_bytes)), calibration.memory))
+    if spec.optimizer.whole_gradient_bytes:
+        parts.append(scaled(work(MemoryWork("copy", sum(weights) * spec.optimizer.whole_gradient_bytes)), calibration.memory))
     gathers: list[Price] = []
     cut: list[Price] = []
     if kind.orthogonalises:
@@ -68,7 +72,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
             parts += [scaled(p, calibration.compute) for p in _newton_schulz(layout, [m.joined for m in owned], work)]
             cut += _tensor_gathers(owned, work, expert=expert)
             gathers += _matrix_gathers(layout, same, work, expert=expert)
-    update_s = sum(p.seconds for p in parts) + norm_s + spec.optimizer_cpu_s + calibration.step_s
+    update_s = sum(p.seconds for p in parts) + norm_s + spec.host.optimizer_cpu_s + calibration.step_s
     if kind.synchronises:
         update_s += TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
     busy = tuple((name, sum(p.seconds for p in prices)) for name, prices in (("tp", cut), ("dp", gathers)) if prices)

@@ -202,7 +202,7 @@ STALLED: Final = 1.5
 def stalled(found: Prediction, scenario: Scenario, measured_s: float) -> bool:
     """Whether a measured step is that of a pipeline with stalled sends: a state of its cluster that says nothing about others."""
     plan, training = scenario.plan, scenario.training
-    if plan.pp == 1 or not framework(scenario.framework, scenario.framework_version).p2p_blocking:
+    if plan.pp == 1 or not framework(scenario.framework, scenario.framework_version).pipeline.p2p_blocking:
         return False
     dp = plan.dp or scenario.world_size // (plan.tp * plan.cp * plan.pp)
     passes = 2.0 * training.global_batch_size / (training.micro_batch_size * dp) * plan.virtual_stages

@@ -107,10 +107,10 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
         "recompute": recompute_of(row, framework, notes),
         "overlap_tp": bool(row.get("overlap_tp")),
         "overlap_ep": bool(row.get("overlap_ep")),
-        "ep_dispatcher": _first(DISPATCHERS, row.get("moe_routing")) or framework.ep_dispatcher,
+        "ep_dispatcher": _first(DISPATCHERS, row.get("moe_routing")) or framework.conventions.ep_dispatcher,
     }  # fmt: skip
-    if framework.rank_order:
-        plan["placement"] = framework.rank_order
+    if framework.conventions.rank_order:
+        plan["placement"] = framework.conventions.rank_order
     if row.get("etp"):
         plan["etp"] = int(row["etp"])
     for key in ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p"):
@@ -123,13 +123,13 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     if re.search(r"synchroni[sz]ed optimi[sz]er", str(row.get("notes") or "")):
         plan["synchronous_optimizer"] = True
     layout = layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
-    if framework.layer_rounding == "cost" and not row.get("pp_layout") and pp > 1:
+    if framework.pipeline.layer_rounding == "cost" and not row.get("pp_layout") and pp > 1:
         layout = {"layers_per_stage": _by_cost(row, pp * plan["virtual_stages"])}
-    if framework.layer_rounding == "fill" and not row.get("pp_layout"):
+    if framework.pipeline.layer_rounding == "fill" and not row.get("pp_layout"):
         layout = _filled(int(row["layers"]), pp * plan["virtual_stages"]) or layout
-    if framework.layer_rounding == "last" and not row.get("pp_layout"):
+    if framework.pipeline.layer_rounding == "last" and not row.get("pp_layout"):
         layout = _last_longer(int(row["layers"]), pp * plan["virtual_stages"]) or layout
-    if framework.layer_rounding == "ends" and not row.get("pp_layout"):
+    if framework.pipeline.layer_rounding == "ends" and not row.get("pp_layout"):
         layout = _ends(int(row["layers"]), pp * plan["virtual_stages"]) or layout
     plan |= layout
     plan |= _offload(row, pp)
@@ -150,11 +150,11 @@ def _last_longer(layers: int, stages: int) -> dict[str, Any]:
 
 
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
-    if framework.only_cp_style:
-        return framework.only_cp_style
+    if framework.conventions.only_cp_style:
+        return framework.conventions.only_cp_style
     stated = str(row.get("cp_type") or "")
     if str(row.get("task") or "").startswith("lora") and (not stated or " or " in stated):
-        return framework.adapter_cp_style
+        return framework.conventions.adapter_cp_style
     return _first(CP_STYLES, stated) or "ring"
 
 
@@ -167,7 +167,7 @@ def _virtual_stages(row: Row, framework: FrameworkSpec, notes: list[str]) -> int
     if "interleaved" in str(row.get("pp_schedule") or "") or "interleaved" in " ".join(row.get("assumed") or ()):
         notes.append("virtual stages not stated: one layer per chunk")
         return max(1, -(-layers // pp))
-    if row.get("moe_experts") and framework.expert_virtual_stages == "middle" and layers % pp == 0:
+    if row.get("moe_experts") and framework.conventions.expert_virtual_stages == "middle" and layers % pp == 0:
         parts = [v for v in range(1, layers // pp + 1) if layers // pp % v == 0]
         notes.append(f"virtual stages not stated: {parts[len(parts) // 2]} (the framework's advice)")
         return parts[len(parts) // 2]
@@ -180,7 +180,7 @@ def _schedule(row: Row, plan: dict[str, Any], framework: FrameworkSpec) -> dict[
         return {}
     name = _first(SCHEDULE_PATTERNS, row.get("pp_schedule"))
     if name is None:
-        name = "interleaved" if plan["virtual_stages"] > 1 else framework.schedule
+        name = "interleaved" if plan["virtual_stages"] > 1 else framework.pipeline.schedule
     if name == "1f1b" and plan["virtual_stages"] > 1:
         name = "interleaved"
     if name == "interleaved" and plan["virtual_stages"] == 1:
@@ -193,11 +193,11 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
     stage = row.get("zero_stage")
     fsdp = str(row.get("fsdp") or "")
     if stage is None:
-        stage = 3 if fsdp else 1 if row.get("dist_opt") else framework.zero_stage_default
+        stage = 3 if fsdp else 1 if row.get("dist_opt") else framework.data.zero_stage_default
         notes.append(f"optimizer sharding not stated: ZeRO stage {stage}")
     table: dict[str, Any] = {"zero_stage": int(stage)}
     if "not reshard" in fsdp or "shard_grad_op" in fsdp or fsdp == "":
-        table["reshard_after_forward"] = fsdp == "" and framework.reshard_after_forward
+        table["reshard_after_forward"] = fsdp == "" and framework.data.reshard_after_forward
     group = (row.get("extra") or {}).get("zero1_group")
     replicas = row.get("hsdp_replicas")
     if isinstance(replicas, int | float) and replicas > 1 and domain % int(replicas) == 0:
@@ -211,7 +211,7 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
     """The recomputation: none, full, or the modules named in words."""
     word, detail = str(row.get("recompute") or ""), str(row.get("recompute_detail") or "")
     if not word:
-        word = framework.recompute_default
+        word = framework.conventions.recompute_default
         notes.append(f"recomputation not stated: {word} (framework's default)")
     if word.startswith(("none", "full")):
         return word.split()[0]
@@ -224,7 +224,7 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
         return {"granularity": "full", "method": "block", "num_layers": int(row["layers"]) // stages // 2}
     modules = tuple(m for pattern, m in RECOMPUTE_MODULES if re.search(pattern, f"{word} {detail}", re.IGNORECASE))
     if not modules:
-        modules = framework.selective_recompute
+        modules = framework.conventions.selective_recompute
     return {"granularity": "selective", "modules": modules}
 
 
@@ -331,8 +331,8 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "micro_batch_size": micro,
         "precision": precision,
         "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
-        "dropout": framework.dropout,
-        "attention_kernel": attention_of(row, dict(framework.attention)[""], month),
+        "dropout": framework.conventions.dropout,
+        "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")) or _usual_graphs(row),
         "cuda_graph_scope": "attention" if "moe_router" in str(row.get("cuda_graphs")) else "layer",
         "routing": _routing(str(row.get("moe_routing") or "")),
@@ -371,13 +371,16 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     """Widths of the trained states, and when they are updated."""
     texts = " ".join(str(row.get(key) or "") for key in ("precision", "optimizer", "notes"))
     table: dict[str, Any] = {}
-    if re.search(r"liger|\bfoak\b|unsloth", texts, re.IGNORECASE) and "fused_kernels" in framework.abilities:
+    if re.search(r"liger|\bfoak\b|unsloth", texts, re.IGNORECASE) and "fused_kernels" in framework.conventions.abilities:
         table["fused_kernels"] = True
-    sharded = framework.sharded_weights_fp32 and row.get("zero_stage") == 3
-    if re.search(r"pure|weights and \w+ states bf16", str(row.get("precision") or "")) and "pure_bf16" in framework.abilities:
+    sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3
+    if (
+        re.search(r"pure|weights and \w+ states bf16", str(row.get("precision") or ""))
+        and "pure_bf16" in framework.conventions.abilities
+    ):
         table = {} if sharded else {"pure_bf16": True}
         table["optimizer"] = "adamw" if optimizer == "adamw-bf16-moments" else optimizer
-    if "optimizer in backward" in texts and "optimizer_in_backward" in framework.abilities:
+    if "optimizer in backward" in texts and "optimizer_in_backward" in framework.conventions.abilities:
         table["optimizer_in_backward"] = True
     return table
 
@@ -391,7 +394,7 @@ def _adapters(text: str, precision: str, framework: FrameworkSpec) -> dict[str, 
     if several or "several adapters" in text:
         table["lora_adapters"] = int(several[1]) if several else _SEVERAL_ADAPTERS
     base = _first(((r"nf4|qlora|4-?bit", "nf4"), (r"int8|8-?bit base", "int8")), f"{text} {precision}")
-    if base and "quantised_base" in framework.abilities:
+    if base and "quantised_base" in framework.conventions.abilities:
         table["base_weights"] = base
     return table
 
@@ -401,7 +404,7 @@ def _micro_batch(row: Row, framework: FrameworkSpec, local: int, notes: list[str
         return int(row["micro_batch"])
     if row.get("grad_accum") and local % int(row["grad_accum"]) == 0:
         return max(1, local // int(row["grad_accum"]))
-    if framework.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
+    if framework.conventions.microbatch_per_stage and int(row["pp"]) > 1 and local % int(row["pp"]) == 0:
         notes.append("micro batch not stated: local batch / pp (framework's default)")
         return local // int(row["pp"])
     notes.append("micro batch not stated: 1")

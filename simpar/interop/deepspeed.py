@@ -102,7 +102,7 @@ def _sharding_rules(scenario: Scenario) -> Iterator[Violation]:
     elif plan.offload.activations and recompute_of(scenario).granularity != "full":
         rule = "DeepSpeed sends checkpoints of recomputed layers to the host"
         yield Violation("plan.offload.activations", plan.offload.activations, rule, '0, or recompute = "full"')
-    default = semantics(scenario).overlap_param_gather
+    default = semantics(scenario).data.overlap_param_gather
     if plan.overlap_param_gather not in (None, default):
         rule = "DeepSpeed has no setting for this"
         yield Violation("plan.overlap_param_gather", plan.overlap_param_gather, rule, f"{str(default).lower()}")
@@ -116,7 +116,7 @@ def _training_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.optimizer", training.optimizer, "DeepSpeed does not have it", f"one of {', '.join(_OPTIMIZERS)}")
     if means["training.gradient_dtype"] == "bf16" and training.precision == "fp16":
         yield Violation("training.gradient_dtype", "bf16", "gradients of an fp16 run", "fp16 or fp32")
-    if training.cross_entropy not in ("auto", semantics(scenario).loss):
+    if training.cross_entropy not in ("auto", semantics(scenario).head.loss):
         yield Violation("training.cross_entropy", training.cross_entropy, "the training script's matter", "auto")
 
 
@@ -162,7 +162,7 @@ def _zero(scenario: Scenario) -> dict[str, Any]:
     found: dict[str, Any] = {"stage": plan.zero_stage, "contiguous_gradients": True}
     found["overlap_comm"] = bool(means["plan.overlap_grad_reduce"])
     if plan.zero_stage:
-        bucket = int(semantics(scenario).bucket_elements_min) or 500_000_000
+        bucket = int(semantics(scenario).data.bucket_elements_min) or 500_000_000
         found |= {"reduce_scatter": True, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if plan.zero_stage == 3:
         # Gathered parameters stay while fewer than so many are alive and their next use is nearer than so many away.

@@ -94,12 +94,12 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
         "reshard_after_forward": plan.reshard_after_forward if plan.zero_stage == 3 and shards > 1 else None,
         "placement": tuple(n for n in plan.placement.split("-") if degrees[n] > 1),
         "recompute": recompute_of(scenario),
-        "overlap_grad_reduce": _chosen(plan.overlap_grad_reduce, spec.overlap_grad_reduce) if shards > 1 else None,
+        "overlap_grad_reduce": _chosen(plan.overlap_grad_reduce, spec.data.overlap_grad_reduce) if shards > 1 else None,
         "overlap_param_gather": (
-            _chosen(plan.overlap_param_gather, spec.overlap_param_gather) if plan.zero_stage in (1, 2) and shards > 1 else None
+            _chosen(plan.overlap_param_gather, spec.data.overlap_param_gather) if plan.zero_stage in (1, 2) and shards > 1 else None
         ),
         "overlap_p2p": _chosen(plan.overlap_p2p, _overlap_p2p(scenario, spec)) if plan.pp > 1 else None,
-        "synchronous_optimizer": _chosen(plan.synchronous_optimizer, not spec.optimizer_post_validation),
+        "synchronous_optimizer": _chosen(plan.synchronous_optimizer, not spec.optimizer.optimizer_post_validation),
     }
     return {f"plan.{name}": value for name, value in found.items()}
 
@@ -112,8 +112,8 @@ def _overlap_p2p(scenario: Scenario, spec: FrameworkSpec) -> bool:
     """The framework's default, as the lowering takes it."""
     name = schedule_name(scenario)
     if "zb" in name or name.startswith(("dualpipe", "v-")):
-        return spec.overlap_p2p_zero_bubble
-    return spec.overlap_p2p_interleaved if scenario.plan.virtual_stages > 1 else not spec.p2p_blocking
+        return spec.pipeline.overlap_p2p_zero_bubble
+    return spec.pipeline.overlap_p2p_interleaved if scenario.plan.virtual_stages > 1 else not spec.pipeline.p2p_blocking
 
 
 def _training(scenario: Scenario) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         **{name: getattr(training, name) for name in type(training).model_fields},
         # Megatron's adam and torch's AdamW: the weight decay is decoupled in both, the step's work is the same.
         "optimizer": "adamw" if training.optimizer == "adam" else training.optimizer,
-        "gradient_dtype": _gradient_dtype(scenario, training.gradient_dtype or spec.gradients(training.precision)),
-        "compile": spec.compile if training.compile is None else training.compile,
+        "gradient_dtype": _gradient_dtype(scenario, training.gradient_dtype or spec.optimizer.gradients(training.precision)),
+        "compile": spec.kernels.compile if training.compile is None else training.compile,
         "cuda_graph_scope": training.cuda_graph_scope if training.cuda_graphs else None,
         # Who goes to which expert is not a setting of the run, but a fixed capacity is.
         "routing": training.routing.capacity_factor,

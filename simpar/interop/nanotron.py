@@ -94,7 +94,7 @@ def _rules(scenario: Scenario, model: TransformerSpec) -> Iterator[Violation]:
     if means["training.gradient_dtype"] not in ("fp32", training.precision):
         right = f"fp32 or {training.precision}"
         yield Violation("training.gradient_dtype", training.gradient_dtype, "nanotron accumulates in fp32 or not at all", right)
-    if training.cross_entropy not in ("auto", semantics(scenario).loss):
+    if training.cross_entropy not in ("auto", semantics(scenario).head.loss):
         yield Violation("training.cross_entropy", training.cross_entropy, "no setting of nanotron", "auto")
     if means["training.compile"]:
         yield Violation("training.compile", True, "nanotron runs eagerly", "false")

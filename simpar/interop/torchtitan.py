@@ -87,7 +87,7 @@ def _other_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.optimizer", training.optimizer, "torchtitan v0.2 has AdamW and Adam", "adamw or adam")
     if training.attention_kernel == "unfused":
         yield Violation("training.attention_kernel", "unfused", "torchtitan attends by fused kernels", "auto")
-    loss = semantics(scenario).loss
+    loss = semantics(scenario).head.loss
     if training.cross_entropy not in ("auto", loss):
         yield Violation("training.cross_entropy", training.cross_entropy, "no setting of torchtitan v0.2", f"auto or {loss}")
 

@@ -79,9 +79,9 @@ def _shapes(p: Predicted) -> Iterator[Shape]:
     spec = layout.framework
     for parameters in optimizer_parameters(p.priced):
         pieces = max(1, round(parameters / ADAM_PIECE**2))
-        moved = parameters * spec.optimizer_traffic_bytes
+        moved = parameters * spec.optimizer.optimizer_traffic_bytes
         dims = {"rows": pieces, "width": ADAM_PIECE}
-        assert spec.optimizer_kernel in OPTIMIZER_TIERS
+        assert spec.optimizer.optimizer_kernel in OPTIMIZER_TIERS
         yield {"op": "memory", "kernel": "adam", "shape": [round(moved)], "dtype": "fp32", "dims": dims}
 
 

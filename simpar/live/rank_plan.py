@@ -170,7 +170,7 @@ def rank_plan(scenario: Scenario, rank: int, layers: int | None = None, microbat
                       "modules": list(recompute.modules or (("core_attn",) if recompute.granularity == "selective" else ()))},
         "micro_batch_size": training.micro_batch_size, "sequence_length": training.sequence_length,
         "reduce_dtype": "fp32" if layout.state_bytes.reduce > 2 else "bf16", "optimizer": training.optimizer,
-        "reshard_after_forward": plan.reshard_after_forward, "expandable_segments": layout.framework.expandable_segments,
+        "reshard_after_forward": plan.reshard_after_forward, "expandable_segments": layout.framework.allocator.expandable_segments,
     }  # fmt: skip
     return RankPlan(chosen, rank, table, notes)
 

@@ -143,7 +143,7 @@ def _update(priced: Priced, key: OptimizerStep) -> Iterator[tuple[Shape, float]]
         more, more_experts = layout.block_parameters(stage, 0, len(layout.stage_blocks[stage]), trainable=True)
         dense, experts = dense + more, experts + more_experts
     own = dense / layout.shard_ranks + experts / layout.expert_shard_ranks
-    moved = own * layout.framework.optimizer_traffic_bytes
+    moved = own * layout.framework.optimizer.optimizer_traffic_bytes
     dims = {"rows": max(1, round(own / ADAM_PIECE**2)), "width": ADAM_PIECE}
     index = priced.program.price_keys.index(key)
     yield {"op": "memory", "kernel": "adam", "shape": [round(moved)], "dtype": "fp32", "dims": dims}, priced.prices[index].seconds

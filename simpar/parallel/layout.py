@@ -41,7 +41,7 @@ _SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvf
 
 def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> KernelPlan:
     training, plan = scenario.training, scenario.plan
-    compiled = spec.compile if training.compile is None else training.compile
+    compiled = spec.kernels.compile if training.compile is None else training.compile
     library = compiled or training.fused_kernels
     model, tokens = scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
     sizes = (
@@ -49,35 +49,35 @@ def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> Ker
     )
     loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=sizes)
     fp8 = training.precision in _FP8
-    narrow = fp8 and (not spec.saves_gathered_input or training.precision in spec.narrow_inputs)
+    narrow = fp8 and (not spec.kernels.saves_gathered_input or training.precision in spec.kernels.narrow_inputs)
     return KernelPlan(
         element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
-        fused_activation=spec.fused_activation or library,
-        fused_residual=spec.fused_residual or compiled,
-        fused_norm=spec.fused_norm or library,
-        fused_rope=spec.fused_rope or library,
+        fused_activation=spec.kernels.fused_activation or library,
+        fused_residual=spec.kernels.fused_residual or compiled,
+        fused_norm=spec.kernels.fused_norm or library,
+        fused_rope=spec.kernels.fused_rope or library,
         # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
-        fused_expert_bias=spec.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
+        fused_expert_bias=spec.kernels.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
         flash_attention=kernel != "unfused",
         dropout=training.dropout,
         linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
         loss=loss.kind,
-        loss_all_reduces=2 if training.cross_entropy == "fused" else spec.cross_entropy_all_reduces,
+        loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
         loss_chunks=loss.chunks,
         loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
         loss_kernel=loss.kernel,
         loss_bytes=loss.moved_bytes,
         logits_fp32_copies=loss.fp32_copies,
-        logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
-        gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,
-        overlapped_gathers=not (spec.separate_casts and training.precision == "fp8-rowwise"),
-        saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
-        whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1,
-        value_views=spec.value_views,
-        expert_output_fp32=spec.expert_output_fp32,
-        qkv_copies=spec.qkv_copies,
-        output_copies=float(spec.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
-        stored=spec.fp8_storage if fp8 else (),
+        logits_gathered=1 if spec.head.logits_vocab_parallel else plan.tp,
+        gather_share=0.5 if spec.kernels.separate_casts and training.precision == "fp8" else 1.0,
+        overlapped_gathers=not (spec.kernels.separate_casts and training.precision == "fp8-rowwise"),
+        saves_gathered_input=spec.kernels.saves_gathered_input and plan.tp > 1,
+        whole_embedding_gradient=spec.kernels.whole_embedding_gradient and plan.tp > 1,
+        value_views=spec.kernels.value_views,
+        expert_output_fp32=spec.kernels.expert_output_fp32,
+        qkv_copies=spec.kernels.qkv_copies,
+        output_copies=float(spec.kernels.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
+        stored=spec.kernels.fp8_storage if fp8 else (),
     )
 
 
@@ -167,12 +167,12 @@ class Layout:
         model = self.scenario.model
         mla = model.mla if isinstance(model, TokenModel) else None
         wide = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else getattr(model, "head_dim", 0)
-        return self.framework.attention_kernel(self.hardware.gpu.architecture, wide)
+        return self.framework.kernels.attention_kernel(self.hardware.gpu.architecture, wide)
 
     @cached_property
     def compiled(self) -> bool:
         """Whether graphs are compiled."""
-        return self.framework.compile if self.training.compile is None else self.training.compile
+        return self.framework.kernels.compile if self.training.compile is None else self.training.compile
 
     @cached_property
     def kernels(self) -> KernelPlan:
@@ -187,8 +187,8 @@ class Layout:
         return Degrees(
             tp=plan.tp, sequence_parallel=sequence_parallel, cp=plan.cp, cp_style=plan.cp_style, ep=plan.ep,
             etp=self.mesh.expert_tp, overlap_tp=plan.overlap_tp, overlap_ep=plan.overlap_ep,
-            ring_merges=("fused" if self.compiled else "eager") if self.framework.torch_ring else "",
-            async_tp=self.framework.tp_backward_overlap, dispatcher=plan.ep_dispatcher,
+            ring_merges=("fused" if self.compiled else "eager") if self.framework.kernels.torch_ring else "",
+            async_tp=self.framework.kernels.tp_backward_overlap, dispatcher=plan.ep_dispatcher,
         )  # fmt: skip
 
     @cached_property
@@ -196,10 +196,10 @@ class Layout:
         """The model as layer graphs of one micro-batch."""
         model, training = self.scenario.model, self.training
         if isinstance(model, ArchitectureSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, self.plan.tp)
+            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, self.plan.tp)
             return layered_network(model, training.micro_batch_size, training.sequence_length, vocab)
         if isinstance(model, TransformerSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, self.plan.tp)
+            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, self.plan.tp)
             return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
@@ -220,38 +220,40 @@ class Layout:
         load = capacity if capacity is not None else self.load_factor
         whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
         unfused = self.attention_kernel == "unfused"
-        implementation: Implementation = "tuned" if self.framework.fused_norm and self.framework.fused_activation else "framework"
+        implementation: Implementation = (
+            "tuned" if self.framework.kernels.fused_norm and self.framework.kernels.fused_activation else "framework"
+        )
         return SplitOptions(
             degrees=self.degrees, kernels=self.kernels, recompute=recompute,
             dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
-            attention_kernel="eager" if unfused and not self.framework.fused_softmax else self.attention_kernel,
+            attention_kernel="eager" if unfused and not self.framework.kernels.fused_softmax else self.attention_kernel,
             memory_implementation=implementation,
-            accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
+            accumulate_fp32=self.framework.kernels.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,
             casts=self._casts,
-            dispatch_bytes=1.0 if training.precision in _FP8 and self.framework.fp8_dispatch else 2.0,
+            dispatch_bytes=1.0 if training.precision in _FP8 and self.framework.kernels.fp8_dispatch else 2.0,
             lora_rank=training.lora_rank if training.trainable == "lora" else 0,
             lora_modules=training.lora_modules,
             dequantised_bytes=BASE_BYTES.get(training.base_weights, -2.0) + 2.0,
             # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
-            weight_gradients="none" if whole else self.framework.weight_gradients,
-            grouped_weight_gradients="none" if whole else self.framework.grouped_weight_gradients,
-            engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.te_scaling),
+            weight_gradients="none" if whole else self.framework.kernels.weight_gradients,
+            grouped_weight_gradients="none" if whole else self.framework.kernels.grouped_weight_gradients,
+            engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.kernels.te_scaling),
             accumulation_bytes=self._accumulation_bytes,
-            gather_copy_bytes=self.framework.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
-            reduce_copy_bytes=self.framework.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0,
+            gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
+            reduce_copy_bytes=self.framework.data.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0,
         )  # fmt: skip
 
     @property
     def gathers_by_layer(self) -> bool:
         """Weights are gathered for every pass of a layer (full sharding, no pipeline that keeps them)."""
         sharded = self.plan.zero_stage == 3 and self.mesh.dp * self.mesh.cp > 1 and self.training.optimizer != "none"
-        return sharded and not (self.plan.pp > 1 and self.framework.fsdp_unsharded_with_pp)
+        return sharded and not (self.plan.pp > 1 and self.framework.data.fsdp_unsharded_with_pp)
 
     @property
     def _accumulation_bytes(self) -> float:
         """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written."""
-        adds = self.framework.gradient_adds
+        adds = self.framework.optimizer.gradient_adds
         if not adds or (adds == "pipelines" and self.plan.pp == 1):
             return 0.0
         return 2.0 + 2.0 * (4.0 if self.gradient_dtype == "fp32" else 2.0)
@@ -265,7 +267,7 @@ class Layout:
     def _casts(self) -> str:
         """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
         precision = self.training.precision
-        if precision not in _FP8 or not self.framework.separate_casts:
+        if precision not in _FP8 or not self.framework.kernels.separate_casts:
             return ""
         return GATHERED if precision == "fp8" and self.plan.zero_stage == 3 else _KERNEL_DTYPE.get(precision, precision)
 
@@ -287,7 +289,7 @@ class Layout:
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
-        narrow = int(len(network.layers) * self.framework.fp4_layers) if self._casts == "fp4" else len(network.layers)
+        narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self._casts == "fp4" else len(network.layers)
         for offset in range(stage.count):
             options = self.options if offset < limit else plain
             layer = stage.first + offset
@@ -324,41 +326,41 @@ class Layout:
     @cached_property
     def gradient_dtype(self) -> str:
         """Accumulation dtype of gradients."""
-        return self.training.gradient_dtype or self.framework.gradients(self.training.precision)
+        return self.training.gradient_dtype or self.framework.optimizer.gradients(self.training.precision)
 
     @cached_property
     def state_bytes(self) -> StateBytes:
         """Bytes per parameter of each state."""
         spec, training = self.framework, self.training
         gradient = 4.0 if self.gradient_dtype == "fp32" else 2.0
-        reduce_dtype = spec.gradient_reduce_dtype or self.gradient_dtype
+        reduce_dtype = spec.optimizer.gradient_reduce_dtype or self.gradient_dtype
         if training.gradient_dtype is not None:
             reduce_dtype = training.gradient_dtype
         full = training.precision in ("fp32", "tf32")
-        parameter = 4.0 if full else spec.parameter_bytes
-        if training.precision in _FP8 and (spec.fp8_parameters or spec.fp8_weight_cache):
+        parameter = 4.0 if full else spec.optimizer.parameter_bytes
+        if training.precision in _FP8 and (spec.optimizer.fp8_parameters or spec.kernels.fp8_weight_cache):
             # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
             single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
-            parameter = (1.0 if single else 2.0) + (0.0 if spec.fp8_parameters else parameter)
+            parameter = (1.0 if single else 2.0) + (0.0 if spec.optimizer.fp8_parameters else parameter)
         # torchao gathers weights with a scale per row in 16 bits, as its enable_fsdp_float8_all_gather takes one per tensor, and
         # those of nvfp4 (torchtitan components/quantization/nvfp4.md).
-        formats = _FP8 - ({"fp8-rowwise", "nvfp4"} if spec.separate_casts else {"fp8-rowwise"})
+        formats = _FP8 - ({"fp8-rowwise", "nvfp4"} if spec.kernels.separate_casts else {"fp8-rowwise"})
         narrow = training.precision in formats and self.plan.zero_stage == 3
         gather = 4.0 if full else 1.0 if narrow else 2.0
         if self.plan.zero_stage == 3 and not full:
-            reduce_dtype = training.gradient_dtype or spec.fsdp_reduce_dtype
+            reduce_dtype = training.gradient_dtype or spec.data.fsdp_reduce_dtype
             # Shards of fp32 weights have fp32 gradients, whatever they were reduced in.
-            gradient = 4.0 if reduce_dtype == "fp32" or spec.sharded_weights_fp32 else 2.0
-        if spec.autocast and self.plan.zero_stage < 3 and _recompute(self.plan)[1].granularity == "none" and not full:
+            gradient = 4.0 if reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 else 2.0
+        if spec.optimizer.autocast and self.plan.zero_stage < 3 and _recompute(self.plan)[1].granularity == "none" and not full:
             parameter = 2.0
         if self.pure_bf16:
             # Autograd's gradients and torch's moments are in the weight's dtype; nothing is left to cast on the way.
             reduce_dtype, gradient, parameter = training.gradient_dtype or "bf16", 2.0, max(parameter, 2.0)
         master = 0.0 if full or self.pure_bf16 or training.optimizer == "none" else 4.0
         # With several micro-batches they are there from the first one's backward on, that is at the peak.
-        persist = spec.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1
-        copy = spec.gradient_copy_bytes if gradient > 2.0 else 0.0
-        if spec.ddp_buckets and self.plan.zero_stage == 0:
+        persist = spec.optimizer.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1
+        copy = spec.optimizer.gradient_copy_bytes if gradient > 2.0 else 0.0
+        if spec.data.ddp_buckets and self.plan.zero_stage == 0:
             copy += parameter
         return StateBytes(parameter, gradient + copy, master, self.optimizer.moments,
                           4.0 if reduce_dtype == "fp32" or full else 2.0, gather, persist)  # fmt: skip
@@ -367,9 +369,11 @@ class Layout:
     def pure_bf16(self) -> bool:
         """Trained weights, gradients and optimizer states rest in bf16 without an fp32 copy."""
         spec, chosen = self.framework, self.training.pure_bf16
-        if self.training.precision in ("fp32", "tf32", "fp16") or (self.plan.zero_stage == 3 and spec.sharded_weights_fp32):
+        if self.training.precision in ("fp32", "tf32", "fp16") or (
+            self.plan.zero_stage == 3 and spec.optimizer.sharded_weights_fp32
+        ):
             return False
-        return spec.pure_bf16 if chosen is None else chosen
+        return spec.optimizer.pure_bf16 if chosen is None else chosen
 
     @property
     def weight_bytes(self) -> float:
@@ -391,8 +395,8 @@ class Layout:
         """Bytes per updated weight that exist during the update only."""
         if self.training.optimizer_in_backward:
             return 0.0
-        between = self.framework.optimizer_kernel == "foreach" and self.training.optimizer in ("adamw", "adam")
-        return self.framework.update_bytes + (self.weight_bytes if between else 0.0)
+        between = self.framework.optimizer.optimizer_kernel == "foreach" and self.training.optimizer in ("adamw", "adam")
+        return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)
 
     def frozen_bytes(self, block: LocalBlock) -> float:
         """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised."""
@@ -436,13 +440,13 @@ class Layout:
     @cached_property
     def overlap_grad_reduce(self) -> bool:
         """Gradient reduction runs beside the backward."""
-        return self.framework.reduces_beside_backward(self.plan.zero_stage, self.plan.overlap_grad_reduce)
+        return self.framework.data.reduces_beside_backward(self.plan.zero_stage, self.plan.overlap_grad_reduce)
 
     @cached_property
     def overlap_param_gather(self) -> bool:
         """Parameter gathering runs beside the forward."""
         chosen = self.plan.overlap_param_gather
-        return self.framework.overlap_param_gather if chosen is None else chosen
+        return self.framework.data.overlap_param_gather if chosen is None else chosen
 
     @cached_property
     def data_ranks(self) -> int:

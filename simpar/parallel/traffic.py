@@ -34,7 +34,7 @@ def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: b
     if isinstance(key, Gather):
         return [Collective("all_gather", parameters * state.gather, group)]
     amount = parameters * state.reduce
-    if layout.plan.zero_stage == 0 or layout.framework.all_reduces_whole(layout.plan.zero_stage):
+    if layout.plan.zero_stage == 0 or layout.framework.data.all_reduces_whole(layout.plan.zero_stage):
         calls = _buckets(layout, parameters)
         return [Collective("all_reduce", amount / calls, plain, calls)]
     found = [Collective("reduce_scatter", amount, group)]
@@ -62,7 +62,7 @@ def _buckets(layout: Layout, parameters: float) -> float:
     that it holds half a tensor more than its cap on average.
     """
     spec = layout.framework
-    if layout.plan.zero_stage > 0 or not spec.ddp_buckets:
+    if layout.plan.zero_stage > 0 or not spec.data.ddp_buckets:
         return 1.0
     return max(parameters / (spec.bucket_elements(layout.data_ranks) + tensor_parameters(layout) / 2.0), 1.0)
 
@@ -71,7 +71,7 @@ def send_collectives(layout: Layout, key: Send) -> tuple[Collective, ...]:
     """A pipeline send, and the gather of its slices where every tensor rank sent one (Narayanan et al. 2021)."""
     stage = layout.stages[max(key.from_stage, key.to_stage)]
     amount = boundary_bytes(layout.boundary_bytes[stage.first], layout.plan)
-    sliced = layout.framework.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1
+    sliced = layout.framework.pipeline.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1
     if sliced:
         return (Collective("send_recv", amount / layout.plan.tp, "pp", pair=key.pair), Collective("all_gather", amount, "tp"))
     return (Collective("send_recv", amount, "pp", pair=key.pair),)

@@ -46,23 +46,23 @@ def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
         return not layout.plan.overlap_p2p
     spec = layout.framework
     if schedule.splits_backward or schedule.replicas > 1:
-        return not spec.overlap_p2p_zero_bubble
+        return not spec.pipeline.overlap_p2p_zero_bubble
     if len(schedule.stage_to_rank) > schedule.num_ranks:
-        return not spec.overlap_p2p_interleaved
-    return spec.p2p_blocking
+        return not spec.pipeline.overlap_p2p_interleaved
+    return spec.pipeline.p2p_blocking
 
 
 def one_queue(layout: Layout) -> bool:
-    """Whether kernels of all streams start in the order of their launch (FrameworkSpec.one_queue; not from Blackwell on)."""
+    """Whether kernels of all streams start in the order of their launch (Kernels.one_queue; not from Blackwell on)."""
     asks = layout.plan.tp > 1 or layout.plan.cp > 1
-    return layout.framework.one_queue and asks and layout.hardware.gpu.architecture in ("volta", "ampere", "ada", "hopper")
+    return layout.framework.kernels.one_queue and asks and layout.hardware.gpu.architecture in ("volta", "ampere", "ada", "hopper")
 
 
 def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
     """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
     if layout.plan.synchronous_optimizer is not None:
         return layout.plan.synchronous_optimizer
-    return not (layout.framework.optimizer_post_validation and schedule.splits_backward)
+    return not (layout.framework.optimizer.optimizer_post_validation and schedule.splits_backward)
 
 
 class _Lowering(Pipelines):
@@ -220,7 +220,7 @@ class _Lowering(Pipelines):
         if not self.gather_always or leaf.phase is Phase.W:
             return []
         letter = leaf.phase.value
-        ahead = self.layout.framework.fsdp_prefetch_groups
+        ahead = self.layout.framework.data.fsdp_prefetch_groups
         if index == 0:
             for position in range(min(ahead + 1, len(pieces))):
                 self.issue_gather(leaf, pieces, position, letter)
@@ -238,7 +238,7 @@ class _Lowering(Pipelines):
         if letter != "F" and kept:
             # Not freed after the forward: the last group always stays (its backward is next).
             return
-        ahead = self.layout.framework.fsdp_prefetch_groups
+        ahead = self.layout.framework.data.fsdp_prefetch_groups
         if letter == "F" and self.one_queue:
             ahead = 0
         deps: list[object] = []

@@ -24,7 +24,7 @@ class Pipelines:
         self.builder = ProgramBuilder(layout.scenario.name)
         self.zero = layout.plan.zero_stage
         self.data_parallel = layout.data_ranks > 1 and layout.training.optimizer != "none"
-        unsharded_pipeline = schedule.num_ranks > 1 and layout.framework.fsdp_unsharded_with_pp
+        unsharded_pipeline = schedule.num_ranks > 1 and layout.framework.data.fsdp_unsharded_with_pp
         self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
         self.reduce_always = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
         self.offloads = layout.plan.offload.activations > 0
@@ -89,7 +89,7 @@ class Pipelines:
         if self.gather_always or self.reduce_always:
             return tuple((i, i + 1) for i in range(self.blocks(stage) - 1, -1, -1))
         bucketed = layout.overlap_grad_reduce
-        if layout.framework.buckets_on_first_pipeline_rank_only and stage != 0:
+        if layout.framework.data.buckets_on_first_pipeline_rank_only and stage != 0:
             bucketed = False
         return layout.buckets(self.model_stage(stage), bucketed=bucketed)
 

@@ -53,8 +53,10 @@ class Replays:
         if key not in self._found:
             limit = None if room is None else int(self.peak(nearest).allocated_bytes * room)
             spec, nodes = self._layout.framework, self._layout.scenario.cluster.num_nodes
-            expandable = spec.expandable_segments or (spec.expandable_segments_one_node and nodes == 1)
-            rules = AllocatorRules(expandable_segments=expandable, limit_bytes=limit, pending_frees=spec.pending_collectives)
+            expandable = spec.allocator.expandable_segments or (spec.allocator.expandable_segments_one_node and nodes == 1)
+            rules = AllocatorRules(
+                expandable_segments=expandable, limit_bytes=limit, pending_frees=spec.allocator.pending_collectives
+            )
             self._found[key] = replay(self._requests(nearest), rules)
         return self._found[key]
 

@@ -15,7 +15,7 @@ from simpar.parallel.optimizers import more_moments
 
 def stays_gathered(layout: Layout) -> bool:
     """A fully sharded pipeline stage keeps its parameters gathered and accumulates gradients unsharded (torch FSDP2)."""
-    return layout.plan.pp > 1 and layout.framework.fsdp_unsharded_with_pp
+    return layout.plan.pp > 1 and layout.framework.data.fsdp_unsharded_with_pp
 
 
 def rests_unsharded(layout: Layout) -> bool:
@@ -27,7 +27,7 @@ def rests_unsharded(layout: Layout) -> bool:
 def waits_for_the_last(layout: Layout) -> bool:
     """Whole gradients of fully sharded weights add up until the last micro-batch of a step, which alone reduces them."""
     sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none"
-    return sharded and layout.num_microbatches > 1 and layout.plan.pp == 1 and layout.framework.fsdp_defers_reduction
+    return sharded and layout.num_microbatches > 1 and layout.plan.pp == 1 and layout.framework.data.fsdp_defers_reduction
 
 
 def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
@@ -47,7 +47,7 @@ def whole_embedding_gradient(layout: Layout) -> float:
     A replicated tensor leaves DTensor's embedding backward, and FSDP2 accumulates what it gets until it reduces (torch 2.13).
     """
     tp, embedding = layout.plan.tp, layout.network.embedding
-    if embedding is None or tp == 1 or not layout.framework.whole_embedding_gradient or not rests_unsharded(layout):
+    if embedding is None or tp == 1 or not layout.framework.kernels.whole_embedding_gradient or not rests_unsharded(layout):
         return 0.0
     return embedding.elements("embedding/word.weight") * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
 
@@ -72,13 +72,13 @@ def update_bytes(layout: Layout, optimizer: float) -> float:
     state = layout.state_bytes.optimizer
     if not state or layout.options.lora_rank:
         return 0.0
-    gathered = layout.framework.gather_buffer_bytes * layout.shard_ranks if gathers_in_buffers(layout) else 0.0
+    gathered = layout.framework.data.gather_buffer_bytes * layout.shard_ranks if gathers_in_buffers(layout) else 0.0
     return (layout.update_bytes + gathered) * optimizer / state
 
 
 def gathers_in_buffers(layout: Layout) -> bool:
     """Whether updated weights pass through buffers of their own on their way back to all data-parallel ranks."""
-    return layout.framework.gather_buffer_bytes > 0.0 and layout.plan.zero_stage in (1, 2) and layout.shard_ranks > 1
+    return layout.framework.data.gather_buffer_bytes > 0.0 and layout.plan.zero_stage in (1, 2) and layout.shard_ranks > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Gathers:
         if not sharded or layout.training.optimizer == "none":
             zeros = [0.0] * len(blocks)
             return cls(zeros, zeros, zeros)
-        state, ahead = layout.state_bytes, layout.framework.fsdp_prefetch_groups
+        state, ahead = layout.state_bytes, layout.framework.data.fsdp_prefetch_groups
         held = [b.dense_parameters + b.expert_parameters for b in blocks]
         trained = [layout.trained(b) for b in blocks]
         forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]

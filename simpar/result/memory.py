@@ -261,7 +261,7 @@ def _key_events(
 def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tuple[IntArray, BoolArray, IntArray, FloatArray]:
     """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
     index = {name: i for i, name in enumerate(CATEGORIES)}
-    releases = layout.framework.input_gradient_releases
+    releases = layout.framework.pipeline.input_gradient_releases
     gathers = [Gathers.of(layout, blocks) for blocks in layout.stage_blocks]
     sums = [
         [block_bytes(b, g.begin[i], g.end[i], releases=releases) for i, b in enumerate(blocks)]
@@ -324,7 +324,9 @@ def memory_over_time(
         static = static_state(layout, held[rank])
         dynamic = np.cumsum(delta, axis=0)
         timed = partial(_timed_passes, layout, program, timeline, roles[rank])
-        ranks.append(RankMemory(rank, static, times, dynamic, outside, layout.framework.fragmentation, replays, capacity, timed))
+        ranks.append(
+            RankMemory(rank, static, times, dynamic, outside, layout.framework.allocator.fragmentation, replays, capacity, timed)
+        )
     replays.choose({r.rank: r.allocated_bytes for r in ranks})
     return tuple(ranks)
 

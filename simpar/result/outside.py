@@ -24,19 +24,22 @@ def outside_bytes(layout: Layout) -> tuple[tuple[str, float], ...]:
     if layout.hardware.gpu.architecture in _WITHOUT_CUDA:
         return (("context", 0.0), ("nccl", 0.0), *learned)
     sizes = [size for d in ("tp", "cp", "pp", "dp", "ep") if (size := layout.placement(d).size) > 1]
-    buffers = sum(spec.nccl_pair_bytes if size == 2 else spec.nccl_group_bytes for size in sizes)
+    buffers = sum(spec.allocator.nccl_pair_bytes if size == 2 else spec.allocator.nccl_group_bytes for size in sizes)
     if sizes:
-        buffers += spec.communicators * spec.nccl_group_bytes + spec.pair_communicators * spec.nccl_pair_bytes
+        buffers += (
+            spec.allocator.communicators * spec.allocator.nccl_group_bytes
+            + spec.allocator.pair_communicators * spec.allocator.nccl_pair_bytes
+        )
     experts = layout.placement("ep")
     if experts.num_domains == 1 and experts.size <= _ALL_TO_ALL_RANKS:
-        buffers += (experts.size - 1) * spec.nccl_peer_bytes
-    return (("context", spec.context_bytes), ("nccl", buffers), *learned)
+        buffers += (experts.size - 1) * spec.allocator.nccl_peer_bytes
+    return (("context", spec.allocator.context_bytes), ("nccl", buffers), *learned)
 
 
 def workspaces(framework: FrameworkSpec, architecture: str) -> tuple[float, ...]:
     """Bytes of each workspace of matrix products inside the allocator."""
     if architecture in _WITHOUT_CUDA:
         return ()
-    blas, engine = dict(framework.blas_workspace_bytes), dict(framework.engine_workspace_bytes)
+    blas, engine = dict(framework.allocator.blas_workspace_bytes), dict(framework.allocator.engine_workspace_bytes)
     each = [blas.get(architecture, blas.get("", 0.0))] * _HOST_THREADS + [engine.get(architecture, engine.get("", 0.0))]
     return tuple(size for size in each if size)

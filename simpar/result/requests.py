@@ -103,7 +103,7 @@ class Trace:
         ids: dict[str, int] = {}
         lives = self.lives(stage, self.layout.stage_blocks[stage][index])
         self.run(_saved_only(lives.forward) if self.thin else lives.forward, ids, lives.collective)
-        if index == 0 and self.layout.framework.frees_stage_inputs and self.layout.plan.pp > 1:
+        if index == 0 and self.layout.framework.pipeline.frees_stage_inputs and self.layout.plan.pp > 1:
             self.free(ids.pop(f"{STAGE_INPUT}#0", -1))
         if index == len(self.layout.stage_blocks[stage]) - 1:
             ids[_OUTPUT] = self.ask(kept_outputs(self.layout, stage))
@@ -160,7 +160,7 @@ class Sharded:
         self.trace, self.layout = trace, layout
         spec, plan = layout.framework, layout.plan
         sharded = plan.zero_stage == 3 and layout.data_ranks > 1
-        self.active = sharded and not (plan.pp > 1 and spec.fsdp_unsharded_with_pp)
+        self.active = sharded and not (plan.pp > 1 and spec.data.fsdp_unsharded_with_pp)
         self.unsharded = sharded and not self.active
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.resting: dict[tuple[int, int], list[int]] = {}
@@ -173,7 +173,7 @@ class Sharded:
             return
         blocks = self.layout.stage_blocks[stage]
         at_loss = step < 0 and any(name == "head/logits" for name, _ in blocks[index].saved)
-        ahead = 0 if at_loss else self.layout.framework.fsdp_prefetch_groups
+        ahead = 0 if at_loss else self.layout.framework.data.fsdp_prefetch_groups
         for offset in range(ahead + 1):
             wanted = index + step * offset
             if 0 <= wanted < len(blocks) and (stage, wanted) not in self.gathered:
@@ -205,7 +205,7 @@ class Sharded:
         own = [trace.ask(w * state.gather) for w in weights]
         held = sum(weights)
         self._reshard(stage, index)
-        stays = self.layout.framework.fsdp_reduce_input_stays
+        stays = self.layout.framework.data.fsdp_reduce_input_stays
         if stays:
             self._let_go()
         self.reducing = trace.ask(held * state.reduce, "compute" if stays else "reduce_scatter")
@@ -257,7 +257,7 @@ def _update(trace: Trace, moments: list[float]) -> None:
     shards = trace.layout.shard_ranks
     if gathers_in_buffers(trace.layout):
         tensors = [trace.ask(total / 2 / shards) for _ in range(shards)] + [trace.ask(total / 2)]
-    elif trace.layout.framework.optimizer_kernel == "foreach" and moments:
+    elif trace.layout.framework.optimizer.optimizer_kernel == "foreach" and moments:
         # A list of operations makes one tensor for each weight.
         tensors = [trace.ask(total * m / sum(moments)) for m in moments]
     else:
@@ -290,7 +290,7 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
     total = sum(w for w, _ in weights)
     if layout.training.optimizer == "none":
         return []
-    buffers = zero in (1, 2) and layout.framework.contiguous_buffers
+    buffers = zero in (1, 2) and layout.framework.allocator.contiguous_buffers
     if buffers:
         # Each weight moves into the buffer, at the start and not at the peak of a step.
         trace.ask(total * state.parameter)
@@ -343,7 +343,7 @@ class _Host:
     def __init__(self, trace: Trace) -> None:
         layout = trace.layout
         self.trace, self.last = trace, layout.num_stages - 1
-        self.active = layout.plan.pp > 1 and layout.framework.receives_block_host
+        self.active = layout.plan.pp > 1 and layout.framework.pipeline.receives_block_host
         self.forwards = 0
         if self.active:
             trace.events.append(HOST_WAITS)

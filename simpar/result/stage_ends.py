@@ -15,7 +15,7 @@ STAGE_INPUT: Final = "input_norm_in"
 
 def receive_buffers(layout: Layout, stages: list[int]) -> float:
     """Buffers for what arrives from other stages where every micro-batch has its own; an activation in flight is one of them."""
-    if not layout.framework.receive_buffers_per_microbatch or layout.plan.pp == 1:
+    if not layout.framework.pipeline.receive_buffers_per_microbatch or layout.plan.pp == 1:
         return 0.0
     total, count = 0.0, layout.num_microbatches
     for index in stages:
@@ -31,7 +31,7 @@ def receive_buffers(layout: Layout, stages: list[int]) -> float:
 def outputs_stay(layout: Layout) -> bool:
     """Whether a stage's output stays until its backward: the pipeline engine holds it, or its last layer's backward reads it."""
     nodes = layout.network.layers[0].nodes
-    return layout.framework.keeps_stage_outputs or (isinstance(nodes[-1], Elementwise) and nodes[-1].op == "relu")
+    return layout.framework.pipeline.keeps_stage_outputs or (isinstance(nodes[-1], Elementwise) and nodes[-1].op == "relu")
 
 
 def kept_outputs(layout: Layout, index: int) -> float:
@@ -45,14 +45,14 @@ def kept_outputs(layout: Layout, index: int) -> float:
 def freed_inputs(layout: Layout, index: int) -> float:
     """Bytes that the first layer of a stage saves of its input, where that is given back after the forward."""
     stage = layout.stages[index]
-    if not layout.framework.frees_stage_inputs or layout.plan.pp == 1 or stage.embedding or not stage.count:
+    if not layout.framework.pipeline.frees_stage_inputs or layout.plan.pp == 1 or stage.embedding or not stage.count:
         return 0.0
     return dict(layout.stage_blocks[index][0].saved).get(STAGE_INPUT, 0.0)
 
 
 def last_outputs(layout: Layout, block: LocalBlock) -> float:
     """16-bit logits of a micro-batch where they stay to the end of the step."""
-    if not layout.framework.keeps_last_outputs or layout.plan.pp == 1:
+    if not layout.framework.pipeline.keeps_last_outputs or layout.plan.pp == 1:
         return 0.0
     logits = sum(v for name, v in block.saved if name == "head/logits")
     return logits * 2.0 / (2.0 + 4.0 * block.options.kernels.logits_fp32_copies)

@@ -175,9 +175,11 @@ class Column:
             seconds[phase] = price.seconds
             host[phase] = pricer._launch_seconds(price, PHASES[phase])
             compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
-        kept, logits, working, transient, deferred = block_bytes(block, 0.0, 0.0, releases=layout.framework.input_gradient_releases)
+        kept, logits, working, transient, deferred = block_bytes(
+            block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
+        )
         copies = 4.0 * block.options.kernels.logits_fp32_copies
-        outputs = logits * 2.0 / (2.0 + copies) * layout.framework.keeps_last_outputs
+        outputs = logits * 2.0 / (2.0 + copies) * layout.framework.pipeline.keeps_last_outputs
         return cls(
             tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,
             _bare_transient(block), deferred, outputs, LocalLayer(block.layer, block.options).weight_shapes(),

@@ -55,7 +55,7 @@ class Coarse:
                     bytes_ = self.pricing.per_weight(group, variant, state)
                     found += (dense + expert) * (bytes_.gather + bytes_.reduce)
                 least = min(least, found)
-            rank = least / group.pp * self.pricing.framework.fragmentation
+            rank = least / group.pp * self.pricing.framework.allocator.fragmentation
             self._least[group] = rank + self.pricing.outside_bytes(group)
         return self._least[group]
 

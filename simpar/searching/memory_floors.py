@@ -111,7 +111,7 @@ class MemoryFloors:
         if full is None:
             return None
         plain = self.pricing.table(group, batch, variant, "none")
-        whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.fragmentation
+        whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.allocator.fragmentation
         room = whole * (1.0 + _ROUNDING) - self._resting(group, variant, plain, full)
         kept = plain.kept + plain.logits
         if "none" in self.space.selections and (full.held @ kept <= room).all():

@@ -210,7 +210,7 @@ class Pricing:
 
     def residency(self, pipeline: Pipeline, pp: int, m: int) -> Residency:
         """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
-        which, outputs = self.plain_stages(pipeline, pp).which, self.framework.keeps_last_outputs and pp > 1
+        which, outputs = self.plain_stages(pipeline, pp).which, self.framework.pipeline.keeps_last_outputs and pp > 1
         if not outputs and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
             m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
         key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
@@ -276,7 +276,7 @@ class Pricing:
 
     def receive_bytes(self, group: Group, batch: int, variant: Variant, pipeline: Pipeline, m: int) -> FloatArray | None:
         """Bytes of the buffers of each rank where every micro-batch has its own, None where there are none."""
-        if group.pp == 1 or not self.framework.receive_buffers_per_microbatch:
+        if group.pp == 1 or not self.framework.pipeline.receive_buffers_per_microbatch:
             return None
         key = (group, batch, variant.sequence_parallel, pipeline, m)
         if key not in self._receives:
@@ -300,7 +300,7 @@ class Pricing:
 
     def stays_gathered(self, group: Group, state: State) -> bool:
         """Whether fully sharded weights rest gathered, with unsharded gradients, on the ranks of a pipeline."""
-        resting = group.pp > 1 and self.framework.fsdp_unsharded_with_pp and self.template.training.optimizer != "none"
+        resting = group.pp > 1 and self.framework.data.fsdp_unsharded_with_pp and self.template.training.optimizer != "none"
         return resting and state.zero_stage == 3 and group.dp * group.cp > 1
 
     def gathered(self, group: Group, variant: Variant, state: State) -> Gathered | None:
@@ -310,7 +310,7 @@ class Pricing:
         if self.stays_gathered(group, state):
             return None
         bytes_ = self.per_weight(group, variant, state)
-        return Gathered(bytes_.gather, bytes_.reduce, self.framework.fsdp_prefetch_groups)
+        return Gathered(bytes_.gather, bytes_.reduce, self.framework.data.fsdp_prefetch_groups)
 
     def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
         """Bytes per weight of each kind of state."""
@@ -325,8 +325,8 @@ class Pricing:
             return not pipeline.overlap_p2p
         shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.framework
         if shape.style != "full" or shape.replicas > 1:
-            return not spec.overlap_p2p_zero_bubble
-        return not spec.overlap_p2p_interleaved if shape.stages > pp else spec.p2p_blocking
+            return not spec.pipeline.overlap_p2p_zero_bubble
+        return not spec.pipeline.overlap_p2p_interleaved if shape.stages > pp else spec.pipeline.p2p_blocking
 
     @cached_property
     def framework(self) -> FrameworkSpec:
@@ -365,7 +365,7 @@ class Pricing:
 
         `passing`: gradients may exist from the only backward to the update alone; then a bound leaves them out.
         """
-        persist = self.framework.gradients_persist or not passing
+        persist = self.framework.optimizer.gradients_persist or not passing
         bytes_ = replace(self.per_weight(group, variant, state), gradients_persist=persist)
         if self.state_layout(group, variant, state).layout.optimizer.paged:
             bytes_ = replace(bytes_, moments=0.0)
@@ -388,7 +388,7 @@ class Pricing:
         """Whether every rank waits for all gradients before its update; the rule of `program.lower.optimizer_waits`."""
         if self.template.plan.synchronous_optimizer is not None:
             return self.template.plan.synchronous_optimizer
-        return not (self.framework.optimizer_post_validation and style != "full")
+        return not (self.framework.optimizer.optimizer_post_validation and style != "full")
 
     @cached_property
     def host_seconds_per_byte(self) -> float:

@@ -328,7 +328,7 @@ class Sheets:
         group, offloads = design.group, self.space.offloads
         every, spread = self.space.states(group), self.resting(design)
         states = [every[index] for index in columns.tolist()]
-        outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.fragmentation
+        outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.allocator.fragmentation
         modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
         found = np.empty((len(offloads), len(rows), len(states)))
         for mode in set(modes):
@@ -344,7 +344,7 @@ class Sheets:
         """Peak allocated bytes of every rank, or None where that depends on time: offloaded activations, gradients that pass."""
         group, state = choice.group, choice.state
         m = self.space.template.training.global_batch_size // (choice.micro_batch_size * group.dp)
-        passing = m == 1 and group.pp == 1 and not self.pricing.framework.gradients_persist
+        passing = m == 1 and group.pp == 1 and not self.pricing.framework.optimizer.gradients_persist
         if choice.offload.activations or passing:
             return None
         design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
@@ -360,7 +360,7 @@ class Sheets:
         """Under which spreads the resting states fit, with the optimizer on the device and offloaded, [states, 2]."""
         spread, asked = self.resting(design), [any(o.optimizer is kind for o in self.space.offloads) for kind in (False, True)]
         rank = np.stack([(spread.resting + spread.optimizer).max(axis=1), spread.resting.max(axis=1)], axis=1)
-        need = rank * self.pricing.framework.fragmentation + self.pricing.outside_bytes(design.group)
+        need = rank * self.pricing.framework.allocator.fragmentation + self.pricing.outside_bytes(design.group)
         return np.asarray((need <= self.capacity) & asked)
 
     def activation_peaks(

@@ -48,7 +48,7 @@ class Space:
     @cached_property
     def _able(self) -> dict[str, tuple[Any, ...]]:
         own, template = self._ability, self.template
-        compiled = self._semantics.compile if template.training.compile is None else template.training.compile
+        compiled = self._semantics.kernels.compile if template.training.compile is None else template.training.compile
         return {**own.values, **(own.with_experts if self._moe else {}), **({} if compiled else own.uncompiled)}
 
     @cached_property
@@ -317,7 +317,7 @@ class Space:
         if ranks == 1 or self.template.training.optimizer == "none":
             yield from (State(z, None, True, True, True) for z in stages[:1])
             return
-        kept_gathered = group.pp > 1 and self._semantics.fsdp_unsharded_with_pp
+        kept_gathered = group.pp > 1 and self._semantics.data.fsdp_unsharded_with_pp
         for zero in stages:
             reshard = self.values("reshard_after_forward", flags) if zero == 3 and not kept_gathered else [True]
             always = (zero == 3 and not kept_gathered) or (zero == 2 and group.pp == 1)

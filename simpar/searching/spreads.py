@@ -128,7 +128,10 @@ class Hidden:
     def of(cls, spec: FrameworkSpec, state: State) -> Hidden:
         """Of a spread; the rule of `Layout`."""
         reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
-        return cls(spec.overlap_grad_reduce if reduce is None else reduce, spec.overlap_param_gather if gather is None else gather)
+        return cls(
+            spec.data.overlap_grad_reduce if reduce is None else reduce,
+            spec.data.overlap_param_gather if gather is None else gather,
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Traffic:
     def of(cls, layout: Layout, group: Group, zero: int, gather: bool) -> Traffic:
         """Of a layout; `gather`: parameters are gathered beside the forward."""
         data = layout.data_ranks > 1 and layout.training.optimizer != "none"
-        always = data and zero == 3 and not (group.pp > 1 and layout.framework.fsdp_unsharded_with_pp)
+        always = data and zero == 3 and not (group.pp > 1 and layout.framework.data.fsdp_unsharded_with_pp)
         start = data and not always and (zero == 3 or (zero >= 1 and gather))
         after = data and zero in (1, 2) and not gather
         return cls(data, always, data and (always or (zero == 2 and group.pp == 1)), start, after)
@@ -221,7 +224,7 @@ class Spreads:
             blocks: seconds of each kind of block [D, kinds]; stages: of whole stages [D, stages].
         """
         alone = (cut.first_kind >= 0) & (hidden | reduces_always)
-        if self.pricing.framework.buckets_on_first_pipeline_rank_only:
+        if self.pricing.framework.data.buckets_on_first_pipeline_rank_only:
             # Stages but the first are one bucket.
             alone &= reduces_always | (np.arange(len(cut.which)) == 0)
         return np.where(alone, blocks[:, cut.first_kind], stages)

@@ -139,7 +139,7 @@ class Tiers:
         """What `flow.build` needs."""
         traffic = Traffic.of(layout, choice.group, choice.state.zero_stage, layout.overlap_param_gather)
         block_by_block = traffic.always or traffic.reduce_always
-        only_first = layout.framework.buckets_on_first_pipeline_rank_only
+        only_first = layout.framework.data.buckets_on_first_pipeline_rank_only
 
         def buckets(stage: int) -> tuple[tuple[int, int], ...]:
             model = stage % layout.num_stages
@@ -156,7 +156,7 @@ class Tiers:
             waits=self.pricing.waits(style_of(choice.pipeline)),
             gathers_always=traffic.always, reduces_always=traffic.reduce_always,
             keeps=traffic.always and not choice.state.reshard_after_forward,
-            ahead=layout.framework.fsdp_prefetch_groups if traffic.always else 0, offloads=choice.offload.activations > 0,
+            ahead=layout.framework.data.fsdp_prefetch_groups if traffic.always else 0, offloads=choice.offload.activations > 0,
         )  # fmt: skip
 
     # -- prices ------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class Tiers:
         each = dict(enumerate(allocated.tolist()))
         replays.choose(each)
         outside = self.pricing.outside_bytes(choice.group)
-        room, fragmentation = layout.hardware.gpu.memory.value - outside, layout.framework.fragmentation
+        room, fragmentation = layout.hardware.gpu.memory.value - outside, layout.framework.allocator.fragmentation
         return max(replays.reserved_bytes(rank, amount, fragmentation, room) for rank, amount in each.items()) + outside
 
     def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:

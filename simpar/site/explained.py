@@ -95,7 +95,7 @@ def job_of(result: Result) -> Job:
     """What decides which causes a run of `result`'s scenario can have; simulates a few configurations one setting away."""
     layout, scenario = result.layout, result.layout.scenario
     plan, training = scenario.plan, scenario.training
-    blocking = plan.pp > 1 and framework(scenario.framework, scenario.framework_version).p2p_blocking
+    blocking = plan.pp > 1 and framework(scenario.framework, scenario.framework_version).pipeline.p2p_blocking
     passes = 2.0 * layout.num_microbatches * plan.virtual_stages if blocking else 0.0
     parts = result.breakdown
     moe = isinstance(scenario.model, TransformerSpec) and scenario.model.moe is not None and plan.ep > 1

@@ -115,7 +115,7 @@ def _framework(scenario: Scenario) -> Iterator[Violation]:
     spec = framework(scenario.framework, scenario.framework_version)
     yield from missing_options(scenario, spec, _having)
     yield from option_conflicts(scenario, spec)
-    name, largest = spec.name, spec.zero_stage_with_pp
+    name, largest = spec.name, spec.pipeline.zero_stage_with_pp
     if scenario.plan.pp > 1 and scenario.plan.zero_stage > largest:
         rule = f"{name} combines pipeline parallelism with zero_stage up to {largest} only"
         yield Violation("plan.zero_stage", scenario.plan.zero_stage, rule, f"at most {largest}, or plan.pp = 1")
@@ -123,7 +123,7 @@ def _framework(scenario: Scenario) -> Iterator[Violation]:
 
 def _having(ability: Ability) -> list[str]:
     found = {name: framework(name) for name in framework_names()}
-    return [name for name, spec in found.items() if spec.name == name and ability in spec.abilities]
+    return [name for name, spec in found.items() if spec.name == name and ability in spec.conventions.abilities]
 
 
 def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violation]:

@@ -32,7 +32,7 @@ _ASKS: Final[tuple[tuple[Ability, str, Callable[[Scenario], object]], ...]] = (
 def missing_options(scenario: Scenario, spec: FrameworkSpec, having: Callable[[Ability], list[str]]) -> Iterator[Violation]:
     """A violation for each option asked for that `spec` has not; `having`: the frameworks that have one."""
     for ability, field, value in ((a, f, ask(scenario)) for a, f, ask in _ASKS):
-        if value is not None and ability not in spec.abilities:
+        if value is not None and ability not in spec.conventions.abilities:
             yield Violation(field, value, f"{spec.name} does not have it", f"a framework that does: {', '.join(having(ability))}")
 
 
@@ -43,7 +43,7 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         yield Violation(
             "training.pure_bf16", True, f"contradicts training.precision {training.precision!r}", "bf16 or an fp8 recipe"
         )
-    if training.pure_bf16 and plan.zero_stage == 3 and spec.sharded_weights_fp32:
+    if training.pure_bf16 and plan.zero_stage == 3 and spec.optimizer.sharded_weights_fp32:
         rule = f"{spec.name} keeps sharded trained weights in fp32, against training.pure_bf16"
         yield Violation("plan.zero_stage", 3, rule, "0, or leave training.pure_bf16 out")
     if training.optimizer_in_backward:

@@ -47,7 +47,7 @@ class Loss:
 
 def losses_of(spec: FrameworkSpec) -> list[str]:
     """The words of `training.cross_entropy` that a framework has."""
-    return [name for name, *_ in spec.loss_work if name != "compiled"]
+    return [name for name, *_ in spec.head.loss_work if name != "compiled"]
 
 
 def linear_chunks(tokens: float, vocabulary: float, hidden: float) -> int:
@@ -72,9 +72,9 @@ def loss_of(spec: FrameworkSpec, wanted: str, *, compiled: bool, tp: int, sizes:
         tp: ranks that the vocabulary is split over.
         sizes: tokens of a micro-batch on a rank, vocabulary, hidden size.
     """
-    kind = spec.loss if wanted == "auto" else cast(LossKind, wanted)
-    work = {name: (kernel, (forward, backward)) for name, kernel, forward, backward in spec.loss_work}
-    in_graph = compiled and kind == "unfused" and spec.logits_fp32_copies_compiled is not None
+    kind = spec.head.loss if wanted == "auto" else cast(LossKind, wanted)
+    work = {name: (kernel, (forward, backward)) for name, kernel, forward, backward in spec.head.loss_work}
+    in_graph = compiled and kind == "unfused" and spec.head.logits_fp32_copies_compiled is not None
     if kind not in work:
         raise InternalError(f"{spec.name} has no loss {kind!r}")
     kernel, moved = work["compiled" if in_graph else kind]
@@ -82,24 +82,24 @@ def loss_of(spec: FrameworkSpec, wanted: str, *, compiled: bool, tp: int, sizes:
         return Loss(kind, kernel, moved, 0.0, linear_chunks(*sizes))
     if kind == "tiled":
         tokens, words = sizes[0], sizes[1] / tp
-        rows, columns = spec.loss_tile
+        rows, columns = spec.head.loss_tile
         tiles = ceil(tokens / (rows or tokens)) * ceil(words / columns)
-        return Loss(kind, kernel, moved, spec.logits_fp32_copies, tiles)
-    chunks = (spec.loss_chunks or DEFAULT_CHUNKS) if kind == "chunked" else 1
+        return Loss(kind, kernel, moved, spec.head.logits_fp32_copies, tiles)
+    chunks = (spec.head.loss_chunks or DEFAULT_CHUNKS) if kind == "chunked" else 1
     return Loss(kind, kernel, moved, _copies(spec, kind, asked=wanted != "auto", compiled=compiled, tp=tp), chunks)
 
 
 def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool, tp: int) -> float:
     """fp32 tensors of logits size alive at the peak; `asked`: the run names its loss."""
-    if kind == "fused" and asked and spec.logits_fp32_copies_fused is not None:
-        return spec.logits_fp32_copies_fused
-    if compiled and spec.logits_fp32_copies_compiled is not None:
-        return spec.logits_fp32_copies_compiled
-    if kind == "chunked" and spec.logits_fp32_copies_chunked is not None:
-        return spec.logits_fp32_copies_chunked
-    if tp > 1 and spec.logits_fp32_copies_parallel is not None:
-        return spec.logits_fp32_copies_parallel
-    return spec.logits_fp32_copies
+    if kind == "fused" and asked and spec.head.logits_fp32_copies_fused is not None:
+        return spec.head.logits_fp32_copies_fused
+    if compiled and spec.head.logits_fp32_copies_compiled is not None:
+        return spec.head.logits_fp32_copies_compiled
+    if kind == "chunked" and spec.head.logits_fp32_copies_chunked is not None:
+        return spec.head.logits_fp32_copies_chunked
+    if tp > 1 and spec.head.logits_fp32_copies_parallel is not None:
+        return spec.head.logits_fp32_copies_parallel
+    return spec.head.logits_fp32_copies
 
 
 __all__ = ["DEFAULT_CHUNKS", "LOSS_WORK", "Loss", "linear_chunks", "loss_of", "losses_of"]

@@ -1,0 +1,400 @@
+"""The policies that a training framework is composed of: kernels, loss, optimizer, data parallelism, pipeline, host, allocator.
+
+What a policy does is data with a source and a date. framework.py composes them; framework_rows.py and its kin hold their rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simpar.specs.framework_options import Ability
+from simpar.specs.losses import LOSS_WORK, LossKind
+
+AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
+GradientDtype = Literal["fp32", "bf16", "fp16"]
+Recompute = Literal["none", "selective", "full"]
+Placeholders = Literal["none", "each", "shapes"]
+
+_NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}
+"""FlashAttention-2 and cuDNN's fused attention start with Ampere, FlashAttention with Turing (Dao-AILab/flash-attention README)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What all policies have.
+
+    Attributes:
+        policy: whose it is and since when ("megatron-core 2025-10"); "" = the default of the class.
+        source: where the facts of its latest change stand.
+    """
+
+    policy: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels(Policy):
+    """Which kernels a library runs, what they fuse, cast and save.
+
+    Attributes:
+        fused_norm: the norm is one kernel that saves its input and row statistics; False: composite, fp32 copies saved.
+        fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
+            TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
+        fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
+        fused_rope: rotary embedding of queries and keys as one kernel.
+        fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
+        fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
+        compile: graphs are compiled by default.
+        saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and does
+            not gather again in the backward.
+        value_views, expert_output_fp32: see graph/kernels.py.
+        qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out of
+            place).
+        narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
+        fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
+        saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
+        torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
+        attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
+        attention_head_dim: (architecture, widest head) pairs: wider heads run without a fused kernel there.
+        te_scaling: fp8 runs on TransformerEngine; scale of a tensor with one of them: from steps before (delayed) or of its values
+            (current). "" = on something else.
+        fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
+        fp8_dispatch: under fp8 tokens travel to their experts in fp8.
+        separate_casts: under fp8 casts are kernels of their own between matmuls, made by the compiler (torchao); tensors with one
+            scale are gathered over tensor ranks after the cast. False: part of neighbouring kernels (TransformerEngine).
+        fp4_layers: share of the layers, the first ones, whose products are narrow under nvfp4 where casts are separate.
+        wgrad_accumulation_fusion: the weight-gradient matmul accumulates straight into the main gradient.
+        weight_gradients: weight-gradient tensors in a backward, as wide as activations, real or (where the matmul accumulates in
+            place) placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
+        grouped_weight_gradients: the same of grouped expert matmuls.
+        whole_embedding_gradient: of a vocabulary split over tensor ranks the unsharded gradient that accumulates is whole
+            (DTensor).
+        tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
+        one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
+            start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
+    """
+
+    fused_norm: bool = True
+    fused_activation: bool = True
+    fused_residual: bool = True
+    fused_rope: bool = True
+    fused_expert_bias: bool = False
+    fused_softmax: bool = True
+    compile: bool = False
+    saves_gathered_input: bool = False
+    value_views: bool = False
+    expert_output_fp32: bool = False
+    qkv_copies: float = 0.0
+    narrow_inputs: tuple[str, ...] = ()
+    fp8_storage: tuple[tuple[str, float], ...] = ()
+    saves_exchanged_output: bool = False
+    torch_ring: bool = False
+    attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
+    attention_head_dim: tuple[tuple[str, int], ...] = ()
+    te_scaling: Literal["", "delayed", "current"] = ""
+    fp8_weight_cache: bool = False
+    fp8_dispatch: bool = False
+    separate_casts: bool = False
+    fp4_layers: float = 1.0
+    wgrad_accumulation_fusion: bool = True
+    weight_gradients: Placeholders = "each"
+    grouped_weight_gradients: Placeholders = "each"
+    whole_embedding_gradient: bool = False
+    tp_backward_overlap: bool = True
+    one_queue: bool = False
+
+    def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
+        """The attention kernel this framework ran at that time on a GPU of `architecture` ("ampere", "hopper", ...), for heads
+        of `head_dim` values in queries and keys."""
+        if head_dim > dict(self.attention_head_dim).get(architecture, head_dim):
+            return "unfused"
+        table = dict(self.attention)
+        kernel = table.get(architecture, table[""])
+        return kernel if kernel == "unfused" else _NEWEST_KERNEL.get(architecture, kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss(Policy):
+    """The loss and the logits it leaves.
+
+    Attributes:
+        loss: fused (in-place vocabulary-parallel), unfused (fp32 copies), chunked or linear; see losses.py.
+        loss_chunks: pieces of the chunked loss for which logits exist one after the other; 0 = the usual number.
+        loss_tile: tokens (0: all) and words of the vocabulary for which a tiled loss has logits at a time.
+        loss_work: (loss, class of its kernels, bytes per logit forward, backward) of each kind that the framework has;
+            "compiled" by torch.compile.
+        logits_fp32_copies: fp32 tensors of logits size alive at the peak beside the 2-byte ones.
+        logits_fp32_copies_compiled: the same where the loss is compiled; none = compiling changes nothing.
+        logits_fp32_copies_parallel: the same where the vocabulary is split over tensor ranks; none = no difference.
+        logits_fp32_copies_fused: the same where a run asks for its framework's fused loss; none = no difference.
+        logits_fp32_copies_chunked: the same of a loss by pieces; none = no difference.
+        cross_entropy_all_reduces: all-reduces of one value per token over the tensor group (two where a run asks for the fused
+            loss).
+        logits_vocab_parallel: the logits stay split over tensor ranks (False: gathered before the loss).
+    """
+
+    loss: LossKind = "fused"
+    loss_chunks: int = 0
+    loss_tile: tuple[int, int] = (0, 8192)
+    loss_work: tuple[tuple[str, str, float, float], ...] = LOSS_WORK
+    logits_fp32_copies: float = 1.0
+    logits_fp32_copies_compiled: float | None = None
+    logits_fp32_copies_parallel: float | None = None
+    logits_fp32_copies_fused: float | None = None
+    logits_fp32_copies_chunked: float | None = None
+    cross_entropy_all_reduces: int = 3
+    logits_vocab_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer(Policy):
+    """Weights, gradients and states at rest, and their update.
+
+    Attributes:
+        gradient_dtype: default accumulation dtype.
+        gradient_dtype_fp16: the same of fp16 runs; none = no difference.
+        gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
+        gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
+            reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
+        gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from the
+            first backward on.
+        gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
+        parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
+            optimizer's 12).
+        fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
+        update_bytes: per parameter that a rank updates, what exists only meanwhile: fp32 gradients of a 16-bit optimizer, the
+            intermediate tensors of an update that is not fused (but the one of `foreach`).
+        pure_bf16: trained weights, gradients and moments rest in bf16 where a run does not say.
+        autocast: without sharding, weights of fp32 are cast to 16 bits where they are used, and the copies are kept for the
+            backward unless layers are recomputed.
+        sharded_weights_fp32: fully sharded trained weights rest in fp32 whatever they were loaded in.
+        optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation, with one tensor of every
+            weight's size in between), loop (per tensor).
+        optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
+            included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
+        whole_gradient_bytes: the same per parameter of a rank, however few of them its optimizer owns: norm, clipping and zeroing
+            of a gradient buffer that is never sharded.
+        optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated after the
+            fact and rolled back if the global norm asks for it.
+    """
+
+    gradient_dtype: GradientDtype = "fp32"
+    gradient_dtype_fp16: GradientDtype | None = None
+    gradient_reduce_dtype: GradientDtype | None = None
+    gradient_adds: Literal["", "always", "pipelines"] = ""
+    gradients_persist: bool = True
+    gradient_copy_bytes: float = 0.0
+    parameter_bytes: float = 2.0
+    fp8_parameters: bool = False
+    update_bytes: float = 0.0
+    pure_bf16: bool = False
+    autocast: bool = False
+    sharded_weights_fp32: bool = False
+    optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
+    optimizer_traffic_bytes: float = 34.0
+    whole_gradient_bytes: float = 0.0
+    optimizer_post_validation: bool = False
+
+    def gradients(self, precision: str) -> GradientDtype:
+        """Default accumulation dtype of gradients in a run of `precision`."""
+        return (self.gradient_dtype_fp16 if precision == "fp16" else None) or self.gradient_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel(Policy):
+    """How data-parallel ranks reduce gradients and gather weights.
+
+    Attributes:
+        zero_stage_default: where a run does not say.
+        bucket_elements_min, bucket_elements_per_rank: a gradient bucket holds max(min, per_rank * dp) elements; 0, 0 = one bucket
+            of everything.
+        bucket_bytes: torch-style cap in bytes instead; 0 = the element rule.
+        buckets_on_first_pipeline_rank_only: other pipeline ranks and later chunks use a single bucket (Megatron).
+        ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
+            the weights, and reduces them bucket by bucket.
+        overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
+        sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
+            backward where that is asked for, or ("all_reduce") all-reduced whole once the last backward is through.
+        gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
+        gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
+            a piece for each data-parallel rank.
+        fsdp_prefetch_groups: layers gathered ahead (implicit forward, explicit backward prefetch).
+        fsdp_reduce_dtype: dtype of the gradient reduce-scatter.
+        fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
+        fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
+        fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
+            reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
+        fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
+        fsdp_defers_reduction: micro-batches but the last of a step leave whole gradients, in the dtype they are reduced in
+            (no_sync); only their memory is modelled, reductions are priced in every micro-batch.
+        reshard_after_forward: default.
+    """
+
+    zero_stage_default: int = 1
+    bucket_elements_min: float = 40e6
+    bucket_elements_per_rank: float = 1e6
+    bucket_bytes: float = 0.0
+    buckets_on_first_pipeline_rank_only: bool = True
+    ddp_buckets: bool = False
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    sharded_grad_reduce: Literal["scatter", "all_reduce"] = "scatter"
+    gather_copy_bytes: float = 0.0
+    gather_buffer_bytes: float = 0.0
+    fsdp_prefetch_groups: int = 1
+    fsdp_reduce_dtype: GradientDtype = "fp32"
+    fsdp_gather_copy_bytes: float = 0.0
+    fsdp_reduce_copy_bytes: float = 0.0
+    fsdp_reduce_input_stays: bool = False
+    fsdp_unsharded_with_pp: bool = True
+    fsdp_defers_reduction: bool = False
+    reshard_after_forward: bool = True
+
+    def all_reduces_whole(self, zero_stage: int) -> bool:
+        """Whether gradients are all-reduced whole after the last backward although the optimizer's states are sharded."""
+        return zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
+
+    def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
+        """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
+        return not self.all_reduces_whole(zero_stage) and (self.overlap_grad_reduce if chosen is None else chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline(Policy):
+    """The pipeline engine: what waits for a transfer, what a stage holds.
+
+    Attributes:
+        schedule: default without virtual stages.
+        layer_rounding: how layers are spread over stages: "front" evenly, the extra ones to the first stages; "last" the same to
+            the last; "fill" where they do not divide: every stage the rounded-up share, the last what is left; "cost" by compute
+            cost with the head counted (layer_split.py); "ends" the rounded-up share in between, what is left on the first and
+            last (with DualPipe on one rank).
+        zero_stage_with_pp: the highest stage that its pipeline engine composes with.
+        p2p_blocking: non-interleaved schedules wait for batched sends and receives between compute steps.
+        overlap_p2p_interleaved: with virtual stages sends are asynchronous.
+        overlap_p2p_zero_bubble: zero-bubble style runtimes post receives early.
+        receives_block_host: the host waits for what another pipeline stage sends (it reads the shape first), so that it runs ahead
+            of the device only where nothing is received: on the first stage's forwards in a row.
+        tp_scatter_gather_p2p: pipeline sends are split over tensor ranks and gathered over NVLink at the far end (Megatron
+            2021-2022 without sequence parallelism; sends shrink by tp).
+        input_gradient_releases: a backward in two parts frees after the input gradient all but what weight gradients need (a store
+            of matmul inputs and output gradients: zero-bubble's fork, DualPipe, Megatron); False: torch's pipelining keeps the
+            whole graph until the weight gradient.
+        keeps_stage_outputs: the pipeline engine holds every stage output until its backward (DeepSpeed; Megatron before
+            deallocate_pipeline_outputs).
+        frees_stage_inputs: the input of a pipeline stage is given back after its forward (the opposite: what its first norm saves
+            of it is not kept).
+        keeps_last_outputs: the logits of every micro-batch stay to the end of the step (torch.distributed.pipelining).
+        receive_buffers_per_microbatch: every micro-batch has receive buffers of its own, made before the first (the same).
+    """
+
+    schedule: str = "1f1b"
+    layer_rounding: Literal["front", "last", "fill", "cost", "ends"] = "front"
+    zero_stage_with_pp: int = 3
+    p2p_blocking: bool = True
+    overlap_p2p_interleaved: bool = True
+    overlap_p2p_zero_bubble: bool = True
+    receives_block_host: bool = False
+    tp_scatter_gather_p2p: bool = False
+    input_gradient_releases: bool = True
+    keeps_stage_outputs: bool = False
+    frees_stage_inputs: bool = False
+    keeps_last_outputs: bool = False
+    receive_buffers_per_microbatch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Host(Policy):
+    """Seconds of the host.
+
+    Attributes:
+        launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
+        backward_launch_s: the same from the autograd engine (C++).
+        compiled_launch_s: per kernel inside a compiled graph.
+        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        expert_layer_cpu_s: more of it in a layer with experts (router, dispatcher, permutation).
+        collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
+        fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
+            of the device than a module or two (DeepSpeed ZeRO-3).
+        optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
+    """
+
+    launch_s: float = 9e-6
+    backward_launch_s: float = 6e-6
+    compiled_launch_s: float = 3e-6
+    layer_cpu_s: float = 150e-6
+    expert_layer_cpu_s: float = 0.0
+    collective_cpu_s: float = 50e-6
+    fsdp_module_cpu_s: float = 0.0
+    optimizer_cpu_s: float = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Allocator(Policy):
+    """Device memory beside the model's: contexts, communicators and workspaces, and how the allocator rounds.
+
+    Attributes:
+        context_bytes: CUDA context with the kernels loaded.
+        nccl_pair_bytes: buffers of one communicator of two ranks.
+        nccl_group_bytes: the same of more ranks.
+        nccl_peer_bytes: buffers of an all-to-all inside one NVLink domain for each other rank.
+        communicators: further communicators in use beside one per dimension of the layout.
+        pair_communicators: the same of two ranks.
+        blas_workspace_bytes: (architecture, bytes) of one cuBLAS workspace; an architecture that is missing takes the one of "".
+        engine_workspace_bytes: the same of the workspace of TransformerEngine's matmuls.
+        contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
+        fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see (side
+            streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
+        expandable_segments: the allocator setting of the launch scripts.
+        expandable_segments_one_node: the same where the launch script of a single node sets it and that of several does not.
+        pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
+            ahead (torch before 2.8 records NCCL's stream on them); they count as reserved, not as allocated.
+    """
+
+    context_bytes: float = 0.0
+    nccl_pair_bytes: float = 0.0
+    nccl_group_bytes: float = 0.0
+    nccl_peer_bytes: float = 0.0
+    communicators: int = 0
+    pair_communicators: int = 0
+    blas_workspace_bytes: tuple[tuple[str, float], ...] = ()
+    engine_workspace_bytes: tuple[tuple[str, float], ...] = ()
+    contiguous_buffers: bool = True
+    fragmentation: float = 1.025
+    expandable_segments: bool = False
+    expandable_segments_one_node: bool = False
+    pending_collectives: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions(Policy):
+    """What its runs do that do not say, and which options it has.
+
+    Attributes:
+        abilities: options of specs/framework_options.py that the framework has.
+        dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
+        recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
+        selective_recompute: modules that are recomputed where a run says "selective" and no more.
+        vocabulary_multiple: words on a tensor rank are rounded up to a multiple of this (Megatron-LM
+            --make-vocab-size-divisible-by); 0: what does not divide over the ranks is left out.
+        rank_order: dimensions of the ranks, the fastest first, where a published run does not say; "" = the plan's default.
+        ep_dispatcher: how tokens reach their experts where a published run does not say.
+        only_cp_style: the one style of context parallelism there is, whatever a run calls it; "" = as the run says.
+        adapter_cp_style: context parallelism of fine-tuning with low-rank adapters, of runs that do not say theirs.
+        expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
+            stage's layers.
+        microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
+    """
+
+    abilities: tuple[Ability, ...] = ()
+    dropout: float = 0.0
+    recompute_default: Recompute = "none"
+    selective_recompute: tuple[str, ...] = ("core_attn",)
+    vocabulary_multiple: int = 1
+    rank_order: str = ""
+    ep_dispatcher: Literal["alltoall", "deepep", "hybridep"] = "alltoall"
+    only_cp_style: Literal["", "ring", "all_gather", "ulysses"] = ""
+    adapter_cp_style: Literal["ring", "ulysses"] = "ring"
+    expert_virtual_stages: Literal["one", "middle"] = "one"
+    microbatch_per_stage: bool = False
