@@ -12,6 +12,7 @@ from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, Gemm, LocalOp, MemoryWork
+from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
 
@@ -57,7 +58,7 @@ def test_traffic_of_a_fused_layer() -> None:
 
 
 def test_traffic_of_an_eager_layer_with_dropout() -> None:
-    plan = KernelPlan(fused_activation=False, fused_residual=False, fused_norm=False, fused_rope=False, dropout=0.1)
+    plan = KernelPlan(Kernels(fused_activation=False, fused_residual=False, fused_norm=False, fused_rope=False), dropout=0.1)
     heads = (HEADS + KV) * DIM
     assert moved(layer_of(), plan) == {
         "input_norm": (36 * HIDDEN, 95 * HIDDEN, 8), "attention/rope": (21 * heads, 27 * heads, 8),

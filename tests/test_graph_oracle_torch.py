@@ -26,9 +26,10 @@ from simpar.graph.ledger import forward_flops
 from simpar.graph.masks import BIDIRECTIONAL
 from simpar.graph.shard import Placement, Shards
 from simpar.graph.types import Axis, Layer
+from simpar.specs.framework_policies import Kernels
 
 pytestmark = pytest.mark.torch
-EAGER = KernelPlan(element=4.0, linear_input_bytes=4.0, fused_activation=False)
+EAGER = KernelPlan(Kernels(fused_activation=False), element=4.0, linear_input_bytes=4.0)
 """fp32 on a CPU, every operation a kernel."""
 B, S, H, N, D = 2, 16, 24, 4, 8
 

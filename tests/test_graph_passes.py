@@ -24,6 +24,7 @@ from simpar.parallel.context import pairs
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, KernelWork, LocalOp
+from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
 from simpar.specs.recompute_modules import MODULES
@@ -106,7 +107,7 @@ def test_recomputed_experts_are_dispatched_again_and_not_combined() -> None:
 
 
 def test_a_gathered_input_that_torch_keeps_is_gathered_again_once_it_is_dropped() -> None:
-    degrees, torch = Degrees(tp=2, sequence_parallel=True), KernelPlan(saves_gathered_input=True)
+    degrees, torch = Degrees(tp=2, sequence_parallel=True), KernelPlan(Kernels(saves_gathered_input=True))
     none, again = (sent(split("llama3.1-8b", degrees, *modules, plan=torch).backward) for modules in ((), ("layernorm",)))
     assert again["all_gather"] - none["all_gather"] == 2 * 2.0 * TOKENS * 4096
 

@@ -7,6 +7,7 @@ from parameter_ledger import mtp_parameters, parameters, total, total_parameters
 
 from simpar.graph.kernels import KernelPlan, kernels
 from simpar.model.network import simple_network, transformer_network
+from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
 
@@ -33,7 +34,7 @@ def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_fused() ->
 
     def expert_ops(model: TransformerSpec, *, fused: bool) -> dict[str, float]:
         layer = next(layer for layer in transformer_network(model, 1, 128).layers if layer.name == "moe_layer")
-        found = kernels(layer, KernelPlan(fused_expert_bias=fused))
+        found = kernels(layer, KernelPlan(Kernels(fused_expert_bias=fused)))
         return {k.node.name: sum(each for _, each in k.forward + k.backward) for k in found if k.node.name.startswith("moe/")}
 
     more = expert_ops(clamped, fused=False)

@@ -13,6 +13,7 @@ from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.work import Collective
+from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
 
@@ -62,7 +63,7 @@ def test_saved_activations_without_sequence_parallelism() -> None:
 def test_saved_activations_of_an_eager_layer() -> None:
     """8h + 4nd + 4kv d + 4n + 8f + 8: torch eager keeps the gate and the product too (measured with saved_tensors_hooks)."""
     model = dense(hidden_size=1024, intermediate_size=3584, num_attention_heads=8, num_key_value_heads=2)
-    assert saved(model, Degrees(), style=KernelPlan(fused_activation=False)) == 42024
+    assert saved(model, Degrees(), style=KernelPlan(Kernels(fused_activation=False))) == 42024
 
 
 def test_gpt_layer_is_32h_without_dropout() -> None:

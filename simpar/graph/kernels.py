@@ -8,9 +8,9 @@ fp32; sources of the counts stand in docs/formulas.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from simpar.graph.types import (
     Attention,
@@ -28,6 +28,9 @@ from simpar.graph.types import (
     Select,
     View,
 )
+from simpar.specs.framework_policies import Kernels
+from simpar.specs.losses import FUSED
+from simpar.specs.losses import Loss as LossWork
 
 Axes = tuple[str, ...]
 Traffic = tuple[tuple[Axes, float], ...]
@@ -37,66 +40,38 @@ HALF: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """Which rules are in force.
+    """Which rules are in force in one run.
 
     Attributes:
+        library: the framework's kernels, with what the run's compiler fuses beside them.
+        loss: the loss as this run computes it.
         element: bytes of an activation.
-        fused_activation: gate and activation in one kernel that saves only its input (Megatron, compiled torch).
-        fused_residual: bias, dropout and residual addition in one kernel.
-        fused_norm: one-kernel norm saving its input and the row statistics.
-        fused_rope: one kernel for queries and keys; False = several elementwise kernels.
         flash_attention: no score matrix is stored; False stores softmax output (and its dropout) per head.
         dropout: probability; > 0 stores one mask byte per element of each residual branch.
         linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
-        loss: how logits and cross-entropy are kept: fused (in place), unfused (fp32 copies), chunked over the sequence, linear
-            (chunked, with the head and its gradients in the forward), tiled (the head's product again in the backward).
         loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
-        loss_chunks: pieces of the logits that exist one after the other.
         loss_keeps_weight_gradient: the gradient of the head's weight exists from the forward on (linear loss of a trained head).
-        loss_kernel, loss_bytes: class of the loss's kernels, and what they move per logit forward and backward.
-        logits_fp32_copies: fp32 tensors of logits size alive at the peak of the backward.
         logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
-        fused_expert_bias: the experts' biases and the clamp of their activation are part of other kernels; else each is a chain of
-            elementary operations, in fp32 where routing probabilities scale the bias (Megatron-LM experts.py `_apply_bias`).
-        whole_embedding_gradient: the gradient of a vocabulary split over tensor ranks is whole on each (DTensor).
-        value_views: latent attention keeps its values as a view of the whole up-projection of keys and values.
-        expert_output_fp32: the experts' outputs are weighed by the routing probabilities in fp32, and kept so.
-        qkv_copies: further copies of the packed queries, keys and values that attention keeps.
         output_copies: further copies of the attention output kept until the backward.
         stored: (tensor, bytes per element) of saved tensors that are kept in another format than they are computed in.
         gather_share: bytes of a tensor-parallel gather before a matmul, or of an output's gradient, over 16-bit ones (cast to fp8
             first: a half).
         overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
-        saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
-            (torch eager) instead of gathering again (Megatron).
     """
 
+    library: Kernels = field(default_factory=Kernels)
+    loss: LossWork = FUSED
     element: float = HALF
-    fused_activation: bool = True
-    fused_residual: bool = True
-    fused_norm: bool = True
-    fused_rope: bool = True
     flash_attention: bool = True
     dropout: float = 0.0
     linear_input_bytes: float = 2.0
-    loss: Literal["fused", "unfused", "chunked", "linear", "tiled"] = "fused"
     loss_all_reduces: int = 3
-    loss_chunks: int = 1
     loss_keeps_weight_gradient: bool = False
-    loss_kernel: str = "cross_entropy"
-    loss_bytes: tuple[float, float] = (6.0, 6.0)
-    logits_fp32_copies: float = 1.0
     logits_gathered: int = 1
-    gather_share: float = 1.0
-    overlapped_gathers: bool = True
-    saves_gathered_input: bool = False
-    fused_expert_bias: bool = True
-    whole_embedding_gradient: bool = False
-    value_views: bool = False
-    expert_output_fp32: bool = False
-    qkv_copies: float = 0.0
     output_copies: float = 0.0
     stored: tuple[tuple[str, float], ...] = ()
+    gather_share: float = 1.0
+    overlapped_gathers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +123,7 @@ def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     axes = _input(layer, node)
     keeps = [_keep(layer, name) for name in node.inputs]
     keeps.append(Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0))
-    if plan.fused_norm:
+    if plan.library.fused_norm:
         gate = 2.0 * node.gated
         return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 8.0 + 2 * gate),), 1, tuple(keeps))
     keeps.append(Kept(f"{node.name}_fp32", axes, 8.0))
@@ -180,7 +155,7 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
     path = node.name.rsplit("/", 1)[0]
     out = node.outputs[0]
     keeps = [_keep(layer, name) for name in node.inputs]
-    if plan.value_views and len(node.inputs) == 3:
+    if plan.library.value_views and len(node.inputs) == 3:
         keeps[2] = Kept(node.inputs[2], _viewed(layer, node.inputs[2], node.value_dim), HALF)
     keeps.append(_keep(layer, out))
     rows = (node.batch, node.queries, node.heads)
@@ -190,8 +165,8 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
         # softmax output, and under dropout its mask and its output (Korthikanti et al. 2022: 5 a s per token)
         each = 5.0 if plan.dropout else plan.element
         keeps.append(Kept(f"{path}/softmax", (node.batch, node.heads, node.queries), each * layer.size(node.keys)))
-    if plan.qkv_copies and len(node.inputs) == 1:
-        keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, 2 * plan.qkv_copies))
+    if plan.library.qkv_copies and len(node.inputs) == 1:
+        keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, 2 * plan.library.qkv_copies))
     if plan.output_copies:
         keeps.append(Kept(f"{path}/out_copies", layer.tensor[out].axes, 2 * plan.output_copies))
     return Kernel(node, launches=1 if plan.flash_attention else 4, keeps=tuple(keeps))
@@ -235,7 +210,7 @@ def _permute(layer: Layer, node: Permute, plan: KernelPlan) -> Kernel:
     if not node.back:
         keeps: tuple[Kept, ...] = (Kept(f"{path}/row_probs", rows[:1], 4.0),)
     else:
-        keeps = (Kept(f"{path}/weighed", rows, 4.0),) if plan.expert_output_fp32 else ()
+        keeps = (Kept(f"{path}/weighed", rows, 4.0),) if plan.library.expert_output_fp32 else ()
     return Kernel(node, "permute", ((rows, 4.0),), ((rows, 4.0),), 2, keeps)
 
 
@@ -255,14 +230,14 @@ def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
     axes = _input(layer, node)
     if node.kind == "classes":
         return Kernel(node, "cross_entropy", ((axes, 6.0),), ((axes, 6.0),), 1, (_keep(layer, node.inputs[0]),))
-    forward, backward = plan.loss_bytes
-    kept = (2.0 + 4.0 * plan.logits_fp32_copies) * plan.logits_gathered + (2.0 if plan.logits_gathered > 1 else 0.0)
-    launches = {"fused": 3, "unfused": 8}.get(plan.loss, 3 * plan.loss_chunks)
-    keeps: tuple[Kept, ...] = (_keep(layer, node.inputs[0], kept / plan.loss_chunks),)
+    forward, backward = plan.loss.moved_bytes
+    kept = (2.0 + 4.0 * plan.loss.fp32_copies) * plan.logits_gathered + (2.0 if plan.logits_gathered > 1 else 0.0)
+    launches = {"fused": 3, "unfused": 8}.get(plan.loss.kind, 3 * plan.loss.chunks)
+    keeps: tuple[Kept, ...] = (_keep(layer, node.inputs[0], kept / plan.loss.chunks),)
     head = layer.producer.get(node.inputs[0])
     if plan.loss_keeps_weight_gradient and isinstance(head, Einsum) and head.weight:
         keeps = (*keeps, Kept(f"{head.name}.weight_gradient", layer.tensor[head.weight].axes, HALF))
-    return Kernel(node, plan.loss_kernel, ((axes, forward),), ((axes, backward),), launches, keeps)
+    return Kernel(node, plan.loss.kernel, ((axes, forward),), ((axes, backward),), launches, keeps)
 
 
 def _custom(layer: Layer, node: Custom, plan: KernelPlan) -> Kernel:
@@ -281,8 +256,8 @@ def _custom(layer: Layer, node: Custom, plan: KernelPlan) -> Kernel:
 def _residual(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     axes, mask = _input(layer, node), 1.0 if plan.dropout else 0.0
     keeps = (Kept(f"{node.name}_mask", axes, 1.0),) if plan.dropout else ()
-    forward = 6.0 + mask + (0.0 if plan.fused_residual else 4.0)
-    return Kernel(node, "residual", ((axes, forward),), ((axes, 4.0 + mask),), 1 if plan.fused_residual else 2, keeps)
+    forward = 6.0 + mask + (0.0 if plan.library.fused_residual else 4.0)
+    return Kernel(node, "residual", ((axes, forward),), ((axes, 4.0 + mask),), 1 if plan.library.fused_residual else 2, keeps)
 
 
 def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -292,11 +267,13 @@ def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """The same of a rotary embedding in elementary kernels, by complex numbers or by halves; runs of torchtitan and of
     transformers under DeepSpeed are met by less, so only where norms are such chains too."""
-    price, forward, backward = ("rope", 4.0, 4.0) if plan.fused_rope else ("rope", 10.0, 10.0)
-    if not plan.fused_rope and not plan.fused_norm:
+    price, forward, backward = ("rope", 4.0, 4.0) if plan.library.fused_rope else ("rope", 10.0, 10.0)
+    if not plan.library.fused_rope and not plan.library.fused_norm:
         price, forward, backward = "composite", 21.0, 27.0
     over = node.over or (_input(layer, node),)
-    return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if plan.fused_rope else 8)
+    return Kernel(
+        node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if plan.library.fused_rope else 8
+    )
 
 
 def _latent_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -310,7 +287,7 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """The non-linearity, and the gate where its input is two halves."""
     wide, narrow = _input(layer, node), layer.tensor[node.outputs[0]].axes
     keeps, gated = [_keep(layer, node.inputs[0])], len(layer.axis[wide[-1]].parts) == 2
-    if plan.fused_activation:
+    if plan.library.fused_activation:
         return Kernel(node, "activation", ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
     if gated:
         keeps.append(Kept(f"{node.name}_gate", narrow, HALF))
@@ -320,7 +297,7 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """Clamp of both halves and their concatenation; backward: the masked gradient and its two halves put together."""
-    if plan.fused_expert_bias:
+    if plan.library.fused_expert_bias:
         return Kernel(node, bare=True)
     axes = _input(layer, node)
     return Kernel(node, "residual", ((axes, 8.0),), ((axes, 10.0),), 3, (_keep(layer, node.inputs[0]),))
@@ -329,7 +306,7 @@ def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 def _expert_bias(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """Output bias of each expert times the routing probability, in fp32, concatenated and cast back; backward: casts of the
     gradient, its sums over the rows (bias) and over the width (probability)."""
-    if plan.fused_expert_bias:
+    if plan.library.fused_expert_bias:
         return Kernel(node, bare=True)
     axes = _input(layer, node)
     return Kernel(node, "residual", ((axes, 28.0),), ((axes, 36.0),), 4)

@@ -203,7 +203,7 @@ class _Lists(LocalLayer):
             return False
         if only is None:
             return True
-        if self.options.kernels.saves_gathered_input and not self.options.recompute.full:
+        if self.options.kernels.library.saves_gathered_input and not self.options.recompute.full:
             return any(name in self.cut.dropped for name in stretch.gathered)
         return any(self._read(name, only) for name in stretch.gathered)
 
@@ -291,10 +291,10 @@ class _Lists(LocalLayer):
     ) -> None:
         self._engine_cast(node, ops, backward=True)
         regathered = reduced = None
-        if entry is not None and self.degrees.sequence_parallel and not self.options.kernels.saves_gathered_input:
+        if entry is not None and self.degrees.sequence_parallel and not self.options.kernels.library.saves_gathered_input:
             work = Collective("all_gather", self._stretch_bytes(entry), "tp")
             regathered = ops.start(f"{entry.name}_in.regather", work, "tp")
-        if self.options.kernels.loss == "tiled" and self.is_logits(node):
+        if self.options.kernels.loss.kind == "tiled" and self.is_logits(node):
             ops.compute(f"{node.name}.again", self.product(node, "forward"), self.launches(kernel))
         if self.needs_input_gradient(node):
             product = self.product(node, "dgrad")

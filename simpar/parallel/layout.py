@@ -40,8 +40,8 @@ _SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvf
 
 
 def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> KernelPlan:
-    training, plan = scenario.training, scenario.plan
-    compiled = spec.kernels.compile if training.compile is None else training.compile
+    training, plan, own = scenario.training, scenario.plan, spec.kernels
+    compiled = own.compile if training.compile is None else training.compile
     library = compiled or training.fused_kernels
     model, tokens = scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
     sizes = (
@@ -49,35 +49,32 @@ def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> Ker
     )
     loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=sizes)
     fp8 = training.precision in _FP8
-    narrow = fp8 and (not spec.kernels.saves_gathered_input or training.precision in spec.kernels.narrow_inputs)
-    return KernelPlan(
-        element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
-        fused_activation=spec.kernels.fused_activation or library,
-        fused_residual=spec.kernels.fused_residual or compiled,
-        fused_norm=spec.kernels.fused_norm or library,
-        fused_rope=spec.kernels.fused_rope or library,
+    narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
+    made = replace(
+        own,
+        fused_activation=own.fused_activation or library,
+        fused_residual=own.fused_residual or compiled,
+        fused_norm=own.fused_norm or library,
+        fused_rope=own.fused_rope or library,
         # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
-        fused_expert_bias=spec.kernels.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
+        fused_expert_bias=own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
+        saves_gathered_input=own.saves_gathered_input and plan.tp > 1,
+        whole_embedding_gradient=own.whole_embedding_gradient and plan.tp > 1,
+    )
+    return KernelPlan(
+        library=made,
+        loss=loss,
+        element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
         flash_attention=kernel != "unfused",
         dropout=training.dropout,
         linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
-        loss=loss.kind,
         loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
-        loss_chunks=loss.chunks,
         loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
-        loss_kernel=loss.kernel,
-        loss_bytes=loss.moved_bytes,
-        logits_fp32_copies=loss.fp32_copies,
         logits_gathered=1 if spec.head.logits_vocab_parallel else plan.tp,
-        gather_share=0.5 if spec.kernels.separate_casts and training.precision == "fp8" else 1.0,
-        overlapped_gathers=not (spec.kernels.separate_casts and training.precision == "fp8-rowwise"),
-        saves_gathered_input=spec.kernels.saves_gathered_input and plan.tp > 1,
-        whole_embedding_gradient=spec.kernels.whole_embedding_gradient and plan.tp > 1,
-        value_views=spec.kernels.value_views,
-        expert_output_fp32=spec.kernels.expert_output_fp32,
-        qkv_copies=spec.kernels.qkv_copies,
-        output_copies=float(spec.kernels.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
-        stored=spec.kernels.fp8_storage if fp8 else (),
+        gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
+        overlapped_gathers=not (own.separate_casts and training.precision == "fp8-rowwise"),
+        output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
+        stored=own.fp8_storage if fp8 else (),
     )
 
 

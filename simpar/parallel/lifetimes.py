@@ -78,7 +78,7 @@ class _Order:
             if isinstance(node, Loss) and node.kind == "vocabulary":
                 # The 16-bit logits; what the loss makes of them comes and goes with it.
                 logits = HALF * self.local.shards.local(self.local.axes(node.inputs[0]))
-                found[node.inputs[0]] = (int(logits * self.plan.logits_gathered / self.plan.loss_chunks),)
+                found[node.inputs[0]] = (int(logits * self.plan.logits_gathered / self.plan.loss.chunks),)
         return found
 
     def _kept(self) -> dict[str, int]:
@@ -98,7 +98,7 @@ class _Order:
     def _kept_logits(self) -> dict[str, int]:
         """What the loss leaves for its backward."""
         logits = f"{self.logits}#0"
-        if self.plan.logits_fp32_copies <= 0:
+        if self.plan.loss.fp32_copies <= 0:
             return {logits: self.tensors[self.logits][0]}
         element, copies, kept = self._loss_parts()
         found = {"loss.saved": int(4 * element)} if copies else {}
@@ -159,7 +159,7 @@ class _Order:
     def _gathered(self, stretch: Stretch) -> float:
         """Bytes of gathered activations beside their shards, 0 without sequence parallelism."""
         degrees = self.local.degrees
-        if degrees.tp == 1 or not degrees.sequence_parallel or self.plan.saves_gathered_input:
+        if degrees.tp == 1 or not degrees.sequence_parallel or self.plan.library.saves_gathered_input:
             return 0.0
         return sum(self.local.shards.local(self.local.axes(name), "tensor") for name in stretch.gathered) * self.plan.element
 
@@ -199,12 +199,12 @@ class _Order:
         compiled loss (4 bytes or fewer) stores no fp32: the 16-bit logits and their gradient.
         """
         element = float(self.tensors[self.logits][0]) / HALF
-        per_logit = 2.0 + 4.0 * self.plan.logits_fp32_copies
+        per_logit = 2.0 + 4.0 * self.plan.loss.fp32_copies
         return element, int(per_logit // 4) if per_logit > 4.0 else 0, per_logit <= 4.0 or per_logit % 4 >= 2.0
 
     def _loss_forward(self) -> None:
         logits = f"{self.logits}#0"
-        if self.plan.logits_fp32_copies <= 0 or logits not in self.alive:
+        if self.plan.loss.fp32_copies <= 0 or logits not in self.alive:
             return
         element, copies, kept = self._loss_parts()
         if not copies:
@@ -219,7 +219,7 @@ class _Order:
     def _loss_backward(self) -> str:
         """Gradients of the loss; returns the name of the logits' gradient."""
         logits = f"{self.logits}#0"
-        if self.plan.logits_fp32_copies <= 0:
+        if self.plan.loss.fp32_copies <= 0:
             return logits
         element, copies, _ = self._loss_parts()
         for index in range(copies - 1):

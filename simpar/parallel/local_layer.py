@@ -222,7 +222,7 @@ class LocalLayer:
         """
         layout = self.layout(node)
         width, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
-        scaled = 0.0 if self.options.kernels.fused_residual else 4.0
+        scaled = 0.0 if self.options.kernels.library.fused_residual else 4.0
         moved = scaled * width + 6.0 * (source if backward else width)
         return MemoryWork("residual", moved, 2, self.options.memory_implementation)
 
@@ -251,7 +251,7 @@ class LocalLayer:
 
     def _kept_layout(self, tensor: Kept) -> Layout:
         """Torch keeps what it gathered, and a convolution the channels that it gathered."""
-        if self.options.kernels.saves_gathered_input and tensor.name in self._gathered:
+        if self.options.kernels.library.saves_gathered_input and tensor.name in self._gathered:
             return "tensor"
         return self.shards.layout_of(tensor.axes)
 
@@ -293,7 +293,7 @@ class LocalLayer:
         widest = 0.0
         for kernel in self.kernels:
             node = kernel.node
-            if isinstance(node, Lookup) and len(node.inputs) == 1 and self.options.kernels.whole_embedding_gradient:
+            if isinstance(node, Lookup) and len(node.inputs) == 1 and self.options.kernels.library.whole_embedding_gradient:
                 # Beside the whole of it the part that this rank keeps (DTensor's redistribution copies it out).
                 widest = 2.0 * self.layer.weights(node) * (1.0 + 1.0 / self.degrees.tp)
             if isinstance(node, Permute) and node.back:
@@ -303,7 +303,7 @@ class LocalLayer:
                 layout = self.layout(node)
                 out, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
                 # Of a loss by pieces, the gradient of one piece's logits.
-                pieces = self.options.kernels.loss_chunks if self.is_logits(node) else 1
+                pieces = self.options.kernels.loss.chunks if self.is_logits(node) else 1
                 pair = (out / pieces + source) * self.options.kernels.element + self.weight_gradient(node)
                 if self.is_logits(node):
                     # The logits and their copies are gone by then, but for the gradient of the logits counted above.
@@ -314,7 +314,7 @@ class LocalLayer:
     def _weighing_transient(self, node: Permute) -> float:
         """Where eager torch weighs experts' outputs in fp32: the gradient of the product, and of each factor as large."""
         plan = self.options.kernels
-        if not plan.expert_output_fp32 or plan.fused_activation:
+        if not plan.library.expert_output_fp32 or plan.library.fused_activation:
             return 0.0
         return 3.0 * 4.0 * self.shards.local(self.axes(node.inputs[0]), self.layout(node))
 

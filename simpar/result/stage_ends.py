@@ -55,4 +55,4 @@ def last_outputs(layout: Layout, block: LocalBlock) -> float:
     if not layout.framework.pipeline.keeps_last_outputs or layout.plan.pp == 1:
         return 0.0
     logits = sum(v for name, v in block.saved if name == "head/logits")
-    return logits * 2.0 / (2.0 + 4.0 * block.options.kernels.logits_fp32_copies)
+    return logits * 2.0 / (2.0 + 4.0 * block.options.kernels.loss.fp32_copies)

@@ -178,7 +178,7 @@ class Column:
         kept, logits, working, transient, deferred = block_bytes(
             block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
         )
-        copies = 4.0 * block.options.kernels.logits_fp32_copies
+        copies = 4.0 * block.options.kernels.loss.fp32_copies
         outputs = logits * 2.0 / (2.0 + copies) * layout.framework.pipeline.keeps_last_outputs
         return cls(
             tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,

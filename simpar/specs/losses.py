@@ -45,6 +45,10 @@ class Loss:
     chunks: int = 1
 
 
+FUSED: Final = Loss("fused", "cross_entropy", (6.0, 6.0), 1.0)
+"""In place, with one fp32 copy of the logits."""
+
+
 def losses_of(spec: FrameworkSpec) -> list[str]:
     """The words of `training.cross_entropy` that a framework has."""
     return [name for name, *_ in spec.head.loss_work if name != "compiled"]
@@ -102,4 +106,4 @@ def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool,
     return spec.head.logits_fp32_copies
 
 
-__all__ = ["DEFAULT_CHUNKS", "LOSS_WORK", "Loss", "linear_chunks", "loss_of", "losses_of"]
+__all__ = ["DEFAULT_CHUNKS", "FUSED", "LOSS_WORK", "Loss", "linear_chunks", "loss_of", "losses_of"]
