@@ -8,13 +8,14 @@ from simpar.errors import InputError
 from simpar.graph.masks import Mask
 from simpar.model.huggingface import read
 from simpar.model.ledger import totals
+from simpar.specs.framework import POLICIES, framework
 from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import make_scenario
 from simpar.step import simulate
 from simpar.topology.placement import GroupPlacement
 
 
-def run(model=None, plan=None, **training):
+def run(model=None, plan=None, framework="megatron-core", **training):
     stack = {
         "hidden_size": 1024,
         "pattern": ["a*4"],
@@ -28,7 +29,7 @@ def run(model=None, plan=None, **training):
         },
     }
     table = {
-        "framework": "megatron-core",
+        "framework": framework,
         "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
         "model": {"kind": "layers", "vocab_size": 32000, "stacks": [stack]},
         "plan": {"pp": 2, "tp": 2, "zero_stage": 1, **(plan or {})},
@@ -36,6 +37,12 @@ def run(model=None, plan=None, **training):
     }
     found = simulate(make_scenario(table, file="s.toml"))
     return {"step_time_s": found.step_time_s, "peak": max(rank.allocated_bytes for rank in found.memory), "mfu": found.mfu}
+
+
+def composed():
+    """Whose policies the toy's are."""
+    spec = framework("toy", "2025-06")
+    return {part: getattr(spec, part).policy for part in POLICIES} | run(framework="toy")
 
 
 def reduced():
@@ -66,6 +73,7 @@ cases = {
     "mask": lambda: {"attended": Mask("toy").attended(100)},
     "schedule": lambda: run(plan={"schedule": "toy"}),
     "collective": reduced,
+    "framework": composed,
     "recomputation": lambda: run(plan={"recompute": {"modules": ["toy"]}}),
 }
 before = {name: tried(case) for name, case in cases.items()}

@@ -23,7 +23,7 @@ def outcome() -> dict[str, Any]:
 
 
 def test_toys_are_those_of_contributing() -> None:
-    assert NAMES == ["architecture", "collective", "mask", "mixer", "optimizer", "recomputation", "schedule"]
+    assert NAMES == ["architecture", "collective", "framework", "mask", "mixer", "optimizer", "recomputation", "schedule"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,7 +34,7 @@ def test_a_toy_is_one_file_that_enters_itself_in_one_line(name: str) -> None:
     assert acting[0].lineno == acting[0].end_lineno
 
 
-@pytest.mark.parametrize("name", ["mixer", "optimizer", "mask", "schedule", "recomputation"])
+@pytest.mark.parametrize("name", ["mixer", "optimizer", "mask", "schedule", "recomputation", "framework"])
 def test_without_its_line_a_toy_is_unknown(name: str, outcome: dict[str, Any]) -> None:
     assert "toy" in outcome["before"][name]["refused"]
 
@@ -66,3 +66,11 @@ def test_a_collective_algorithm(outcome: dict[str, Any]) -> None:
 
 def test_a_recomputation_policy(outcome: dict[str, Any]) -> None:
     assert outcome["found"]["recomputation"]["peak"] < outcome["usual"]["peak"]
+
+
+def test_a_framework_is_a_composition(outcome: dict[str, Any]) -> None:
+    found = outcome["found"]["framework"]
+    assert found["host"] == "toy 2024-01"
+    assert found["head"].startswith("torchtitan")
+    assert {found[part].split()[0] for part in ("kernels", "optimizer", "data", "pipeline")} == {"megatron-core"}
+    assert found["step_time_s"] != outcome["usual"]["step_time_s"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from simpar.specs.framework import POLICIES
+
 YES, NO = "yes", ""
 ABILITIES: Final = {
     "pure_bf16": "bf16 states",
@@ -26,6 +28,9 @@ def support_page() -> str:
             "A framework's behaviour holds from the month given and builds on the one it descends from; `framework_version` of a",
             "scenario takes a month or a release. Options that a framework lacks are refused with the ones that have them.\n",
             *table(["framework", "descends from", "newest behaviour", "launch files", *ABILITIES.values()], frameworks()),
+            "## Policies\n",
+            "A framework is composed of policies; each is in force since the month given, of the framework or the runtime named.\n",
+            *table(["framework", *POLICIES], policies()),
             "## Schedules in launch files\n",
             "Asked of the exporters with a small model on 4 pipeline ranks. Every schedule can be simulated under every framework.\n",
             *table(["schedule", *formats()], schedules()),
@@ -68,9 +73,19 @@ def frameworks() -> Iterator[list[str]]:
         spec = framework(name)
         year, month = rows[-1].since
         yield [
-            f"`{name}`", f"`{base}`" if base else "", f"{year}-{month:02}", launched_as(name),
+            f"`{name}`", ", ".join(f"`{b}`" for b in ((base,) if isinstance(base, str) else base.values()) if b), f"{year}-{month:02}", launched_as(name),
             *(YES if ability in spec.conventions.abilities else NO for ability in ABILITIES),
         ]  # fmt: skip
+
+
+def policies() -> Iterator[list[str]]:
+    """A row for each framework: whose each of its newest policies is; empty = the default."""
+    from simpar.specs.framework import framework
+    from simpar.specs.framework_rows import FRAMEWORKS
+
+    for name in FRAMEWORKS:
+        spec = framework(name)
+        yield [f"`{name}`", *(getattr(spec, part).policy for part in POLICIES)]
 
 
 def schedules() -> Iterator[list[str]]:

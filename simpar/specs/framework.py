@@ -78,6 +78,10 @@ POLICY_OF: Final = {
 """Field -> the part it belongs to; no name stands in two."""
 
 
+Base = str | dict[str, str]
+"""What a framework builds on: "" = nothing, another one, or one for each part of it ("kernels", "head", ...; "" = all others)."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrameworkRow:
     """What changes from a month on; the rest carries over from the row before it.
@@ -125,7 +129,8 @@ def family_of(name: str) -> str:
 
     found = name if name in FRAMEWORKS else ALIASES.get(name, name)
     while found in FRAMEWORKS and FRAMEWORKS[found][0] and found not in UNRELATED:
-        found = FRAMEWORKS[found][0]
+        base = FRAMEWORKS[found][0]
+        found = base[""] if isinstance(base, dict) else base
     return found
 
 
@@ -137,7 +142,10 @@ def _at(name: str, month: Month) -> FrameworkSpec:
 
     base, rows = FRAMEWORKS[name]
     first, *later = rows
-    if base:
+    if isinstance(base, dict):
+        spec = _at(base[""], max(month, first.since))
+        spec = replace(spec, **{part: getattr(_at(whose, max(month, first.since)), part) for part, whose in base.items() if part})
+    elif base:
         spec = _at(base, max(month, first.since))
     else:
         spec = FrameworkSpec(name, first.since, first.source)

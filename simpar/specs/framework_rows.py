@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.specs.framework import Base
 from simpar.specs.framework import FrameworkRow as Row
 from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
@@ -134,7 +135,7 @@ _MEGATRON: Final = (
 _FP8_BLOCK: Final = 1.0 + 4.0 / 128.0
 """Bytes per element in fp8 with an fp32 scale per 128 elements."""
 
-FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
+FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "megatron-core": ("", _MEGATRON),
     "nemo": (
         "megatron-core",
@@ -391,7 +392,7 @@ FRAMEWORKS: Final[dict[str, tuple[str, tuple[Row, ...]]]] = {
     ),
     **FINETUNING,
 }  # fmt: skip
-"""Canonical name -> (framework it builds on or "", its rows in order of time)."""
+"""Canonical name -> (what it builds on, its rows in order of time)."""
 
 UNRELATED: Final = frozenset({"hai-llm"})
 """Frameworks that take over another's rows where nothing is known of their own, and share no code with it."""
