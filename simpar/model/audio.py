@@ -70,6 +70,13 @@ def _frames_wide(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return mlp2("projector", k.number("intermediate_size"), 2 * text, text)
 
 
+def _merged(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """MOSS: some frames side by side, two layers and a norm."""
+    file.get("audio_chunk_size")
+    wide, bias = h * file.number("audio_merge_size", default=4), bool(file.get("projector_bias", default=True))
+    return (*mlp2("projector", wide, text, text, bias), norm_extra("projector_norm", "layernorm", text))
+
+
 def _output(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Qwen 3 Omni and ASR: two layers."""
     return mlp2("projector", h, h, k.number("output_dim", default=text))
@@ -92,6 +99,7 @@ AUDIO_TOWERS: Final[dict[str, AudioTower]] = {
     "qwen2_audio_encoder": AudioTower(projector=_one),
     "voxtral_encoder": AudioTower(projector=_frames),
     "dots3_note_audio_encoder": AudioTower(stem="2d", positions=False, norm="rmsnorm", gated=True, projector=_adapter),
+    "moss_transcribe_diarize_audio": AudioTower(projector=_merged),
     "audioflamingo3_encoder": AudioTower(),
     "glmasr_encoder": AudioTower(positions=False, projector=_frames_wide),
     "qwen2_5_omni_audio_encoder": AudioTower(positions=False, projector=_omni),

@@ -263,6 +263,12 @@ def _esm(d: Decoder) -> Weights:
     return (vector("contact_head", d.num_layers * d.heads + 1),)
 
 
+def _sees_image(d: Decoder, i: int) -> dict[str, Any]:
+    """GIT: text follows its image."""
+    d.k.get("num_image_with_embedding")
+    return {"causal": True}
+
+
 def _buckets(d: Decoder) -> Weights:
     """MPNet: relative positions shared by all layers."""
     rows = d.k.number("relative_attention_num_buckets", default=32)
@@ -310,6 +316,7 @@ KINDS: Final[dict[str, BertKind]] = {
     "esm": BertKind(token_types=False, outside=_esm),
     "nystromformer": BertKind(positions="2", inside=_nystrom),
     "yoso": BertKind(positions="2"),
+    "git": BertKind(token_types=False, dense=False, second_bias=False, inside=_sees_image),
     "mra": BertKind(positions="2"),
     "fnet": BertKind(pooler=True, outside=_fourier),
 }

@@ -22,6 +22,7 @@ from simpar.model.patterns import PATTERN_READERS
 from simpar.model.recent import RECENT_READERS
 from simpar.model.sparse import SPARSE_READERS
 from simpar.model.speech import SPEECH_READERS
+from simpar.model.uncommon import UNCOMMON_READERS
 
 LLAMA: Final = Family()
 GENERAL: Final = Family(
@@ -203,6 +204,12 @@ TABLE: Final[dict[str, Family]] = {
     "esmc": Family(norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, tied=False),
     "eurobert": Family(head_bias="mlp_bias"),
     "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
+    **dict.fromkeys(("rembert", "roc_bert", "xmod"), BERT),
+    **dict.fromkeys(("xlm", "flaubert"), replace(BERT, positions="max_position_embeddings", embedding_norm=True, head_bias=True)),
+    "xlnet": replace(BERT, qkv_bias=False, o_bias=False, head_bias=True),
+    "cpmant": PLAIN,
+    "trocr": replace(BERT, positions="max_position_embeddings", position_offset=2, embedding_norm=True),
+    "hrm_text": Family(norm="unweighted", gate="element"),
     **dict.fromkeys(("rwkv", "rwkv6", "rwkv7"), Family(norm="layernorm")),
     **dict.fromkeys(FLA_TRANSFORMERS, PLAIN),
     **dict.fromkeys(FLA, LLAMA),
@@ -221,6 +228,7 @@ READERS: Final[dict[str, Any]] = {
     **ENCODER_READERS,
     **ALONE_READERS,
     **SPEECH_READERS,
+    **UNCOMMON_READERS,
 }
 """Families with mixers or layers of their own."""
 

@@ -51,6 +51,7 @@ from simpar.model.projectors import (
     step3,
     vipllava,
 )
+from simpar.model.sam import git_projector, got_ocr, sam_stack
 from simpar.specs.architecture import (
     AttentionSpec,
     ExpertsSpec,
@@ -175,7 +176,9 @@ def dots_stack(k: Keys) -> StackSpec:
     return base.model_copy(update={"layers": layers, "pattern": pattern})
 
 
-WHOLE: dict[str, Callable[[Keys], StackSpec]] = {"mllama_vision_model": mllama_stack, "dots3_note_vision_encoder": dots_stack}
+WHOLE: dict[str, Callable[[Keys], StackSpec]] = {
+    "mllama_vision_model": mllama_stack, "dots3_note_vision_encoder": dots_stack, "got_ocr2_vision": sam_stack,
+}  # fmt: skip
 """Vision encoders with layers of several kinds."""
 SIGLIP = Tower(extra=siglip_head)
 BY_PARENT: dict[str, Projector] = {
@@ -197,6 +200,7 @@ BY_PARENT: dict[str, Projector] = {
     **dict.fromkeys(("internvl", "qianfan_ocr"), internvl),
     **dict.fromkeys(("mistral3", "lighton_ocr", "mistral_large4"), mistral3),
     **dict.fromkeys(("lfm2_vl",), pixel_unshuffle),
+    "git": git_projector,
     "paligemma": one(True),
     "gemma4": one(False),
 }
@@ -244,7 +248,8 @@ TOWERS: dict[str, Tower] = {
     "siglip_vision_model": SIGLIP,
     "idefics3_vision": Tower(), "smolvlm_vision": Tower(),
     "siglip2_vision_model": Tower(positions="num_patches", extra=siglip_head),
-    "clip_vision_model": Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True),
+    "got_ocr2_vision": Tower(projector=got_ocr),
+    **dict.fromkeys(("clip_vision_model", "git_vision_model"), Tower(patch_bias=False, tokens=1, pre_norm=True, final_norm=True)),
     "kimi_k25_vision": Tower(positions="none", extra=kimi_positions, projector=kimi),
     "kimi_k3_vision": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, patch_bias=False, positions="none", extra=kimi_positions, projector=kimi

@@ -1,0 +1,51 @@
+"""Segment Anything's image encoder, on its own before a decoder that reads pages (GOT-OCR 2)."""
+
+from __future__ import annotations
+
+from simpar.model.config_keys import Keys
+from simpar.model.decoder import deal, norm_extra, vector
+from simpar.model.projectors import Weights, linear
+from simpar.specs.architecture import AttentionSpec, FeedForwardSpec, LayerSpec, StackSpec, SublayerSpec, WeightSpec
+
+
+def sam_stack(k: Keys) -> StackSpec:
+    """Attention within windows but in a few layers, relative positions along both sides of what attends itself (Kirillov et al.
+    2023, arXiv 2304.02643), a neck of two convolutions."""
+    h, heads, neck = k.number("hidden_size"), k.number("num_attention_heads"), k.number("output_channels", default=256)
+    image, patch = k.number("image_size", default=1024), k.number("patch_size", default=16)
+    side, window, whole = image // patch, k.get("window_size", default=14), k.get("global_attn_indexes", default=())
+    bias, relative = bool(k.get("qkv_bias", default=True)), bool(k.get("use_rel_pos", default=True))
+    mlp = FeedForwardSpec(width=k.number("mlp_dim", default=4 * h), gated=False, bias=True, activation="gelu")
+    layers = []
+    for i in range(k.number("num_hidden_layers")):
+        near = window and i not in whole
+        rows = 2 * (2 * (window if near else side) - 1)
+        attention = AttentionSpec(
+            num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, keys=window**2 if near else None,
+            q_bias=bias, k_bias=bias, v_bias=bias, o_bias=True,
+            extra=(vector("relative_positions", rows * (h // heads)),) if relative else (),
+        )  # fmt: skip
+        layers.append(LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp))))
+    kinds, pattern = deal(layers, ["vision"] * len(layers))
+    stem = [linear("patches", k.number("num_channels", default=3) * patch**2, h)]
+    stem += [vector("positions", side * side * h)] if k.get("use_abs_pos", default=True) else []
+    end = (linear("neck_1", h, neck, False), linear("neck_2", 9 * neck, neck, False), vector("neck_norms", 4 * neck))
+    return StackSpec(
+        name="vision", hidden_size=h, layers=kinds, pattern=pattern, norm="layernorm", final_norm=False, tower=True,
+        extra=(*stem, *end),
+    )  # fmt: skip
+
+
+def got_ocr(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """GOT-OCR 2: two convolutions that widen, and one layer."""
+    neck = k.number("output_channels", default=256)
+    return (
+        WeightSpec(name="convolution_1", inputs=9 * neck, outputs=2 * neck),
+        WeightSpec(name="convolution_2", inputs=9 * 2 * neck, outputs=4 * neck),
+        linear("projector", 4 * neck, text),
+    )
+
+
+def git_projector(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """GIT: one layer and a norm."""
+    return (linear("projector", h, text), norm_extra("projector_norm", "layernorm", text))

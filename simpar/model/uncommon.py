@@ -1,0 +1,178 @@
+"""Families that share one thing with no other: positions among the products, adapters by language, two stacks run in turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar.model.bert import Bert
+from simpar.model.decoder import Decoder, norm_extra, vector
+from simpar.specs.architecture import AttentionSpec, LayerSpec, StackSpec, SublayerSpec, WeightSpec
+
+Weights = tuple[WeightSpec, ...]
+
+
+class RemBert(Bert):
+    """A narrow embedding at the input, a wide one of its own before the logits."""
+
+    def outside(self) -> dict[str, Any]:
+        fields, h, rows = super().outside(), self.hidden, self.vocabulary()
+        narrow, wide = fields["embedding_size"] or h, self.k.number("output_embedding_size", default=1664)
+        kept = tuple(w for w in fields["extra"] if not w.name.startswith("head_"))
+        dense = WeightSpec(name="head_dense", inputs=h, outputs=wide, bias=True)
+        rest = (WeightSpec(name="head_rest", inputs=wide - narrow, outputs=rows),) if wide > narrow else ()
+        return {**fields, "tie_word_embeddings": False, "extra": (*kept, dense, norm_extra("head_norm", "layernorm", wide), *rest)}
+
+
+class RocBert(Bert):
+    """Embeddings of a character's sound and shape beside that of its meaning."""
+
+    def tables(self, width: int) -> Weights:
+        k, joined, found = self.k, self.hidden, list(super().tables(width))
+        concatenated = k.get("concat_input", default=True)
+        for name in ("pronunciation", "shape"):
+            rows, wide = k.number(f"{name}_vocab_size"), k.number(f"{name}_embed_dim")
+            if k.get(f"enable_{name}", default=True):
+                found.append(WeightSpec(name=name, kind="lookup", inputs=rows, outputs=wide))
+                joined += wide
+        if concatenated:
+            found.append(WeightSpec(name="joined", inputs=joined, outputs=self.hidden, bias=True))
+        return tuple(found)
+
+
+class Xmod(Bert):
+    """An adapter for each language in every layer, of which a token meets one."""
+
+    def layer(self, i: int) -> LayerSpec:
+        k, h = self.k, self.hidden
+        languages, inner = len(k.get("languages", default=["en_XX"])), h // k.get("adapter_reduction_factor", default=2)
+        pre = bool(k.get("pre_norm", default=False))
+        k.get("adapter_reuse_layer_norm", "ln_before_adapter", "default_language")
+        adapters: list[WeightSpec] = [
+            WeightSpec(name=f"adapter_{n}", inputs=a, outputs=b, bias=True, copies=languages, uses=1.0)
+            for n, a, b in (("down", h, inner), ("up", inner, h))
+        ]
+        if k.get("adapter_layer_norm", default=False):
+            adapters.append(norm_extra("adapter_norm", "layernorm", h))
+        steps = super().layer(i).sublayers
+        return LayerSpec(
+            sublayers=tuple(step.model_copy(update={"norm": "pre"}) for step in steps) if pre else steps, extra=tuple(adapters)
+        )
+
+    def stack(self) -> StackSpec:
+        return super().stack().model_copy(update={"final_norm": bool(self.k.get("pre_norm", default=False))})
+
+
+class Xlm(Decoder):
+    """XLM and FlauBERT: BERT's layers, a feed-forward four times as wide, embeddings of languages."""
+
+    def intermediate(self, i: int) -> int:
+        return 4 * self.hidden
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "causal": bool(self.k.get("causal", default=False))}
+
+    def outside(self) -> dict[str, Any]:
+        fields, languages = super().outside(), self.k.get("n_langs", default=1)
+        self.k.get("sinusoidal_embeddings", "is_encoder", "lang_id", "unk_index", "mask_index", "pre_norm")
+        named = languages > 1 and self.k.get("use_lang_emb", default=True)
+        table = (WeightSpec(name="languages", kind="lookup", inputs=languages, outputs=self.hidden),) if named else ()
+        return {**fields, "extra": (*fields["extra"], *table)}
+
+
+class XlNet(Decoder):
+    """Attention over relative positions, which have a projection of their own (Yang et al. 2019, arXiv 1906.08237)."""
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("d_inner")
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        wide = self.heads * self.head_dim
+        self.k.get("d_head", "attn_type", "mem_len", "reuse_len", "use_mems_eval", "use_mems_train", "bi_data", "clamp_len")
+        self.k.get("same_length")
+        own = (WeightSpec(name="positions", inputs=self.hidden, outputs=wide, uses=0.0), vector("biases_and_segments", 5 * wide))
+        return {**super().attention_fields(i), "causal": False, "position": "relative", "extra": own}
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        return {**fields, "extra": (*fields["extra"], vector("masked", self.hidden))}
+
+
+class CpmAnt(Decoder):
+    """CPM-Ant: buckets of relative positions shared by all layers, embeddings of segments, rows for prompts."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        self.head_dim = keys.number("dim_head", default=self.head_dim)
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("dim_ff")
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "causal": False, "position": "relative"}
+
+    def tied(self) -> bool:
+        self.k.get("tie_word_embeddings")
+        return False
+
+    def outside(self) -> dict[str, Any]:
+        fields, segments = super().outside(), self.k.number("segment_types", default=32)
+        prompts = self.k.number("prompt_types", default=32) * self.k.number("prompt_length", default=32)
+        buckets = self.k.number("position_bias_num_buckets", default=512)
+        self.k.get("position_bias_max_distance")
+        own = (
+            WeightSpec(name="segments", kind="lookup", inputs=segments, outputs=self.hidden),
+            WeightSpec(name="position_bias", kind="lookup", inputs=segments**2 + buckets, outputs=self.heads),
+        )
+        return {**fields, "embedding_rows": fields["vocab_size"] + prompts, "extra": (*fields["extra"], *own)}
+
+
+class TrOcr(Decoder):
+    """A decoder that attends the patches of a line of text: 24 x 24 of an image of 384 pixels, and a class token."""
+
+    def intermediate(self, i: int) -> int:
+        return self.k.number("decoder_ffn_dim")
+
+    def layer(self, i: int) -> LayerSpec:
+        own = self.attention_fields(i)
+        width = self.k.get("cross_attention_hidden_size", default=None)
+        self.k.note("no encoder is given: 577 image tokens are attended")
+        over = {**own, "cross": True, "causal": False, "keys": 577, **({"kv_hidden_size": width} if width else {})}
+        branches = (AttentionSpec(**own), AttentionSpec(**over), self.mlp(i))
+        return LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,), norm="post") for b in branches))
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        learned = self.k.get("use_learned_position_embeddings", default=True)
+        normed = self.k.get("layernorm_embedding", default=True)
+        kept = tuple(w for w in fields["extra"] if (w.name != "position" or learned) and (w.name != "embedding_norm" or normed))
+        return {**fields, "extra": kept}
+
+
+class HrmText(Decoder):
+    """Two stacks run in turns (HRM): `H_cycles` times, the low one `L_cycles` times and the high one once, by the same weights."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        cycles, low = keys.number("H_cycles", default=2), keys.number("L_cycles", default=3)
+        each = keys.get("num_layers_per_stack", default=self.num_layers)  # where it stands, num_hidden_layers counts the passes
+        self.order = [name for _ in range(cycles) for name in (*["low"] * low, "high") for name in [f"{name}_"] * each]
+        self.own, self.num_layers = each, len(self.order)
+        self.types = ["full_attention"] * self.num_layers
+        keys.get("L_bp_cycles", "prefix_lm")
+
+    def layer(self, i: int) -> LayerSpec:
+        name = f"{self.order[i]}{i % self.own}"
+        steps = super().layer(i).sublayers
+        return LayerSpec(
+            sublayers=tuple(step.model_copy(update={"shared_weights": f"{name}_{n}"}) for n, step in enumerate(steps))
+        )
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        return {**fields, "extra": (*fields["extra"], vector("low_start", self.hidden))}
+
+
+UNCOMMON_READERS: dict[str, type[Decoder]] = {
+    "rembert": RemBert, "roc_bert": RocBert, "xmod": Xmod, "xlm": Xlm, "flaubert": Xlm, "xlnet": XlNet, "cpmant": CpmAnt,
+    "trocr": TrOcr, "hrm_text": HrmText,
+}  # fmt: skip
