@@ -39,37 +39,33 @@ COMPUTED = (
     "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3", "recurrent_gemma", "roformer", "rwkv", "xlstm",
 )  # fmt: skip
 """Families whose classes compute sizes from others: heads of keys, widths of heads, steps of a state space."""
-OTHER_WORK = {"albert", "zamba", "zamba2", "longcat_flash", "led", "longformer"}
-"""Families whose tokens meet some weights more than once (shared layers) or not at all (experts without weights, global tokens)."""
+OTHER_WORK = {"albert", "hrm_text", "zamba", "zamba2", "longcat_flash", "led", "longformer", "xlnet"}
+"""Families whose tokens meet some weights more than once (shared layers) or not at all (experts without weights, global tokens,
+projections of positions)."""
 HEADS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "CTC")
 """What people train, by the heads of transformers' classes."""
 REASONS: dict[str, tuple[str, ...]] = {
     "an encoder or a projector that no table has": (
         "aya_vision", "blip", "blip-2", "chameleon", "cohere_compass", "cosmos3_edge", "deepseek_ocr2",
-        "deepseek_vl_hybrid", "emu3", "evolla", "fast_vlm", "florence2", "gemma3n", "git",
-        "got_ocr2", "granite4_vision", "granite_docling", "granite_speech", "granite_speech_plus",
-        "hunyuan_vl", "idefics", "inkling2", "inkling_mm_model", "instructblip", "instructblipvideo", "janus",
-        "kosmos-2", "kosmos-2.5", "lfm3_vl", "minicpm_ocr", "minicpmv4_7", "modernvbert",
-        "moss_transcribe_diarize", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "perception_lm",
-        "phi4_multimodal", "pix2struct", "pp_chart2table", "pp_formulanet", "udop", "ultravbert",
-        "unlimited_ocr", "vibevoice", "vibevoice_asr", "voxtral_realtime",
+        "deepseek_vl_hybrid", "emu3", "evolla", "fast_vlm", "florence2", "gemma3n", "granite4_vision", "granite_docling",
+        "granite_speech", "granite_speech_plus", "hunyuan_vl", "idefics", "inkling2", "inkling_mm_model", "instructblip",
+        "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl", "minicpm_ocr", "minicpmv4_7", "modernvbert",
+        "muse_spark", "nemo_speechlm", "nemotron_h_omni", "perception_lm", "phi4_multimodal", "pix2struct",
+        "pp_chart2table", "pp_formulanet", "udop", "ultravbert", "unlimited_ocr", "vibevoice", "vibevoice_asr",
+        "voxtral_realtime",
     ),
     "several models in one: speech, music, actions": (
-        "canary", "cohere_asr", "dia", "encoder-decoder", "fun_asr_nano", "kyutai_speech_to_text",
-        "moonshine", "moonshine_streaming", "moshi", "musicgen", "musicgen_melody", "pi0", "pop2piano",
-        "seamless_m4t", "seamless_m4t_v2", "speech-encoder-decoder", "speecht5", "vision-encoder-decoder",
+        "canary", "cohere_asr", "dia", "encoder-decoder", "fun_asr_nano", "kyutai_speech_to_text", "moonshine",
+        "moonshine_streaming", "moshi", "musicgen", "musicgen_melody", "pi0", "pop2piano", "seamless_m4t",
+        "seamless_m4t_v2", "speech-encoder-decoder", "speecht5", "vision-encoder-decoder",
     ),
     "convolution and attention in one layer over sound": (
         "granite_speech5_ctc", "lasr_ctc", "sew", "sew-d", "wav2vec2-bert", "wav2vec2-conformer",
     ),
     "layers of its own, before 2022": (
-        "convbert", "cpmant", "flaubert", "fsmt", "funnel", "luke", "mobilebert", "pegasus_x", "perceiver",
-        "prophetnet", "reformer", "rembert", "roc_bert", "squeezebert", "tapas", "trocr", "xlm", "xlnet",
-        "xmod",
-    ),
-    "layers of its own": (
-        "blt", "cohere_compass_text", "diffusion_gemma", "hrm_text", "neomme", "qwen4_exp", "qwen4_exp_text",
-        "t5gemma2", "ultrabert",
+        "convbert", "fsmt", "funnel", "luke", "mobilebert", "pegasus_x", "perceiver", "prophetnet", "reformer",
+        "squeezebert", "tapas", "layers of its own", "blt", "cohere_compass_text", "diffusion_gemma", "neomme", "qwen4_exp",
+        "qwen4_exp_text", "t5gemma2", "ultrabert",
     ),
     "a default that leaves out a size": (
         "dbrx", "gemma4_unified_assistant",

@@ -265,8 +265,13 @@ def _esm(d: Decoder) -> Weights:
 
 def _sees_image(d: Decoder, i: int) -> dict[str, Any]:
     """GIT: text follows its image."""
-    d.k.get("num_image_with_embedding")
     return {"causal": True}
+
+
+def _frames(d: Decoder) -> Weights:
+    """GIT over videos: an embedding for each frame."""
+    frames, vision = d.k.get("num_image_with_embedding", default=0), d.k.config.get("vision_config") or {}
+    return (vector("frames", frames * vision.get("hidden_size", 768)),) if frames else ()
 
 
 def _buckets(d: Decoder) -> Weights:
@@ -316,7 +321,7 @@ KINDS: Final[dict[str, BertKind]] = {
     "esm": BertKind(token_types=False, outside=_esm),
     "nystromformer": BertKind(positions="2", inside=_nystrom),
     "yoso": BertKind(positions="2"),
-    "git": BertKind(token_types=False, dense=False, second_bias=False, inside=_sees_image),
+    "git": BertKind(token_types=False, dense=False, second_bias=False, inside=_sees_image, outside=_frames),
     "mra": BertKind(positions="2"),
     "fnet": BertKind(pooler=True, outside=_fourier),
 }

@@ -62,8 +62,8 @@ class Family:
     final_norm: bool = True
     mlp_scalars: int = 0
     """Learned scalars of the activation (Apertus)."""
-    tied: bool = False
-    """Whether the head is tied where neither file nor class says."""
+    tied: bool | None = False
+    """Whether the head is tied where neither file nor class says; None: the class ties nothing, whatever the file says."""
 
 
 class Decoder:
@@ -344,7 +344,7 @@ class Decoder:
         return ()
 
     def tied(self) -> bool:
-        return bool(self.k.get("tie_word_embeddings", default=self.f.tied))
+        return bool(self.k.get("tie_word_embeddings", default=self.f.tied)) and self.f.tied is not None
 
     def outside(self) -> dict[str, Any]:
         """Fields of the model beside its stacks."""

@@ -154,11 +154,6 @@ class NemotronH(Decoder):
     def layer_types(self) -> list[str]:
         return self.names
 
-    def tied(self) -> bool:
-        """Its class has no tied weights, whatever the key says."""
-        self.k.get("tie_word_embeddings")
-        return False
-
     def layer(self, i: int) -> LayerSpec:
         kind = self.types[i]
         branch: BranchSpec
@@ -201,7 +196,8 @@ class Zamba2(Decoder):
 
     def state_space(self) -> BranchSpec:
         """The mixer of every layer."""
-        return mamba2(self)
+        inner, heads = int(self.k.get("mamba_expand", default=2) * self.hidden), self.k.number("n_mamba_heads", default=8)
+        return mamba2(self).model_copy(update={"head_dim": inner // heads, "conv_bias": True})
 
     def place(self, wide: int, width: int, head_columns: int) -> tuple[WeightSpec, ...]:
         """What one use of a shared block has of its own: adapters on its weights and a projection into the stream."""
@@ -290,10 +286,17 @@ class Lfm(Decoder):
             "block_multiple_of",
             "block_out_init_scale",
             "block_ff_dim",
-            "use_attention_gate",
-            "use_sandwich_norm",
         )
         return super().outside()
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), **({} if self.k.get("use_attention_gate", default=True) else {"gate": "none"})}
+
+    def layer(self, i: int) -> LayerSpec:
+        steps = super().layer(i).sublayers
+        if self.k.get("use_sandwich_norm", default=True):
+            return LayerSpec(sublayers=steps)
+        return LayerSpec(sublayers=tuple(step.model_copy(update={"norm": "pre"}) for step in steps))
 
     def intermediate(self, i: int) -> int:
         """LFM2 adjusts the width as Llama does: two thirds, times a factor, rounded up."""

@@ -15,6 +15,8 @@ from simpar.specs.architecture import (
     WeightSpec,
 )
 
+_KERNELS = ("short_conv_kernel_size", "linear_conv_kernel_dim")
+
 
 class QwenNext(Decoder):
     """Gated DeltaNet with a gated full attention each full_attention_interval (Qwen3-Next, Qwen3.5)."""
@@ -22,6 +24,11 @@ class QwenNext(Decoder):
     def layer_type(self, i: int) -> str:
         interval = self.k.number("full_attention_interval", default=4)
         return "full_attention" if (i + 1) % interval == 0 else "linear_attention"
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        """The gate is part of the queries' projection, biases included."""
+        fields = super().attention_fields(i)
+        return {**fields, "gate_bias": fields["q_bias"] and fields["gate"] == "element"}
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         if self.types[i] != "linear_attention":
@@ -86,7 +93,7 @@ class KimiLinear(Decoder):
         return (
             DeltaSpec(
                 num_key_heads=heads, num_value_heads=heads, key_head_dim=dim, value_head_dim=dim,
-                conv_kernel=self.linear.number("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
+                conv_kernel=self.linear.number(*(_KERNELS if nested else reversed(_KERNELS)), default=4),
                 decay="channel", decay_rank=rank, gate_rank=gate_rank,
             ),
         )  # fmt: skip

@@ -262,8 +262,9 @@ class ModernBertDecoder(Decoder):
 
     def outside(self) -> dict[str, Any]:
         fields = super().outside()
-        h = self.hidden
-        return {**fields, "extra": (*fields["extra"], WeightSpec(name="head_dense", inputs=h, outputs=h), vector("head_norm", h))}
+        h, bias = self.hidden, bool(self.k.get("classifier_bias", default=False))
+        dense = WeightSpec(name="head_dense", inputs=h, outputs=h, bias=bias)
+        return {**fields, "extra": (*fields["extra"], dense, vector("head_norm", h))}
 
 
 OLDER_READERS: dict[str, type[Decoder]] = {

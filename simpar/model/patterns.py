@@ -105,7 +105,7 @@ class Laguna(Decoder):
     def attention_fields(self, i: int) -> dict[str, Any]:
         fields = super().attention_fields(i)
         heads = self.k.listed("num_attention_heads_per_layer")
-        gate = "head" if self.k.get("gating", default=True) else "none"
+        gate = "head" if self.k.get("gating", default=True) in (True, "per-head") else "element"
         return {**fields, "num_heads": heads[i] if heads else fields["num_heads"], "gate": gate}
 
 
@@ -278,6 +278,16 @@ class Doge(Decoder):
 
     def has_experts(self) -> bool:
         return bool(self.k.get("is_moe", default=False))
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        """A dense feed-forward, and in the mixture single neurons chosen by the best of two sets of keys."""
+        mlp = self.mlp(i)
+        if not self.k.get("is_moe", default=False):
+            return (mlp,)
+        number, chosen = self.k.number("num_experts"), self.k.number("num_experts_per_tok")
+        router = WeightSpec(name="router", inputs=self.hidden, outputs=2 * int(number**0.5))
+        pools = (WeightSpec(name=n, inputs=self.hidden, copies=number, uses=float(chosen)) for n in ("down", "up"))
+        return (mlp.model_copy(update={"extra": (*mlp.extra, router, *pools)}),)
 
     def layer(self, i: int) -> LayerSpec:
         return LayerSpec(sublayers=super().layer(i).sublayers, extra=(vector("residuals", 2 * self.hidden),))

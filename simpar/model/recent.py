@@ -186,10 +186,6 @@ class Inkling2(Inkling):
             own.append(WeightSpec(name="dynamic_taps", inputs=self.hidden, outputs=taps * groups, copies=2))
         return {**fields, "extra": (*fields["extra"], *own)}
 
-    def relative(self, i: int, heads: int) -> tuple[WeightSpec, ...]:
-        queries, logits = super().relative(i, heads)
-        return (queries, logits.model_copy(update={"outputs": self.k.number("rel_extent", default=1024)}))
-
     def expert_fields(self, i: int) -> dict[str, Any]:
         return {**super().expert_fields(i), "extra": ()}
 

@@ -77,6 +77,16 @@ class DeepseekV4(Decoder):
         self.k.get("num_hash_layers", "mlp_layer_types")
         return True
 
+    def shared_width(self, width: int) -> int:
+        """One shared expert, whatever `n_shared_experts` says."""
+        self.k.get("n_shared_experts")
+        return width
+
+    def expert_fields(self, i: int) -> dict[str, Any]:
+        fields = super().expert_fields(i)
+        bias = (vector("shared_bias", 2 * fields["width"] + self.hidden),) if self.flag("mlp_bias") else ()
+        return {**fields, "extra": bias}
+
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         k, d, h = self.k, self.head_dim, self.hidden
         rates = k.get("compress_rates", default={})

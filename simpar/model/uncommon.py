@@ -31,9 +31,8 @@ class RocBert(Bert):
         concatenated = k.get("concat_input", default=True)
         for name in ("pronunciation", "shape"):
             rows, wide = k.number(f"{name}_vocab_size"), k.number(f"{name}_embed_dim")
-            if k.get(f"enable_{name}", default=True):
-                found.append(WeightSpec(name=name, kind="lookup", inputs=rows, outputs=wide))
-                joined += wide
+            found.append(WeightSpec(name=name, kind="lookup", inputs=rows, outputs=wide))
+            joined += wide if k.get(f"enable_{name}", default=True) else 0
         if concatenated:
             found.append(WeightSpec(name="joined", inputs=joined, outputs=self.hidden, bias=True))
         return tuple(found)
@@ -110,10 +109,6 @@ class CpmAnt(Decoder):
     def attention_fields(self, i: int) -> dict[str, Any]:
         return {**super().attention_fields(i), "causal": False, "position": "relative"}
 
-    def tied(self) -> bool:
-        self.k.get("tie_word_embeddings")
-        return False
-
     def outside(self) -> dict[str, Any]:
         fields, segments = super().outside(), self.k.number("segment_types", default=32)
         prompts = self.k.number("prompt_types", default=32) * self.k.number("prompt_length", default=32)
@@ -160,12 +155,14 @@ class HrmText(Decoder):
         self.types = ["full_attention"] * self.num_layers
         keys.get("L_bp_cycles", "prefix_lm")
 
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        return {**fields, "gate_bias": fields["q_bias"]}
+
     def layer(self, i: int) -> LayerSpec:
         name = f"{self.order[i]}{i % self.own}"
         steps = super().layer(i).sublayers
-        return LayerSpec(
-            sublayers=tuple(step.model_copy(update={"shared_weights": f"{name}_{n}"}) for n, step in enumerate(steps))
-        )
+        return LayerSpec(sublayers=tuple(step.model_copy(update={"shared_weights": f"{name}_{n}"}) for n, step in enumerate(steps)))
 
     def outside(self) -> dict[str, Any]:
         fields = super().outside()
