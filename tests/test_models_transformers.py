@@ -64,8 +64,10 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "layers of its own, before 2022": (
         "convbert", "fsmt", "funnel", "luke", "mobilebert", "pegasus_x", "perceiver", "prophetnet", "reformer",
-        "squeezebert", "tapas", "layers of its own", "blt", "cohere_compass_text", "diffusion_gemma", "neomme", "qwen4_exp",
-        "qwen4_exp_text", "t5gemma2", "ultrabert",
+        "squeezebert", "tapas",
+    ),
+    "layers of its own": (
+        "blt", "cohere_compass_text", "diffusion_gemma", "neomme", "qwen4_exp", "qwen4_exp_text", "t5gemma2", "ultrabert",
     ),
     "a default that leaves out a size": (
         "dbrx", "gemma4_unified_assistant",
