@@ -99,6 +99,18 @@ def test_base_and_scale() -> None:
     assert pcie.resolved.spread > sxm.resolved.spread == 0
 
 
+def test_what_a_profile_measured_beside_its_base_is_not_called_scaled() -> None:
+    """As a calibration writes it: products of its own, everything else from the base."""
+    profile = load_hardware("a100-pcie")
+    own = fitted("a100").gemm
+    kernels = profile.kernels.model_copy(update={"gemm": own})
+    based, mine = KernelModel(profile), KernelModel(profile.model_copy(update={"kernels": kernels}))
+    a, b = based.gemm(8192, 8192, 8192), mine.gemm(8192, 8192, 8192)
+    assert (a.provenance, b.provenance) == (Provenance.SCALED, Provenance.MODEL)
+    assert b.high / b.low < a.high / a.low
+    assert mine.memory_bound("norm", 1e9).provenance is Provenance.SCALED
+
+
 def test_attention_scales_apart_from_products() -> None:
     def seconds(name: str, direction: str) -> float:
         return KernelModel(load_hardware(name)).attention(

@@ -6,13 +6,15 @@ enough that a loop beats a queue. Time in which the compute stream waits is expo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from simpar.costs.price import Price, Provenance
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
 
 PriceOf = Callable[[LocalOp], Price]
+Kinds = tuple[tuple[str, Provenance], ...]
+"""Category and how its price is known."""
 
 _ORDER = list(Provenance)
 
@@ -20,6 +22,14 @@ _ORDER = list(Provenance)
 def worst(kinds: Sequence[Provenance]) -> Provenance:
     """The least certain of several provenances."""
     return max(kinds, key=_ORDER.index, default=Provenance.MEASURED)
+
+
+def worst_each(kinds: Iterable[tuple[str, Provenance]]) -> Kinds:
+    """Each category once, with the least certain of its provenances."""
+    found: dict[str, Provenance] = {}
+    for name, kind in kinds:
+        found[name] = worst([found.get(name, kind), kind])
+    return tuple(found.items())
 
 
 def category(op: LocalOp, *, backward: bool) -> str:
@@ -48,7 +58,7 @@ class BlockPrice:
         communication_s: busy seconds by dimension, hidden or not.
         kernels: launches of compute ops.
         collectives: communication ops issued.
-        provenance: the worst among the ops.
+        provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
         modules: linear modules, and norms and containers, of a framework that holds each weight in one.
     """
@@ -59,7 +69,7 @@ class BlockPrice:
     communication_s: tuple[tuple[str, float], ...]
     kernels: int
     collectives: int
-    provenance: Provenance
+    provenance: Kinds
     expert_kernels: int = 0
     modules: tuple[int, int] = (0, 0)
 
@@ -86,7 +96,7 @@ class _Ledger:
         self.up: dict[str, float] = {}
         self.down: dict[str, float] = {}
         self.busy: dict[str, float] = {}
-        self.kinds: list[Provenance] = []
+        self.kinds: list[tuple[str, Provenance]] = []
         self.kernels = 0
         self.collectives = 0
 
@@ -95,12 +105,12 @@ class _Ledger:
         share = seconds / price.seconds if price.seconds else 0.0
         self.up[name] = self.up.get(name, 0.0) + (price.high - price.seconds) * share
         self.down[name] = self.down.get(name, 0.0) + (price.seconds - price.low) * share
-        self.kinds.append(price.provenance)
+        self.kinds.append((name, price.provenance))
 
     def finish(self, seconds: float) -> BlockPrice:
         spread = tuple((n, self.up[n], self.down[n]) for n in self.terms)
         return BlockPrice(seconds, tuple(self.terms.items()), spread, tuple(self.busy.items()), self.kernels, self.collectives,
-                          worst(self.kinds))  # fmt: skip
+                          worst_each(self.kinds))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,9 @@ class CollectiveModel:
 
     def _provenance_of(self, placement: GroupPlacement) -> Provenance:
         if self.hardware.gpu.vendor == "cpu" or self.hardware.scale_up.kind == "ici":
-            return Provenance.PUBLISHED
+            link = self.hardware.scale_up
+            here = placement.num_nodes == 1 and link.bandwidth.kind == link.latency.kind == "measured"
+            return Provenance.MODEL if here else Provenance.PUBLISHED
         return self._provenance[placement.num_domains > 1]
 
     def interval(self, scope: Scope, bytes_: float) -> tuple[float, float]:

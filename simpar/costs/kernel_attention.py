@@ -149,11 +149,12 @@ def _pick(
 
 def _banded(model: KernelModel, call: Call, own: AttentionConstants, kernel: str, seconds: float, factor: float) -> Price:
     flops = 2.0 * call.batch * call.heads * _pairs(call) * (call.head_dim + call.v_head_dim)
-    spread = math.hypot(model.resolved.spread, BACKWARD_SPREAD if factor != 1.0 else 0.0)
+    standing, extra = model.resolved.standing(own)
+    spread = math.hypot(extra, BACKWARD_SPREAD if factor != 1.0 else 0.0)
     exact = own.kernel == kernel
     bands = own.bands if call.keys >= SMALL_SEQUENCE else own.bands_small or own.bands
     low, high = band_at(bands, flops, math.hypot(spread, 0.0 if exact else 0.1))
-    provenance = model.resolved.provenance if exact else Provenance.SCALED
+    provenance = standing if exact else Provenance.SCALED
     return Price(seconds, seconds * min(low, 1.0), seconds * max(high, 1.0), provenance, (("attention", seconds),))
 
 

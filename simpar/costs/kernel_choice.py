@@ -58,11 +58,18 @@ class Resolved:
         constants: sets at this GPU's scale.
         provenance: MODEL where they were fitted on this GPU type, SCALED where they come from another by peaks.
         spread: extra log half width of the 80 % interval.
+        own: what the profile states itself, as a calibration does beside its base: fitted on this machine.
     """
 
     constants: KernelConstants
     provenance: Provenance
     spread: float
+    own: KernelConstants
+
+    def standing(self, found: GemmConstants | AttentionConstants | str) -> tuple[Provenance, float]:
+        """Provenance and extra spread of a set of `constants`, or of a class of memory-bound kernels."""
+        own = found in self.own.memory if isinstance(found, str) else any(found is c for c in (*self.own.gemm, *self.own.attention))
+        return (Provenance.MODEL, 0.0) if own else (self.provenance, self.spread)
 
 
 @lru_cache(maxsize=16)
@@ -162,12 +169,12 @@ def resolve(hardware: HardwareProfile) -> Resolved:
         base = scaled(fitted(own.base), own.compute_scale, own.bandwidth_scale)
         if own.attention_scale is not None:
             base = _attention_apart(base, fitted(own.base), own)
-        return Resolved(_merge(own, base), Provenance.SCALED, BASED_SPREAD)
+        return Resolved(_merge(own, base), Provenance.SCALED, BASED_SPREAD, own)
     if own.gemm:
-        return Resolved(own, Provenance.MODEL, 0.0)
+        return Resolved(own, Provenance.MODEL, 0.0, own)
     name = NEAREST[hardware.gpu.architecture]
     base = scaled(fitted(name), *peak_scales(hardware, name))
-    return Resolved(_merge(own, base), Provenance.SCALED, SCALED_SPREAD)
+    return Resolved(_merge(own, base), Provenance.SCALED, SCALED_SPREAD, own)
 
 
 def dtype_key(dtype: str) -> str:

@@ -106,7 +106,7 @@ class KernelModel:
             return per_tensor.model_copy(update={"rate_flops_per_s": rate, "derived": derived}), provenance
         found = pick_gemm(constants, key, library=self.library, sustained=self.sustained)
         if found is not None:
-            return found, self.resolved.provenance
+            return found, self.resolved.standing(found)[0]
         base = pick_gemm(constants, "bf16", library=self.library, sustained=self.sustained)
         peak_key = key.removesuffix("_block")
         if base is None or peak_key not in ("bf16", "fp8", "fp4", "fp32", "tf32"):
@@ -187,7 +187,7 @@ class KernelModel:
         return banded(kernel + cast_s, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, terms)
 
     def _spread(self, c: GemmConstants) -> float:
-        return math.hypot(self.resolved.spread, DERIVED_SPREAD if c.derived else 0.0)
+        return math.hypot(self.resolved.standing(c)[1], DERIVED_SPREAD if c.derived else 0.0)
 
     def _plain_cast(self, elements: float) -> float:
         """amax (2 bytes per element) and cast (3) with the memory-bound classes."""
@@ -334,8 +334,9 @@ class KernelModel:
         if kernel in self._memory_points:
             return between(self._memory_points[kernel], bytes_moved)
         seconds = memory_seconds(bytes_moved, self.hardware.gpu.memory_bandwidth.value, share, launches)
-        spread = math.hypot(CLASS_SPREAD.get(kernel, 0.25), self.resolved.spread / 2)
-        provenance = self.resolved.provenance if kernel in self.resolved.constants.memory else Provenance.SCALED
+        standing, extra = self.resolved.standing(kernel)
+        spread = math.hypot(CLASS_SPREAD.get(kernel, 0.25), extra / 2)
+        provenance = standing if kernel in self.resolved.constants.memory else Provenance.SCALED
         latency = launches * KERNEL_LATENCY_S
         return banded(
             seconds, (math.exp(-spread), math.exp(spread)), provenance, (("latency", latency), ("traffic", seconds - latency))

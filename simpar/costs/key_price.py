@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from simpar.costs.price import Price, Provenance
+from simpar.costs.block_price import Kinds
+from simpar.costs.price import Price
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import tensor_parameters
@@ -22,7 +23,7 @@ class KeyPrice:
         spread: (category, up, down) seconds of the 80 % interval.
         interference: how much compute of the same rank slows while this runs (communication only).
         communication_s: busy seconds by dimension inside compute ops.
-        provenance: worst among its parts.
+        provenance: of each category, the worst among its parts.
         latency_s: part of `seconds` that no bandwidth changes (communication only).
     """
 
@@ -31,8 +32,14 @@ class KeyPrice:
     spread: tuple[tuple[str, float, float], ...]
     interference: float
     communication_s: tuple[tuple[str, float], ...]
-    provenance: Provenance
+    provenance: Kinds
     latency_s: float = 0.0
+
+    @classmethod
+    def of(cls, name: str, price: Price) -> KeyPrice:
+        """A price that is all of one category."""
+        spread = ((name, price.high - price.seconds, price.seconds - price.low),)
+        return cls(price.seconds, ((name, price.seconds),), spread, 0.0, (), ((name, price.provenance),))
 
 
 def scaled(price: Price, factor: float) -> Price:
@@ -67,7 +74,10 @@ def _from_host(price: KeyPrice, key: Gather, layout: Layout, work: Callable[[Wor
     shards = dense / layout.shard_ranks + experts / layout.expert_shard_ranks
     copy = work(HostCopy(shards * layout.state_bytes.gather))
     spread = (*price.spread, ("offload", copy.high - copy.seconds, copy.seconds - copy.low))
-    return replace(price, seconds=price.seconds + copy.seconds, terms=(*price.terms, ("offload", copy.seconds)), spread=spread)
+    return replace(
+        price, seconds=price.seconds + copy.seconds, terms=(*price.terms, ("offload", copy.seconds)), spread=spread,
+        provenance=(*price.provenance, ("offload", copy.provenance)),
+    )  # fmt: skip
 
 
 def unpacking_s(key: Gather, layout: Layout, work: Callable[[Work], Price]) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from simpar.costs import scans
-from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst
+from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
@@ -86,15 +86,12 @@ class LayoutPricer:
         if isinstance(key, Gather | Reduce):
             return self._state(key)
         if isinstance(key, TiedReduce):
-            price = self._timed("all_reduce", self.layout.tied_extra * self.layout.state_bytes.reduce, self._hop("pp"))
-            spread = (("pp", price.high - price.seconds, price.seconds - price.low),)
-            return KeyPrice(price.seconds, (("pp", price.seconds),), spread, 0.0, (), price.provenance)
+            tied = self.layout.tied_extra * self.layout.state_bytes.reduce
+            return KeyPrice.of("pp", self._timed("all_reduce", tied, self._hop("pp")))
         if isinstance(key, Offload):
             blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
             fraction = self.layout.plan.offload.activations
-            price = self._work(HostCopy(fraction * sum(b.offloadable_bytes for b in blocks)))
-            spread = (("offload", price.high - price.seconds, price.seconds - price.low),)
-            return KeyPrice(price.seconds, (("offload", price.seconds),), spread, 0.0, (), price.provenance)
+            return KeyPrice.of("offload", self._work(HostCopy(fraction * sum(b.offloadable_bytes for b in blocks))))
         raise InternalError(f"no price for {key!r}")
 
     # -- compute ---------------------------------------------------------------------------------------------------
@@ -244,10 +241,8 @@ class LayoutPricer:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""
         block = self.layout.stage_blocks[key.stage][key.block]
         op = ops_of(self.layout, block, key.phase)[key.index]
-        price = scaled(self.op_price(op), self.exchange_share(key))
         name = category(op, backward=key.phase != "F") if op.stream == "compute" else op.stream
-        spread = ((name, price.high - price.seconds, price.seconds - price.low),)
-        return KeyPrice(price.seconds, ((name, price.seconds),), spread, 0.0, (), price.provenance)
+        return KeyPrice.of(name, scaled(self.op_price(op), self.exchange_share(key)))
 
     def exchange_share(self, key: BlockOp) -> float:
         """Of an op's work, what `key` stands for: 1, or the part of an exchange that is waited for or beside other compute."""
@@ -258,9 +253,8 @@ class LayoutPricer:
         return hidden if key.part == "beside" else 1.0 - hidden
 
     def _launch_gap(self, key: LaunchGap) -> KeyPrice:
-        block = self.block(self.layout.stage_blocks[key.stage][key.block], key.phase)
         gap = self._gap(key.stage, key.block, key.phase)
-        return KeyPrice(gap, ((LAUNCH, gap),), ((LAUNCH, 0.3 * gap, 0.3 * gap),), 0.0, (), block.provenance)
+        return KeyPrice.of(LAUNCH, Price(gap, 0.7 * gap, 1.3 * gap, Provenance.MODEL))
 
     def _overlapped(self, key: Overlapped) -> KeyPrice:
         forward = self.layout.stage_blocks[key.forward_stage]
@@ -299,7 +293,7 @@ class LayoutPricer:
         return KeyPrice(
             sum(p.seconds for p in prices) + gap, tuple(terms.items()),
             tuple((n, up.get(n, 0.0), down.get(n, 0.0)) for n in terms), 0.0, tuple(busy.items()),
-            worst([p.provenance for p in prices]),
+            worst_each([*(k for p in prices for k in p.provenance), *([(LAUNCH, Provenance.MODEL)] if gap else [])]),
         )  # fmt: skip
 
     # -- communication ---------------------------------------------------------------------------------------------
@@ -332,14 +326,14 @@ class LayoutPricer:
     def _sequence(self, dimension: str, calls: Sequence[Collective]) -> KeyPrice:
         """Collectives one after the other on one stream."""
         if not calls:
-            return KeyPrice(0.0, (), (), 0.0, (), Provenance.MEASURED)
+            return KeyPrice(0.0, (), (), 0.0, (), ())
         prices = [self._collective(c) for c in calls]
         seconds = sum(p.seconds for p in prices)
         spread = ((dimension, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)),)
         interference = max(self._interference(c.name, c.bytes, self._placement(c)) for c in calls)
         kind = worst([p.provenance for p in prices])
         latency = sum(c.repeat * self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
-        return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), kind, min(latency, seconds))
+        return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), ((dimension, kind),), min(latency, seconds))
 
     def _placement(self, work: Collective) -> GroupPlacement:
         return self._hop(work.dimension, work.pair) if work.name == "send_recv" else self.layout.placement(work.dimension)

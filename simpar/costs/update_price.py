@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from simpar.costs.block_price import worst_each
 from simpar.costs.key_price import KeyPrice, scaled
 from simpar.costs.price import Price, Provenance
 from simpar.parallel.layout import Layout
@@ -46,7 +47,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
         seconds += norm_s + spec.host.optimizer_cpu_s
         spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
-        return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), Provenance.ASSUMED)
+        return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), (("optimizer", Provenance.ASSUMED),))
     each = spec.optimizer.optimizer_traffic_bytes
     parts = [
         scaled(
@@ -77,9 +78,10 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         update_s += TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
     busy = tuple((name, sum(p.seconds for p in prices)) for name, prices in (("tp", cut), ("dp", gathers)) if prices)
     spreads = [_spread("optimizer", parts), *(_spread(name, prices) for name, prices in (("tp", cut), ("dp", gathers)) if prices)]
-    kinds = list(Provenance)
-    worst = max((p.provenance for p in (*parts, *cut, *gathers)), key=kinds.index)
-    return KeyPrice(update_s + sum(s for _, s in busy), (("optimizer", update_s), *busy), tuple(spreads), 0.0, busy, worst)
+    kinds = worst_each(
+        (name, p.provenance) for name, prices in (("optimizer", parts), ("tp", cut), ("dp", gathers)) for p in prices
+    )
+    return KeyPrice(update_s + sum(s for _, s in busy), (("optimizer", update_s), *busy), tuple(spreads), 0.0, busy, kinds)
 
 
 def _shards(layout: Layout) -> tuple[int, int]:

@@ -8,14 +8,16 @@ many cores a rank keeps busy meanwhile. Where ranks outnumber cores, how the ker
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from simpar.host import busy_s, usable_cores
 from simpar.live.bench_collectives import Group
-from simpar.live.measure import MOST, Clock, timing_of
+from simpar.live.measure import MOST, NARROW, Clock, timing_of
 from simpar.live.store import Record
 
 CHUNK = 3
@@ -75,10 +77,15 @@ def _subgroups(group: Group, sizes: Sequence[int]) -> dict[int, Any]:
     return found
 
 
-def _call(group: Group, name: str, bytes_: int, ranks: int, handle: Any) -> Callable[[], object]:
+def _call(group: Group, wanted: Mapping[str, Any], handle: Any) -> Callable[[], object] | None:
+    """A call of the collective on buffers of its own; none for a rank that is left over."""
+    name, bytes_, ranks = wanted["collective"], int(wanted["bytes"]), wanted["ranks"]
+    if group.rank >= group.size - group.size % ranks:
+        return None
     torch, d = group.torch, group.torch.distributed
     count = max(1, bytes_ // 4 // ranks) * ranks if name not in ("all_reduce", "broadcast", "send_recv") else max(1, bytes_ // 4)
-    whole, other = (torch.ones(count, device=group.device) for _ in range(2))
+    whole = torch.ones(count, device=group.device)
+    other = torch.ones_like(whole) if name == "send_recv" else whole
     part = torch.ones(max(1, count // ranks), device=group.device)
     gather = getattr(d, "all_gather_single", None) or d.all_gather_into_tensor
     scatter = getattr(d, "reduce_scatter_single", None) or d.reduce_scatter_tensor
@@ -92,10 +99,14 @@ def _call(group: Group, name: str, bytes_: int, ranks: int, handle: Any) -> Call
         d.recv(other, first)
         return d.send(whole, first)
 
+    def into(like: Any) -> Any:
+        # Steps allocate what a collective writes, and the pages of a large buffer cost as much as its copy.
+        return torch.empty_like(like)
+
     calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: d.all_reduce(whole, group=handle), "all_gather": lambda: gather(whole, part, group=handle),
-        "reduce_scatter": lambda: scatter(part, whole, group=handle), "send_recv": send,
-        "all_to_all": lambda: d.all_to_all_single(other, whole, group=handle),
+        "all_reduce": lambda: d.all_reduce(whole, group=handle), "all_gather": lambda: gather(into(whole), part, group=handle),
+        "reduce_scatter": lambda: scatter(into(part), whole, group=handle), "send_recv": send,
+        "all_to_all": lambda: d.all_to_all_single(into(whole), whole, group=handle),
         "broadcast": lambda: d.broadcast(whole, first, group=handle),
     }  # fmt: skip
     return calls[name]
@@ -112,25 +123,23 @@ def measure_collectives(
     todo = [w for w in wanted if 1 < w["ranks"] <= group.size]
     done = group.from_first([collective_key(w) for w in todo if known(collective_key(w))])
     handles = _subgroups(group, sorted({w["ranks"] for w in todo}))
-    found = []
-    left = [w for w in todo if collective_key(w) not in done]
-    for index, w in enumerate(left):
-        share = max(budget_s, 0.0) / max(len(left) - index, 1)
-        begin = time.monotonic()
-        samples, busy = _samples(w, group, handles[w["ranks"]], share)
-        budget_s -= time.monotonic() - begin
-        if group.rank == 0:
-            t = timing_of(samples)
-            found.append(
-                {
-                    "key": collective_key(w), "kind": "host_collective", "collective": w["collective"], "bytes": w["bytes"],
-                    "ranks": w["ranks"], "seconds": t.median_s, "low_s": t.low_s, "high_s": t.high_s, "spread": t.half_width,
-                    "narrow": True, "cores": busy, "samples_s": samples,
-                }
-            )  # fmt: skip
-    return found
+    left = [_Samples(w) for w in todo if collective_key(w) not in done]
+    end = time.monotonic() + budget_s
+    compute, going, over = _compute(group), list(left), 0.0
+    while going and not over:
+        # In turn, as what a call costs has phases of seconds (where the kernel puts the threads): each meets all of them.
+        for each in going:
+            handle = handles[each.wanted["ranks"]]
+            each.more(_call(group, each.wanted, handle), compute, group)
+        (over,) = group.largest([float(time.monotonic() >= end)])
+        going = [each for each in going if not each.enough]
+    return [each.record() for each in left] if group.rank == 0 else []
 
 
+ROWS, WEIGHTS, BETWEEN_S = 128, 16, 2e-3
+"""Of the compute before a collective: rows, weights in turn, and how long it takes on a CPU, as between two calls of a layer."""
+REPEATS = ((2**20, 16), (2**24, 4), (float("inf"), 1))
+"""Calls of a sample up to so many bytes: ranks that set out together drift apart over several calls."""
 SPIN_S, NAP_S, GAP_S = 0.4, 3e-3, 2e-4
 """A turn of measuring the scheduler, a sleep in it, and the shortest pause that is another process on the core."""
 
@@ -192,55 +201,96 @@ def collective_key(wanted: Mapping[str, Any]) -> str:
     return f"host/{wanted['collective']}/{wanted['ranks']}/{wanted['bytes']}"
 
 
-def _samples(wanted: Mapping[str, Any], group: Group, handle: Any, budget_s: float) -> tuple[list[float], float]:
-    """(seconds of a group's slowest rank, cores busy per rank) of a collective as a step meets it: each call after some compute.
+@dataclass
+class _Samples:
+    """Of a collective as a step meets it: each call after some compute.
 
-    A sample is a run of products and calls less the same run without the calls. What a call costs after compute, with cold
-    buffers and sleeping threads, is up to several times what it costs in a tight loop.
+    A sample is a run of compute and calls less the same run without the calls. What a call costs after compute, with cold
+    buffers and sleeping threads, is up to several times what it costs in a tight loop, and grows with the compute until that
+    lasts a few milliseconds, as it does between the calls of a layer. It has two values, by whether a sleeping thread finds a
+    core at once, so that its mean counts, and not its median.
     """
-    torch, name, ranks = group.torch, wanted["collective"], wanted["ranks"]
-    busy_ranks = group.size - group.size % ranks
-    call = _call(group, name, int(wanted["bytes"]), ranks, handle) if group.rank < busy_ranks else None
-    width = 4096 if group.device == "cuda" else 512
-    x, w = torch.randn(128, width, device=group.device), torch.randn(width, width, device=group.device)
-    clock = Clock(group.device)
-    each = 2.0 if name == "send_recv" else 1.0
-    repeats = 4 if wanted["bytes"] <= 2**20 else 1
-    samples: list[tuple[float, float]] = []
-    shares: list[float] = []
-    end = time.monotonic() + budget_s
 
-    def round_(calls: bool) -> tuple[float, float]:
-        torch.distributed.barrier()
-        clock.wait()
-        begin, used = time.perf_counter(), time.process_time()
-        for _ in range(repeats):
-            if call is not None:
-                x @ w.t()
-                if calls:
+    wanted: Mapping[str, Any]
+    seconds: list[tuple[float, float]] = field(default_factory=list)
+    """Of a group's slowest rank, and cores that other processes kept busy meanwhile."""
+    used_s: float = 0.0
+    """Of processors in all calls, a rank's mean."""
+    wall_s: float = 0.0
+
+    @property
+    def clean(self) -> list[float]:
+        """Samples beside nothing else; all of them on a machine that is never left alone."""
+        clean = [s for s, foreign in self.seconds if foreign <= FOREIGN]
+        return clean if len(clean) >= 2 * CHUNK else [s for s, _ in self.seconds]
+
+    @property
+    def half_width(self) -> float:
+        """Of the 80 % interval of the mean, over the mean."""
+        mean = statistics.fmean(self.clean)
+        return 1.28 * statistics.stdev(self.clean) / len(self.clean) ** 0.5 / mean
+
+    @property
+    def enough(self) -> bool:
+        """Whether more are not worth their time."""
+        return len(self.seconds) >= MOST or (len(self.seconds) >= LEAST_SAMPLES and self.half_width <= NARROW)
+
+    def more(self, call: Callable[[], object] | None, compute: Callable[[], object], group: Group) -> None:
+        """A few more, of all groups at once; a rank in none (`call` is None) only takes part."""
+        ranks, bytes_ = self.wanted["ranks"], self.wanted["bytes"]
+        repeats = next(r for most, r in REPEATS if bytes_ <= most)
+        each = 2.0 * repeats if self.wanted["collective"] == "send_recv" else float(repeats)
+        barrier, clock = group.torch.distributed.barrier, Clock(group.device)
+
+        def run(calls: bool) -> tuple[float, float]:
+            barrier()
+            clock.wait()
+            begin, used = time.perf_counter(), time.process_time()
+            for _ in range(repeats if call is not None else 0):
+                compute()
+                if calls and call is not None:
                     call()
-        clock.wait()
-        return time.perf_counter() - begin, time.process_time() - used
+            clock.wait()
+            return time.perf_counter() - begin, time.process_time() - used
 
-    try:
-        round_(True)
-        while True:
+        try:
+            run(True)
             began, busy = time.perf_counter(), busy_s()
-            pairs = [(round_(False), round_(True)) for _ in range(CHUNK)]
+            pairs = [(run(False), run(True)) for _ in range(CHUNK)]
             elapsed, busy = time.perf_counter() - began, busy_s() - busy
-            wall = [(both[0] - alone[0]) / repeats / each for alone, both in pairs]
-            used = sum(both[1] - alone[1] for alone, both in pairs)
-            longest = _means_of_longest(group, wall, ranks)
-            (over,) = group.largest([float(time.monotonic() >= end)])
-            (total,) = _means(group, [used], busy_ranks)
+            longest = _means_of_longest(group, [(both[0] - alone[0]) / each for alone, both in pairs], ranks)
+            (used,) = _means(group, [sum(both[1] - alone[1] for alone, both in pairs)], group.size - group.size % ranks)
             (own,) = _means(group, [sum(alone[1] + both[1] for alone, both in pairs)], group.size)
             foreign = group.from_first(max(busy - own * group.size, 0.0) / elapsed)
-            samples += [(max(v, 1e-6), foreign) for v in longest]
-            shares.append(total / max(sum(longest) * repeats * each, 1e-9))
-            clean = [v for v, foreign in samples if foreign <= FOREIGN]
-            enough = len(clean) >= LEAST_SAMPLES and timing_of(clean).narrow
-            if over or len(samples) >= MOST or enough:
-                # On a machine that is never left alone all samples count.
-                return clean if len(clean) >= 2 * CHUNK else [v for v, _ in samples], min(max(statistics.median(shares), 0.0), 1.0)
-    except RuntimeError as error:
-        raise group.lost("a collective failed", error) from None
+        except RuntimeError as error:
+            raise group.lost("a collective failed", error) from None
+        self.seconds += [(max(v, 1e-6), foreign) for v in longest]
+        self.used_s, self.wall_s = self.used_s + used, self.wall_s + sum(longest) * each
+
+    def record(self) -> Record:
+        """For the store."""
+        seconds, width = statistics.fmean(self.clean), self.half_width
+        return {
+            "key": collective_key(self.wanted), "kind": "host_collective", "collective": self.wanted["collective"],
+            "bytes": self.wanted["bytes"], "ranks": self.wanted["ranks"], "seconds": seconds, "low_s": seconds * (1.0 - width),
+            "high_s": seconds * (1.0 + width), "spread": width, "narrow": True,
+            "cores": min(max(self.used_s / max(self.wall_s, 1e-9), 0.0), 1.0), "samples_s": self.clean,
+        }  # fmt: skip
+
+
+def _compute(group: Group) -> Callable[[], object]:
+    """The compute before a call: eager ops on operands that no cache holds. On a CPU they last BETWEEN_S, on all ranks the same
+    number of ops; a GPU's host does not wait for them."""
+    torch, width = group.torch, 4096 if group.device == "cuda" else 512
+    weights = itertools.cycle([torch.randn(width, width, device=group.device) for _ in range(WEIGHTS)])
+    x = torch.randn(ROWS, width, device=group.device)
+
+    def layer() -> object:
+        y = torch.nn.functional.layer_norm(x, (width,)) @ next(weights).t()
+        return torch.nn.functional.silu(y).mul_(x).add_(x)
+
+    if group.device == "cuda":
+        return layer
+    (slowest,) = group.largest([Clock(group.device).sample(layer, WEIGHTS)])
+    layers = max(1, round(BETWEEN_S / slowest))
+    return lambda: [layer() for _ in range(layers)]

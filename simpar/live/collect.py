@@ -157,7 +157,7 @@ def plans(call: Call, suffix: str = "", most: int | None = None) -> int:
             continue
         if needs > call.left_s:
             left += 1
-            call.note({"plan": name, "left": f"would take {needs:.0f} s of {max(call.left_s, 0.0):.0f} s"})
+            call.note({"plan": name, "left": f"needs {needs:.0f} s, {max(call.left_s, 0.0):.0f} s are left"})
             continue
         left += _plan(call, plan, target) != 0
     return 1 if left else 0

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.costs.block_price import worst
+from simpar.costs.block_price import worst_each
 from simpar.costs.key_price import KeyPrice
-from simpar.costs.price import Provenance
 from simpar.engine.longest_path import longest_path_batch
 from simpar.engine.timeline import Timeline
 from simpar.model.kind import group_of
@@ -121,11 +120,8 @@ def what_the_site_adds(layout: Layout, breakdown: dict[str, float], interval: In
 
 def _provenance(priced: Priced) -> dict[str, str]:
     """Category -> the worst provenance among the prices that contribute to it."""
-    found: dict[str, list[Provenance]] = {}
-    for price in priced.prices:
-        for name, _ in price.terms:
-            found.setdefault(name, []).append(price.provenance)
-    return {name: str(worst(kinds).value) for name, kinds in sorted(found.items())}
+    kinds = worst_each(kind for price in priced.prices for kind in price.provenance)
+    return {name: str(kind.value) for name, kind in sorted(kinds)}
 
 
 def _communication(priced: Priced, timeline: Timeline) -> dict[str, float]:
