@@ -49,6 +49,9 @@ from simpar.parallel.work import (
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
+ATTENTION_SHARE = 0.5
+"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (the kernels of router,
+dispatch and experts are counted one by one)."""
 
 
 class LayoutPricer:
@@ -202,8 +205,11 @@ class LayoutPricer:
         collectives = slow * price.collectives * spec.collective_cpu_s
         if self.layout.compiled:
             return slow * price.kernels * spec.compiled_launch_s + collectives
-        python = spec.layer_cpu_s + (spec.expert_layer_cpu_s if price.expert_kernels else 0.0)
-        host = price.kernels * each + collectives + slow * passes * python
+        host = price.kernels * each + collectives + slow * passes * spec.layer_cpu_s
+        if price.expert_kernels and spec.expert_layer_cpu_s:
+            forwards = passes if phase == "F" else passes - 1.0
+            waits = forwards * spec.expert_layer_cpu_s if self.layout.host_counts_tokens else 0.0
+            host += slow * (waits - passes * (1.0 - ATTENTION_SHARE) * spec.layer_cpu_s)
         if spec.fsdp_module_cpu_s and self.layout.gathers_by_layer:
             # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
             linear, others = (slow * passes * count * spec.fsdp_module_cpu_s for count in price.modules)

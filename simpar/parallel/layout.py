@@ -203,6 +203,12 @@ class Layout:
             return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
+    @property
+    def host_counts_tokens(self) -> bool:
+        """Whether the host waits for the tokens of each expert before it launches them: without a capacity, where tokens are not
+        counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
+        return self.training.routing.capacity_factor is None and self.plan.ep_dispatcher != "hybridep"
+
     @cached_property
     def options(self) -> SplitOptions:
         """How blocks are split, with the plan's recomputation."""

@@ -149,7 +149,7 @@ class FrameworkSpec:
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
-        expert_layer_cpu_s: more of it in a layer with experts (router, dispatcher, permutation).
+        expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
 
     Attention
