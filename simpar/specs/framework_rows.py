@@ -31,11 +31,12 @@ _MEGATRON: Final = (
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
-            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always",
+            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "gated_activation": "framework",
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
-        "last backward; 20 buffers of collectives that cannot be reused yet: "
+        "last backward; core/fusions/fused_bias_swiglu.py: torch code under jit_fuser, measured by Liger-Kernel's megatron_swiglu; "
+        "20 buffers of collectives that cannot be reused yet: "
         "regression over BLOOM's nvidia-smi readings; host "
         "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
         "ms per layer with recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of "
