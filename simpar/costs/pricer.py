@@ -127,8 +127,10 @@ class LayoutPricer:
     def _work(self, work: object) -> Price:
         kernels = self.kernels
         if isinstance(work, Gemm):
-            return kernels.gemm(work.m, work.n, work.k, dtype=work.dtype, direction=work.direction,
-                                accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+            piece = kernels.gemm(max(work.m // work.pieces, 1), work.n, work.k, dtype=work.dtype, direction=work.direction,
+                                 accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+            sms = self.layout.hardware.gpu.sm_count.value
+            return scaled(piece, work.pieces * sms / max(sms - work.held_sms, 1.0)) if work.pieces > 1 else piece
         if isinstance(work, GroupedGemm):
             return kernels.grouped_gemm(work.groups, work.tokens, work.n, work.k, dtype=work.dtype,
                                         direction=work.direction, accumulate_fp32=work.accumulate_fp32)  # fmt: skip
