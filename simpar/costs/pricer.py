@@ -50,8 +50,8 @@ from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
 ATTENTION_SHARE = 0.5
-"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (the kernels of router,
-dispatch and experts are counted one by one)."""
+"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (the kernels of
+router, dispatch and experts are counted one by one)."""
 
 
 class LayoutPricer:
