@@ -231,7 +231,7 @@ class Layout:
             degrees=self.degrees, kernels=self.kernels, recompute=recompute,
             dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
             attention_kernel="eager" if unfused and not self.framework.fused_softmax else self.attention_kernel,
-            memory_implementation=implementation, gated_activation=self.framework.gated_activation,
+            memory_implementation=implementation, activation_implementation=self.framework.activation_kernel,
             accumulate_fp32=self.framework.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,
             casts=self._casts,

@@ -39,7 +39,7 @@ class FrameworkSpec:
         fused_norm: the norm is one kernel that saves its input and row statistics; False: composite, fp32 copies saved.
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
-        gated_activation: whose kernel an activation with a gate is: hand-written (tuned) or compiled from torch code (framework).
+        activation_kernel: fused activations are hand-written kernels (tuned) or compiled from torch code (framework).
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
@@ -226,7 +226,7 @@ class FrameworkSpec:
     source: str
     fused_norm: bool = True
     fused_activation: bool = True
-    gated_activation: Literal["tuned", "framework"] = "tuned"
+    activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_residual: bool = True
     fused_rope: bool = True
     fused_expert_bias: bool = False

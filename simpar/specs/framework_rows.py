@@ -31,11 +31,11 @@ _MEGATRON: Final = (
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
-            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "gated_activation": "framework",
+            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "activation_kernel": "framework",
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
-        "last backward; core/fusions/fused_bias_swiglu.py: torch code under jit_fuser, measured by Liger-Kernel's megatron_swiglu; "
+        "last backward; core/fusions: activations are torch code under jit_fuser, measured by Liger-Kernel's megatron_swiglu; "
         "20 buffers of collectives that cannot be reused yet: "
         "regression over BLOOM's nvidia-smi readings; host "
         "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
@@ -75,10 +75,10 @@ _MEGATRON: Final = (
         "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
         "the gradient so that "
         "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
-        "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: an 8B model on H100 levels off at 4.3 to 4.5 ms per layer "
-        "and micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 without graphs on "
-        "Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of dropless tokens: 8.8 "
-        "to 9.4 ms of Qwen3-30B-A3B on B200 and H100 alike, against 4.7 with a capacity",
+        "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: an 8B model on H100 levels off at 4.3 to 4.5 "
+        "ms per layer and micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 "
+        "without graphs on Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of "
+        "dropless tokens: 8.8 to 9.4 ms of Qwen3-30B-A3B on B200 and H100 alike, against 4.7 with a capacity",
     ),
     Row(
         (2023, 12),
