@@ -105,24 +105,39 @@ def test_a_slow_host_launches_slower() -> None:
     assert found["gb200-nvl72"] == pytest.approx(2.6 * found["dgx-b200"])
 
 
-def test_layers_with_experts_take_the_host_longer() -> None:
+@pytest.mark.parametrize(
+    ("dispatcher", "capacity", "waits"), [("alltoall", None, True), ("alltoall", 1.0, False), ("hybridep", None, False)]
+)
+def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
+    dispatcher: str, capacity: float | None, waits: bool
+) -> None:
+    """A layer with experts has no modules of a dense feed-forward; a backward knows the counts of its forward."""
     from dataclasses import replace
 
-    from simpar.costs.pricer import LayoutPricer
+    from simpar.costs.pricer import ATTENTION_SHARE, LayoutPricer
     from simpar.step import cost_models
 
-    cluster, plan = {"hardware": "dgx-h100", "num_nodes": 1}, {"zero_stage": 1}
-    training = {"sequence_length": 2048, "global_batch_size": 8}
-    chosen = make_scenario(
-        {"model": "llama3.1-8b", "framework": "megatron-core", "cluster": cluster, "plan": plan, "training": training}
-    )
+    table = {
+        "model": "mixtral-8x7b", "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"zero_stage": 1, "ep": 8, "ep_dispatcher": dispatcher},
+        "training": {"sequence_length": 2048, "global_batch_size": 8},
+    }  # fmt: skip
+    if capacity is not None:
+        table["training"] |= {"routing": {"capacity_factor": capacity}}
+    chosen = make_scenario(table)
     layout = Layout.of(chosen, 1)
-    pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+    pricer, spec = LayoutPricer(layout, *cost_models(chosen, layout.hardware)), layout.framework
     price = pricer.block(layout.stage_blocks[0][1], "F")
-    more = pricer._launch_seconds(replace(price, expert_kernels=2), "F") - pricer._launch_seconds(price, "F")
-    assert price.expert_kernels == 0
-    assert more == pytest.approx(layout.framework.host.expert_layer_cpu_s)
-    assert more > 0.0
+    assert price.expert_kernels > 0
+
+    def more(phase: str, recomputes: bool) -> float:
+        once = replace(price, terms=(*price.terms, ("recompute", 0.0))) if recomputes else price
+        return pricer._launch_seconds(once, phase) - pricer._launch_seconds(replace(once, expert_kernels=0), phase)
+
+    less, wait = (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s, spec.host.expert_layer_cpu_s if waits else 0.0
+    assert more("F", recomputes=False) == pytest.approx(wait - less)
+    assert more("B", recomputes=False) == pytest.approx(-less)
+    assert more("B", recomputes=True) == pytest.approx(wait - 2.0 * less)
 
 
 def test_casts_stand_before_their_products_and_not_around_sixteen_bit_ones() -> None:

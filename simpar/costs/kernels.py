@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simpar.costs import kernel_attention
 from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds
 from simpar.costs.gemm_alignment import unaligned
-from simpar.costs.kernel_choice import DERIVED_SPREAD, ROWWISE_SHARE, Resolved, band_at, dtype_key, pick_gemm, resolve
+from simpar.costs.kernel_choice import DERIVED_SPREAD, PROMOTED, ROWWISE_SHARE, Resolved, band_at, dtype_key, pick_gemm, resolve
 from simpar.costs.kernel_points import band_arrays, banded, between, measured, measured_memory
 from simpar.costs.memory_bound import BEST_SHARE, CLASS_SPREAD, KERNEL_LATENCY_S, OPTIMIZER_TIERS, class_share, memory_seconds
 from simpar.costs.price import ZERO, Price, Provenance
@@ -180,11 +180,16 @@ class KernelModel:
         if quantize and not shapes.quantize:
             cast_s = self._plain_cast(float(shapes.m[0] * shapes.k[0]) * batch)
             total += cast_s
+        factor *= self._promotion(dtype, direction)
         kernel = (total - cast_s) * factor * self.scale * float(unaligned(columns, depth, c.input_bytes)[0])
         spread = math.hypot(self._spread(c), DIRECTION_SPREAD if direction != "forward" else 0.0)
         terms = (("gemm", kernel), ("cast", cast_s)) if cast_s else (("gemm", kernel),)
         bands = c.bands if min(m, n, k) >= SMALL_GEMM else c.bands_small or c.bands
         return banded(kernel + cast_s, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, terms)
+
+    def _promotion(self, dtype: str, direction: str) -> float:
+        slow = self.hardware.gpu.architecture in ("hopper", "ada") and dtype_key(dtype) in ("fp8", "fp8_row")
+        return PROMOTED if slow and direction != "forward" else 1.0
 
     def _spread(self, c: GemmConstants) -> float:
         return math.hypot(self.resolved.standing(c)[1], DERIVED_SPREAD if c.derived else 0.0)
@@ -210,6 +215,7 @@ class KernelModel:
         c, _ = self.gemm_set(dtype)
         m, n, k = (np.asarray(v, dtype=float) for v in (m, n, k))
         shapes, factor = self._shapes(m, n, k, direction, accumulate_fp32, batch, quantize and bool(c.cast_bytes_per_s))
+        factor *= self._promotion(dtype, direction)
         seconds = gemm_seconds(c, self.sm_count, shapes)
         cast_s = cast_seconds(c, shapes.m * np.asarray(batch), shapes.k) if shapes.quantize else np.zeros_like(seconds)
         seconds = (seconds - cast_s) * factor * self.scale * unaligned(n, k, c.input_bytes) + cast_s

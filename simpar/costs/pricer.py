@@ -49,6 +49,9 @@ from simpar.parallel.work import (
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
+ATTENTION_SHARE = 0.5
+"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (the kernels of
+router, dispatch and experts are counted one by one)."""
 
 
 class LayoutPricer:
@@ -121,8 +124,10 @@ class LayoutPricer:
     def _work(self, work: object) -> Price:
         kernels = self.kernels
         if isinstance(work, Gemm):
-            return kernels.gemm(work.m, work.n, work.k, dtype=work.dtype, direction=work.direction,
-                                accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+            piece = kernels.gemm(max(work.m // work.pieces, 1), work.n, work.k, dtype=work.dtype, direction=work.direction,
+                                 accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+            sms = self.layout.hardware.gpu.sm_count.value
+            return scaled(piece, work.pieces * sms / max(sms - work.held_sms, 1.0)) if work.pieces > 1 else piece
         if isinstance(work, GroupedGemm):
             return kernels.grouped_gemm(work.groups, work.tokens, work.n, work.k, dtype=work.dtype,
                                         direction=work.direction, accumulate_fp32=work.accumulate_fp32)  # fmt: skip
@@ -199,8 +204,11 @@ class LayoutPricer:
         collectives = slow * price.collectives * spec.host.collective_cpu_s
         if self.layout.compiled:
             return slow * price.kernels * spec.host.compiled_launch_s + collectives
-        python = spec.host.layer_cpu_s + (spec.host.expert_layer_cpu_s if price.expert_kernels else 0.0)
-        host = price.kernels * each + collectives + slow * passes * python
+        host = price.kernels * each + collectives + slow * passes * spec.host.layer_cpu_s
+        if price.expert_kernels and spec.host.expert_layer_cpu_s:
+            forwards = passes if phase == "F" else passes - 1.0
+            waits = forwards * spec.host.expert_layer_cpu_s if self.layout.host_counts_tokens else 0.0
+            host += slow * (waits - passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s)
         if spec.host.fsdp_module_cpu_s and self.layout.gathers_by_layer:
             # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
             linear, others = (slow * passes * count * spec.host.fsdp_module_cpu_s for count in price.modules)

@@ -333,7 +333,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
         "dropout": framework.conventions.dropout,
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
-        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")) or _usual_graphs(row),
+        "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if "moe_router" in str(row.get("cuda_graphs")) else "layer",
         "routing": _routing(str(row.get("moe_routing") or "")),
     }
@@ -417,12 +417,6 @@ def _graphs(text: str) -> bool:
     if implementation == "none":
         return False
     return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
-
-
-def _usual_graphs(row: Row) -> bool:
-    """Whether a run that does not say is of a kind that has graphs: Megatron-Bridge's performance runs without a preset, as those
-    of the releases around have them (scripts/performance, 25.11 to 26.08)."""
-    return row.get("cuda_graphs") is None and any("cuda graph settings unknown" in str(text) for text in row.get("assumed") or ())
 
 
 def _routing(text: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from simpar.graph.ledger import node_flops
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
-from simpar.parallel.local_layer import LocalLayer, SplitOptions
-from simpar.parallel.work import Collective, Gemm, LocalOp, MemoryWork, OpList
+from simpar.parallel.local_layer import LocalLayer, Product, SplitOptions
+from simpar.parallel.work import Collective, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Lists(LocalLayer):
         elif is_product(kernel):
             assert isinstance(node, Einsum | Convolution)
             self._engine_cast(node, ops, backward=False)
-            work = self.product(node, "forward")
+            work = self._in_pieces(node, self.product(node, "forward"))
             self._cast(node.name, work, ops, again=again)
             self._dequantise(node, ops)
             ops.compute(node.name, work, self.launches(kernel))
@@ -219,6 +219,17 @@ class _Lists(LocalLayer):
         ops.blocking(f"{name}.all_gather.exposed", Collective("all_gather", first, "tp"), "tp")
         ops.beside(f"{name}.all_gather.rest", Collective("all_gather", amount - first, "tp"), "tp")
 
+    def _in_pieces(self, node: Product, work: Gemm | GroupedGemm) -> Gemm | GroupedGemm:
+        """A product as chunked overlap runs it (TransformerEngine's initialize_ub): a piece for each tensor rank whose part of the
+        input, or of the output's gradient, arrives; quarters of a 16-bit output beside their reduction on 16 SMs."""
+        if not self.degrees.overlap_tp or not isinstance(work, Gemm) or not self.options.kernels.overlapped_gathers:
+            return work
+        enters, leaves = (any(self.layer.nodes[at] is node for at in ends) for ends in (self.entry, self.exit))
+        forward = work.direction == "forward"
+        if forward and leaves and work.dtype in ("bf16", "fp16"):
+            return replace(work, pieces=4, held_sms=16)
+        return replace(work, pieces=self.degrees.tp) if leaves or (forward and enters) else work
+
     def _early(self, name: str, amount: float, ops: OpList) -> None:
         """All but the last chunk of a product's output is reduced beside it."""
         rest = amount - amount / self.degrees.tp
@@ -297,7 +308,7 @@ class _Lists(LocalLayer):
         if self.options.kernels.loss.kind == "tiled" and self.is_logits(node):
             ops.compute(f"{node.name}.again", self.product(node, "forward"), self.launches(kernel))
         if self.needs_input_gradient(node):
-            product = self.product(node, "dgrad")
+            product = self._in_pieces(node, self.product(node, "dgrad"))
             self._cast(node.name, product, ops)
             self._dequantise(node, ops)
             ops.compute(f"{node.name}.dgrad", product, self.launches(kernel))

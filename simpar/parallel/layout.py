@@ -200,6 +200,12 @@ class Layout:
             return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
+    @property
+    def host_counts_tokens(self) -> bool:
+        """Whether the host waits for the tokens of each expert before it launches them: without a capacity, where tokens are not
+        counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
+        return self.training.routing.capacity_factor is None and self.plan.ep_dispatcher != "hybridep"
+
     @cached_property
     def options(self) -> SplitOptions:
         """How blocks are split, with the plan's recomputation."""
@@ -224,7 +230,7 @@ class Layout:
             degrees=self.degrees, kernels=self.kernels, recompute=recompute,
             dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
             attention_kernel="eager" if unfused and not self.framework.kernels.fused_softmax else self.attention_kernel,
-            memory_implementation=implementation,
+            memory_implementation=implementation, activation_implementation=self.framework.kernels.activation_kernel,
             accumulate_fp32=self.framework.kernels.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
             load_factor=load,
             casts=self._casts,

@@ -37,6 +37,7 @@ class SplitOptions:
         dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
         attention_kernel: name for the attention price.
         memory_implementation: tuned, framework or eager kernels.
+        activation_implementation: the same of activations where the others are tuned.
         accumulate_fp32: weight gradients accumulate into fp32.
         moe: expert spec, for the exchange.
         load_factor: tokens of the fullest expert rank over the mean.
@@ -58,6 +59,7 @@ class SplitOptions:
     dtype: str = "bf16"
     attention_kernel: str = "auto"
     memory_implementation: Implementation = "tuned"
+    activation_implementation: Implementation = "tuned"
     accumulate_fp32: bool = True
     moe: MoeSpec | None = None
     load_factor: float = 1.0
@@ -195,7 +197,14 @@ class LocalLayer:
         """Traffic of a memory-bound node."""
         traffic, layout = kernel.backward if backward else kernel.forward, self.layout(kernel.node)
         moved = sum(self.shards.local(axes, layout) * each for axes, each in traffic)
-        return MemoryWork(kernel.price, moved, kernel.launches, self.options.memory_implementation)
+        price, implementation = kernel.price, self.options.memory_implementation
+        tuned = implementation == "tuned"
+        if tuned and price == "activation":
+            implementation = self.options.activation_implementation
+        # Chains of elementary kernels move every byte at the same rate in either direction.
+        if tuned and backward and price in ("norm", "activation"):
+            price += "_backward"
+        return MemoryWork(price, moved, kernel.launches, implementation)
 
     def adapted(self, node: Node) -> bool:
         """Whether a low-rank pair sits beside a product."""

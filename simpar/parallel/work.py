@@ -12,7 +12,12 @@ Dimension = Literal["tp", "cp", "ep", "etp", "dp", "edp", "shard", "replica", "e
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """y[m, n] = x[m, k] W[k, n] or one of its gradients, by the forward's m, n, k."""
+    """y[m, n] = x[m, k] W[k, n] or one of its gradients, by the forward's m, n, k.
+
+    Attributes:
+        pieces: kernels that it is cut into along m, so that a collective overlaps with it.
+        held_sms: SMs that the collective holds meanwhile.
+    """
 
     m: int
     n: int
@@ -20,6 +25,8 @@ class Gemm:
     dtype: str
     direction: Direction
     accumulate_fp32: bool = False
+    pieces: int = 1
+    held_sms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

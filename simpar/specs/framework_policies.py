@@ -41,6 +41,7 @@ class Kernels(Policy):
         fused_norm: the norm is one kernel that saves its input and row statistics; False: composite, fp32 copies saved.
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
+        activation_kernel: fused activations are hand-written kernels (tuned) or compiled from torch code (framework).
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
@@ -77,6 +78,7 @@ class Kernels(Policy):
 
     fused_norm: bool = True
     fused_activation: bool = True
+    activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_residual: bool = True
     fused_rope: bool = True
     fused_expert_bias: bool = False
@@ -313,7 +315,7 @@ class Host(Policy):
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
-        expert_layer_cpu_s: more of it in a layer with experts (router, dispatcher, permutation).
+        expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
             of the device than a module or two (DeepSpeed ZeRO-3).

@@ -32,11 +32,12 @@ _MEGATRON: Final = (
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
-            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always",
+            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "activation_kernel": "framework",
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
-        "last backward; 20 buffers of collectives that cannot be reused yet: "
+        "last backward; core/fusions: activations are torch code under jit_fuser, measured by Liger-Kernel's megatron_swiglu; "
+        "20 buffers of collectives that cannot be reused yet: "
         "regression over BLOOM's nvidia-smi readings; host "
         "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
         "ms per layer with recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of "
@@ -65,8 +66,8 @@ _MEGATRON: Final = (
         {
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
             "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
-            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 0.65e-3,
-            "expert_layer_cpu_s": 0.35e-3,
+            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.7e-3,
+            "expert_layer_cpu_s": 4.4e-3,
             "weight_gradients": "each", "grouped_weight_gradients": "none", "fp8_weight_cache": True,
             "engine_workspace_bytes": (("", 4 * MiB), ("hopper", 32 * MiB), ("blackwell", 32 * MiB)),
         },
@@ -75,10 +76,10 @@ _MEGATRON: Final = (
         "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
         "the gradient so that "
         "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
-        "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: no published run without graphs on x86 "
-        "takes less than 4.7 ms per layer and micro-batch and an 8B model on H100 levels off at 4.2 to 4.5 ms at tp 4 and 8; GPT-3 "
-        "175B and Nemotron-4 340B in fp8 on Grace leave room for 2.4 ms per pass, Qwen3-30B there shows 3.3 with router, "
-        "dispatcher and permutation",
+        "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: an 8B model on H100 levels off at 4.3 to 4.5 "
+        "ms per layer and micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 "
+        "without graphs on Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of "
+        "dropless tokens: 8.8 to 9.4 ms of Qwen3-30B-A3B on B200 and H100 alike, against 4.7 with a capacity",
     ),
     Row(
         (2023, 12),

@@ -36,7 +36,7 @@ NANOTRON: Final = (
             "p2p_blocking": True, "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
             "pending_collectives": 50,
             # host
-            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
+            "layer_cpu_s": 1.8e-3, "collective_cpu_s": 55e-6,
         },
         "nanotron sources: 25 MB buckets, stages cut by compute cost, all-gather redone in the backward. trainer.py make_ddp: "
         "DistributedDataParallel without ZeRO, its buckets hold the 16-bit gradients; optim/gradient_accumulator.py all-reduces "

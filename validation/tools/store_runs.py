@@ -73,6 +73,24 @@ def mlperf(row: Row) -> Row:
     return {"cuda_graphs": "on (layer)"} if graphs else {}
 
 
+def bridge(row: Row) -> Row:
+    """Performance runs without a preset have graphs as those of the releases around (scripts/performance, 25.11 to 26.08)."""
+    unknown = any("cuda graph settings unknown" in str(text) for text in row.get("assumed") or ())
+    return {"cuda_graphs": "on (layer)"} if unknown and row.get("cuda_graphs") is None else {}
+
+
+GRAPHED: Final = (("nemotron", "GB200", ""), ("grok", "GB200", ""), ("llama-?4", "H100", "fp8"))
+"""(Model, GPU, precision) that launch.sh of dgxc-benchmarking v25.05 runs with --cuda_graphs true (nemotron/, grok1/, llama4/)."""
+
+
+def dgx_cloud(row: Row) -> Row:
+    """CUDA graphs as the launch scripts of v25.05 set them; those of H100 do not but for Llama 4 in fp8."""
+    about = [str(row.get(key) or "") for key in ("model_name", "gpu", "precision")]
+    stated = row.get("cuda_graphs") is not None or "v25.05" not in str(row.get("source_version"))
+    graphs = any(all(re.match(*pair, re.IGNORECASE) for pair in zip(named, about, strict=True)) for named in GRAPHED)
+    return {"cuda_graphs": "on (layer)"} if graphs and not stated else {}
+
+
 AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"Narayanan et al\. 2021|MT-NLG", narayanan),
     (r"Nemotron-4", nemotron),
@@ -80,6 +98,8 @@ AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"vTrain", vtrain),
     (r"Zero Bubble", zero_bubble),
     (r"MLPerf Training v[56]", mlperf),
+    (r"Megatron-Bridge", bridge),
+    (r"dgxc-benchmarking", dgx_cloud),
 )
 """Pattern in the source's name -> columns that its other documents state."""
 BLOOM: Final = {"position": "alibi", "embedding_norm": True}
