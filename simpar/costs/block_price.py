@@ -50,7 +50,7 @@ class BlockPrice:
         collectives: communication ops issued.
         provenance: the worst among the ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
-        modules: linear modules, and norms and containers, of a framework that holds each weight in one.
+        modules: linear modules, norms and containers of a framework that holds each weight in one.
     """
 
     seconds: float
@@ -61,7 +61,7 @@ class BlockPrice:
     collectives: int
     provenance: Provenance
     expert_kernels: int = 0
-    modules: tuple[int, int] = (0, 0)
+    modules: int = 0
 
     @property
     def exposed_s(self) -> float:

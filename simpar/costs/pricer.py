@@ -205,9 +205,9 @@ class LayoutPricer:
         python = spec.layer_cpu_s + (spec.expert_layer_cpu_s if price.expert_kernels else 0.0)
         host = price.kernels * each + collectives + slow * passes * python
         if spec.fsdp_module_cpu_s and self.layout.gathers_by_layer:
-            # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
-            linear, others = (slow * passes * count * spec.fsdp_module_cpu_s for count in price.modules)
-            host = max(price.seconds, host + linear) + others
+            # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
+            host += slow * passes * price.modules * spec.fsdp_module_cpu_s
+            host = max(price.seconds, host)
         return host
 
     def _compute(self, key: Compute) -> KeyPrice:

@@ -195,7 +195,8 @@ class LocalLayer:
         """Traffic of a memory-bound node."""
         traffic, layout = kernel.backward if backward else kernel.forward, self.layout(kernel.node)
         moved = sum(self.shards.local(axes, layout) * each for axes, each in traffic)
-        return MemoryWork(kernel.price, moved, kernel.launches, self.options.memory_implementation)
+        price = "norm_backward" if backward and kernel.price == "norm" else kernel.price
+        return MemoryWork(price, moved, kernel.launches, self.options.memory_implementation)
 
     def adapted(self, node: Node) -> bool:
         """Whether a low-rank pair sits beside a product."""

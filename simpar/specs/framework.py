@@ -145,6 +145,8 @@ class FrameworkSpec:
     Host
 
         compile: graphs are compiled by default.
+        compiles_checkpoints: layers that are recomputed are compiled too where a run compiles; False: they run eager, since torch
+            neither traces a checkpointed call with a graph break inside nor the frames that it starts.
         launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
         backward_launch_s: the same from the autograd engine (C++).
         compiled_launch_s: per kernel inside a compiled graph.
@@ -195,7 +197,7 @@ class FrameworkSpec:
         fsdp_gather_copy_bytes: HBM bytes per gathered weight of taking it out of its group's buffer, on the compute stream.
         fsdp_reduce_copy_bytes: the same per gradient of putting it into the buffer that is reduced.
         fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
-            of the device than a module or two (DeepSpeed ZeRO-3).
+            of the device than a layer (DeepSpeed ZeRO-3).
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
@@ -298,6 +300,7 @@ class FrameworkSpec:
     cross_entropy_all_reduces: int = 3
     logits_vocab_parallel: bool = True
     compile: bool = False
+    compiles_checkpoints: bool = True
     launch_s: float = 9e-6
     backward_launch_s: float = 6e-6
     compiled_launch_s: float = 3e-6
