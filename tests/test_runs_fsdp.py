@@ -125,6 +125,9 @@ def test_chains_of_elementary_kernels_run_at_the_rate_of_the_sms() -> None:
     assert found["dgx-h100"][0] == pytest.approx(found["dgx-h200"][0], rel=0.01)
     assert found["dgx-b200"][0] == pytest.approx(148 * 1.92 / (132 * 1.755) * found["dgx-h100"][0], rel=0.01)
     assert all(chain <= copy for chain, copy in found.values())
+    turned = [KernelModel(load_hardware(name)).memory_bound("cast_column", 4e9, implementation="framework").seconds
+              for name in ("dgx-h100", "dgx-h100-96gb-500w")]  # fmt: skip
+    assert turned[0] == pytest.approx(turned[1], rel=0.01)
 
 
 def test_torch_has_a_fused_rms_norm_since_2_9() -> None:
@@ -136,3 +139,14 @@ def test_torch_has_a_fused_rms_norm_since_2_9() -> None:
         layer = Layout.of(run, 1).stage_blocks[0][1].layer
         prices.append(next(k.price for k in kernels(layer, KernelPlan(fused_norm=False)) if k.node.name == "input_norm"))
     assert prices == ["composite", "norm"]
+
+
+def test_persistent_matmuls_lose_half_beside_a_collective_on_hopper() -> None:
+    """pytorch issue 143988: one block to each SM, and those of the SMs that NCCL holds come in a second wave."""
+    found = {}
+    for hardware in ("dgx-a100-80gb", "dgx-h100", "dgx-b200"):
+        priced = prepare(scenario("torchtitan", "2025-02", hardware))
+        found[hardware] = float(priced.table.interference.max())
+    assert found["dgx-h100"] == 0.5
+    assert 0.0 < found["dgx-b200"] < 0.3
+    assert 0.0 < found["dgx-a100-80gb"] < 0.4

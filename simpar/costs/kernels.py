@@ -22,11 +22,10 @@ from simpar.costs.kernel_choice import DERIVED_SPREAD, ROWWISE_SHARE, Resolved, 
 from simpar.costs.kernel_points import band_arrays, banded, between, measured, measured_memory
 from simpar.costs.memory_bound import (
     BEST_SHARE,
-    CHAIN,
     CLASS_SPREAD,
     KERNEL_LATENCY_S,
     OPTIMIZER_TIERS,
-    chain_share,
+    bounded_share,
     class_share,
     memory_seconds,
 )
@@ -338,9 +337,7 @@ class KernelModel:
 
     def _memory_bound(self, kernel: str, bytes_moved: float, implementation: str, launches: int) -> Price:
         gpu, fitted = self.hardware.gpu, self.resolved.constants.memory
-        share = class_share(kernel, implementation, fitted, self.best_share)
-        if kernel == CHAIN:
-            share = chain_share(gpu, share, class_share("copy", implementation, fitted, self.best_share))
+        share = bounded_share(kernel, implementation, gpu, class_share(kernel, implementation, fitted, self.best_share))
         if bytes_moved <= 0:
             return ZERO
         if kernel in self._memory_points:
