@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simpar.costs.kernels import KernelModel
 from simpar.engine.longest_path import longest_path
 from simpar.evidence.row_framework import framework_of
-from simpar.graph.kernels import kernels
+from simpar.graph.kernels import KernelPlan, kernels
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind
+from simpar.specs.framework import framework as framework_at
+from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare
 
@@ -111,3 +114,39 @@ def test_composite_norm_and_rope_move_what_torch_counts() -> None:
         stated = np.array([op.forward[0][1], op.backward[0][1]])
         assert np.all(stated >= 0.95 * counted.min(axis=0)), (name, counted)
         assert np.all(stated <= 1.05 * counted.max(axis=0)), (name, counted)
+
+
+def test_chains_of_elementary_kernels_run_at_the_rate_of_the_sms() -> None:
+    """The same chip with another memory moves as much, one with a slow memory what a copy does."""
+    found = {}
+    for name in ("dgx-h100", "dgx-h200", "dgx-h100-96gb-500w", "dgx-b200"):
+        model = KernelModel(load_hardware(name))
+        found[name] = [4e9 / model.memory_bound(kernel, 4e9).seconds for kernel in ("composite", "copy")]
+    assert found["dgx-h100"][0] == pytest.approx(found["dgx-h200"][0], rel=0.01)
+    assert found["dgx-b200"][0] == pytest.approx(148 * 1.92 / (132 * 1.755) * found["dgx-h100"][0], rel=0.01)
+    assert all(chain <= copy for chain, copy in found.values())
+    turned = [KernelModel(load_hardware(name)).memory_bound("cast_column", 4e9, implementation="framework").seconds
+              for name in ("dgx-h100", "dgx-h100-96gb-500w")]  # fmt: skip
+    assert turned[0] == pytest.approx(turned[1], rel=0.01)
+
+
+def test_torch_has_a_fused_rms_norm_since_2_9() -> None:
+    assert [framework_at("torchtitan", month).fused_norm for month in ("2025-09", "2025-10")] == [False, True]
+    prices = []
+    for kind in ("rmsnorm", "layernorm"):
+        run = scenario("torchtitan")
+        run = run.model_copy(update={"model": run.model.model_copy(update={"norm": kind})})
+        layer = Layout.of(run, 1).stage_blocks[0][1].layer
+        prices.append(next(k.price for k in kernels(layer, KernelPlan(fused_norm=False)) if k.node.name == "input_norm"))
+    assert prices == ["composite", "norm"]
+
+
+def test_persistent_matmuls_lose_half_beside_a_collective_on_hopper() -> None:
+    """pytorch issue 143988: one block to each SM, and those of the SMs that NCCL holds come in a second wave."""
+    found = {}
+    for hardware in ("dgx-a100-80gb", "dgx-h100", "dgx-b200"):
+        priced = prepare(scenario("torchtitan", "2025-02", hardware))
+        found[hardware] = float(priced.table.interference.max())
+    assert found["dgx-h100"] == 0.5
+    assert 0.0 < found["dgx-b200"] < 0.3
+    assert 0.0 < found["dgx-a100-80gb"] < 0.4

@@ -165,7 +165,8 @@ def logits_held(scenario: Scenario) -> float:
         ("transformers", "2025-10", "chunked", 12.0 / 8),
         ("torchtune", "2025-03", "auto", 6.0),  # 16-bit logits and the fp32 softmax of all pieces
         ("prime-rl", "2026-01", "auto", 16.0),  # fp32 logits of the head stay beside torch's cross-entropy
-        ("prime-rl", "2026-01", "tiled", 16.0 / (VOCABULARY / 8192)),
+        ("prime-rl", "2025-12", "tiled", 16.0 / (VOCABULARY / 8192)),
+        ("prime-rl", "2026-01", "tiled", 16.0 / (VOCABULARY / 2048)),
         ("deepspeed", "2026-06", "linear", 2.0 / (VOCABULARY / HIDDEN)),
     ],
 )
@@ -354,21 +355,23 @@ def test_gathered_weights_and_reduced_gradients_are_copied_on_the_compute_stream
 
 
 def test_hooks_of_a_module_hold_the_host_of_an_eager_zero_3_step_and_no_compiled_one() -> None:
-    """Seven projections, whose work covers their hooks where it is long, and two norms and three containers, which have none."""
+    """Seven projections, two norms and three containers; long kernels cover all their hooks."""
 
-    def host_s(phase: str, **changes: Any) -> float:
+    def host_s(phase: str, **changes: Any) -> tuple[float, float]:
         plan = {"zero_stage": 3, **changes.pop("plan", {})}
         priced = prepare(small("deepspeed", 4, "2026-06", plan, **changes))
         pricer = LayoutPricer(priced.layout, *cost_models(priced.layout.scenario, priced.layout.hardware))
         price = pricer.block(priced.layout.stage_blocks[0][1], phase)
-        assert price.modules == (7, 5)
-        return pricer._launch_seconds(price, phase) - price.seconds
+        assert price.modules == 12
+        return pricer._launch_seconds(price, phase), price.seconds
 
     hook = 0.29e-3
-    assert host_s("F") >= 12 * hook  # short matmuls
-    assert host_s("F", sequence_length=65536) == pytest.approx(5 * hook, rel=0.01)
-    assert host_s("B", sequence_length=65536, plan={"recompute": "full"}) == pytest.approx(10 * hook, rel=0.01)
-    assert host_s("F", compile=True) < 5 * hook
+    short, recomputed = host_s("F"), host_s("B", plan={"recompute": "full"})
+    assert short[0] >= 12 * hook > short[1]
+    assert recomputed[0] >= 24 * hook > recomputed[1]
+    long = host_s("F", sequence_length=65536)
+    assert long[0] == long[1] > 12 * hook
+    assert host_s("F", compile=True)[0] < 5 * hook
 
 
 def test_a_narrow_format_is_what_an_nvfp4_matmul_keeps() -> None:
@@ -380,3 +383,15 @@ def test_a_narrow_format_is_what_an_nvfp4_matmul_keeps() -> None:
         return dict(Layout.of(scenario, 1).stage_blocks[0][1].saved)["mlp/fc2_in"] / (TOKENS * FFN)
 
     assert [kept(precision) for precision in ("bf16", "mxfp8", "nvfp4")] == [2.0, 2.0, 0.5625]
+
+
+def test_recomputed_layers_run_eager_where_their_forward_cannot_be_traced() -> None:
+    """torch utils/checkpoint.py: a checkpointed call with a graph break inside is not compiled, nor what it calls."""
+
+    def fused(name: str, recompute: str) -> bool:
+        plan = {"zero_stage": 3, "recompute": recompute}
+        return Layout.of(small(name, 8, "2026-01", plan, compile=True), 1).kernels.fused_norm
+
+    assert fused("prime-rl", "none")
+    assert not fused("prime-rl", "full")
+    assert fused("torchtitan", "full")

@@ -60,7 +60,7 @@ class BlockPrice:
         collectives: communication ops issued.
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
-        modules: linear modules, and norms and containers, of a framework that holds each weight in one.
+        modules: linear modules, norms and containers of a framework that holds each weight in one.
     """
 
     seconds: float
@@ -71,7 +71,7 @@ class BlockPrice:
     collectives: int
     provenance: Kinds
     expert_kernels: int = 0
-    modules: tuple[int, int] = (0, 0)
+    modules: int = 0
 
     @property
     def exposed_s(self) -> float:

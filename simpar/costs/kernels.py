@@ -20,7 +20,15 @@ from simpar.costs.compute import GemmShapes, cast_seconds, gemm_seconds
 from simpar.costs.gemm_alignment import unaligned
 from simpar.costs.kernel_choice import DERIVED_SPREAD, PROMOTED, ROWWISE_SHARE, Resolved, band_at, dtype_key, pick_gemm, resolve
 from simpar.costs.kernel_points import band_arrays, banded, between, measured, measured_memory
-from simpar.costs.memory_bound import BEST_SHARE, CLASS_SPREAD, KERNEL_LATENCY_S, OPTIMIZER_TIERS, class_share, memory_seconds
+from simpar.costs.memory_bound import (
+    BEST_SHARE,
+    CLASS_SPREAD,
+    KERNEL_LATENCY_S,
+    OPTIMIZER_TIERS,
+    bounded_share,
+    class_share,
+    memory_seconds,
+)
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.registry import unknown
 from simpar.specs.hardware import HardwareProfile
@@ -334,12 +342,13 @@ class KernelModel:
         return self._cached_memory(kernel, bytes_moved, implementation, launches)
 
     def _memory_bound(self, kernel: str, bytes_moved: float, implementation: str, launches: int) -> Price:
-        share = class_share(kernel, implementation, self.resolved.constants.memory, self.best_share)
+        gpu, fitted = self.hardware.gpu, self.resolved.constants.memory
+        share = bounded_share(kernel, implementation, gpu, class_share(kernel, implementation, fitted, self.best_share))
         if bytes_moved <= 0:
             return ZERO
         if kernel in self._memory_points:
             return between(self._memory_points[kernel], bytes_moved)
-        seconds = memory_seconds(bytes_moved, self.hardware.gpu.memory_bandwidth.value, share, launches)
+        seconds = memory_seconds(bytes_moved, gpu.memory_bandwidth.value, share, launches)
         standing, extra = self.resolved.standing(kernel)
         spread = math.hypot(CLASS_SPREAD.get(kernel, 0.25), extra / 2)
         provenance = standing if kernel in self.resolved.constants.memory else Provenance.SCALED

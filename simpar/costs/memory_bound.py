@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from simpar.registry import unknown
+from simpar.specs.hardware import GpuSpec
 from simpar.specs.kernel_constants import MemoryClass
 
 KERNEL_LATENCY_S: Final = 2e-6
@@ -56,8 +57,20 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
     "composite": MemoryClass(tuned=0.53, framework=0.53, eager=0.53),
 }
 """Shares of the peak measured or published on H100 (membound rows); the fit overrides classes it has rows for. Composite: chains of
-elementary torch kernels, over all that they read and write; Hugging Face's RMSNorm on an H100 NVL takes 18.2 ps per element forward
-(36 bytes: 0.51) and 45.1 backward (98 bytes: 0.56) in Liger-Kernel's h100_all_benchmark_data.csv of January 2025."""
+elementary torch kernels, over all that they read and write; see `BYTES_PER_CLOCK`."""
+BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
+    **{("composite", tier): 8.3 for tier in ("tuned", "framework", "eager")},
+    ("cast_transpose", "framework"): 6.3, ("cast_column", "framework"): 2.8,
+}  # fmt: skip
+"""(Class, implementation) -> what one SM reads and writes per clock in kernels whose rate the SMs set and not the memory.
+
+Chains of elementary torch kernels cast, broadcast and reduce, and load less at a time than a copy does. H100 boards of different
+memory move about the same in them: 1.8 TB/s on 3.35 (SwiGLU, 10 bytes per element in 5.57 ps, Liger-Kernel's
+all_benchmark_data.csv), 1.98 forward and 2.17 TB/s backward on the NVL's 3.94 (Hugging Face's RMSNorm, 18.2 and 45.1 ps an element,
+h100_all_benchmark_data.csv of January 2025). Compiled casts that turn a tensor, 1.45 and 0.65 TB/s on an H100 with 2.4 (pytorch
+issues 133242, 149982), reach no whole lines of it."""
+SM_CLOCK_HZ: Final = {"volta": 1.53e9, "turing": 1.6e9, "ampere": 1.41e9, "ada": 2.5e9, "hopper": 1.755e9, "blackwell": 1.92e9}
+"""Clocks at which SMs run what does not load the tensor cores: data sheets' boost clocks."""
 STREAM: Final = "stream"
 """Elementary kernels over one large tensor each: at the rate of a copy, inside a training step as alone."""
 CLASS_SPREAD: Final = {"copy": 0.06, "zero": 0.08, "residual": 0.12, "cast": 0.15, "quantize": 0.15, "adam": 0.15, "permute": 0.4}
@@ -78,6 +91,15 @@ def class_share(kernel: str, implementation: str, fitted: Mapping[str, MemoryCla
         raise unknown("memory-bound kernel", kernel, sorted(DEFAULT_CLASSES))
     share = float(getattr(DEFAULT_CLASSES[kernel], implementation))
     return min(share * best / _HOPPER_BEST, 1.0)
+
+
+def bounded_share(kernel: str, implementation: str, gpu: GpuSpec, share: float) -> float:
+    """`share` of the peak bandwidth, or what the SMs reach in a kernel that they bound: a copy's share at most."""
+    bound = BYTES_PER_CLOCK.get((kernel, implementation))
+    if bound is None or gpu.architecture not in SM_CLOCK_HZ:
+        return share
+    rate = bound * gpu.sm_count.value * SM_CLOCK_HZ[gpu.architecture]
+    return min(rate / gpu.memory_bandwidth.value, BEST_SHARE[gpu.architecture])
 
 
 def memory_seconds(bytes_moved: float, bandwidth_bytes_per_s: float, share: float, launches: int) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 from simpar.costs import scans
 from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
@@ -52,6 +53,10 @@ LAUNCH = "launch"
 ATTENTION_SHARE = 0.5
 """Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (the kernels of
 router, dispatch and experts are counted one by one)."""
+PERSISTENT_LOSS: Final = {"hopper": 0.5}
+"""How much longer matmuls take beside a collective where their kernels are persistent, one block to each SM and no scheduler that
+finds the free ones (Blackwell's has one): the blocks of the SMs that the collective holds come in a second wave. FSDP on H100,
+pytorch issue 143988: twice as long for a matmul that is met, half as long again over all."""
 
 
 class LayoutPricer:
@@ -210,9 +215,9 @@ class LayoutPricer:
             waits = forwards * spec.host.expert_layer_cpu_s if self.layout.host_counts_tokens else 0.0
             host += slow * (waits - passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s)
         if spec.host.fsdp_module_cpu_s and self.layout.gathers_by_layer:
-            # The host is a fetch or two ahead: a matmul's work covers the hooks of its module, nothing covers those of the others.
-            linear, others = (slow * passes * count * spec.host.fsdp_module_cpu_s for count in price.modules)
-            host = max(price.seconds, host + linear) + others
+            # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
+            host += slow * passes * price.modules * spec.host.fsdp_module_cpu_s
+            host = max(price.seconds, host)
         return host
 
     def _compute(self, key: Compute) -> KeyPrice:
@@ -307,12 +312,13 @@ class LayoutPricer:
     # -- communication ---------------------------------------------------------------------------------------------
 
     def _interference(self, name: str, amount: float, placement: GroupPlacement) -> float:
-        """SMs that the collective holds over those it leaves: a grid sized for all SMs needs that much longer."""
+        """How much longer compute takes beside a collective: by the SMs that it holds over those that it leaves, and on Hopper
+        by what persistent kernels lose."""
         if placement.size == 1 or amount <= 0:
             return 0.0
-        sms = self.collectives.choice(name, amount, placement).sms
-        total = self.layout.hardware.gpu.sm_count.value
-        return sms / (total - sms) if 0 < sms < total else 0.0
+        sms, gpu = self.collectives.choice(name, amount, placement).sms, self.layout.hardware.gpu
+        total = gpu.sm_count.value
+        return max(sms / (total - sms), PERSISTENT_LOSS.get(gpu.architecture, 0.0)) if 0 < sms < total else 0.0
 
     def _hop(self, dimension: str, pair: int = -1) -> GroupPlacement:
         """Where two consecutive members sit: a pair of the pipeline, or the slowest there is."""

@@ -116,16 +116,17 @@ def _keep(layer: Layer, name: str, each: float = HALF) -> Kept:
 
 
 def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
-    """One kernel; or, as torch's dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17 backward)."""
+    """One kernel, as torch's layer norm always is; or, as its dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17
+    backward)."""
     if node.over:
         kept = tuple(Kept(name, axes, HALF) for name, axes in zip(node.saved, node.over, strict=True))
         return Kernel(node, "norm", tuple((a, 4.0) for a in node.over), tuple((a, 8.0) for a in node.over), len(node.over), kept)
     axes = _input(layer, node)
     keeps = [_keep(layer, name) for name in node.inputs]
     keeps.append(Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0))
-    if plan.library.fused_norm:
+    if plan.library.fused_norm or node.kind == "layernorm":
         gate = 2.0 * node.gated
-        return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 8.0 + 2 * gate),), 1, tuple(keeps))
+        return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 6.0 + 2 * gate),), 1, tuple(keeps))
     keeps.append(Kept(f"{node.name}_fp32", axes, 8.0))
     return Kernel(node, "composite", ((axes, 36.0),), ((axes, 95.0),), 8, tuple(keeps))
 
@@ -265,11 +266,8 @@ def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 
 def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """The same of a rotary embedding in elementary kernels, by complex numbers or by halves; runs of torchtitan and of
-    transformers under DeepSpeed are met by less, so only where norms are such chains too."""
-    price, forward, backward = ("rope", 4.0, 4.0) if plan.library.fused_rope else ("rope", 10.0, 10.0)
-    if not plan.library.fused_rope and not plan.library.fused_norm:
-        price, forward, backward = "composite", 21.0, 27.0
+    """The same of a rotary embedding in elementary kernels, by complex numbers or by halves."""
+    price, forward, backward = ("rope", 4.0, 4.0) if plan.library.fused_rope else ("composite", 21.0, 27.0)
     over = node.over or (_input(layer, node),)
     return Kernel(
         node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if plan.library.fused_rope else 8
@@ -290,9 +288,11 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     if plan.library.fused_activation:
         return Kernel(node, "activation", ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
     if gated:
+        # The gate's non-linearity and the product, forward (4 + 6 bytes) and backward (6 + 12).
         keeps.append(Kept(f"{node.name}_gate", narrow, HALF))
+        return Kernel(node, "composite", ((narrow, 10.0),), ((narrow, 18.0),), 2, tuple(keeps))
     traffic: Traffic = ((wide, 2.0), (narrow, 6.0))
-    return Kernel(node, "activation", traffic, ((wide, 6.0), (narrow, 8.0)), 2 if gated else 1, tuple(keeps))
+    return Kernel(node, "activation", traffic, ((wide, 6.0), (narrow, 8.0)), 1, tuple(keeps))
 
 
 def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:

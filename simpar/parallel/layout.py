@@ -39,9 +39,15 @@ _SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvf
 """Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32, one per 16 of 4 bits."""
 
 
+def _compiled(scenario: Scenario, spec: FrameworkSpec) -> bool:
+    """Whether layers run as compiled graphs."""
+    asked = spec.kernels.compile if scenario.training.compile is None else scenario.training.compile
+    return asked and (spec.kernels.compiles_checkpoints or not _recompute(scenario.plan)[0].full)
+
+
 def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> KernelPlan:
     training, plan, own = scenario.training, scenario.plan, spec.kernels
-    compiled = own.compile if training.compile is None else training.compile
+    compiled = _compiled(scenario, spec)
     library = compiled or training.fused_kernels
     model, tokens = scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
     sizes = (
@@ -169,7 +175,7 @@ class Layout:
     @cached_property
     def compiled(self) -> bool:
         """Whether graphs are compiled."""
-        return self.framework.kernels.compile if self.training.compile is None else self.training.compile
+        return _compiled(self.scenario, self.framework)
 
     @cached_property
     def kernels(self) -> KernelPlan:

@@ -198,12 +198,10 @@ class LocalLayer:
         traffic, layout = kernel.backward if backward else kernel.forward, self.layout(kernel.node)
         moved = sum(self.shards.local(axes, layout) * each for axes, each in traffic)
         price, implementation = kernel.price, self.options.memory_implementation
-        tuned = implementation == "tuned"
-        if tuned and price == "activation":
-            implementation = self.options.activation_implementation
-        # Chains of elementary kernels move every byte at the same rate in either direction.
-        if tuned and backward and price in ("norm", "activation"):
-            price += "_backward"
+        if implementation == "tuned" and price == "activation":
+            price, implementation = "activation_backward" if backward else price, self.options.activation_implementation
+        elif backward and price == "norm":
+            price = "norm_backward"
         return MemoryWork(price, moved, kernel.launches, implementation)
 
     def adapted(self, node: Node) -> bool:

@@ -80,15 +80,18 @@ PRIME_RL: Final = (
     Row(
         (2025, 6),
         {"loss": "unfused", "logits_fp32_copies": 3.5, "logits_fp32_copies_compiled": None, "recompute_default": "none",
-         "loss_tile": (0, 8192), "loss_work": (*_OTHERS, ("tiled", "stream", 54.0, 58.0)), "expandable_segments": True,
-         "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False},
+         "loss_tile": (0, 8192), "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
+         "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "compiles_checkpoints": False},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
         "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit "
-        "one does not, torch's cross-entropy outside of any graph; RL: log-probabilities and entropy by 8,192 words of the "
-        "vocabulary in elementary kernels on fp32 "
+        "one does not, torch's cross-entropy outside of any graph; the packed batch of one row makes transformers "
+        "modeling_flash_attention_utils.py branch on a tensor (_is_packed_sequence), and torch utils/checkpoint.py runs a "
+        "checkpointed call with a graph break eager, all of it; RL: log-probabilities and entropy by words of the "
+        "vocabulary (8,192 before January 2026) in elementary kernels on fp32 "
         "(cast, scale, maximum, difference, exponential, two sums and a product forward; backward the logits again, five such and "
         "two casts)",
     ),
+    Row((2026, 1), {"loss_tile": (0, 2048)}, "prime-rl PR 1544: 2,048 words of the vocabulary at a time"),
 )  # fmt: skip
 """prime-rl's SFT and RL trainers."""
 

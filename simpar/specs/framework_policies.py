@@ -47,6 +47,8 @@ class Kernels(Policy):
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
         compile: graphs are compiled by default.
+        compiles_checkpoints: layers that are recomputed are compiled too where a run compiles; False: they run eager, since torch
+            neither traces a checkpointed call with a graph break inside nor the frames that it starts.
         saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and does
             not gather again in the backward.
         value_views, expert_output_fp32: see graph/kernels.py.
@@ -84,6 +86,7 @@ class Kernels(Policy):
     fused_expert_bias: bool = False
     fused_softmax: bool = True
     compile: bool = False
+    compiles_checkpoints: bool = True
     saves_gathered_input: bool = False
     value_views: bool = False
     expert_output_fp32: bool = False
@@ -318,7 +321,7 @@ class Host(Policy):
         expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
-            of the device than a module or two (DeepSpeed ZeRO-3).
+            of the device than a layer (DeepSpeed ZeRO-3).
         optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
     """
 

@@ -228,7 +228,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "torchtitan": (
         "",
         (Row((2024, 3),
-             {**_TORCH, "fused_norm": True, "saves_gathered_input": True, "gradient_dtype": "fp32", "zero_stage_default": 3,
+             {**_TORCH, "fused_norm": False, "saves_gathered_input": True, "gradient_dtype": "fp32", "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5, "torch_ring": True,
@@ -251,12 +251,17 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
              "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed "
              "from the row statistics)"),
-         Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-             "torch 2.8-2.9 SDPA backend order on Hopper and Blackwell"),
+         Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
+             "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
+         Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
+             "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
+             "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
          Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
                          "fp4_layers": 0.85},
              "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
-             "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16")),
+             "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
+         Row((2026, 6), {"attention": (("", "fa2"),)},
+             "torchtitan PR 3571: language models run FlexAttention, whose Triton kernels are taken to run as FlashAttention 2")),
     ),
     "llm-foundry": (
         "",
@@ -303,9 +308,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
              "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
-                         "recompute_default": "none"},
-             "transformers with FlashAttention 2; before version 5 it loops over experts, and ZeRO-3 fetches each weight of them, "
-             "which is not priced: the one run known, 5 ms per expert and pass, tells no law"),
+                         "recompute_default": "none", "fused_norm": False},
+             "transformers with FlashAttention 2, whose models' RMSNorm is a chain of elementary kernels; before version 5 it "
+             "loops over experts, and ZeRO-3 fetches each weight of them, which is not priced: the one run known, 5 ms per expert "
+             "and pass, tells no law"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
              "torch 2.8 SDPA, the default of transformers' models")),
     ),
