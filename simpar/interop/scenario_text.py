@@ -37,7 +37,8 @@ def _differences(spec: BaseModel, keep: tuple[str, ...] = ()) -> dict[str, Any]:
             continue
         if value is None:
             continue
-        found[name] = _plain(value)
+        # A quantity is written with its unit.
+        found[name] = _plain(spec.model_dump(include={name})[name] if isinstance(value, float) else value)
     return found
 
 

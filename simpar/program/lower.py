@@ -71,7 +71,6 @@ class _Lowering(Pipelines):
     def __init__(self, layout: Layout, schedule: Schedule, detail: Detail, units: Units) -> None:
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
-        self.one_queue = one_queue(layout)
         self.reductions: list[object] = []
 
     def start_gathers(self) -> None:
@@ -227,7 +226,7 @@ class _Lowering(Pipelines):
         elif index + ahead < len(pieces):
             self.issue_gather(leaf, pieces, index + ahead, letter)
         waits: list[object] = [("gather", stage, pieces[index][0], leaf.microbatch, letter)]
-        if self.one_queue and letter != "F" and index:
+        if one_queue(self.layout.on(self.model_stage(stage))) and letter != "F" and index:
             waits.append(("reduce", stage, pieces[index - 1][0], leaf.microbatch))
         return [key for key in waits if key in self.builder]
 
@@ -239,7 +238,7 @@ class _Lowering(Pipelines):
             # Not freed after the forward: the last group always stays (its backward is next).
             return
         ahead = self.layout.framework.fsdp_prefetch_groups
-        if letter == "F" and self.one_queue:
+        if letter == "F" and one_queue(self.layout.on(self.model_stage(stage))):
             ahead = 0
         deps: list[object] = []
         before = position - ahead - 1

@@ -19,11 +19,14 @@ def mfu_peak_flops_per_s(layout: Layout) -> float:
 
 
 def ideal_seconds(layout: Layout) -> float:
-    """Seconds of a step that did its model FLOPs (forward, twice that backward) at peak on all GPUs and nothing else."""
+    """Seconds of a step that did its model FLOPs (forward, twice that backward) at peak on all GPUs and nothing else; of
+    replicas of several kinds, those that `layout` stands for."""
+    if layout.replicas_differ:
+        layout = layout.of_rank(0)
     counts = Counter(id(block) for blocks in layout.stage_blocks for block in blocks)
     each = {id(block): block for blocks in layout.stage_blocks for block in blocks}
     forward = sum(count * _forward_seconds(each[key], layout) for key, count in counts.items())
-    return 3.0 * forward * layout.num_microbatches * layout.mesh.dp / layout.mesh.world_size
+    return 3.0 * forward * layout.microbatches_in_all / layout.mesh.world_size
 
 
 def _forward_seconds(block: LocalBlock, layout: Layout) -> float:

@@ -39,6 +39,7 @@ class Result:
         step_interval: of step_time_s; `moved` has the steps that it follows from.
         provenance: category -> how its prices are known.
         hidden_communication_s: busy seconds by dimension, mean over roles.
+        others: steps of the other parts' replicas, by themselves, where parts hold replicas: this is that of the slowest.
     """
 
     layout: Layout
@@ -56,6 +57,7 @@ class Result:
     moved: Moved
     notes: tuple[str, ...] = ()
     repetitions: Repetitions | None = None
+    others: tuple[Result, ...] = ()
 
     @property
     def step_time_s(self) -> float:
@@ -124,22 +126,26 @@ class Result:
 
     @property
     def worst_rank(self) -> RankMemory:
-        """The pipeline rank that uses the most device memory."""
-        return max(self.memory, key=lambda m: m.device_bytes)
+        """The pipeline rank that comes closest to what its device has, or goes furthest past it."""
+        return max(self.memory, key=lambda m: m.device_bytes - m.capacity_bytes)
 
     @property
     def device_memory_bytes(self) -> float:
-        """Memory of one GPU."""
-        return self.layout.hardware.gpu.memory.value
+        """Memory of one GPU: of several kinds, that of the worst rank's."""
+        return self.worst_rank.capacity_bytes
 
     @property
     def fits(self) -> bool:
         """Whether every rank's reserved memory, context and NCCL fit the device."""
-        return self.worst_rank.device_bytes <= self.device_memory_bytes
+        return self.worst_rank.device_bytes <= self.device_memory_bytes and all(other.fits for other in self.others)
 
     def tensors(self, memory: RankMemory) -> list[Tensor]:
         """Every tensor that comes and goes on a rank, by name and lifetime."""
-        return [] if memory.timed_passes is None else tensors_of(self.layout, memory.timed_passes(), self.step_time_s)
+        return (
+            []
+            if memory.timed_passes is None
+            else tensors_of(self.layout.of_rank(memory.rank), memory.timed_passes(), self.step_time_s)
+        )
 
     def tensors_at_peak(self) -> list[dict[str, Any]]:
         """Of the fullest rank by name: how many are alive, their bytes, how long one lives on average; the largest first."""
