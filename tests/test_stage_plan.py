@@ -20,6 +20,9 @@ from simpar.interop.scenario_text import scenario_text
 from simpar.parallel.keys import Compute, OptimizerStep, Reduce, Send
 from simpar.parallel.shares import shared_layers, shared_microbatches
 from simpar.report.explain import neighbours
+from simpar.report.gantt import gantt
+from simpar.report.step_html import write_html
+from simpar.report.step_table import part_rows
 from simpar.specs.base import data_dir, read_toml
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.specs.stage_plan import hosts
@@ -50,6 +53,7 @@ def parts(*found: Table, **cluster: Any) -> Table:
 
 
 TWO: Final = parts(part(A100), part(H100))
+REPLICAS: Final = {**TWO, "parts_hold": "replicas"}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> str:
 def said(one: Scenario, **options: Any) -> Table:
     found = simulate(one, **options).to_json()
     found.pop("notes")
+    found.pop("parts", None)
     return found
 
 
@@ -266,9 +271,6 @@ def test_gradients_are_reduced_at_the_slower_network() -> None:
 # -- what is refused -----------------------------------------------------------------------------------------------------
 
 
-REPLICAS: Final = parts(part(A100), part(H100), parts_hold="replicas")
-
-
 @pytest.mark.parametrize(
     ("cluster", "plan", "more", "told"),
     [
@@ -331,6 +333,23 @@ def test_parts_in_commands(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=told):
             CliRunner().invoke(app, command, catch_exceptions=False, standalone_mode=False)
+
+
+def test_reports_say_what_runs_where(tmp_path: Path) -> None:
+    stages = simulate(scenario(TWO, {"tp": 4, "pp": 2, "layers_per_stage": [3, 5]}))
+    told = stages.to_json()["parts"]
+    assert [(p["gpu"], p["pipeline_ranks"], p["layers_per_stage"]) for p in told] == [
+        ("A100 SXM 80GB", [0], [3]), ("H100 SXM", [1], [5]),
+    ]  # fmt: skip
+    assert [p["busy_s"] for p in told] == stages.accounting.busy.tolist()
+    assert part_rows(stages)[0][:2] == ("8 x A100 SXM 80GB", "pipeline rank 0: 3 layers")
+    assert gantt(stages)["ticks"] == ["rank 0, A100 SXM 80GB", "rank 1, H100 SXM"]
+    replicas = simulate(scenario(REPLICAS, {"tp": 4, "replica_microbatches": [4, 12]}))
+    told = replicas.to_json()["parts"]
+    assert [(p["replicas"], p["num_microbatches"]) for p in told] == [(2, 4), (2, 12)]
+    assert max(p["step_time_s"] for p in told) == replicas.step_time_s
+    write_html(replicas, tmp_path / "replicas.html")
+    assert "2 replicas of 12 micro-batches" in (tmp_path / "replicas.html").read_text()
 
 
 def test_a_stated_network_is_written_with_its_units() -> None:

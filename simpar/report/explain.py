@@ -142,6 +142,7 @@ def neighbours(now: Result) -> list[Neighbour]:
         for gone in (k for k, v in plan.items() if v is None):
             table["plan"].pop(gone, None)
         table["training"].update(training)
+        table["plan"].pop("replica_microbatches", None)  # shared out anew
         table["model"] = scenario.model.model_dump()
         try:
             result = simulate(make_scenario(table, file=scenario.file), detail="stage")

@@ -10,7 +10,7 @@ from simpar.output import write_file
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
 from simpar.report.page import Table, card, page, plot
-from simpar.report.step_table import advice, format_metric
+from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows
 from simpar.result.published import IN_SAMPLE, compare_published
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.architecture import TokenModel
@@ -60,6 +60,8 @@ def step_page(result: Result) -> str:
         low, high = result.step_interval.low, result.step_interval.high
         text = f"80 %: {format_seconds(low)} to {format_seconds(high)}. The categories whose constants widen it most:"
         parts.append(card("How sure the step time is", draw(interval), "half", text))
+    if rows := part_rows(result):
+        parts.append(card("Who does what", Table(PARTS_HEADS, rows, ()).html(), "half"))
     parts += [_peak(result), _tensors(result), _provenance(result), _published(result), _notes(result), "</div>"]
     return page(result.layout.scenario.name, "".join(parts), figures, chart)
 

@@ -17,6 +17,7 @@ from simpar.result.accounting import Accounting, compute_counts
 from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import CATEGORIES, RankMemory
+from simpar.result.parts import parts_of
 from simpar.result.published import compare_published
 from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 from simpar.specs.site import TENTH
@@ -231,6 +232,7 @@ class Result:
                     f"p{q}": float(np.quantile(self.repetitions.peak_memory_bytes, q / 100)) for q in (50, 90, 99)
                 },
             },
+            **({"parts": parts_of(self)} if self.layout.alone else {}),
             "published": [row.to_json() for row in compare_published(self)],
             "notes": list(self.notes),
             **self._site(),

@@ -38,7 +38,7 @@ def shape_of(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[object
         scenario.name, scenario.framework, scenario.framework_version, detail,
         layout.plan.model_dump_json(exclude=PRICES_ONLY), layout.num_stages, layout.replicas,
         schedule.name, schedule.num_ranks, schedule.num_microbatches, schedule.stage_to_rank,
-        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, one_queue(layout),
+        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, *(one_queue(layout.on(s)) for s in stages),
         tuple(len(b) for b in layout.stage_blocks),
         tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),
     )  # fmt: skip
@@ -86,7 +86,7 @@ def step_of(scenario: Scenario, lowering: Programs) -> Result:
     Raises:
         InputError: the plan cannot be run at all.
     """
-    if scenario.effects != EffectsSpec():
+    if scenario.effects != EffectsSpec() or scenario.cluster.parts_hold == "replicas":
         return simulate(scenario, detail="stage", lowering=lowering)
     priced = prepare(scenario, detail="stage", lowering=lowering)
     slowed = bool(np.any(priced.table.interference > 0.0))
