@@ -68,7 +68,7 @@ PARTS_HEADS: Final = ("part", "holds", "computes", "fullest rank")
 
 def part_rows(result: Result) -> list[tuple[str, ...]]:
     """A row of PARTS_HEADS for each part of a mixed cluster."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for part in parts_of(result):
         if "replicas" in part:
             holds = f"{part['replicas']} replicas of {part['num_microbatches']} micro-batches"
