@@ -155,6 +155,7 @@ BASES: Final[Mapping[str, Table]] = {
         "link_faults": [{"link": "pcie:0.4>nic:0.4>leaf:4", "factor": 0.25, "period": "5 ms", "down": "2.5 ms"}],
     }),
     "parts": _parts(1, {"tp": 4, "pp": 2}, parts_network={"bandwidth": "20 GB/s"}),
+    "stages of their own": _scenario(DENSE, {"stage_tp": [8, 4, 4], "pp": 3, "dp": 1}),
     "parts of replicas": _parts(160, {"tp": 1}, parts_hold="replicas"),
 }  # fmt: skip
 """Small layouts that between them use every part."""
@@ -221,6 +222,7 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "cluster.parts[0].hardware": ("dgx-a100-40gb", "no such"),
     "cluster.parts_network.bandwidth": ("10 GB/s",),
     "cluster.parts_network.latency": ("1 ms",),
+    "plan.stage_tp": ((4, 8, 4), (8, 8)),
     "plan.replica_microbatches": ((2, 6), (1, 1)),
     "plan.layers_per_stage": ("auto", (2, 2, 2, 2), (1, 3, 3, 1), (4, 4), (1,) * 8),
     "plan.placement": tuple("-".join(order) for order in permutations(("tp", "cp", "ep", "dp", "pp")) if order[0] != "tp")[::17],

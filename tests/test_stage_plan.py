@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from simpar.cli import app
@@ -22,7 +24,9 @@ from simpar.parallel.shares import shared_layers, shared_microbatches
 from simpar.report.explain import neighbours
 from simpar.report.gantt import gantt
 from simpar.report.step_html import write_html
-from simpar.report.step_table import part_rows
+from simpar.report.step_table import part_rows, step_report
+from simpar.result.interpret import Priced
+from simpar.result.result import Result
 from simpar.specs.base import data_dir, read_toml
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.specs.stage_plan import hosts
@@ -268,6 +272,71 @@ def test_gradients_are_reduced_at_the_slower_network() -> None:
         assert mixed.table.seconds[mixed.program.price_keys.index(key)] == max(apart) > min(apart)
 
 
+# -- tensor parallelism of each stage ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "more"), [(4, 2, {}), (2, 4, {"ep": 2}), (8, 2, {"zero_stage": 0, "sequence_parallel": False})]
+)
+def test_stages_of_one_tensor_parallelism_are_one_plan(tp: int, pp: int, more: Table) -> None:
+    cluster, model = part(H100, 2), {"model": EXPERTS} if "ep" in more else {}
+    dp = 16 // (tp * pp)
+    own = scenario(cluster, {"stage_tp": [tp] * pp, "pp": pp, "dp": dp, **more}, **model)
+    alike = scenario(cluster, {"tp": tp, "pp": pp, "dp": dp, **more}, **model)
+    mine, theirs = said(own), said(alike)
+    assert (mine["layout"].pop("tp"), theirs["layout"].pop("tp")) == ((tp,) * pp, tp)
+    assert mine == theirs
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_stages_of_unequal_tensor_parallelism(sequence_parallel: bool) -> None:
+    """Each stage costs what it costs in a plan of its own degree; a send takes as long as on the side with fewer ranks."""
+    more = {"pp": 3, "dp": 2, "sequence_parallel": sequence_parallel, "layers_per_stage": [4, 2, 2]}
+    mixed = prepare(scenario(part(H100, 4), {"stage_tp": [8, 4, 4], **more}), detail="stage")
+    wide, narrow = (prepare(scenario(part(H100, nodes), {"tp": tp, **more}), detail="stage") for tp, nodes in ((8, 6), (4, 3)))
+
+    def seconds(priced: Priced, key: object) -> float:
+        return float(priced.table.seconds[priced.program.price_keys.index(key)])
+
+    last = len(mixed.layout.stages) - 1
+    keys = [
+        k for k in mixed.program.price_keys if isinstance(k, Send) or (isinstance(k, Compute) and not k.first and k.stage < last)
+    ]
+    for key in (key for key in keys if key in wide.program.price_keys and key in narrow.program.price_keys):
+        own = [seconds(wide, key), seconds(narrow, key)]
+        between = isinstance(key, Send) and {key.from_stage, key.to_stage} == {0, 1}
+        stage = key.to_stage if isinstance(key, Send) else key.stage
+        assert seconds(mixed, key) == (max(own) if between else own[stage > 0])
+    # A slice of the sequence is twice as long on half the ranks; whole activations are the same everywhere.
+    first = [seconds(p, Send(0, 1, backward=False, pair=0)) for p in (wide, narrow)]
+    assert (first[1] > 1.5 * first[0]) == sequence_parallel
+    found = simulate(mixed.layout.scenario)
+    assert found.world_size == 32
+    assert found.program.rank_count == (16, 8, 8)
+    assert all(amount >= 0 for _, amount in found.waterfall())
+    assert [(p["tp"], p["num_gpus"]) for p in found.to_json()["parts"]] == [(8, 16), (4, 16)]
+    # The vocabulary is padded once, for the widest.
+    flops = simulate(scenario(part(H100, 6), {"tp": 8, **more})).layout.model_flops
+    assert found.layout.model_flops == pytest.approx(flops)
+
+
+def test_tensor_parallelism_of_parts() -> None:
+    """Narrow groups on the machine with the larger memory, wide ones on the other."""
+    cluster = parts(part(A100, 2), part(H100, 1))
+    found = simulate(scenario(cluster, {"stage_tp": [8, 8, 4, 4], "pp": 4, "dp": 1}))
+    assert [(p["gpu"][:4], p["tp"], p["pipeline_ranks"]) for p in found.to_json()["parts"]] == [
+        ("A100", 8, [0, 1]),
+        ("H100", 4, [2, 3]),
+    ]
+    assert "tp 8/8/4/4" in part_text(found)
+
+
+def part_text(result: Result) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(step_report(result))
+    return console.export_text()
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +344,7 @@ def test_gradients_are_reduced_at_the_slower_network() -> None:
     ("cluster", "plan", "more", "told"),
     [
         (TWO, {"pp": 1}, {}, "plan.pp = 1: 2 parts hold at least a pipeline rank each; at least 2, or cluster.parts_hold"),
-        (parts(part(A100), part(H100, 2)), {"pp": 2}, {}, "cluster.parts.0.num_nodes = 1: its 8 GPUs are no whole number of times"),
+        (parts(part(A100), part(H100, 2)), {"pp": 2}, {}, "cluster.parts.0.num_nodes = 1: GPUs 0 to 7 hold no whole number of"),
         ({**TWO, "hardware": A100}, {"pp": 2}, {}, "cluster.hardware = 'dgx-a100-80gb': stands in each of cluster.parts"),
         ({**TWO, "num_nodes": 3}, {"pp": 2}, {}, "cluster.num_nodes = 3: stands in each of cluster.parts"),
         ({**TWO, "memory_scale": 2.0}, {"pp": 2}, {}, "cluster.memory_scale = 2.0: belongs to one kind of machine"),
@@ -284,13 +353,20 @@ def test_gradients_are_reduced_at_the_slower_network() -> None:
         (part(A100, parts_hold="replicas"), {}, {}, "cluster.parts_hold = 'replicas': belongs to cluster.parts"),
         (part(A100), {"replica_microbatches": [1, 2]}, {}, "plan.replica_microbatches = (1, 2): belongs to replicas on machines"),
         (TWO, {"pp": 2, "placement": "tp-cp-ep-pp-dp"}, {}, "stages lie on parts one after the other; pp as the last"),
-        (TWO, {"pp": 2}, {"effects": {"contention": True}}, "shared and broken links are not simulated over parts"),
+        (TWO, {"pp": 2}, {"effects": {"contention": True}}, "shared and broken links are not simulated over stages"),
         (TWO, {"pp": 2}, {"training": {**STEP, "precision": "fp8"}}, "A100 SXM 80GB has no fp8 arithmetic"),
         (parts(part(A100), part("gtx-580-pair", 4)), {"pp": 2}, {}, "has no network to reach the other parts; state cluster.parts"),
         (REPLICAS, {"tp": 8, "replica_microbatches": [1, 2]}, {}, "1 x 1 + 1 x 2 = 3 micro-batches, and training"),
         (REPLICAS, {"tp": 8, "replica_microbatches": [1]}, {}, "one number for each of 2 parts"),
         (REPLICAS, {"tp": 8}, {"training": {**STEP, "global_batch_size": 1}}, "for each of 2 replicas; such as 2"),
         (REPLICAS, {"tp": 8}, {"effects": {"expand": True}}, "cluster.parts_hold"),
+        (part(H100, 2), {"stage_tp": [8, 4], "pp": 3, "dp": 1}, {}, "one degree for each of 3 pipeline ranks"),
+        (part(H100, 2), {"stage_tp": [8, 8], "pp": 2, "tp": 8, "dp": 1}, {}, "plan.tp = 8: plan.stage_tp says it"),
+        (part(H100, 2), {"stage_tp": [4, 4], "pp": 2}, {}, "world size / (cp x sum of stage_tp) = 2"),
+        (part(H100, 2), {"stage_tp": [8, 4], "pp": 2, "dp": 1}, {}, "(8 + 4) x cp 1 x dp 1 = 12 GPUs, of 16"),
+        (part(H100, 1), {"stage_tp": [4, 2, 2], "pp": 3, "dp": 1}, {}, "inside one node are not simulated"),
+        (REPLICAS, {"stage_tp": [4, 4], "pp": 2, "dp": 2}, {}, "a replica has one tensor parallelism"),
+        (part(H100, 2), {"stage_tp": [13, 3], "pp": 2, "dp": 1}, {}, "plan.tp = 13: must divide num_attention_heads (32)"),
     ],
 )  # fmt: skip
 def test_what_is_refused(cluster: Table, plan: Table, more: Table, told: str) -> None:
@@ -329,7 +405,7 @@ def test_parts_in_commands(tmp_path: Path) -> None:
         (["export", "megatron", str(file)], "a launch script starts the same command"),
         (["export", "simai", str(file)], "one kind of rank"),
         (["export", "chakra", str(file), "--out", str(tmp_path)], "one kind of rank"),
-        (["improve", str(file)], "has parts of several kinds"),
+        (["improve", str(file)], "cluster.parts = '2 parts': only simpar simulate"),
     ):
         with pytest.raises(InputError, match=told):
             CliRunner().invoke(app, command, catch_exceptions=False, standalone_mode=False)

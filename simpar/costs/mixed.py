@@ -67,11 +67,11 @@ class MixedPricer:
 
     def _slowest(self, key: Key, hosts: Collection[int]) -> KeyPrice:
         """Of what these hosts exchange."""
-        if len(hosts) == 1:
-            return self.pricers[next(iter(hosts))].price(key)
-        found = max((self.links[host].price(key) for host in sorted(hosts)), key=lambda price: price.seconds)
+        one_part = len({self.layout.hosts[host].part for host in hosts}) == 1
+        pricers = self.pricers if one_part else self.links
+        found = max((pricers[host].price(key) for host in sorted(hosts)), key=lambda price: price.seconds)
         network = self.layout.scenario.cluster.parts_network
-        if network is None or not network.latency or not found.seconds:
+        if one_part or network is None or not network.latency or not found.seconds:
             return found
         (name, seconds), *terms = found.terms
         far = network.latency

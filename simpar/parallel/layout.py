@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 
 from simpar.graph.casts import GATHERED, engine_casts
 from simpar.graph.kernels import KernelPlan
@@ -106,6 +107,7 @@ class Layout:
         alone: layouts of a mixed cluster's hosts (specs/stage_plan.py), each as if all stages were like its own.
         ranks: pipeline rank of each model stage, of a mixed cluster.
         replica: of which host's replicas this is the pipeline, where hosts hold replicas.
+        vocabulary_tp: tensor ranks that the vocabulary is padded for: of all stages, where they differ; 0 = tp.
     """
 
     scenario: Scenario
@@ -119,6 +121,7 @@ class Layout:
     alone: tuple[Layout, ...] = ()
     ranks: tuple[int, ...] = ()
     replica: int = 0
+    vocabulary_tp: int = 0
 
     @classmethod
     def of(
@@ -131,15 +134,19 @@ class Layout:
             ranks: pipeline rank of each of them; none = dealt out in turn.
             replica: of which host's replicas, where hosts hold replicas.
         """
-        mesh = Mesh.of(scenario.plan, scenario.world_size)
         spec = framework(scenario.framework, scenario.framework_version)
+        more = (num_stages, replicas, load_factor, ends_meet)
         found = hosts(scenario)
         if not found:
-            return cls(scenario, scenario.hardware, spec, mesh, num_stages, replicas, load_factor, ends_meet)
-        alone = tuple(cls(h.scenario, h.hardware, spec, mesh, num_stages, replicas, load_factor, ends_meet) for h in found)
+            return cls(scenario, scenario.hardware, spec, Mesh.of(scenario.plan, scenario.world_size), *more)
+        widest = lcm(*(host.scenario.plan.tp for host in found))
+        alone = tuple(
+            cls(h.scenario, h.hardware, spec, Mesh.of(h.scenario.plan, h.scenario.world_size), *more, vocabulary_tp=widest)
+            for h in found
+        )
         at = tuple(ranks) or tuple(stage % scenario.plan.pp for stage in range(num_stages))
-        joint = joint_profile(found, scenario.cluster)
-        return cls(scenario, joint, spec, mesh, num_stages, replicas, load_factor, ends_meet, alone, at, replica)
+        # Of a mixed layout the mesh is that of its first host; all have the same dp, cp and pp.
+        return cls(scenario, joint_profile(found), spec, alone[0].mesh, *more, alone, at, replica)
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
@@ -255,11 +262,12 @@ class Layout:
     def network(self) -> Network:
         """The model as layer graphs of one micro-batch."""
         model, training = self.scenario.model, self.training
+        tp = self.vocabulary_tp or self.plan.tp
         if isinstance(model, ArchitectureSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, self.plan.tp)
+            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, tp)
             return layered_network(model, training.micro_batch_size, training.sequence_length, vocab)
         if isinstance(model, TransformerSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, self.plan.tp)
+            vocab = padded_vocabulary(model.vocab_size, self.framework.vocabulary_multiple, tp)
             return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 

@@ -34,6 +34,7 @@ from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
 from simpar.program.units import Units
 from simpar.schedules import Action, Phase, Schedule
+from simpar.specs.stage_plan import rank_gpus
 
 _KIND = {
     Phase.F: OpKind.FORWARD, Phase.B: OpKind.BACKWARD, Phase.I: OpKind.INPUT_GRADIENT, Phase.W: OpKind.WEIGHT_GRADIENT,
@@ -104,8 +105,7 @@ class _Lowering(Pipelines):
                         self.action(rank, action)
         self.copy = 0
         self.finish()
-        each = self.layout.mesh.world_size // self.schedule.num_ranks
-        counts = (each,) * self.schedule.num_ranks if not self.units.expanded else (1,) * self.layout.mesh.world_size
+        counts = rank_gpus(self.layout.scenario) if not self.units.expanded else (1,) * self.layout.mesh.world_size
         return self.builder.build(rank_count=counts)
 
     def inputs(self, leaf: Action) -> list[object]:

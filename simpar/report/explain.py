@@ -92,7 +92,7 @@ Move = tuple[str, dict[str, Any], dict[str, Any]]
 def _moves(scenario: Scenario) -> Iterator[Move]:
     """Everything one step away from the scenario."""
     plan, training = scenario.plan, scenario.training
-    for name in ("tp", "pp", "cp"):
+    for name in ("tp", "pp", "cp") if plan.stage_tp is None else ():
         for value in _doubled_and_halved(getattr(plan, name)):
             again: dict[str, Any] = {name: value, "dp": None}
             if name == "pp":

@@ -52,7 +52,8 @@ def step_page(result: Result) -> str:
         parts.append(card("Communication: running and exposed", draw(communication), "half"))
     parts.append(card("Memory over the step", draw(memory_plot.over_time(result)), "half"))
     parts.append(card("Memory by pipeline rank", draw(memory_plot.by_rank(result)), "half"))
-    parts.append(card("Layout on the machine", draw(layout_plot.layout_figure(result)) + _placements(result), "half"))
+    if layout_plot.is_regular(result):
+        parts.append(card("Layout on the machine", draw(layout_plot.layout_figure(result)) + _placements(result), "half"))
     if (fleet := layout_plot.fleet(result)) is not None:
         parts.append(card("Every node of the job, pod by pod", draw(fleet)))
     interval = step_figures.interval(result)
@@ -72,7 +73,8 @@ def _head(result: Result) -> str:
     unit = "tokens" if isinstance(layout.scenario.model, TokenModel) else "samples"
     low, high = result.step_interval.low, result.step_interval.high
     worst = result.worst_rank
-    degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
+    tp = "/".join(map(str, plan.stage_tp or (plan.tp,)))
+    degrees = [f"tp {tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
     degrees += [f"virtual stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
     degrees += [f"ep {plan.ep}"] if plan.ep > 1 else []
     degrees += [f"ZeRO {plan.zero_stage}", result.schedule_name, f"{layout.num_microbatches} micro-batches"]

@@ -25,7 +25,8 @@ def _headline(result: Result) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     interval = result.step_interval
     plan, mesh = result.layout.plan, result.layout.mesh
-    degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
+    tp = "/".join(map(str, plan.stage_tp or (plan.tp,)))
+    degrees = [f"tp {tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
     if plan.virtual_stages > 1:
         degrees.insert(3, f"v {plan.virtual_stages}")
     if plan.ep > 1:

@@ -68,7 +68,7 @@ class Result:
     @property
     def world_size(self) -> int:
         """GPUs."""
-        return self.layout.mesh.world_size
+        return self.layout.scenario.world_size
 
     @cached_property
     def tokens_per_step(self) -> int:
@@ -207,10 +207,10 @@ class Result:
             "fits": self.fits,
             "world_size": self.world_size,
             "layout": {
-                "tp": plan.tp, "cp": plan.cp, "pp": plan.pp, "virtual_stages": plan.virtual_stages, "ep": plan.ep,
+                "tp": plan.stage_tp or plan.tp, "cp": plan.cp, "pp": plan.pp, "virtual_stages": plan.virtual_stages, "ep": plan.ep,
                 "etp": mesh.expert_tp, "dp": mesh.dp, "zero_stage": plan.zero_stage, "shard_size": plan.shard_size,
                 "micro_batch_size": self.layout.training.micro_batch_size, "num_microbatches": self.layout.num_microbatches,
-                "schedule": self.schedule_name, "sequence_parallel": self.layout.degrees.sequence_parallel,
+                "schedule": self.schedule_name, "sequence_parallel": self.layout.of_rank(0).degrees.sequence_parallel,
                 "recompute": plan.recompute if isinstance(plan.recompute, str) else plan.recompute.model_dump(),
                 "layers_per_stage": [s.count for s in self.layout.stages],
             },

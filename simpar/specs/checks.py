@@ -96,9 +96,10 @@ def _machines(scenario: Scenario) -> list[Violation]:
         return found
     alone = [(host.scenario, host.hardware) for host in hosts(scenario)] or [(scenario, scenario.hardware)]
     for one, hardware in alone:
-        found += [v for v in (*_cluster(one, hardware), *_precision(one, hardware)) if v not in found]
+        more = [*_cluster(one, hardware), *_precision(one, hardware), *(_model(one) if scenario.plan.stage_tp else ())]
+        found += [v for v in more if v not in found]
     # Replicas of several kinds share the batch out as they like (specs/stage_plan.py).
-    return found if scenario.cluster.parts_hold == "replicas" else [*found, *_batch(scenario)]
+    return found if scenario.cluster.parts_hold == "replicas" else [*found, *_batch(alone[0][0])]
 
 
 def _divides(field: str, value: int, whole: int, what: str) -> Iterator[Violation]:

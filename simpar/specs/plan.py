@@ -42,6 +42,8 @@ class PlanSpec(Spec):
 
     tp: Degree = 1
     """Tensor parallel."""
+    stage_tp: tuple[Degree, ...] | None = None
+    """Tensor parallel of each pipeline rank, instead of tp; with it dp is stated. none = tp on all."""
     sequence_parallel: bool = True
     """Megatron's: activations outside the tensor-parallel region are split along the sequence; no effect at tp = 1."""
     cp: Degree = 1

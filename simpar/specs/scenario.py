@@ -74,12 +74,11 @@ class Scenario(Spec):
         """The cluster's profile, with the cluster's overrides applied.
 
         Raises:
-            InputError: the cluster has parts of several kinds (`specs/stage_plan.py` has the hardware of each).
+            InputError: pipeline ranks or replicas are of several kinds (`specs/stage_plan.py` has the hardware of each).
         """
-        if self.cluster.parts:
-            rule = "has parts of several kinds, which this does not know"
-            right = 'machines of one kind (cluster.hardware); "simpar simulate", explain and compare, and simpar.sweep take parts'
-            raise InputError([Violation("cluster.parts", f"{len(self.cluster.parts)} parts", rule, right, self.file)])
+        from simpar.specs.stage_plan import check_one_kind
+
+        check_one_kind(self, "only simpar simulate, explain, compare and simpar.sweep know pipelines of several kinds")
         gpus = self.cluster.num_gpus or self.cluster.own_gpus
         return self.cluster.profile(gpus)
 

@@ -7,9 +7,11 @@ rule of one kind of machine serves a mixed cluster without knowing of it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any
 
 from simpar.errors import InputError, Violation
@@ -26,6 +28,8 @@ class Host:
         scenario: all of the job on machines like these.
         hardware: of the part; no scale-up domain reaches out of it.
         link: the same with the adapters that reach other parts.
+        part: index of the part that it lies in.
+        gpus: of its ranks.
         ranks: pipeline ranks that it holds.
         replicas: pipelines that it holds.
     """
@@ -33,6 +37,8 @@ class Host:
     scenario: Scenario
     hardware: HardwareProfile
     link: HardwareProfile
+    part: int
+    gpus: int
     ranks: range
     replicas: range
 
@@ -60,22 +66,51 @@ def _linked(profile: HardwareProfile, network: PartsNetworkSpec) -> HardwareProf
     })  # fmt: skip
 
 
+def is_mixed(scenario: Scenario) -> bool:
+    """Whether pipeline ranks or replicas differ."""
+    return bool(scenario.cluster.parts) or scenario.plan.stage_tp is not None
+
+
+def machines_of(cluster: ClusterSpec) -> tuple[MachinesSpec, ...]:
+    """The parts of a cluster; a cluster of one kind is one part."""
+    return cluster.parts or (MachinesSpec(**{name: getattr(cluster, name) for name in MachinesSpec.model_fields}),)
+
+
+def rank_gpus(scenario: Scenario) -> tuple[int, ...]:
+    """GPUs of each pipeline rank."""
+    plan = scenario.plan
+    if plan.stage_tp is None:
+        return (scenario.world_size // plan.pp,) * plan.pp
+    return tuple(tp * plan.cp * (plan.dp or 1) for tp in plan.stage_tp)
+
+
 def hosts(scenario: Scenario) -> tuple[Host, ...]:
-    """The hosts of a scenario whose rules hold (`part_rules`), in the order of its parts; none where all ranks are alike."""
-    cluster, plan, first = scenario.cluster, scenario.plan, 0
-    if not cluster.parts:
+    """The hosts of a scenario whose rules hold (`part_rules`), in the order of its ranks; none where all ranks are alike."""
+    cluster, plan = scenario.cluster, scenario.plan
+    if not is_mixed(scenario):
         return ()
-    world, found = scenario.world_size, []
-    stages = cluster.parts_hold == "stages"
-    each = world // plan.pp if stages else plan.tp * plan.cp * plan.pp
-    dp = world // (plan.tp * plan.cp * plan.pp)
-    for index, part in enumerate(cluster.parts):
-        held = range(first, first + part.own_gpus // each)
-        first = held.stop
-        profile, link = _profiles(part, cluster.parts_network)
-        ranks, replicas = (held, range(dp)) if stages else (range(plan.pp), held)
-        alone = _like_all(scenario, part, profile)
-        found.append(Host(alone if stages else _of_replica(alone, index, dp), profile, link, ranks, replicas))
+    parts, found = machines_of(cluster), []
+    if cluster.parts_hold == "replicas":
+        each, first = plan.tp * plan.cp * plan.pp, 0
+        dp = scenario.world_size // each
+        for index, part in enumerate(parts):
+            held = range(first, first + part.own_gpus // each)
+            first = held.stop
+            profile, link = _profiles(part, cluster.parts_network)
+            alone = _of_replica(_like_all(scenario, part, profile, plan.tp), index, dp)
+            found.append(Host(alone, profile, link, index, part.own_gpus, range(plan.pp), held))
+        return tuple(found)
+    sizes = rank_gpus(scenario)
+    ends = list(accumulate(part.own_gpus for part in parts))
+    begins = [0, *accumulate(sizes)]
+    kinds = [(bisect_right(ends, begins[rank]), plan.stage_tp[rank] if plan.stage_tp else plan.tp) for rank in range(plan.pp)]
+    for (index, tp), group in groupby(range(plan.pp), key=lambda rank: kinds[rank]):
+        ranks = list(group)
+        profile, link = _profiles(parts[index], cluster.parts_network)
+        alone = _like_all(scenario, parts[index], profile, tp)
+        dp = sizes[ranks[0]] // (tp * plan.cp)
+        gpus = sizes[ranks[0]] * len(ranks)
+        found.append(Host(alone, profile, link, index, gpus, range(ranks[0], ranks[-1] + 1), range(dp)))
     return tuple(found)
 
 
@@ -90,20 +125,22 @@ def _of_replica(alone: Scenario, part: int, dp: int) -> Scenario:
     })  # fmt: skip
 
 
-def _like_all(scenario: Scenario, part: MachinesSpec, profile: HardwareProfile) -> Scenario:
-    """`scenario` as if all its GPUs were those of `part`."""
-    world, per_node = scenario.world_size, profile.gpus_per_node
+def _like_all(scenario: Scenario, part: MachinesSpec, profile: HardwareProfile, tp: int) -> Scenario:
+    """`scenario` as if all its ranks were on machines like `part` and had this tensor parallelism."""
+    plan, per_node = scenario.plan, profile.gpus_per_node
+    world = scenario.world_size if plan.stage_tp is None else tp * plan.cp * plan.pp * (plan.dp or 1)
     machines = {name: getattr(part, name) for name in MachinesSpec.model_fields}
     machines |= {"num_nodes": -(-world // per_node), "sharp": scenario.cluster.sharp}
     if world % per_node:
         machines["num_gpus"] = world
-    return scenario.model_copy(update={"cluster": ClusterSpec(**machines)})
+    alike = plan.model_copy(update={"tp": tp, "stage_tp": None})
+    return scenario.model_copy(update={"cluster": ClusterSpec(**machines), "plan": alike})
 
 
-def joint_profile(found: tuple[Host, ...], cluster: ClusterSpec) -> HardwareProfile:
-    """What all parts are together, for totals and titles: names joined, peaks and powers the mean GPU's, memory the smallest."""
+def joint_profile(found: tuple[Host, ...]) -> HardwareProfile:
+    """What all hosts are together, for totals and titles: names joined, peaks and powers the mean GPU's, memory the smallest."""
     profiles = [host.hardware for host in found]
-    shares = [part.own_gpus for part in cluster.parts]
+    shares = [host.gpus for host in found]
     first = profiles[0]
     names = " + ".join(dict.fromkeys(p.name for p in profiles))
     peaks = {dtype: _mean([p.peak_flops_per_s(dtype) for p in profiles], shares) for dtype in first.gpu.peak_flops}
@@ -140,49 +177,83 @@ def part_rules(scenario: Scenario) -> Iterator[Violation]:
         for name in ("parts_hold", "parts_network"):
             if getattr(cluster, name) != ClusterSpec.model_fields[name].default:
                 yield Violation(f"cluster.{name}", getattr(cluster, name), "belongs to cluster.parts", "leave it out")
+    else:
+        yield from _machines(cluster)
+    if not is_mixed(scenario):
         return
+    if scenario.site is not None:
+        yield Violation("site", "given", "what a site learned holds for stages of one kind", "leave it out")
+    if scenario.effects.needs_network:
+        rule = "shared and broken links are not simulated over stages or replicas of several kinds"
+        yield Violation("effects", "contention, dead_rails or link_faults", rule, "leave them out")
+    if scenario.effects.expand and (cluster.parts_hold == "replicas" or scenario.plan.stage_tp):
+        rule = "ranks one by one are those of one kind of replica and one tensor parallelism (cluster.parts_hold, plan.stage_tp)"
+        yield Violation("effects.expand", True, rule, "false")
+    found = [*_degrees(scenario)]
+    yield from found or _holding(scenario)
+    yield from _microbatches(scenario)
+
+
+def _machines(cluster: ClusterSpec) -> Iterator[Violation]:
+    """What is said of one kind of machine beside parts."""
     if cluster.hardware or cluster.num_nodes != sum(part.num_nodes for part in cluster.parts):
         name = "hardware" if cluster.hardware else "num_nodes"
         yield Violation(f"cluster.{name}", getattr(cluster, name), "stands in each of cluster.parts", "leave it out")
-    own = [n for n in (*MachinesSpec.model_fields, "num_gpus") if n not in ("hardware", "num_nodes")]
-    for name in own:
-        if getattr(cluster, name) != ClusterSpec.model_fields[name].default:
+    for name in (*MachinesSpec.model_fields, "num_gpus"):
+        if name not in ("hardware", "num_nodes") and getattr(cluster, name) != ClusterSpec.model_fields[name].default:
             right = "whole nodes" if name == "num_gpus" else f"cluster.parts.0.{name} and so on"
             yield Violation(f"cluster.{name}", getattr(cluster, name), "belongs to one kind of machine", right)
     if len(cluster.parts) == 1:
         right = "cluster.hardware and cluster.num_nodes"
         yield Violation("cluster.parts", "1 part", "machines of one kind are no parts", right)
-    if scenario.site is not None:
-        yield Violation("site", "given", "what a site learned holds for one kind of machine", "leave it out")
-    if scenario.effects.needs_network:
-        rule = "shared and broken links are not simulated over parts of several kinds"
-        yield Violation("effects", "contention, dead_rails or link_faults", rule, "leave them out")
-    if scenario.effects.expand and cluster.parts_hold == "replicas":
-        rule = 'ranks one by one are those of one kind of replica, and cluster.parts_hold = "replicas" has several'
-        yield Violation("effects.expand", True, rule, "false")
-    yield from _holding(scenario)
-    yield from _microbatches(scenario)
+
+
+def _degrees(scenario: Scenario) -> Iterator[Violation]:
+    """What is wrong with a tensor parallelism of each pipeline rank's own."""
+    plan, cluster, world = scenario.plan, scenario.cluster, scenario.world_size
+    if plan.stage_tp is None:
+        return
+    field, given = "plan.stage_tp", plan.stage_tp
+    if len(given) != plan.pp:
+        yield Violation(field, given, f"one degree for each of {plan.pp} pipeline ranks", f"{plan.pp} numbers")
+    elif plan.tp != 1:
+        yield Violation("plan.tp", plan.tp, "plan.stage_tp says it for every pipeline rank", "leave it out")
+    elif cluster.parts_hold == "replicas":
+        yield Violation(field, given, 'a replica has one tensor parallelism (cluster.parts_hold = "replicas")', "plan.tp")
+    elif plan.dp is None:
+        right = f"world size / (cp x sum of stage_tp) = {world // (plan.cp * sum(given))}"
+        yield Violation("plan.dp", None, "is needed with plan.stage_tp", right)
+    elif sum(rank_gpus(scenario)) != world:
+        rule = f"({' + '.join(map(str, given))}) x cp {plan.cp} x dp {plan.dp} = {sum(rank_gpus(scenario))} GPUs, of {world}"
+        yield Violation(field, given, rule, "degrees whose sum times cp x dp is the cluster")
+    elif world <= machines_of(cluster)[0].profile(world).gpus_per_node:
+        yield Violation(field, given, "ranks of unequal tensor parallelism inside one node are not simulated", "plan.tp")
 
 
 def _holding(scenario: Scenario) -> Iterator[Violation]:
+    """What is wrong with what lies on which part."""
     cluster, plan, world = scenario.cluster, scenario.plan, scenario.world_size
     stages = cluster.parts_hold == "stages"
+    if stages and not plan.placement.endswith("pp"):
+        yield Violation("plan.placement", plan.placement, "stages lie on parts one after the other", "pp as the last")
     if stages and plan.pp < len(cluster.parts):
         rule = f"{len(cluster.parts)} parts hold at least a pipeline rank each"
         yield Violation("plan.pp", plan.pp, rule, f'at least {len(cluster.parts)}, or cluster.parts_hold = "replicas"')
         return
-    each, what = world // plan.pp, f"a pipeline rank (1/{plan.pp} of all {world})"
-    if stages and world % plan.pp:
+    if stages and plan.stage_tp is None and world % plan.pp:
         return  # said of the plan
     if not stages:
         each = plan.tp * plan.cp * plan.pp
-        what = f"a replica (tp x cp x pp = {each})"
-    if stages and not plan.placement.endswith("pp"):
-        yield Violation("plan.placement", plan.placement, "stages lie on parts one after the other", "pp as the last")
+        sizes, what = (each,) * (world // each), f"replicas (tp x cp x pp = {each} GPUs each)"
+    else:
+        sizes = rank_gpus(scenario)
+        what = f"pipeline ranks ({', '.join(map(str, dict.fromkeys(sizes)))} GPUs each)"
+    fitting, end = {0, *accumulate(sizes)}, 0
     for index, part in enumerate(cluster.parts):
-        if part.own_gpus % each:
-            rule = f"its {part.own_gpus} GPUs are no whole number of times the {each} of {what}"
-            yield Violation(f"cluster.parts.{index}.num_nodes", part.num_nodes, rule, f"nodes with a multiple of {each} GPUs")
+        begin, end = end, end + part.own_gpus
+        if not {begin, end} <= fitting:
+            rule = f"GPUs {begin} to {end - 1} hold no whole number of {what}"
+            yield Violation(f"cluster.parts.{index}.num_nodes", part.num_nodes, rule, "parts that end where one of them does")
         profile, link = _profiles(part, cluster.parts_network)
         if link.fabric.kind == "none":
             rule = f"{profile.name} has no network to reach the other parts"
@@ -214,27 +285,28 @@ def check_one_kind(scenario: Scenario, why: str) -> None:
     Raises:
         InputError: it has parts; `why` says what is in their way.
     """
-    if scenario.cluster.parts:
-        value, right = f"{len(scenario.cluster.parts)} parts", "cluster.hardware and cluster.num_nodes"
-        raise InputError([Violation("cluster.parts", value, why, right, scenario.file)])
+    parts = scenario.cluster.parts
+    if parts:
+        right = "cluster.hardware and cluster.num_nodes"
+        raise InputError([Violation("cluster.parts", f"{len(parts)} parts", why, right, scenario.file)])
+    if scenario.plan.stage_tp is not None:
+        raise InputError([Violation("plan.stage_tp", scenario.plan.stage_tp, why, "plan.tp", scenario.file)])
 
 
 def part_notes(scenario: Scenario) -> Iterator[str]:
     """How the parts of a scenario are taken, one sentence each."""
-    cluster = scenario.cluster
-    if not cluster.parts:
-        return
-    found = hosts(scenario)
+    cluster, plan, found = scenario.cluster, scenario.plan, hosts(scenario)
     names = "; ".join(
-        f"{h.hardware.gpu.name} ({h.hardware.name}, {part.num_nodes} node{'s' * (part.num_nodes > 1)}): "
+        f"{h.hardware.gpu.name} ({h.hardware.name}, {h.gpus} GPUs): "
         + (_listed("pipeline rank", h.ranks) if cluster.parts_hold == "stages" else _listed("replica", h.replicas))
-        for h, part in zip(found, cluster.parts, strict=True)
+        + (f" with tp {h.scenario.plan.tp}" if plan.stage_tp else "")
+        for h in found
     )
-    yield f"parts hold {cluster.parts_hold}: {names}"
-    if cluster.parts_network is None:
-        rates = ", ".join(
-            f"{h.hardware.name} {h.hardware.nic.count} x {h.hardware.nic.bandwidth.value / 1e9:.4g} GB/s" for h in found
-        )
+    if found:
+        yield f"{'parts hold ' if cluster.parts else ''}{cluster.parts_hold}: {names}"
+    if cluster.parts and cluster.parts_network is None:
+        each = {h.hardware.name: f"{h.hardware.nic.count} x {h.hardware.nic.bandwidth.value / 1e9:.4g} GB/s" for h in found}
+        rates = ", ".join(f"{name} {rate}" for name, rate in each.items())
         yield f"between parts the slower of the two networks counts (adapters of a node: {rates}); state cluster.parts_network"
 
 
@@ -242,4 +314,4 @@ def _listed(what: str, held: range) -> str:
     return f"{what} {held.start}" if len(held) == 1 else f"{what}s {held.start} to {held.stop - 1}"
 
 
-__all__ = ["Host", "check_one_kind", "hosts", "joint_profile", "part_notes", "part_rules"]
+__all__ = ["Host", "check_one_kind", "hosts", "is_mixed", "joint_profile", "part_notes", "part_rules"]
