@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from simpar.api.tuning import Tuning, tune
     from simpar.errors import DeadlockError, InputError, InternalError, SimparError, UnknownNameError, Violation
     from simpar.specs.catalog import plan_names, scenario_names
+    from simpar.specs.cluster import ClusterSpec as Cluster
     from simpar.specs.effects import EffectsSpec as Effects
     from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
     from simpar.specs.model import TransformerSpec as TransformerModel
     from simpar.specs.models_io import load_model, model_names
     from simpar.specs.plan import PlanSpec as Plan
-    from simpar.specs.scenario import ClusterSpec as Cluster
     from simpar.specs.scenario import Scenario
     from simpar.specs.training import TrainingSpec as Training
 
 _HOME = {
-    "Cluster": "simpar.specs.scenario:ClusterSpec",
+    "Cluster": "simpar.specs.cluster:ClusterSpec",
     "Comparison": "simpar.api.result",
     "DeadlockError": "simpar.errors",
     "Effects": "simpar.specs.effects:EffectsSpec",

@@ -12,6 +12,7 @@ import numpy as np
 
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
+from simpar.costs.mixed import MixedPricer
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.stage_times import stage_times
 from simpar.engine import discrete_event
@@ -21,22 +22,26 @@ from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
+from simpar.parallel.shares import shared_layers, shared_microbatches
 from simpar.program.lower import lower, optimizer_waits
 from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.result.accounting import account
 from simpar.result.folded import all_counts, extended, repeats, with_microbatches
-from simpar.result.interpret import Priced, interpret
+from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import check_ops, limits, passes_of
+from simpar.specs.stage_plan import hosts
 
 __all__ = ["Priced", "cost_models", "interpret", "prepare", "run", "schedule_of", "simulate"]
 
+MEMORY_ROUNDS = 8
+"""Most times that layers are moved away from stages that have no memory for them."""
 FOLD_MICROBATCHES = 128
 """Of more than these a step that repeats itself is simulated from two shorter ones."""
 FOLD_OPS = 400_000
@@ -118,6 +123,31 @@ def cost_models(scenario: Scenario, profile: HardwareProfile) -> tuple[KernelMod
     return kernels, collectives
 
 
+def layout_of(scenario: Scenario, schedule: Schedule, load_factor: float, replica: int = 0) -> Layout:
+    """The layout of a scenario whose pipeline runs under `schedule`.
+
+    Raises:
+        InputError: a schedule that holds every stage twice, on machines of several kinds.
+    """
+    count = schedule.stages_per_model
+    if scenario.cluster.parts and schedule.replicas > 1:
+        rule = "holds every stage on two pipeline ranks, which must be alike: the cluster has parts"
+        raise InputError([Violation("plan.schedule", scenario.plan.schedule, rule, "such as 1f1b", scenario.file)])
+    return Layout.of(scenario, count, schedule.replicas, load_factor, ends_meet=schedule.ends_meet,
+                     ranks=schedule.stage_to_rank[:count], replica=replica)  # fmt: skip
+
+
+def pricer_of(layout: Layout) -> LayoutPricer | MixedPricer:
+    """What prices the keys of programs lowered from `layout`.
+
+    Raises:
+        InputError: SHARP on a fabric whose switches do not reduce.
+    """
+    return (
+        MixedPricer(layout, cost_models) if layout.alone else LayoutPricer(layout, *cost_models(layout.scenario, layout.hardware))
+    )
+
+
 def prepare(
     scenario: Scenario,
     *,
@@ -126,22 +156,24 @@ def prepare(
     expand: bool = False,
     transfers: bool = False,
     lowering: Lowering = lower,
+    replica: int = 0,
 ) -> Priced:
     """Everything but the run: layout, schedule, program, prices.
 
     Args:
+        replica: the part whose replicas are priced, where parts hold replicas.
         load_factor: tokens of the fullest expert rank over the mean; none = what the scenario's routing implies.
         expand: one set of streams per rank instead of one role per pipeline rank.
         transfers: attach what each op moves between which ranks (for contention).
         lowering: `lower`, or one that remembers.
     """
+    scenario = decided(scenario)
     load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
-    probe = Layout.of(scenario, 1, load_factor=load_factor)
+    probe = Layout.of(scenario, 1, load_factor=load_factor, replica=replica)
     schedule = schedule_of(scenario, probe.num_microbatches)
-    layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, load_factor, ends_meet=schedule.ends_meet)
+    layout = layout_of(scenario, schedule, load_factor, replica)
     model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
-    kernels, collectives = cost_models(scenario, layout.hardware)
-    pricer = LayoutPricer(layout, kernels, collectives).bind(schedule.stage_to_rank, model_stage)
+    pricer = pricer_of(layout).bind(schedule.stage_to_rank, model_stage)
     if scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times:
         schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
     program = lowering(layout, schedule, detail, expand=expand)
@@ -151,6 +183,84 @@ def prepare(
     prices = tuple(pricer.price(key) for key in program.price_keys)  # type: ignore[arg-type]
     table = PriceTable(np.array([p.seconds for p in prices]), np.array([p.interference for p in prices]))
     return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
+
+
+# -- what is left to its cost --------------------------------------------------------------------------------------------
+
+
+def decided(scenario: Scenario) -> Scenario:
+    """`scenario` with what it leaves to cost decided: layers per stage, micro-batches per replica.
+
+    Raises:
+        InputError: no whole micro-batches share out a batch.
+    """
+    if scenario.plan.layers_per_stage == "auto":
+        scenario = _planned(scenario, layers_per_stage=_decided_layers(scenario))
+    if scenario.cluster.parts_hold == "replicas" and scenario.plan.replica_microbatches == "auto":
+        scenario = _planned(scenario, replica_microbatches=_decided_microbatches(scenario))
+    return scenario
+
+
+def _planned(scenario: Scenario, **changes: object) -> Scenario:
+    return scenario.model_copy(update={"plan": scenario.plan.model_copy(update=changes)})
+
+
+def _decided_layers(scenario: Scenario) -> tuple[int, ...]:
+    """Layers of each stage that make the stages' times even, fewer where a stage has no memory for them."""
+    few = _planned(scenario, layers_per_stage=None, replica_microbatches="auto")
+    if few.cluster.parts_hold == "replicas":
+        few = _planned(few, replica_microbatches=(few.plan.pp,) * len(few.cluster.parts))
+    priced = prepare(few, detail="stage")
+    layout, pricer = priced.layout, pricer_of(priced.layout)
+    seconds = [pricer.layer_seconds(stage) for stage in range(layout.num_stages)]
+    layers, stages = len(layout.network.layers), range(layout.num_stages)
+    costs, ends = [row[1 : layers + 1] for row in seconds], [0.0 for _ in stages]
+    ends[0], ends[-1] = ends[0] + seconds[0][0], ends[-1] + seconds[-1][-1]
+    most, best = [layers] * layout.num_stages, None
+    for _ in range(MEMORY_ROUNDS):
+        found = shared_layers(costs, ends, most)
+        if found is None or found == best:
+            break
+        best = found
+        chosen = _planned(few, layers_per_stage=found)
+        result = _whole(chosen, "stage", "longest_path", lower)
+        for memory in result.memory:
+            if memory.device_bytes > memory.capacity_bytes:
+                held = priced.held[memory.rank]
+                share = memory.capacity_bytes / memory.device_bytes
+                for stage in held:
+                    most[stage] = min(most[stage], int(found[stage] * share), found[stage] - 1)
+        if result.fits:
+            return found
+    return best or shared_layers(costs, ends, [layers] * layout.num_stages) or ()
+
+
+def _decided_microbatches(scenario: Scenario) -> tuple[int, ...]:
+    """Micro-batches of each replica of every part that make the replicas' times even.
+
+    Raises:
+        InputError: no whole numbers add up to the batch.
+    """
+    plan, training, parts = scenario.plan, scenario.training, scenario.cluster.parts
+    found, lines = hosts(scenario), []
+    for kind in range(len(parts)):
+        few, more = (_kind_seconds(scenario, kind, rounds * plan.pp) for rounds in (2, 3))
+        lines.append((few - 2 * (more - few), (more - few) / plan.pp))
+    total = training.global_batch_size // training.micro_batch_size
+    counts = [len(host.replicas) for host in found]
+    shared = shared_microbatches(counts, total, lines, lambda _, count: not _required(scenario, count, {})[0])
+    if shared is None:
+        text = " + ".join(f"{count} x m{i}" for i, count in enumerate(counts))
+        rule = f"no whole micro-batches m0, m1, ... of at least 1 that the schedule can run share it out: {text} = {total}"
+        raise InputError([Violation("training.global_batch_size", training.global_batch_size, rule,
+                                    "another batch, or plan.replica_microbatches", scenario.file)])  # fmt: skip
+    return shared
+
+
+def _kind_seconds(scenario: Scenario, kind: int, microbatches: int) -> float:
+    """A step of the replicas of a part with so many micro-batches, without effects."""
+    chosen = _planned(scenario, replica_microbatches=(microbatches,) * len(scenario.cluster.parts))
+    return run(prepare(chosen, detail="stage", replica=kind), "longest_path").makespan
 
 
 def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:
@@ -173,6 +283,7 @@ def simulate(
     Raises:
         InputError: the plan cannot be run at all (a plan that does not fit the memory is a result).
     """
+    scenario = decided(scenario)
     passes, finer = passes_of(scenario), detail
     copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
     tried = _shorter_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else []
@@ -181,6 +292,9 @@ def simulate(
         while detail != "stage" and passes.ops(detail, built) * copies > most:
             detail = "layer" if detail == "op" else "stage"
         check_ops(scenario, passes.ops(detail, built) * copies)
+    if scenario.cluster.parts_hold == "replicas":
+        kinds = [_whole(scenario, detail, engine, lowering, replica) for replica in range(len(scenario.cluster.parts))]
+        return _with_detail(slowest_replica(kinds), detail, finer)
     result = _folded(scenario, tried, detail, engine, lowering)
     return _with_detail(result or _whole(scenario, detail, engine, lowering), detail, finer)
 
@@ -218,15 +332,15 @@ def _folded(
         return None
     first, second, counts, exact = last
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
-    factor = expected_load_factor(scenario)
-    layout = Layout.of(scenario, schedule.stages_per_model, schedule.replicas, factor, ends_meet=schedule.ends_meet)
+    layout = layout_of(scenario, schedule, expected_load_factor(scenario))
     return extended(first, second, counts, layout, exact=exact)
 
 
-def _whole(scenario: Scenario, detail: Detail, engine: Engine, lowering: Lowering) -> Result:
+def _whole(scenario: Scenario, detail: Detail, engine: Engine, lowering: Lowering, replica: int = 0) -> Result:
     """Every op of the step replayed."""
     wanted = scenario.effects
-    priced = prepare(scenario, detail=detail, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering)
+    priced = prepare(scenario, detail=detail, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering,
+                     replica=replica)  # fmt: skip
     if engine == "longest_path":
         return interpret(priced, run(priced, engine))
     effects = engine_effects(scenario, np.array([price.latency_s for price in priced.prices]))
@@ -256,7 +370,15 @@ def repetitions_of(
     if routing_law(scenario) is not None:
         first = None
         priced, loaded = (
-            prepare(scenario, detail=detail, load_factor=f, expand=wanted.expand, transfers=wanted.needs_network, lowering=lowering)
+            prepare(
+                scenario,
+                detail=detail,
+                load_factor=f,
+                expand=wanted.expand,
+                transfers=wanted.needs_network,
+                lowering=lowering,
+                replica=priced.layout.replica,
+            )
             for f in (1.0, 2.0)
         )
         expert_layers = [sum(b.expert_parameters > 0 for b in blocks) for blocks in priced.layout.stage_blocks]

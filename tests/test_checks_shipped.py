@@ -20,7 +20,8 @@ FILES = sorted(data_dir("scenarios").glob("*.toml"))
 def test_shipped_scenarios_are_sound(path: Path) -> None:
     scenario = read_scenario(path)
     assert check_scenario(scenario, list(SCHEDULES)) == []
-    assert scenario.published
+    # No run over machines of several kinds is published with all that a scenario needs: that one is an example.
+    assert scenario.published or scenario.cluster.parts
     assert scenario.description
     model, _, layout = path.stem.partition("_")
     assert model

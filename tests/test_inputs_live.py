@@ -95,6 +95,12 @@ def _scenario(model: Table, plan: Table, training: Table | None = None, *, nodes
     return {"name": "base", "model": model, "cluster": cluster, "plan": plan, "training": {**STEP, **(training or {})}, **more}
 
 
+def _parts(nodes: int, plan: Table, **cluster: Any) -> Table:
+    parts = [{"hardware": "dgx-a100-80gb", "num_nodes": nodes}, {"hardware": "dgx-h100", "num_nodes": nodes}]
+    training = {**STEP, "global_batch_size": 64 * nodes}
+    return {"name": "base", "model": DENSE, "cluster": {"parts": parts, **cluster}, "plan": plan, "training": training}
+
+
 BASES: Final[Mapping[str, Table]] = {
     "pipeline": _scenario(DENSE, {"tp": 2, "pp": 4, "dp": 2}),
     "context": _scenario(DENSE, {"tp": 2, "cp": 4, "dp": 2}),
@@ -148,6 +154,9 @@ BASES: Final[Mapping[str, Table]] = {
         "contention": True, "expand": True, "repetitions": 2, "compute_sigma": 0.02, "dead_rails": [1],
         "link_faults": [{"link": "pcie:0.4>nic:0.4>leaf:4", "factor": 0.25, "period": "5 ms", "down": "2.5 ms"}],
     }),
+    "parts": _parts(1, {"tp": 4, "pp": 2}, parts_network={"bandwidth": "20 GB/s"}),
+    "stages of their own": _scenario(DENSE, {"stage_tp": [8, 4, 4], "pp": 3, "dp": 1}),
+    "parts of replicas": _parts(160, {"tp": 1}, parts_hold="replicas"),
 }  # fmt: skip
 """Small layouts that between them use every part."""
 
@@ -210,7 +219,12 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "cluster.hardware": ("dgx-a100-80g", "no such"),
     "plan.dp": (3, 64),  # refused: only the one that the cluster leaves is right
     "plan.schedule": tuple(SCHEDULES),
-    "plan.layers_per_stage": ((2, 2, 2, 2), (1, 3, 3, 1), (4, 4), (1,) * 8),
+    "cluster.parts[0].hardware": ("dgx-a100-40gb", "no such"),
+    "cluster.parts_network.bandwidth": ("10 GB/s",),
+    "cluster.parts_network.latency": ("1 ms",),
+    "plan.stage_tp": ((4, 8, 4), (8, 8)),
+    "plan.replica_microbatches": ((2, 6), (1, 1)),
+    "plan.layers_per_stage": ("auto", (2, 2, 2, 2), (1, 3, 3, 1), (4, 4), (1,) * 8),
     "plan.placement": tuple("-".join(order) for order in permutations(("tp", "cp", "ep", "dp", "pp")) if order[0] != "tp")[::17],
     "plan.recompute.modules": tuple((name,) for name in (*MODULES, "op")),
     "training.optimizer": tuple(KINDS),

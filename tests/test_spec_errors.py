@@ -13,12 +13,13 @@ from pydantic import BaseModel, ValidationError
 from simpar.errors import InputError
 from simpar.specs import base
 from simpar.specs.base import read_toml, validate
+from simpar.specs.cluster import ClusterSpec
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.hardware import HardwareProfile, profile_path
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec
 from simpar.specs.planfile import PlanFile
-from simpar.specs.scenario import ClusterSpec, Scenario
+from simpar.specs.scenario import Scenario
 from simpar.specs.training import TrainingSpec
 
 SPECS = (Scenario, PlanSpec, TrainingSpec, ClusterSpec, EffectsSpec, TransformerSpec, MlpSpec, CnnSpec, HardwareProfile, PlanFile)
@@ -71,7 +72,7 @@ def test_no_message_shows_inner_names(name: str) -> None:
         (PlanSpec, {"recompute": {"modles": 1}}, ["recompute.modles = 1: unknown field; did you mean 'modules'?"]),
         (PlanSpec, {"tp": "x", "offload": 3}, ["tp = 'x': must be a whole number", "offload = 3: must be a table"]),
         (PlanSpec, {"layers_per_stage": [1, "x"]}, ["layers_per_stage.1 = 'x': must be a whole number"]),
-        (PlanSpec, {"layers_per_stage": "x"}, ["layers_per_stage = 'x': must be a list"]),
+        (PlanSpec, {"layers_per_stage": "x"}, ["layers_per_stage = 'x': must be a list, or 'auto'"]),
         (TrainingSpec, {}, ["global_batch_size = None: is required"]),
         (
             ClusterSpec,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from simpar.errors import InputError
 from simpar.specs.hardware import HardwareProfile, load_hardware, profile_names
 from simpar.topology.cluster import Cluster
-from simpar.topology.describe import bisection_bytes_per_s, cluster_of, summary
+from simpar.topology.describe import bisection_bytes_per_s, clusters_of, summary
 from simpar.topology.fabrics import fabric_shape
 from simpar.topology.graph import build_graph
 from simpar.topology.levels import levels
@@ -359,18 +359,18 @@ def test_summary_is_plain_data() -> None:
     assert found["switches_on_longest_route"] == 5
 
 
-def test_cluster_of_a_profile_and_of_a_scenario(tmp_path: Path) -> None:
-    assert cluster_of("dgx-h100", 4) == (load_hardware("dgx-h100"), 4)
-    assert cluster_of("dgx-h100")[1] == 1
+def test_clusters_of_a_profile_and_of_a_scenario(tmp_path: Path) -> None:
+    assert clusters_of("dgx-h100", 4) == [(load_hardware("dgx-h100"), 4)]
+    assert clusters_of("dgx-h100")[0][1] == 1
     shipped = Path(__file__).resolve().parents[1] / "hardware_profiles" / "gb200-nvl72.toml"
-    assert cluster_of(shipped, 18)[0].domain_size == 72
+    assert clusters_of(shipped, 18)[0][0].domain_size == 72
     scenario = tmp_path / "s.toml"
     scenario.write_text(
         '[model]\nkind = "mlp"\ndepth = 4\nwidth = 256\n'
         '[cluster]\nhardware = "dgx-h100"\nnum_nodes = 3\noversubscription = 2.0\n'
         '[training]\nglobal_batch_size = 24\nprecision = "bf16"\n'
     )
-    hw, nodes = cluster_of(scenario)
+    ((hw, nodes),) = clusters_of(scenario)
     assert (nodes, hw.fabric.oversubscription) == (3, 2.0)
     with pytest.raises(InputError, match="at least 1"):
-        cluster_of(shipped, 0)
+        clusters_of(shipped, 0)

@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from simpar.errors import InputError, Violation
 from simpar.registry import unknown
 from simpar.specs.catalog import scenario_path
+from simpar.specs.cluster import ClusterSpec
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.plan import PlanSpec
-from simpar.specs.scenario import ClusterSpec, Scenario, as_published, make_scenario, read_table
+from simpar.specs.scenario import Scenario, as_published, make_scenario, read_table
 from simpar.specs.training import TrainingSpec
 
 Source: TypeAlias = str | Path | Mapping[str, Any] | Scenario

@@ -41,11 +41,12 @@ def scenarios(ctx: typer.Context, as_json: JsonOption = False) -> None:
 
 def _scenario_row(name: str, table: dict[str, Any]) -> dict[str, Any]:
     model, plan, cluster = table["model"], table.get("plan", {}), table["cluster"]
+    machines = cluster.get("parts", [cluster])
     degrees = [f"{key}{plan[key]}" for key in ("tp", "cp", "pp", "ep") if plan.get(key, 1) > 1]
     return {
         "name": name, "title": table.get("name", name), "model": model if isinstance(model, str) else model.get("name", "own"),
-        "machine": cluster["hardware"], "nodes": cluster["num_nodes"], "layout": " ".join(degrees) or "dp",
-        "framework": table.get("framework", "megatron-core"),
+        "machine": " + ".join(m["hardware"] for m in machines), "nodes": sum(m["num_nodes"] for m in machines),
+        "layout": " ".join(degrees) or "dp", "framework": table.get("framework", "megatron-core"),
     }  # fmt: skip
 
 

@@ -195,19 +195,24 @@ def topology(
     as_json: JsonOption = False,
 ) -> None:
     """The cluster's network: switches, links, bisection; --html draws it."""
-    from simpar.topology.describe import cluster_of, summary
+    from simpar.errors import InputError, Violation
+    from simpar.topology.describe import clusters_of, summary
 
-    hardware, nodes = cluster_of(scenario, num_nodes)
-    facts = summary(hardware, nodes)
+    clusters = clusters_of(scenario, num_nodes)
     if html is not None:
         from simpar.report.topology_view import write_topology_html
 
-        write_topology_html(hardware, nodes, html)
+        if len(clusters) > 1:
+            rule = f"draws machines of one kind, and the scenario has {len(clusters)} parts"
+            raise InputError([Violation("--html", str(html), rule, "name one of their profiles instead of the scenario")])
+        write_topology_html(*clusters[0], html)
         say_written(html)
     if as_json:
-        print_json(facts)
+        facts = [summary(*cluster) for cluster in clusters]
+        print_json(facts[0] if len(facts) == 1 else {"num_gpus": sum(f["num_gpus"] for f in facts), "parts": facts})
         return
     from simpar.report.step_table import show
     from simpar.report.topology_view import topology_report
 
-    show(topology_report(hardware, nodes))
+    for cluster in clusters:
+        show(topology_report(*cluster))

@@ -220,6 +220,19 @@ class LayoutPricer:
             host = max(price.seconds, host)
         return host
 
+    def layer_seconds(self, stage: int) -> list[float]:
+        """Forward and backward of one micro-batch of embedding, every layer and head (0 where there is none), as if they were on
+        this stage."""
+        blocks = [block for blocks in self.layout.stage_blocks for block in blocks]
+        found = [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
+        before = int(self.layout.network.embedding is not None)
+        layers = len(self.layout.network.layers)
+        return [sum(found[:before]), *found[before : before + layers], sum(found[before + layers :])]
+
+    def _block_seconds(self, block: LocalBlock, phase: str) -> float:
+        price = self.block(block, phase)
+        return max(price.seconds, self._launch_seconds(price, phase))
+
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
         gap = sum(self._gap(key.stage, block, key.phase) for block in range(key.first, key.last))
@@ -358,9 +371,13 @@ class LayoutPricer:
         return scaled(self.collectives.time(name, amount, placement), self.layout.calibration.communication)
 
     def _optimizer(self, key: OptimizerStep) -> KeyPrice:
+        return update_price(self.layout, self.stages_of_rank[key.rank], self._work, self.norm_s)
+
+    @cached_property
+    def norm_s(self) -> float:
+        """Seconds of the all-reduce of the gradients' norm."""
         layout = self.layout
-        norm = self._timed("all_reduce", 4.0, layout.placement("world")) if layout.mesh.world_size > 1 else ZERO
-        return update_price(layout, self.stages_of_rank[key.rank], self._work, norm.seconds)
+        return self._timed("all_reduce", 4.0, layout.placement("world")).seconds if layout.mesh.world_size > 1 else 0.0
 
     @cached_property
     def stages_of_rank(self) -> dict[int, list[int]]:

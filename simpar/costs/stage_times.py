@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from statistics import median_high
 
+from simpar.costs.mixed import MixedPricer
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Compute, PhaseLetter, Send
 
 
-def stage_times(pricer: LayoutPricer) -> dict[str, object]:
+def stage_times(pricer: LayoutPricer | MixedPricer) -> dict[str, object]:
     """Options of a schedule family that wants times: seconds of F, I and W of a stage, of a send, and memory by rank.
 
     Of times one value for all stages, the median one's, as the zero-bubble authors' runtime takes from its profile: the first

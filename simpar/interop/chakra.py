@@ -24,6 +24,7 @@ from simpar.parallel.work import Collective, ExpertExchange
 from simpar.program.program import OpKind
 from simpar.result.interpret import Priced
 from simpar.specs.scenario import Scenario
+from simpar.specs.stage_plan import check_one_kind
 from simpar.step import prepare, run
 
 MOST_NODES: Final = 5_000_000
@@ -264,8 +265,9 @@ def write(scenario: Scenario, out: Path) -> list[Path]:
     """Write step.<rank>.et of every rank and comm_groups.json into the folder `out`.
 
     Raises:
-        InputError: more nodes than can be written, or the folder cannot be.
+        InputError: parts of several kinds, more nodes than can be written, or the folder cannot be.
     """
+    check_one_kind(scenario, "the format has one kind of rank")
     priced = prepare(scenario, detail="op")
     found = graphs(priced)
     peers = Peers(priced, len(found))

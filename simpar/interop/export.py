@@ -15,6 +15,8 @@ from simpar.interop import axolotl, deepspeed, huggingface, megatron, nanotron, 
 from simpar.registry import Registry
 from simpar.searching.abilities import launched_as
 from simpar.specs.scenario import Scenario
+from simpar.specs.stage_plan import check_one_kind
+from simpar.step import decided
 
 Exporter = Callable[[Scenario], dict[str, str]]
 
@@ -42,7 +44,9 @@ def export_files(name: str, scenario: Scenario) -> dict[str, str]:
         UnknownNameError: no such format.
         InputError: everything of the scenario that the framework cannot run.
     """
-    return FORMATS[name](scenario)
+    exporter = FORMATS[name]
+    check_one_kind(scenario, "a launch script starts the same command with the same kernels on machines of one kind")
+    return exporter(decided(scenario))
 
 
 def can_launch(scenario: Scenario) -> bool:

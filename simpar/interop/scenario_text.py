@@ -37,7 +37,8 @@ def _differences(spec: BaseModel, keep: tuple[str, ...] = ()) -> dict[str, Any]:
             continue
         if value is None:
             continue
-        found[name] = _plain(value)
+        # A quantity is written with its unit.
+        found[name] = _plain(spec.model_dump(include={name})[name] if isinstance(value, float) else value)
     return found
 
 
@@ -80,6 +81,8 @@ def scenario_table(scenario: Scenario) -> dict[str, Any]:
         near = Path(scenario.file).parent / scenario.site if isinstance(scenario.site, str) and scenario.file else None
         found["site"] = _plain(scenario.site) if near is None or not near.is_file() else str(near.resolve())
     found["cluster"] = _differences(scenario.cluster, ("hardware", "num_nodes"))
+    if scenario.cluster.parts:
+        del found["cluster"]["hardware"], found["cluster"]["num_nodes"]  # they are the parts'
     keep = ("tp", "cp", "pp", "dp", "zero_stage", "schedule", "recompute")
     found["plan"] = _differences(scenario.plan, keep)
     training = ("sequence_length", "global_batch_size", "micro_batch_size", "precision", "optimizer")

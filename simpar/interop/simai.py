@@ -15,6 +15,7 @@ from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.pipeline import boundary_bytes
 from simpar.result.interpret import Priced
 from simpar.specs.scenario import Scenario
+from simpar.specs.stage_plan import check_one_kind
 from simpar.step import prepare, run
 
 _TYPES: Final = {"all_reduce": "ALLREDUCE", "all_gather": "ALLGATHER", "reduce_scatter": "REDUCESCATTER", "all_to_all": "ALLTOALL"}
@@ -35,8 +36,9 @@ def export(scenario: Scenario) -> dict[str, str]:
     """File name -> text: the workload.
 
     Raises:
-        InputError: a dimension that the format has no group for.
+        InputError: parts of several kinds, or a dimension that the format has no group for.
     """
+    check_one_kind(scenario, "the format has one kind of rank")
     plan = scenario.plan
     if plan.cp > 1:
         raise InputError([Violation("plan.cp", plan.cp, "SimAI's workload has no group of context-parallel ranks", "1")])

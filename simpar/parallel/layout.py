@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 
 from simpar.graph.casts import GATHERED, engine_casts
 from simpar.graph.kernels import KernelPlan
@@ -28,6 +30,7 @@ from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
+from simpar.specs.stage_plan import Host, hosts, joint_profile
 from simpar.specs.training import BASE_BYTES, TrainingSpec
 from simpar.topology.mesh import Mesh
 from simpar.topology.placement import GroupPlacement
@@ -104,6 +107,10 @@ class Layout:
         num_stages: virtual stages of one copy of the model.
         replicas: copies of the model in the pipeline (2: DualPipe).
         ends_meet: the schedule puts the first stage and the last on one rank.
+        alone: layouts of a mixed cluster's hosts (specs/stage_plan.py), each as if all stages were like its own.
+        ranks: pipeline rank of each model stage, of a mixed cluster.
+        replica: of which host's replicas this is the pipeline, where hosts hold replicas.
+        vocabulary_tp: tensor ranks that the vocabulary is padded for: of all stages, where they differ; 0 = tp.
     """
 
     scenario: Scenario
@@ -114,15 +121,66 @@ class Layout:
     replicas: int = 1
     load_factor: float = 1.0
     ends_meet: bool = False
+    alone: tuple[Layout, ...] = ()
+    ranks: tuple[int, ...] = ()
+    replica: int = 0
+    vocabulary_tp: int = 0
 
     @classmethod
     def of(
-        cls, scenario: Scenario, num_stages: int, replicas: int = 1, load_factor: float = 1.0, *, ends_meet: bool = False
-    ) -> Layout:
-        """The layout of a checked scenario cut into `num_stages` virtual stages."""
-        mesh = Mesh.of(scenario.plan, scenario.world_size)
+        cls, scenario: Scenario, num_stages: int, replicas: int = 1, load_factor: float = 1.0, *, ends_meet: bool = False,
+        ranks: Sequence[int] = (), replica: int = 0,
+    ) -> Layout:  # fmt: skip
+        """The layout of a checked scenario cut into `num_stages` virtual stages.
+
+        Args:
+            ranks: pipeline rank of each of them; none = dealt out in turn.
+            replica: of which host's replicas, where hosts hold replicas.
+        """
         spec = framework(scenario.framework, scenario.framework_version)
-        return cls(scenario, scenario.hardware, spec, mesh, num_stages, replicas, load_factor, ends_meet)
+        more = (num_stages, replicas, load_factor, ends_meet)
+        found = hosts(scenario)
+        if not found:
+            return cls(scenario, scenario.hardware, spec, Mesh.of(scenario.plan, scenario.world_size), *more)
+        widest = lcm(*(host.scenario.plan.tp for host in found))
+        alone = tuple(
+            cls(h.scenario, h.hardware, spec, Mesh.of(h.scenario.plan, h.scenario.world_size), *more, vocabulary_tp=widest)
+            for h in found
+        )
+        at = tuple(ranks) or tuple(stage % scenario.plan.pp for stage in range(num_stages))
+        # Of a mixed layout the mesh is that of its first host; all have the same dp, cp and pp.
+        return cls(scenario, joint_profile(found), spec, alone[0].mesh, *more, alone, at, replica)
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """What holds which pipeline ranks, of a mixed cluster."""
+        return hosts(self.scenario)
+
+    @property
+    def replicas_differ(self) -> bool:
+        """Hosts hold replicas: this is the pipeline of one kind of them."""
+        return self.scenario.cluster.parts_hold == "replicas"
+
+    def host_of(self, rank: int) -> int:
+        """The host of a pipeline rank of a mixed cluster."""
+        if self.replicas_differ:
+            return self.replica
+        return next(index for index, host in enumerate(self.hosts) if rank in host.ranks)
+
+    def of_rank(self, rank: int) -> Layout:
+        """What holds for a pipeline rank: its machines, its degrees, its kernels."""
+        return self.alone[self.host_of(rank)] if self.alone else self
+
+    @property
+    def kinds(self) -> tuple[tuple[Layout, range], ...]:
+        """Layouts of one kind of machine with the pipeline ranks that they hold for."""
+        if not self.alone or self.replicas_differ:
+            return ((self.of_rank(0), range(self.plan.pp)),)
+        return tuple((alone, host.ranks) for alone, host in zip(self.alone, self.hosts, strict=True))
+
+    def on(self, stage: int) -> Layout:
+        """What holds for a model stage."""
+        return self.of_rank(self.ranks[stage]) if self.alone else self
 
     @property
     def plan(self) -> PlanSpec:
@@ -137,7 +195,9 @@ class Layout:
     @cached_property
     def calibration(self) -> RunCalibration:
         """What published runs of this framework on this GPU add to the priced parts (nothing on a calibrated machine), with
-        what the cluster's own runs say on top."""
+        what the cluster's own runs say on top; of several kinds of GPU the least known one."""
+        if self.alone:
+            return max((layout.calibration for layout in self.alone), key=lambda c: c.expected_error)
         found = self.published_calibration
         found = measured_here(found) if self.hardware.calibrated else found
         return found if self.site is None else self.site.applied(found, self.kind)
@@ -160,7 +220,14 @@ class Layout:
     @cached_property
     def num_microbatches(self) -> int:
         """Micro-batches per step and data-parallel rank."""
+        if self.alone:
+            return self.of_rank(0).num_microbatches
         return self.training.global_batch_size // (self.training.micro_batch_size * self.mesh.dp)
+
+    @property
+    def microbatches_in_all(self) -> int:
+        """Micro-batches per step of all replicas."""
+        return self.training.global_batch_size // self.training.micro_batch_size
 
     @cached_property
     def attention_kernel(self) -> str:
@@ -198,11 +265,12 @@ class Layout:
     def network(self) -> Network:
         """The model as layer graphs of one micro-batch."""
         model, training = self.scenario.model, self.training
+        tp = self.vocabulary_tp or self.plan.tp
         if isinstance(model, ArchitectureSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, self.plan.tp)
+            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
             return layered_network(model, training.micro_batch_size, training.sequence_length, vocab)
         if isinstance(model, TransformerSpec):
-            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, self.plan.tp)
+            vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
             return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
@@ -289,6 +357,8 @@ class Layout:
     @cached_property
     def stage_blocks(self) -> tuple[tuple[LocalBlock, ...], ...]:
         """Blocks of each virtual stage on one rank, in order."""
+        if self.alone:
+            return tuple(self.on(index).stage_blocks[index] for index in range(self.num_stages))
         return tuple(tuple(self._blocks_of(stage)) for stage in self.stages)
 
     def _blocks_of(self, stage: StageLayers) -> list[LocalBlock]:
@@ -500,21 +570,18 @@ class Layout:
     @cached_property
     def model_flops(self) -> float:
         """FLOPs of one step, forward and backward, no recomputation, causal attention halved."""
-        micro = self.num_microbatches * self.mesh.dp
         total = sum(b.model_flops for blocks in self.stage_blocks for b in blocks)
-        return 3.0 * total * micro
+        return 3.0 * total * self.microbatches_in_all
 
     @cached_property
     def attention_model_flops(self) -> float:
         """The attention part of `model_flops` (causal); the non-causal convention counts it twice."""
-        micro = self.num_microbatches * self.mesh.dp
-        return 3.0 * sum(b.attention_flops for blocks in self.stage_blocks for b in blocks) * micro
+        return 3.0 * sum(b.attention_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
 
 
 def recomputed_flops(layout: Layout) -> float:
     """FLOPs per step that recomputation repeats (causal attention halved)."""
-    micro = layout.num_microbatches * layout.mesh.dp
-    return sum(block.repeated_flops for blocks in layout.stage_blocks for block in blocks) * micro
+    return sum(block.repeated_flops for blocks in layout.stage_blocks for block in blocks) * layout.microbatches_in_all
 
 
 __all__ = ["Layout", "recomputed_flops"]

@@ -37,7 +37,8 @@ def split_layers(num_layers: int, num_stages: int, plan: PlanSpec, *, ends_meet:
     Raises:
         InputError: a given split of the wrong length or sum.
     """
-    counts = list(plan.layers_per_stage or ())
+    # What is left to cost is even until it is decided (step.py).
+    counts = [] if plan.layers_per_stage == "auto" else list(plan.layers_per_stage or ())
     if counts:
         if len(counts) != num_stages or sum(counts) != num_layers:
             rule = f"needs {num_stages} numbers (pp x virtual_stages) that add up to {num_layers} layers"

@@ -34,6 +34,7 @@ from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
 from simpar.program.units import Units
 from simpar.schedules import Action, Phase, Schedule
+from simpar.specs.stage_plan import rank_gpus
 
 _KIND = {
     Phase.F: OpKind.FORWARD, Phase.B: OpKind.BACKWARD, Phase.I: OpKind.INPUT_GRADIENT, Phase.W: OpKind.WEIGHT_GRADIENT,
@@ -71,7 +72,6 @@ class _Lowering(Pipelines):
     def __init__(self, layout: Layout, schedule: Schedule, detail: Detail, units: Units) -> None:
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
-        self.one_queue = one_queue(layout)
         self.reductions: list[object] = []
 
     def start_gathers(self) -> None:
@@ -105,8 +105,7 @@ class _Lowering(Pipelines):
                         self.action(rank, action)
         self.copy = 0
         self.finish()
-        each = self.layout.mesh.world_size // self.schedule.num_ranks
-        counts = (each,) * self.schedule.num_ranks if not self.units.expanded else (1,) * self.layout.mesh.world_size
+        counts = rank_gpus(self.layout.scenario) if not self.units.expanded else (1,) * self.layout.mesh.world_size
         return self.builder.build(rank_count=counts)
 
     def inputs(self, leaf: Action) -> list[object]:
@@ -227,7 +226,7 @@ class _Lowering(Pipelines):
         elif index + ahead < len(pieces):
             self.issue_gather(leaf, pieces, index + ahead, letter)
         waits: list[object] = [("gather", stage, pieces[index][0], leaf.microbatch, letter)]
-        if self.one_queue and letter != "F" and index:
+        if one_queue(self.layout.on(self.model_stage(stage))) and letter != "F" and index:
             waits.append(("reduce", stage, pieces[index - 1][0], leaf.microbatch))
         return [key for key in waits if key in self.builder]
 
@@ -239,7 +238,7 @@ class _Lowering(Pipelines):
             # Not freed after the forward: the last group always stays (its backward is next).
             return
         ahead = self.layout.framework.data.fsdp_prefetch_groups
-        if letter == "F" and self.one_queue:
+        if letter == "F" and one_queue(self.layout.on(self.model_stage(stage))):
             ahead = 0
         deps: list[object] = []
         before = position - ahead - 1

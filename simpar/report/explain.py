@@ -92,7 +92,7 @@ Move = tuple[str, dict[str, Any], dict[str, Any]]
 def _moves(scenario: Scenario) -> Iterator[Move]:
     """Everything one step away from the scenario."""
     plan, training = scenario.plan, scenario.training
-    for name in ("tp", "pp", "cp"):
+    for name in ("tp", "pp", "cp") if plan.stage_tp is None else ():
         for value in _doubled_and_halved(getattr(plan, name)):
             again: dict[str, Any] = {name: value, "dp": None}
             if name == "pp":
@@ -142,6 +142,7 @@ def neighbours(now: Result) -> list[Neighbour]:
         for gone in (k for k, v in plan.items() if v is None):
             table["plan"].pop(gone, None)
         table["training"].update(training)
+        table["plan"].pop("replica_microbatches", None)  # shared out anew
         table["model"] = scenario.model.model_dump()
         try:
             result = simulate(make_scenario(table, file=scenario.file), detail="stage")

@@ -206,7 +206,7 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
         "step": result.step_time_s * factor,
         "kinds": [KINDS[k] for k in kinds] + ([FOLDED] if drawn.folded.any() else []),
         "roles": [s.title for s in roles],
-        "ticks": [f"rank {s.pipeline_rank}" + (" (slowest)" if s.pipeline else "") for s in roles],
+        "ticks": [f"rank {s.pipeline_rank}" + (" (slowest)" if s.pipeline else "") + _gpu(result, s.pipeline_rank) for s in roles],
         "lanes": [[round(lane.top, 4), round(lane.bottom, 4), lane.title] for lane in lanes],
         "lane": packed(drawn.lane, "int16"),
         "kind": packed(kind, "int8"),
@@ -219,6 +219,11 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
         "tables": [[[name, seconds * factor] for name, seconds in table] for table in tables],
         "notes": [text for text in (note, subset_note(result, roles)) if text],
     }
+
+
+def _gpu(result: Result, rank: int) -> str:
+    """What a pipeline rank runs on, where there is more than one kind."""
+    return f", {result.layout.of_rank(rank).hardware.gpu.name}" if result.layout.alone else ""
 
 
 def _labels(program: Program, drawn: Rectangles) -> list[str]:

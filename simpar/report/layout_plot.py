@@ -64,10 +64,17 @@ def layout_figure(result: Result) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def is_regular(result: Result) -> bool:
+    """Whether ranks lie on nodes as one mesh says: not where nodes, or pipeline ranks, have unequal numbers of GPUs."""
+    layout = result.layout
+    sizes = {host.hardware.gpus_per_node for host in layout.hosts}
+    return len(sizes) < 2 and layout.plan.stage_tp is None and not layout.replicas_differ
+
+
 def fleet(result: Result) -> dict[str, Any] | None:
     """Every node of a job too large for `layout_figure`, by the dimension that changes most slowly; None for a smaller job."""
     mesh, layout = result.layout.mesh, result.layout
-    if mesh.world_size <= MAX_RANKS:
+    if mesh.world_size <= MAX_RANKS or not is_regular(result):
         return None
     cluster, per_node = Cluster(layout.hardware, layout.scenario.cluster.num_nodes), layout.hardware.gpus_per_node
     slowest = "pp" if mesh.pp > 1 else "dp"

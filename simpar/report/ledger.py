@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import BlockOp, Compute, Key, LaunchGap, OptimizerStep, Overlapped
 from simpar.program.program import Program
 from simpar.report.shown import is_expanded
 from simpar.result.result import Result
-from simpar.step import cost_models
+from simpar.step import pricer_of
 
 Terms = tuple[tuple[str, float], ...]
 
@@ -20,8 +19,7 @@ def price_terms(result: Result) -> tuple[Terms, ...]:
     layout, program = result.layout, result.program
     if not all(isinstance(key, Key) for key in program.price_keys):
         return ((),) * len(program.price_keys)
-    kernels, collectives = cost_models(layout.scenario, layout.hardware)
-    pricer = LayoutPricer(layout, kernels, collectives)
+    pricer = pricer_of(layout)
     if any(isinstance(key, OptimizerStep) for key in program.price_keys):
         pricer.bind(*_stages(result))
     return tuple(pricer.price(key).terms for key in program.price_keys)  # type: ignore[arg-type]

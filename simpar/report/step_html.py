@@ -10,7 +10,7 @@ from simpar.output import write_file
 from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
 from simpar.report.page import Table, card, page, plot
-from simpar.report.step_table import advice, format_metric
+from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows
 from simpar.result.published import IN_SAMPLE, compare_published
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.architecture import TokenModel
@@ -52,7 +52,8 @@ def step_page(result: Result) -> str:
         parts.append(card("Communication: running and exposed", draw(communication), "half"))
     parts.append(card("Memory over the step", draw(memory_plot.over_time(result)), "half"))
     parts.append(card("Memory by pipeline rank", draw(memory_plot.by_rank(result)), "half"))
-    parts.append(card("Layout on the machine", draw(layout_plot.layout_figure(result)) + _placements(result), "half"))
+    if layout_plot.is_regular(result):
+        parts.append(card("Layout on the machine", draw(layout_plot.layout_figure(result)) + _placements(result), "half"))
     if (fleet := layout_plot.fleet(result)) is not None:
         parts.append(card("Every node of the job, pod by pod", draw(fleet)))
     interval = step_figures.interval(result)
@@ -60,6 +61,8 @@ def step_page(result: Result) -> str:
         low, high = result.step_interval.low, result.step_interval.high
         text = f"80 %: {format_seconds(low)} to {format_seconds(high)}. The categories whose constants widen it most:"
         parts.append(card("How sure the step time is", draw(interval), "half", text))
+    if rows := part_rows(result):
+        parts.append(card("Who does what", Table(PARTS_HEADS, rows, ()).html(), "half"))
     parts += [_peak(result), _tensors(result), _provenance(result), _published(result), _notes(result), "</div>"]
     return page(result.layout.scenario.name, "".join(parts), figures, chart)
 
@@ -70,7 +73,8 @@ def _head(result: Result) -> str:
     unit = "tokens" if isinstance(layout.scenario.model, TokenModel) else "samples"
     low, high = result.step_interval.low, result.step_interval.high
     worst = result.worst_rank
-    degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
+    tp = "/".join(map(str, plan.stage_tp or (plan.tp,)))
+    degrees = [f"tp {tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
     degrees += [f"virtual stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
     degrees += [f"ep {plan.ep}"] if plan.ep > 1 else []
     degrees += [f"ZeRO {plan.zero_stage}", result.schedule_name, f"{layout.num_microbatches} micro-batches"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from simpar.report.terms import terms_in
 from simpar.report.width import ByWidth
+from simpar.result.parts import parts_of
 from simpar.result.published import IN_SAMPLE, compare_published
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.scenario import Scenario
@@ -24,7 +25,8 @@ def _headline(result: Result) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     interval = result.step_interval
     plan, mesh = result.layout.plan, result.layout.mesh
-    degrees = [f"tp {plan.tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
+    tp = "/".join(map(str, plan.stage_tp or (plan.tp,)))
+    degrees = [f"tp {tp}", f"cp {plan.cp}", f"pp {plan.pp}", f"dp {mesh.dp}"]
     if plan.virtual_stages > 1:
         degrees.insert(3, f"v {plan.virtual_stages}")
     if plan.ep > 1:
@@ -60,6 +62,35 @@ def waterfall_table(result: Result, bar: int = _BAR) -> Table:
         table.add_row(name, f"{seconds:.4g}", f"{share:.1%}", blocks)
     table.add_row("step", f"{result.step_time_s:.4g}", "100 %", "", style="bold")
     return table
+
+
+PARTS_HEADS: Final = ("part", "holds", "computes", "fullest rank")
+
+
+def part_rows(result: Result) -> list[tuple[str, ...]]:
+    """A row of PARTS_HEADS for each part of a mixed cluster."""
+    found: list[tuple[str, ...]] = []
+    for part in parts_of(result):
+        if "replicas" in part:
+            holds = f"{part['replicas']} replicas of {part['num_microbatches']} micro-batches"
+        else:
+            ranks, layers = part["pipeline_ranks"], ", ".join(map(str, part["layers_per_stage"]))
+            which = f"ranks {ranks[0]} to {ranks[-1]}" if ranks[1:] else f"rank {ranks[0]}"
+            holds = f"pipeline {which}: {layers} layers"
+        full = "" if part["fits"] else ": DOES NOT FIT"
+        memory = f"{format_bytes(part['device_bytes'])} of {format_bytes(part['device_memory_bytes'])}{full}"
+        found.append((f"{part['num_gpus']:,} x {part['gpu']}", holds, format_seconds(part["busy_s"]), memory))
+    return found
+
+
+def _parts(result: Result) -> list[RenderableType]:
+    rows = part_rows(result)
+    table = Table(title="Who does what", title_justify="left", box=None, pad_edge=False)
+    for head in PARTS_HEADS:
+        table.add_column(head)
+    for row in rows:
+        table.add_row(*row)
+    return [table, Text("")] if rows else []
 
 
 def _memory(result: Result) -> Table:
@@ -123,7 +154,7 @@ def step_report(result: Result) -> RenderableType:
     waterfall = ByWidth(lambda width: waterfall_table(result, min(max(width - _BESIDE_BAR, 8), 3 * _BAR)))
     return Group(
         Text(result.layout.scenario.name, style="bold underline"), _headline(result), Text(""), waterfall, Text(""),
-        _memory(result), Text(""), told, _published(result), _assumptions(result),
+        *_parts(result), _memory(result), Text(""), told, _published(result), _assumptions(result),
         *(Text(f"note: {note}", style="yellow") for note in result.notes),
     )  # fmt: skip
 

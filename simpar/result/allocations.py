@@ -62,9 +62,10 @@ class Replays:
 
     def _requests(self, rank: int) -> list[Event]:
         if rank not in self._events:
-            events = rank_events(self._layout, self._held[rank], self._passes(rank))
+            layout = self._layout.of_rank(rank)
+            events = rank_events(layout, self._held[rank], self._passes(rank))
             if len(events) > MAX_EVENTS:
-                events = rank_events(self._layout, self._held[rank], self._passes(rank), thin=True)
+                events = rank_events(layout, self._held[rank], self._passes(rank), thin=True)
             self._events[rank] = events
         return self._events[rank]
 

@@ -7,6 +7,7 @@ from collections import Counter
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import Gemm, GroupedGemm
+from simpar.specs.stage_plan import rank_gpus
 
 _PEAKS = {"fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8"}
 """Dtypes of kernels -> whose peak they share."""
@@ -19,11 +20,24 @@ def mfu_peak_flops_per_s(layout: Layout) -> float:
 
 
 def ideal_seconds(layout: Layout) -> float:
-    """Seconds of a step that did its model FLOPs (forward, twice that backward) at peak on all GPUs and nothing else."""
-    counts = Counter(id(block) for blocks in layout.stage_blocks for block in blocks)
-    each = {id(block): block for blocks in layout.stage_blocks for block in blocks}
-    forward = sum(count * _forward_seconds(each[key], layout) for key, count in counts.items())
-    return 3.0 * forward * layout.num_microbatches * layout.mesh.dp / layout.mesh.world_size
+    """Seconds of a step that did its model FLOPs (forward, twice that backward) at peak on all GPUs and nothing else; of
+    replicas of several kinds, those that `layout` stands for."""
+    if layout.replicas_differ:
+        layout = layout.of_rank(0)
+    sizes, even = rank_gpus(layout.scenario), layout.scenario.world_size / layout.plan.pp
+    each: dict[tuple[int, int], float] = {}
+    counts: Counter[tuple[int, float]] = Counter()
+    for stage, blocks in enumerate(layout.stage_blocks):
+        own = layout.on(stage)
+        # The mean over pipeline ranks, each by its own GPUs.
+        share = even / sizes[layout.ranks[stage]] if layout.alone else 1.0
+        for block in blocks:
+            key = (id(block), id(own))
+            if key not in each:
+                each[key] = share * _forward_seconds(block, own)
+            counts[id(block), each[key]] += 1
+    forward = sum(count * seconds for (_, seconds), count in counts.items())
+    return 3.0 * forward * layout.microbatches_in_all / layout.scenario.world_size
 
 
 def _forward_seconds(block: LocalBlock, layout: Layout) -> float:

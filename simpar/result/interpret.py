@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,6 +71,27 @@ def interpret(priced: Priced, timeline: Timeline) -> Result:
         notes=(*scenario_notes(layout.scenario), *what_published_runs_add(layout),
                *what_the_site_adds(layout, breakdown, interval, accounting.makespan)),
     )  # fmt: skip
+
+
+def slowest_replica(kinds: Sequence[Result]) -> Result:
+    """The step of a job whose parts hold replicas of unequal speed: that of the slowest, for which the others wait.
+
+    Args:
+        kinds: the step of each part's replicas.
+    """
+    slowest = max(kinds, key=lambda kind: kind.step_time_s)
+    notes = []
+    for kind in kinds:
+        layout = kind.layout
+        host, waits = layout.hosts[layout.replica], slowest.step_time_s - kind.step_time_s
+        wait = f"wait {format_seconds(waits)} a step" if kind is not slowest else "are waited for"
+        full = "" if kind.fits else ", and do not fit in its memory"
+        notes.append(
+            f"{len(host.replicas)} replica{'s' * (len(host.replicas) > 1)} on {host.hardware.gpu.name}: "
+            f"{layout.num_microbatches} micro-batches each, {wait}{full}"
+        )
+    others = tuple(kind for kind in kinds if kind is not slowest)
+    return replace(slowest, others=others, notes=(*slowest.notes, *notes))
 
 
 def what_published_runs_add(layout: Layout) -> tuple[str, ...]:

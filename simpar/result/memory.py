@@ -307,28 +307,27 @@ def memory_over_time(
         held: pipeline rank -> model stages.
         roles: pipeline rank -> the role that stands for it.
     """
-    op, end, kind, amount = _events(layout, program, held)
-    time = np.where(end, timeline.finish[op], timeline.start[op]) if len(op) else np.zeros(0)
-    role = program.role[op] if len(op) else np.zeros(0, dtype=np.int64)
-    outside = outside_bytes(layout)
-    ranks = []
-    capacity = layout.hardware.gpu.memory.value
     replays = Replays(layout, held, lambda rank: _passes(layout, program, timeline, roles[rank]))
-    for rank in sorted(held):
-        mine = np.flatnonzero(role == roles[rank])
-        # Frees come before allocations of the same moment: a stream reuses what the op before it released.
-        order = mine[np.lexsort((amount[mine] > 0, time[mine]))]
-        delta = np.zeros((len(order) + 1, len(CATEGORIES)))
-        delta[np.arange(1, len(order) + 1), kind[order]] = amount[order]
-        times = np.concatenate([[0.0], time[order]])
-        static = static_state(layout, held[rank])
-        dynamic = np.cumsum(delta, axis=0)
-        timed = partial(_timed_passes, layout, program, timeline, roles[rank])
-        ranks.append(
-            RankMemory(rank, static, times, dynamic, outside, layout.framework.allocator.fragmentation, replays, capacity, timed)
-        )
-    replays.choose({r.rank: r.allocated_bytes for r in ranks})
-    return tuple(ranks)
+    found: list[RankMemory] = []
+    for own, ranks in layout.kinds:
+        op, end, kind, amount = _events(own, program, held)
+        time = np.where(end, timeline.finish[op], timeline.start[op]) if len(op) else np.zeros(0)
+        role = program.role[op] if len(op) else np.zeros(0, dtype=np.int64)
+        outside, capacity = outside_bytes(own), own.hardware.gpu.memory.value
+        for rank in ranks:
+            mine = np.flatnonzero(role == roles[rank])
+            # Frees come before allocations of the same moment: a stream reuses what the op before it released.
+            order = mine[np.lexsort((amount[mine] > 0, time[mine]))]
+            delta = np.zeros((len(order) + 1, len(CATEGORIES)))
+            delta[np.arange(1, len(order) + 1), kind[order]] = amount[order]
+            times = np.concatenate([[0.0], time[order]])
+            static = static_state(own, held[rank])
+            dynamic = np.cumsum(delta, axis=0)
+            timed = partial(_timed_passes, layout, program, timeline, roles[rank])
+            more = (outside, own.framework.allocator.fragmentation, replays, capacity, timed)
+            found.append(RankMemory(rank, static, times, dynamic, *more))
+    replays.choose({r.rank: r.allocated_bytes for r in found})
+    return tuple(found)
 
 
 def _in_order(program: Program, timeline: Timeline, role: int) -> IntArray:

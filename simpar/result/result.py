@@ -17,6 +17,7 @@ from simpar.result.accounting import Accounting, compute_counts
 from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import CATEGORIES, RankMemory
+from simpar.result.parts import parts_of
 from simpar.result.published import compare_published
 from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 from simpar.specs.site import TENTH
@@ -39,6 +40,7 @@ class Result:
         step_interval: of step_time_s; `moved` has the steps that it follows from.
         provenance: category -> how its prices are known.
         hidden_communication_s: busy seconds by dimension, mean over roles.
+        others: steps of the other parts' replicas, by themselves, where parts hold replicas: this is that of the slowest.
     """
 
     layout: Layout
@@ -56,6 +58,7 @@ class Result:
     moved: Moved
     notes: tuple[str, ...] = ()
     repetitions: Repetitions | None = None
+    others: tuple[Result, ...] = ()
 
     @property
     def step_time_s(self) -> float:
@@ -65,7 +68,7 @@ class Result:
     @property
     def world_size(self) -> int:
         """GPUs."""
-        return self.layout.mesh.world_size
+        return self.layout.scenario.world_size
 
     @cached_property
     def tokens_per_step(self) -> int:
@@ -124,22 +127,26 @@ class Result:
 
     @property
     def worst_rank(self) -> RankMemory:
-        """The pipeline rank that uses the most device memory."""
-        return max(self.memory, key=lambda m: m.device_bytes)
+        """The pipeline rank that comes closest to what its device has, or goes furthest past it."""
+        return max(self.memory, key=lambda m: m.device_bytes - m.capacity_bytes)
 
     @property
     def device_memory_bytes(self) -> float:
-        """Memory of one GPU."""
-        return self.layout.hardware.gpu.memory.value
+        """Memory of one GPU: of several kinds, that of the worst rank's."""
+        return self.worst_rank.capacity_bytes
 
     @property
     def fits(self) -> bool:
         """Whether every rank's reserved memory, context and NCCL fit the device."""
-        return self.worst_rank.device_bytes <= self.device_memory_bytes
+        return self.worst_rank.device_bytes <= self.device_memory_bytes and all(other.fits for other in self.others)
 
     def tensors(self, memory: RankMemory) -> list[Tensor]:
         """Every tensor that comes and goes on a rank, by name and lifetime."""
-        return [] if memory.timed_passes is None else tensors_of(self.layout, memory.timed_passes(), self.step_time_s)
+        return (
+            []
+            if memory.timed_passes is None
+            else tensors_of(self.layout.of_rank(memory.rank), memory.timed_passes(), self.step_time_s)
+        )
 
     def tensors_at_peak(self) -> list[dict[str, Any]]:
         """Of the fullest rank by name: how many are alive, their bytes, how long one lives on average; the largest first."""
@@ -200,10 +207,10 @@ class Result:
             "fits": self.fits,
             "world_size": self.world_size,
             "layout": {
-                "tp": plan.tp, "cp": plan.cp, "pp": plan.pp, "virtual_stages": plan.virtual_stages, "ep": plan.ep,
+                "tp": plan.stage_tp or plan.tp, "cp": plan.cp, "pp": plan.pp, "virtual_stages": plan.virtual_stages, "ep": plan.ep,
                 "etp": mesh.expert_tp, "dp": mesh.dp, "zero_stage": plan.zero_stage, "shard_size": plan.shard_size,
                 "micro_batch_size": self.layout.training.micro_batch_size, "num_microbatches": self.layout.num_microbatches,
-                "schedule": self.schedule_name, "sequence_parallel": self.layout.degrees.sequence_parallel,
+                "schedule": self.schedule_name, "sequence_parallel": self.layout.of_rank(0).degrees.sequence_parallel,
                 "recompute": plan.recompute if isinstance(plan.recompute, str) else plan.recompute.model_dump(),
                 "layers_per_stage": [s.count for s in self.layout.stages],
             },
@@ -225,6 +232,7 @@ class Result:
                     f"p{q}": float(np.quantile(self.repetitions.peak_memory_bytes, q / 100)) for q in (50, 90, 99)
                 },
             },
+            **({"parts": parts_of(self)} if self.layout.alone else {}),
             "published": [row.to_json() for row in compare_published(self)],
             "notes": list(self.notes),
             **self._site(),

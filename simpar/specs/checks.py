@@ -18,6 +18,7 @@ from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.recompute_modules import MODULES
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import too_large
+from simpar.specs.stage_plan import hosts, part_rules
 
 DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
 
@@ -81,12 +82,24 @@ def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -
     except InputError as error:
         found += error.violations or (Violation("site", scenario.site, str(error)),)
     try:
-        hardware = scenario.hardware
+        found += _machines(scenario)
     except InputError as error:
-        found.insert(0, Violation("cluster.hardware", scenario.cluster.hardware, str(error)))
-    else:
-        found += [*_cluster(scenario, hardware), *_batch(scenario), *_precision(scenario, hardware)]
+        where = "cluster.parts" if scenario.cluster.parts else "cluster.hardware"
+        found.insert(0, Violation(where, scenario.cluster.hardware, str(error)))
     return [Violation(v.field, v.value, v.rule, v.right, v.file or scenario.file) for v in found]
+
+
+def _machines(scenario: Scenario) -> list[Violation]:
+    """What the cluster and the plan demand of each other, part by part where there are parts."""
+    found = list(part_rules(scenario))
+    if found:
+        return found
+    alone = [(host.scenario, host.hardware) for host in hosts(scenario)] or [(scenario, scenario.hardware)]
+    for one, hardware in alone:
+        more = [*_cluster(one, hardware), *_precision(one, hardware), *(_model(one) if scenario.plan.stage_tp else ())]
+        found += [v for v in more if v not in found]
+    # Replicas of several kinds share the batch out as they like (specs/stage_plan.py).
+    return found if scenario.cluster.parts_hold == "replicas" else [*found, *_batch(alone[0][0])]
 
 
 def _divides(field: str, value: int, whole: int, what: str) -> Iterator[Violation]:
@@ -259,14 +272,15 @@ def _stages(plan: PlanSpec, layers: int) -> Iterator[Violation]:
     stages = model_stages(plan)
     given, less = plan.layers_per_stage, plan.first_stage_less_layers + plan.last_stage_less_layers
     if given is not None:
-        if len(given) != stages or sum(given) != layers:
+        if given != "auto" and (len(given) != stages or sum(given) != layers):
             rule = f"has {len(given)} stages with {sum(given)} layers in all"
             right = f"{stages} numbers (pp x virtual_stages) that add up to {layers}"
             yield Violation("plan.layers_per_stage", given, rule, right)
         if less or plan.embedding_alone:
             rule = "says how layers are split, and so do first/last_stage_less_layers and embedding_alone"
             yield Violation("plan.layers_per_stage", given, rule, "give one of them")
-        return
+        if given != "auto":
+            return
     if (less or plan.embedding_alone) and stages < (3 if plan.embedding_alone else 2):
         yield Violation("plan.pp", plan.pp, "uneven first and last stages need a pipeline", "at least 2 (3) stages")
         return

@@ -9,6 +9,7 @@ from simpar.specs.checks import layer_count, model_stages
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.stage_plan import hosts, part_notes
 
 
 def scenario_notes(scenario: Scenario) -> list[str]:
@@ -25,10 +26,11 @@ def scenario_notes(scenario: Scenario) -> list[str]:
     less = plan.first_stage_less_layers + plan.last_stage_less_layers
     if not plan.layers_per_stage and not plan.embedding_alone and (layers + less) % stages:
         notes.append(f"{layers} layers do not divide evenly over {stages} pipeline stages: some hold one more")
-    domain = scenario.hardware.domain_size
-    if plan.tp > domain:
-        notes.append(f"plan.tp {plan.tp} is wider than the scale-up domain of {domain} GPUs")
-    return [*notes, *_not_modelled(scenario), *_simplified(scenario)]
+    alone = [(h.scenario.plan.tp, h.hardware.domain_size) for h in hosts(scenario)] or [(plan.tp, scenario.hardware.domain_size)]
+    for tp, domain in dict.fromkeys(alone):
+        if tp > domain:
+            notes.append(f"plan.tp {tp} is wider than the scale-up domain of {domain} GPUs")
+    return [*notes, *part_notes(scenario), *_not_modelled(scenario), *_simplified(scenario)]
 
 
 def _not_modelled(scenario: Scenario) -> Iterator[str]:

@@ -42,6 +42,8 @@ class PlanSpec(Spec):
 
     tp: Degree = 1
     """Tensor parallel."""
+    stage_tp: tuple[Degree, ...] | None = None
+    """Tensor parallel of each pipeline rank, instead of tp; with it dp is stated. none = tp on all."""
     sequence_parallel: bool = True
     """Megatron's: activations outside the tensor-parallel region are split along the sequence; no effect at tp = 1."""
     cp: Degree = 1
@@ -68,8 +70,12 @@ class PlanSpec(Spec):
     """Name of a pipeline schedule, a path to a torch schedule CSV, or auto (1f1b, interleaved with virtual stages)."""
     microbatch_group_size: Degree | None = None
     """interleaved: micro-batches per group; none = pp."""
-    layers_per_stage: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """Transformer layers of each virtual stage in stage order; none = as even as possible."""
+    replica_microbatches: tuple[Degree, ...] | Literal["auto"] = "auto"
+    """Micro-batches of each replica of a part, one number per part, where cluster.parts_hold = "replicas"; auto = what makes their
+    times most alike."""
+    layers_per_stage: tuple[Annotated[int, Field(ge=0)], ...] | Literal["auto"] | None = None
+    """Transformer layers of each virtual stage in stage order; none = as even as possible; auto = so that all take as long,
+    on their own machines and within their memory."""
     first_stage_less_layers: Annotated[int, Field(ge=0)] = 0
     """Layers fewer on the first stage than the even share."""
     last_stage_less_layers: Annotated[int, Field(ge=0)] = 0

@@ -5,51 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from simpar.boundary import reader, toml_value
 from simpar.errors import InputError, Violation
 from simpar.specs.architecture import ModelSpec
 from simpar.specs.base import Spec, read_toml, validate
 from simpar.specs.catalog import scenario_path
+from simpar.specs.cluster import ClusterSpec
 from simpar.specs.effects import EffectsSpec
-from simpar.specs.hardware import HardwareProfile, load_hardware
-from simpar.specs.node_size import with_gpus_per_node
+from simpar.specs.hardware import HardwareProfile
 from simpar.specs.plan import PlanSpec
 from simpar.specs.site import Site, site_beside
 from simpar.specs.training import TrainingSpec
-
-Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
-"""What if: a multiple."""
-
-
-class ClusterSpec(Spec):
-    """Which machines, how many."""
-
-    hardware: str
-    """A name in hardware_profiles/ or a path to a profile."""
-    num_nodes: Annotated[int, Field(gt=0)]
-    """Machines."""
-    num_gpus: Annotated[int, Field(gt=0)] | None = None
-    """Fewer than all the nodes' GPUs, for part of a node; none = all."""
-    gpus_per_node: Annotated[int, Field(gt=0)] | None = None
-    """Overrides the profile's; adapters follow with their number per GPU, and so does a scale-up domain of one node."""
-    oversubscription: Annotated[float, Field(ge=1)] | None = None
-    """Overrides the fabric's leaf-to-spine ratio."""
-    pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
-    """Overrides the ratio between pods."""
-    nics_per_node: Annotated[int, Field(gt=0)] | None = None
-    """Overrides the number of adapters."""
-    sharp: bool = False
-    """The network's switches reduce (SHARP, NCCL_COLLNET_ENABLE=1): a licence and a setting of the job, off by default."""
-    memory_scale: Scale = 1.0
-    """What if: device memory, as a multiple of the profile's."""
-    scale_up_bandwidth_scale: Scale = 1.0
-    """What if: links inside the scale-up domain, as a multiple of the profile's."""
-    nic_bandwidth_scale: Scale = 1.0
-    """What if: each adapter, as a multiple of the profile's."""
 
 
 class Published(Spec):
@@ -103,51 +71,21 @@ class Scenario(Spec):
 
     @property
     def hardware(self) -> HardwareProfile:
-        """The cluster's profile, with the cluster's overrides applied."""
-        profile = load_hardware(self.cluster.hardware)
-        if self.cluster.gpus_per_node:
-            profile = with_gpus_per_node(profile, self.cluster.gpus_per_node)
-        fabric = {
-            key: value for key in ("oversubscription", "pod_oversubscription") if (value := getattr(self.cluster, key)) is not None
-        }
-        changes: dict[str, Any] = {}
-        if fabric:
-            changes["fabric"] = profile.fabric.model_copy(update=fabric)
-        if self.cluster.nics_per_node:
-            changes["nic"] = profile.nic.model_copy(update={"count": self.cluster.nics_per_node})
-        for part, field, scale in (
-            ("gpu", "memory", self.cluster.memory_scale),
-            ("scale_up", "bandwidth", self.cluster.scale_up_bandwidth_scale),
-            ("nic", "bandwidth", self.cluster.nic_bandwidth_scale),
-        ):
-            if scale != 1.0:
-                old = changes.get(part, getattr(profile, part))
-                number = getattr(old, field)
-                source = f"{number.source}, times {scale:g}"
-                number = number.model_copy(update={"value": number.value * scale, "kind": "assumed", "source": source})
-                changes[part] = old.model_copy(update={field: number})
-        domain = filled_domain(profile, self.cluster.num_gpus or self.cluster.num_nodes * profile.gpus_per_node)
-        if domain != profile.domain_size:
-            scale_up = changes.get("scale_up", profile.scale_up)
-            changes["scale_up"] = scale_up.model_copy(update={"domain_size": domain})
-        return profile.model_copy(update=changes) if changes else profile
+        """The cluster's profile, with the cluster's overrides applied.
+
+        Raises:
+            InputError: pipeline ranks or replicas are of several kinds (`specs/stage_plan.py` has the hardware of each).
+        """
+        from simpar.specs.stage_plan import check_one_kind
+
+        check_one_kind(self, "only simpar simulate, explain, compare and simpar.sweep know pipelines of several kinds")
+        gpus = self.cluster.num_gpus or self.cluster.own_gpus
+        return self.cluster.profile(gpus)
 
     @property
     def world_size(self) -> int:
         """GPUs used."""
-        return self.cluster.num_gpus or self.cluster.num_nodes * self.hardware.gpus_per_node
-
-
-def filled_domain(profile: HardwareProfile, world_size: int) -> int:
-    """GPUs of each scale-up domain that a job of `world_size` uses.
-
-    A job larger than a rack-wide domain takes as many nodes of every rack, so that its groups do not straddle racks: the most
-    whole nodes whose GPUs divide the job (64 of an NVL72 for 512 GPUs). Domains of one node, and jobs inside one rack, fill up.
-    """
-    domain, node = profile.domain_size, profile.gpus_per_node
-    if domain <= node or world_size <= domain or profile.scale_up.torus:
-        return domain
-    return next((d for d in range(domain - domain % node, node, -node) if world_size % d == 0), domain)
+        return self.cluster.num_gpus or sum(part.own_gpus for part in self.cluster.parts or (self.cluster,))
 
 
 def apply_override(table: dict[str, Any], assignment: str) -> None:
@@ -224,11 +162,10 @@ def make_scenario(table: dict[str, Any], *, file: str = "") -> Scenario:
     wrong_model: list[Violation] = []
     if "model" in table:
         table["model"], wrong_model = _model_table(table["model"], base, file)
-    cluster = table.get("cluster")
-    if isinstance(cluster, dict) and str(cluster.get("hardware", "")).endswith(".toml"):
-        relative = base / str(cluster["hardware"])
-        if relative.is_file():
-            table["cluster"] = {**cluster, "hardware": str(relative)}
+    if isinstance(cluster := table.get("cluster"), dict):
+        table["cluster"] = _beside(cluster, base)
+        if isinstance(parts := cluster.get("parts"), list | tuple):
+            table["cluster"]["parts"] = [_beside(part, base) if isinstance(part, dict) else part for part in parts]
     table.setdefault("name", Path(file).stem if file else "scenario")
     try:
         scenario = validate(Scenario, {**table, "file": file}, file=file)
@@ -238,6 +175,13 @@ def make_scenario(table: dict[str, Any], *, file: str = "") -> Scenario:
     if violations:
         raise InputError(violations)
     return scenario
+
+
+def _beside(machines: dict[str, Any], base: Path) -> dict[str, Any]:
+    """A table of machines whose profile, where it is a file beside the scenario, is named by its path."""
+    name = str(machines.get("hardware", ""))
+    relative = base / name
+    return {**machines, "hardware": str(relative)} if name.endswith(".toml") and relative.is_file() else dict(machines)
 
 
 def _model_table(model: object, base: Path, file: str) -> tuple[dict[str, Any], list[Violation]]:

@@ -10,6 +10,7 @@ from simpar.specs.base import read_toml
 from simpar.specs.catalog import scenario_names, scenario_path
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import read_scenario
+from simpar.specs.stage_plan import hosts
 from simpar.topology.cluster import Cluster
 from simpar.topology.graph import nvswitches
 from simpar.topology.levels import levels
@@ -34,15 +35,16 @@ def bisection_bytes_per_s(cluster: Cluster) -> float:
     return half * live * net.slot_bytes_per_s / over
 
 
-def cluster_of(path: str | Path, num_nodes: int | None = None) -> tuple[HardwareProfile, int]:
-    """The machine and the number of nodes that the file at `path`, a scenario or a hardware profile, describes.
+def clusters_of(path: str | Path, num_nodes: int | None = None) -> list[tuple[HardwareProfile, int]]:
+    """The machines, each with the number of nodes, that the file at `path`, a scenario or a hardware profile, describes: one kind,
+    or those of a scenario's parts.
 
     Args:
         path: a TOML file, or the name of a shipped profile or scenario.
         num_nodes: for a profile (1 if not given); a scenario has its own, which this overrides.
 
     Raises:
-        InputError: the file breaks a rule, or fewer than one node.
+        InputError: the file breaks a rule, fewer than one node, or a number of nodes for several parts.
     """
     if num_nodes is not None and num_nodes < 1:
         raise InputError([Violation("num_nodes", num_nodes, "must be at least 1")])
@@ -50,11 +52,14 @@ def cluster_of(path: str | Path, num_nodes: int | None = None) -> tuple[Hardware
     if str(path) in scenario_names():
         file = scenario_path(path)
     elif file.suffix != ".toml" and not file.is_file():
-        return load_hardware(str(path)), num_nodes or 1
+        return [(load_hardware(str(path)), num_nodes or 1)]
     if "gpu" in read_toml(file):
-        return load_hardware(str(file)), num_nodes or 1
+        return [(load_hardware(str(file)), num_nodes or 1)]
     scenario = read_scenario(file)
-    return scenario.hardware, num_nodes or scenario.cluster.num_nodes
+    parts = [(host.hardware, part.num_nodes) for host, part in zip(hosts(scenario), scenario.cluster.parts, strict=True)]
+    if parts and num_nodes is not None:
+        raise InputError([Violation("--num-nodes", num_nodes, "the scenario has parts, each with its own", "leave it out")])
+    return parts or [(scenario.hardware, num_nodes or scenario.cluster.num_nodes)]
 
 
 def summary(hardware: HardwareProfile | Cluster, num_nodes: int | None = None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.stage_plan import rank_gpus
 from simpar.step import interpret, prepare, run, simulate
 
 PRICES_ONLY = {
@@ -38,17 +39,17 @@ def shape_of(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[object
         scenario.name, scenario.framework, scenario.framework_version, detail,
         layout.plan.model_dump_json(exclude=PRICES_ONLY), layout.num_stages, layout.replicas,
         schedule.name, schedule.num_ranks, schedule.num_microbatches, schedule.stage_to_rank,
-        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, one_queue(layout),
+        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, *(one_queue(layout.on(s)) for s in stages),
         tuple(len(b) for b in layout.stage_blocks),
         tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),
     )  # fmt: skip
 
 
-def with_ranks(program: Program, ranks_per_role: int) -> Program:
-    """`program` where every role stands for another number of ranks; what was worked out about it is kept."""
-    if all(count == ranks_per_role for count in program.rank_count):
+def with_ranks(program: Program, ranks: tuple[int, ...]) -> Program:
+    """`program` where each role stands for another number of ranks; what was worked out about it is kept."""
+    if program.rank_count == ranks:
         return program
-    found = replace(program, rank_count=(ranks_per_role,) * len(program.rank_count))
+    found = replace(program, rank_count=ranks)
     own = {field.name for field in fields(program)}
     found.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
     return found
@@ -77,7 +78,7 @@ class Programs:
             self._kept.move_to_end(key)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return with_ranks(found, layout.mesh.world_size // schedule.num_ranks)
+        return with_ranks(found, rank_gpus(layout.scenario))
 
 
 def step_of(scenario: Scenario, lowering: Programs) -> Result:
@@ -86,7 +87,7 @@ def step_of(scenario: Scenario, lowering: Programs) -> Result:
     Raises:
         InputError: the plan cannot be run at all.
     """
-    if scenario.effects != EffectsSpec():
+    if scenario.effects != EffectsSpec() or scenario.cluster.parts_hold == "replicas":
         return simulate(scenario, detail="stage", lowering=lowering)
     priced = prepare(scenario, detail="stage", lowering=lowering)
     slowed = bool(np.any(priced.table.interference > 0.0))

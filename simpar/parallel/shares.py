@@ -1,0 +1,88 @@
+"""Work shared out so that all take as long: layers over pipeline stages, micro-batches over replicas of unequal speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise, product
+from math import floor, inf
+
+Line = tuple[float, float]
+"""Seconds that a step takes with no micro-batch, and with each more."""
+
+
+def shared_microbatches(
+    replicas: Sequence[int], total: int, lines: Sequence[Line], allowed: Callable[[int, int], bool]
+) -> tuple[int, ...] | None:
+    """Micro-batches of each replica of every kind, so that the slowest kind's step is the shortest; None where no whole numbers do.
+
+    Args:
+        replicas: of each kind.
+        total: micro-batches of all of them.
+        lines: of each kind.
+        allowed: whether a kind's pipeline can run so many.
+
+    >>> shared_microbatches((1, 1), 12, ((0.0, 1.0), (0.0, 2.0)), lambda kind, count: True)
+    (8, 4)
+    """
+    # Equal times t give (t - base) / each micro-batches to a replica; those of all add up to the total.
+    rate = sum(n / each for n, (_, each) in zip(replicas, lines, strict=True))
+    at = (total + sum(n * base / each for n, (base, each) in zip(replicas, lines, strict=True))) / rate
+    reach = 2 * max(replicas) + 2
+    wanted = [floor((at - base) / each) for base, each in lines[:-1]]
+    ranges = [range(max(w - reach, 1), w + reach + 1) for w in wanted]
+    best: tuple[float, tuple[int, ...]] = (inf, ())
+    for counts in product(*ranges):
+        left = total - sum(n * m for n, m in zip(replicas[:-1], counts, strict=True))
+        found = (*counts, left // replicas[-1])
+        if left < replicas[-1] or left % replicas[-1] or not all(allowed(kind, m) for kind, m in enumerate(found)):
+            continue
+        slowest = max(base + each * m for (base, each), m in zip(lines, found, strict=True))
+        best = min(best, (slowest, found))
+    return best[1] or None
+
+
+def shared_layers(costs: Sequence[Sequence[float]], ends: Sequence[float], most: Sequence[int]) -> tuple[int, ...] | None:
+    """Layers of each stage, a run of them each, so that the slowest stage is the fastest and the others are as even as can be.
+
+    Args:
+        costs: seconds of every layer on each stage, float [stages][layers].
+        ends: seconds that a stage takes beside its layers (embedding, head).
+        most: layers that a stage has memory for.
+
+    Returns:
+        None where the stages have no room for all layers.
+
+    >>> shared_layers([[1.0] * 9, [2.0] * 9], [0.0, 0.0], [9, 9])
+    (6, 3)
+    """
+    layers = len(costs[0])
+    sums = [[0.0, *accumulate(row)] for row in costs]
+
+    def best(measure: Callable[[float], float], join: Callable[[float, float], float], limit: float) -> tuple[float, list[int]]:
+        """The least joined measure of all stages' times within `limit`, and where each stage begins."""
+        reached, begins = [inf] * (layers + 1), list[list[int]]()
+        reached[0] = 0.0
+        for stage, row in enumerate(sums):
+            after, begin = [inf] * (layers + 1), [0] * (layers + 1)
+            for end in range(layers + 1):
+                for first in range(max(end - most[stage], 0), end + 1):
+                    seconds = ends[stage] + row[end] - row[first]
+                    if reached[first] < inf and seconds <= limit:
+                        value = join(reached[first], measure(seconds))
+                        if value < after[end]:
+                            after[end], begin[end] = value, first
+            reached = after
+            begins.append(begin)
+        cuts = [layers]
+        for begin in reversed(begins):
+            cuts.append(begin[cuts[-1]])
+        return reached[layers], cuts[::-1]
+
+    slowest, _ = best(lambda seconds: seconds, max, inf)
+    if slowest == inf:
+        return None
+    _, cuts = best(lambda seconds: seconds**2, lambda a, b: a + b, slowest * (1.0 + 1e-12))
+    return tuple(b - a for a, b in pairwise(cuts))
+
+
+__all__ = ["shared_layers", "shared_microbatches"]
