@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from simpar.program.program import PriceTable
+from simpar.engine.slowed_paths import makespans
+from simpar.program.program import PriceTable, Program
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.find import Watch, find
-from simpar.searching.graph import Graph
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.parts import Wish
-from simpar.searching.replay import makespans
 from simpar.searching.request import make_space
 from simpar.searching.sheets import Design
 from simpar.searching.space import Space
@@ -87,13 +86,13 @@ def path_rates(branch: Branch, layouts: list[Choice]) -> dict[str, float]:
 
 
 def sweep_each(branch: Branch, layouts: list[Choice]) -> None:
-    """The longest path of every layout, by graph."""
-    found: dict[int, tuple[Graph, list[PriceTable]]] = {}
+    """The longest path of every layout, by program."""
+    found: dict[int, tuple[Program, list[PriceTable]]] = {}
     for choice in layouts:
         step, table = branch.tiers.prices(choice)
-        found.setdefault(id(step.graph), (step.graph, []))[1].append(table)
-    for graph, tables in found.values():
-        makespans(graph, np.array([t.seconds for t in tables]), np.array([t.interference for t in tables]))
+        found.setdefault(id(step.program), (step.program, []))[1].append(table)
+    for program, tables in found.values():
+        makespans(program, np.array([t.seconds for t in tables]), np.array([t.interference for t in tables]))
 
 
 def path_layouts(large: bool, schedule: str, chunks: int, count: int) -> tuple[Branch, list[Choice]]:

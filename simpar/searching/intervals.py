@@ -1,12 +1,12 @@
-"""The upper end of a layout's 80 % interval before it is simulated: what `result.interpret` finds, on the search's own graphs."""
+"""The upper end of a layout's 80 % interval before it is simulated: what `result.interpret` finds, on shared programs."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from simpar.engine.longest_path import longest_path_batch
 from simpar.result.interval import together
 from simpar.searching.choice import Choice
-from simpar.searching.replay import makespans
 from simpar.searching.tiers import Tiers
 
 
@@ -28,7 +28,7 @@ class Intervals:
         interference, add up in quadrature with what the calibration leaves open.
         """
         step, seconds = self.tiers.raised(choice)
-        spans = makespans(step.graph, seconds, np.zeros_like(seconds))
+        spans = longest_path_batch(step.program, seconds)
         return float(time_s * together(np.maximum(spans[1:], spans[0]) / spans[0], self.unseen) ** self.factor)
 
 
