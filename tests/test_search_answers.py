@@ -120,7 +120,7 @@ def test_a_corner_that_misses_a_limit_is_not_simulated_whole(found: Answer) -> N
     reason = why(small_space(), Wish(constraints=limit), "pp=2", found.best.scored.choice)
     assert reason.result is not None
     assert reason.missed[0].startswith("bubble_fraction <= 0.0001 (0.")
-    assert reason.account.evaluated["discrete_event"] <= 5
+    assert reason.account.evaluated["simulated"] <= 5
     assert reason.size > 30
 
 

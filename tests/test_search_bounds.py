@@ -15,9 +15,8 @@ from simpar.schedules import SCHEDULES, Phase
 from simpar.searching import axes
 from simpar.searching.branch import Branch, on_device
 from simpar.searching.choice import Choice
-from simpar.searching.dual import dual_passes
 from simpar.searching.incumbents import Incumbents
-from simpar.searching.shapes import shape_of
+from simpar.searching.shapes import paired_passes, shape_of
 from simpar.searching.sheets import Design
 from simpar.step import simulate
 
@@ -137,7 +136,7 @@ def test_every_rank_ends_with_the_last_backward_of_its_first_stage(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
-def test_passes_of_dual_schedules_are_counted_without_their_order(name: str) -> None:
+def test_passes_of_dual_schedules_are_those_of_their_order(name: str) -> None:
     columns = {Phase.F: 0, Phase.B: 2, Phase.I: 4, Phase.W: 5}
     for p, m in RANKS_AND_MICROBATCHES:
         v = 2 if name == "dualpipe-v" else 1
@@ -149,7 +148,7 @@ def test_passes_of_dual_schedules_are_counted_without_their_order(name: str) -> 
             for action in row:
                 for leaf in action.leaves:
                     counted[columns[leaf.phase] + (len(action.leaves) > 1), rank, schedule.model_stage(leaf.stage)] += 1
-        assert (dual_passes(shape, m) == counted).all()
+        assert (paired_passes(schedule) == counted).all()
 
 
 def test_uneven_routing_is_drawn_for_the_tokens_of_each_batch() -> None:

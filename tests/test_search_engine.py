@@ -29,7 +29,7 @@ EACH = 5
 @cache
 def tiers_of(name: str) -> Tiers:
     """Programs of a case's space."""
-    return Tiers(Pricing(space_of(**CASES[name])))
+    return Tiers.of(Pricing(space_of(**CASES[name])))
 
 
 @cache

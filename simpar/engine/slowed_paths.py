@@ -16,8 +16,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from simpar.engine.timeline import Timeline
 from simpar.errors import InternalError
-from simpar.program.program import FloatArray, Program
+from simpar.program.program import FloatArray, PriceTable, Program
 
 Queue = list[tuple[FloatArray, FloatArray]]
 """What a stream runs, one after the other: ends and how much each slows compute, float arrays [candidates]."""
@@ -124,7 +125,30 @@ def _loud_streams(graph: _Order, interference: FloatArray) -> frozenset[int]:
     return frozenset(s for s, p in zip(graph.stream, graph.price, strict=True) if s >= 0 and loud[p])
 
 
+def timeline(program: Program, prices: PriceTable) -> Timeline:
+    """When every op of a folded program runs, compute slowed by communication beside it: SimPy's times without its clock.
+
+    Raises:
+        DeadlockError: the program has a cycle.
+    """
+    graph, streams = _Order.of(program), _loud_streams(_Order.of(program), prices.interference[None])
+    begin, finish = _sweep(graph, prices.seconds.tolist(), prices.interference.tolist(), streams)
+    return Timeline(program, np.array(begin), np.array(finish))
+
+
 def _one(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int], *, waits: bool) -> float:
+    begin, finish = _sweep(graph, seconds, factors, streams)
+    if waits:
+        return max(finish, default=0.0)
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for role, start, end in zip(graph.role, begin, finish, strict=True):
+        first[role], last[role] = min(first.get(role, start), start), max(last.get(role, end), end)
+    return max((last[role] - first[role] for role in first), default=0.0)
+
+
+def _sweep(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int]) -> tuple[list[float], list[float]]:
+    """Start and finish of every op."""
     finish = [0.0] * len(graph.preds)
     begin = list(finish)
     busy: dict[int, dict[int, list[tuple[float, float]]]] = {}
@@ -149,13 +173,7 @@ def _one(graph: _Order, seconds: list[float], factors: list[float], streams: fro
                 queue[-1] = (end, factors[key])
             else:
                 queue.append((end, factors[key]))
-    if waits:
-        return max(finish, default=0.0)
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    for role, start, end in zip(graph.role, begin, finish, strict=True):
-        first[role], last[role] = min(first.get(role, start), start), max(last.get(role, end), end)
-    return max((last[role] - first[role] for role in first), default=0.0)
+    return begin, finish
 
 
 def _follow(start: float, work: float, streams: dict[int, list[tuple[float, float]]]) -> float:
@@ -286,4 +304,4 @@ def _slowed_by_several(start: FloatArray, work: FloatArray, queues: list[Queue])
     return now + left
 
 
-__all__ = ["makespans"]
+__all__ = ["makespans", "timeline"]

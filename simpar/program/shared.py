@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from simpar.parallel.layout import Layout
 from simpar.program.lower import one_queue
 from simpar.program.pipelines import Detail
+from simpar.program.program import Program
 from simpar.schedules import Schedule
 
 PRICES_ONLY = {
@@ -28,3 +31,13 @@ def program_key(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[obj
         tuple(len(b) for b in layout.stage_blocks),
         tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),
     )  # fmt: skip
+
+
+def with_ranks(program: Program, ranks_per_role: int) -> Program:
+    """`program` where every role stands for another number of ranks; what was worked out about it is kept."""
+    if all(count == ranks_per_role for count in program.rank_count):
+        return program
+    found = replace(program, rank_count=(ranks_per_role,) * len(program.rank_count))
+    own = {field.name for field in fields(program)}
+    found.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
+    return found

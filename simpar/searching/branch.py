@@ -106,7 +106,8 @@ class Branch:
     ) -> None:
         self.space = space
         self.pricing = pricing or Pricing(space)
-        self.tiers = Tiers(self.pricing)
+        self.tiers = Tiers.of(self.pricing)
+        self._swept_before = self.tiers.swept
         self.account = Account()
         self.incumbents = incumbents or Incumbents(keep)
         self.examine = examine
@@ -173,7 +174,7 @@ class Branch:
         single = not self.incumbents.front
         while self.heap:
             key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
-            self.account.evaluated["longest_path"] = self.tiers.swept
+            self.account.evaluated["longest_path"] = self.tiers.swept - self._swept_before
             if single and self.incumbents.beats(key):
                 waiting = sum(int(sheet.weight[at]) for pool in self.pools.values() for *_, sheet, at in pool)
                 self.account.rejected[BOUND] += count + waiting + sum(entry[5] for entry in self.heap)
@@ -190,7 +191,7 @@ class Branch:
     def progress(self, bound: float) -> Progress:
         """Where the search stands."""
         best = self.best[0] if self.best else None
-        simulated = self.account.evaluated["discrete_event"]
+        simulated = self.account.evaluated["simulated"]
         return Progress(best, bound, len(self.heap), simulated, time.monotonic() - self._started)
 
     # -- sets ----------------------------------------------------------------------------------------------------------
@@ -223,7 +224,9 @@ class Branch:
         design = kin(group, batch)
         inner = len(self.space.states(group)) * len(self.space.offloads)
         seconds = self.coarse.pipeline_seconds(*payload)
-        more = self.memory_floors.seconds(*payload, self.capacity)
+        # Memory is looked at where compute and communication alone leave a pipeline a chance.
+        wanted = ~self.incumbents.beaten(seconds, np.full(len(seconds), self.coarse.least_bytes(group)), design)
+        more = self.memory_floors.seconds(*payload, self.capacity, wanted)
         seconds = seconds if more is None else seconds + more
         counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
         order = np.argsort(seconds, kind="stable")
@@ -387,8 +390,8 @@ class Branch:
         if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.kin):
             return BOUND
         if need is None:
-            self.account.evaluated["discrete_event"] += 1
-            time_s, need, cached = self.tiers.discrete_event(choice)
+            self.account.evaluated["simulated"] += 1
+            time_s, need, cached = self.tiers.in_full(choice)
             if not self.fits(need, cached):
                 return SIMULATED_MEMORY
         value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)

@@ -13,7 +13,9 @@ from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
 
 POOL: Final = 32
-"""Layouts that are simulated again with effects: so many of the best, and as many of the best of other meshes."""
+"""Layouts that are first simulated again with effects: so many of the best, and as many of the best of other meshes."""
+LARGEST_POOL: Final = 512
+"""Twice as many are looked at until no other can be faster, up to this many: minutes of simulation. The gap says what is left."""
 
 
 def has_effects(scenario: Scenario) -> bool:
@@ -55,4 +57,4 @@ def gap_with_effects(found: Found, best_s: float, effects: EffectsSpec) -> float
     return max(0.0, 1.0 - least_s / best_s)
 
 
-__all__ = ["POOL", "gap_with_effects", "has_effects", "only_slows", "pool_of", "step_of"]
+__all__ = ["LARGEST_POOL", "POOL", "gap_with_effects", "has_effects", "only_slows", "pool_of", "step_of"]

@@ -9,6 +9,7 @@ from math import exp, inf
 from statistics import NormalDist
 from typing import Any
 
+from simpar.engine.slowed_paths import timeline
 from simpar.model.kind import site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH
@@ -23,7 +24,7 @@ from simpar.searching.space import Space
 from simpar.searching.tiers import Tiers
 from simpar.specs.calibration import calibration_on
 from simpar.specs.framework import framework
-from simpar.step import interpret, prepare, run
+from simpar.step import interpret, prepare
 
 GLIMPSES = 400
 """Designs of a part that are kept for pages."""
@@ -187,11 +188,11 @@ def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callab
             return None
         if others or wish.robust:
             if tiers.detail(choice) == "stage":
-                priced, timeline = tiers.simulated(choice)
+                priced, ran = tiers.simulated(choice)
             else:
                 priced = prepare(choice.scenario(space.template), detail="stage")
-                timeline = run(priced, interference=True)
-            result = interpret(priced, timeline)
+                ran = timeline(priced.program, priced.table)
+            result = interpret(priced, ran)
             found = result.to_json()
             if not all(c.holds(found) for c in others):
                 return None

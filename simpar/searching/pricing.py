@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,13 +30,16 @@ from simpar.searching.blocks import BlockTable, Column, Composition, Gathered, K
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
 from simpar.searching.residency import Residency, residency, turns
-from simpar.searching.shapes import shape_of
+from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.space import Space
 from simpar.searching.stages import Stages
 from simpar.searching.weighed import StatePricer
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.scenario import Scenario
 from simpar.step import cost_models, schedule_of
+
+if TYPE_CHECKING:
+    from simpar.searching.tiers import Tiers
 
 ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
@@ -52,6 +56,7 @@ class Pricing:
         self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, Column] = {}
+        self._held: dict[object, FloatArray] = {}
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._compositions: dict[object, Composition] = {}
@@ -62,12 +67,14 @@ class Pricing:
         self._pricers: dict[object, LayoutPricer] = {}
         self._sends: dict[object, float] = {}
         self._schedules: dict[object, Schedule] = {}
+        self._passes: dict[object, FloatArray] = {}
         self._turns: dict[object, tuple[int, int]] = {}
         self._far: dict[Group, int] = {}
         self._outside: dict[Group, float] = {}
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
         self.floors = Floors(self)
+        self.evaluation: Tiers | None = None
 
     # -- layouts ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +147,7 @@ class Pricing:
                     found = []
                     for each, pricer in zip(layouts, pricers, strict=True):
                         local = each.split(block, each.options if recomputes else self._lasting(each))
-                        found.append(Column.of(each, pricer, local, split=self.splits))
+                        found.append(Column.of(each, pricer, local, split=self.splits, sharded=self.shards))
                     column = found[0].no_longer_than(found[1:])
                     if kind == self.kinds.mtp_head:
                         column = replace(column, dense=0.0)
@@ -150,6 +157,15 @@ class Pricing:
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
+
+    def held(self, group: Group, batch: int, variant: Variant, recompute: str) -> FloatArray:
+        """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
+        plain = replace(variant, overlap_tp=False, overlap_ep=False)
+        key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, plain, recompute)
+        if key not in self._held:
+            table = self.table(group, batch, variant, recompute)
+            self._held[key] = table.kept + table.logits
+        return self._held[key]
 
     def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
         """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""
@@ -176,7 +192,7 @@ class Pricing:
             same = replace(
                 sharded, weight_gradients=plain.weight_gradients, grouped_weight_gradients=plain.grouped_weight_gradients
             )
-            both = same != plain and 3 in self.space.values("zero_stage", (0, 1, 2, 3))
+            both = same != plain and self.shards
             self._by_state[variant.precision] = tuple(states if both else states[:1])
         return self._by_state[variant.precision]
 
@@ -191,6 +207,11 @@ class Pricing:
     def splits(self) -> bool:
         """Whether a schedule of the space runs input and weight gradients apart."""
         return any(SCHEDULES[name].splits_backward for name in self.space.values("schedule", axes.SCHEDULES))
+
+    @cached_property
+    def shards(self) -> bool:
+        """Whether weights may be fully sharded in the space."""
+        return 3 in self.space.values("zero_stage", (0, 1, 2, 3))
 
     @property
     def has_experts(self) -> bool:
@@ -235,6 +256,14 @@ class Pricing:
         if key not in self._turns:
             self._turns[key] = turns(self.schedule(pipeline, pp, m))
         return self._turns[key]
+
+    def passes(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
+        """What ranks run where some of their passes are pairs, see `paired_passes`; nothing elsewhere."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._passes:
+            paired = style_of(pipeline) == "pairs"
+            self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
+        return self._passes[key]
 
     def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
         """Layers of every stage of one copy of the model."""

@@ -173,7 +173,8 @@ class Sheets:
         compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
         send = self.pricing.send(design.group, design.batch, design.variant)
         blocking = self.pricing.blocking(design.pipeline, design.group.pp)
-        found = bounds.pipeline_bound(shape, seconds, compute, design.m, send, blocking=blocking)
+        passes = self.pricing.passes(design.pipeline, design.group.pp, design.m)
+        found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, send, blocking=blocking)
         return found if self.pricing.waits(shape.style) else found.alone()
 
     def outlook(self, design: Design) -> Outlook:

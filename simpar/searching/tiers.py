@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.pricer import LayoutPricer
-from simpar.engine.slowed_paths import makespans
+from simpar.engine.slowed_paths import makespans, timeline
 from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
+from simpar.parallel.layout import Layout
 from simpar.program.lower import lower, optimizer_waits
+from simpar.program.pipelines import Detail
 from simpar.program.program import FloatArray, IntArray, PriceTable, Program, Stream
-from simpar.program.shared import program_key
+from simpar.program.shared import program_key, with_ranks
 from simpar.result.accounting import account
 from simpar.result.allocations import Pass, Replays, passes_of
 from simpar.result.memory import memory_over_time
@@ -23,7 +24,7 @@ from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import style_of
-from simpar.step import Priced, prepare, run
+from simpar.step import Priced, prepare
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,13 @@ class Tiers:
         self._rises: dict[object, dict[str, float]] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
 
+    @classmethod
+    def of(cls, pricing: Pricing) -> Tiers:
+        """The one of these prices: programs are lowered, prices asked for and layouts swept once for all who share them."""
+        if pricing.evaluation is None:
+            pricing.evaluation = cls(pricing)
+        return pricing.evaluation
+
     # -- programs ----------------------------------------------------------------------------------------------------
 
     def microbatches(self, choice: Choice) -> int:
@@ -128,7 +136,7 @@ class Tiers:
         return self._known[known]
 
     @staticmethod
-    def detail(choice: Choice) -> Literal["stage", "layer"]:
+    def detail(choice: Choice) -> Detail:
         """Offloaded activations travel layer by layer; everything else is the same by the stage."""
         return "layer" if choice.offload.activations > 0 else "stage"
 
@@ -306,20 +314,25 @@ class Tiers:
         return max(replays.reserved_bytes(rank, amount, fragmentation, room) for rank, amount in each.items()) + outside
 
     def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:
-        """A layout on SimPy; the last one is remembered, for those who ask more of it than its time."""
+        """A layout with every op of its step; the last one is remembered, for those who ask more of it than its time."""
         if self._last is None or self._last[0] != choice:
-            priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice))
-            self._last = (choice, priced, run(priced, interference=True))
+
+            def shared(layout: Layout, schedule: Schedule, detail: Detail, *, expand: bool = False) -> Program:
+                del detail, expand
+                return with_ranks(self.step(choice).program, layout.mesh.world_size // schedule.num_ranks)
+
+            priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice), lowering=shared)
+            self._last = (choice, priced, timeline(priced.program, priced.table))
         return self._last[1:]
 
-    def discrete_event(self, choice: Choice) -> tuple[float, float, float]:
-        """Tier 3: the step time on SimPy, what the fullest device uses, and what of it the allocator keeps without a tensor."""
-        priced, timeline = self.simulated(choice)
+    def in_full(self, choice: Choice) -> tuple[float, float, float]:
+        """Tier 3: the step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""
+        priced, ran = self.simulated(choice)
         roles = {rank: rank for rank in priced.held}
-        fullest = max(memory_over_time(priced.layout, priced.program, timeline, priced.held, roles), key=lambda r: r.device_bytes)
+        fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
         waits = optimizer_waits(priced.layout, priced.schedule)
         cached = fullest.reserved_bytes - fullest.allocated_bytes
-        return account(priced.program, timeline, waits=waits).makespan, fullest.device_bytes, cached
+        return account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached
 
 
 __all__ = ["Step", "Tiers"]

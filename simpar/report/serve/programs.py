@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import fields, replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from simpar.parallel.layout import Layout
 from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import Program
-from simpar.program.shared import program_key
+from simpar.program.shared import program_key, with_ranks
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.specs.effects import EffectsSpec
@@ -24,16 +23,6 @@ from simpar.specs.scenario import Scenario
 from simpar.step import interpret, prepare, run, simulate
 
 _KEPT = 8
-
-
-def with_ranks(program: Program, ranks_per_role: int) -> Program:
-    """`program` where every role stands for another number of ranks; what was worked out about it is kept."""
-    if all(count == ranks_per_role for count in program.rank_count):
-        return program
-    found = replace(program, rank_count=(ranks_per_role,) * len(program.rank_count))
-    own = {field.name for field in fields(program)}
-    found.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
-    return found
 
 
 class Programs:
