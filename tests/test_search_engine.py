@@ -15,10 +15,10 @@ from simpar.engine.slowed_paths import makespans
 from simpar.parallel.keys import Gather, Offload, Reduce, Send
 from simpar.program.program import Program, Stream
 from simpar.searching.choice import Choice
+from simpar.searching.evaluation import Evaluation
 from simpar.searching.intervals import Intervals
 from simpar.searching.parts import unseen_of
 from simpar.searching.pricing import Pricing
-from simpar.searching.tiers import Tiers
 from simpar.step import prepare, simulate
 
 TALK = Gather | Reduce | Send
@@ -27,19 +27,19 @@ EACH = 5
 
 
 @cache
-def tiers_of(name: str) -> Tiers:
+def evaluation_of(name: str) -> Evaluation:
     """Programs of a case's space."""
-    return Tiers.of(Pricing(space_of(**CASES[name])))
+    return Evaluation.of(Pricing(space_of(**CASES[name])))
 
 
 @cache
 def drawn(name: str, seed: int) -> tuple[Choice, Program]:
     """A random layout and the program that the search has of it."""
-    tiers, draw = tiers_of(name), random.Random(seed)
+    evaluation, draw = evaluation_of(name), random.Random(seed)
     while True:
-        choice = random_choice(tiers.pricing.space, draw)
-        if choice and tiers.microbatches(choice) * choice.group.pp * choice.pipeline.virtual_stages <= 64:
-            return choice, tiers.step(choice).program
+        choice = random_choice(evaluation.pricing.space, draw)
+        if choice and evaluation.microbatches(choice) * choice.group.pp * choice.pipeline.virtual_stages <= 64:
+            return choice, evaluation.step(choice).program
 
 
 @pytest.mark.parametrize("seed", range(EACH))
@@ -51,7 +51,7 @@ def test_a_batch_takes_the_times_of_the_discrete_event_engine(name: str, seed: i
     talks = np.array([isinstance(key, TALK) for key in program.price_keys])
     seconds = 0.05 + draw.random((8, len(talks)))
     slows = np.where(talks, draw.random((8, len(talks))) * 0.3, 0.0)
-    priced = prepare(choice.scenario(tiers_of(name).pricing.template), detail=tiers_of(name).detail(choice))
+    priced = prepare(choice.scenario(evaluation_of(name).pricing.template), detail=evaluation_of(name).detail(choice))
     assert priced.program.price_keys == program.price_keys
     table = [type(priced.table)(seconds[row], slows[row]) for row in (0, 5)]
     expected = [run(priced.program, each, interference=True).makespan for each in table]
@@ -62,9 +62,9 @@ def test_a_batch_takes_the_times_of_the_discrete_event_engine(name: str, seed: i
 @pytest.mark.parametrize("seed", range(EACH))
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_search_finds_the_step_time_of_simulate(name: str, seed: int) -> None:
-    tiers, choice = tiers_of(name), drawn(name, seed)[0]
-    result = simulate(choice.scenario(tiers.pricing.template), detail=tiers.detail(choice))
-    assert tiers.longest_path(choice) == pytest.approx(result.step_time_s, rel=1e-9), str(choice)
+    evaluation, choice = evaluation_of(name), drawn(name, seed)[0]
+    result = simulate(choice.scenario(evaluation.pricing.template), detail=evaluation.detail(choice))
+    assert evaluation.longest_path(choice) == pytest.approx(result.step_time_s, rel=1e-9), str(choice)
 
 
 def test_every_way_to_cut_a_pass_was_drawn() -> None:
@@ -87,11 +87,11 @@ def test_every_way_to_cut_a_pass_was_drawn() -> None:
 
 @pytest.mark.parametrize("name", ["dense", "mla", "tiny", "zero-bubble", "deepspeed", "fsdp-fp8"])
 def test_upper_ends_are_those_of_the_result(name: str) -> None:
-    tiers = tiers_of(name)
-    unseen, factor = unseen_of(tiers.pricing.space)
+    evaluation = evaluation_of(name)
+    unseen, factor = unseen_of(evaluation.pricing.space)
     for seed in range(2):
         choice = drawn(name, seed)[0]
-        result = simulate(choice.scenario(tiers.pricing.template), detail="stage")
-        found = Intervals(tiers, unseen, factor).high(choice, result.step_time_s)
+        result = simulate(choice.scenario(evaluation.pricing.template), detail="stage")
+        found = Intervals(evaluation, unseen, factor).high(choice, result.step_time_s)
         assert found == pytest.approx(result.step_interval.high, rel=1e-9), str(choice)
         assert found > result.step_time_s

@@ -54,7 +54,7 @@ def proof(gap: float | None, *, finished: bool, found: bool) -> str:
 
 def _certificate(answer: Answer) -> Text:
     evaluated = answer.counts("evaluated")
-    tiers = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in evaluated.items())
+    evaluation = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in evaluated.items())
     seconds = sum(f.seconds for f in answer.found)
     text = proof(answer.gap, finished=answer.finished, found=bool(answer.candidates))
     if answer.seen:
@@ -62,7 +62,7 @@ def _certificate(answer: Answer) -> Text:
         text = f"the best of {answer.seen} simulated with the scenario's effects{near}"
     if answer.wish.front and answer.candidates and answer.finished:
         text = f"the front over {', '.join(answer.wish.front)}, {len(answer.candidates)} layouts"
-    return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text} [{tiers}]", style="bold")
+    return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text} [{evaluation}]", style="bold")
 
 
 def _value(c: Candidate, name: str) -> str:

@@ -13,13 +13,13 @@ from simpar.searching.choice import Choice
 from simpar.searching.decision import Rival, decide, moves_of
 from simpar.searching.designs import design_key, design_name
 from simpar.searching.effects import gap_with_effects, has_effects, pool_of, step_of
+from simpar.searching.evaluation import Evaluation
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
 from simpar.searching.objective import LARGER_IS_BETTER, SIMPLE, dominates, oriented
 from simpar.searching.parts import Wish, largest_share, measure_of, pricing_of, widest
 from simpar.searching.runner_up import RunnerUp, Trade, runner_up, trade
 from simpar.searching.settings import free_choices
-from simpar.searching.tiers import Tiers
 from simpar.specs.scenario import Scenario
 from simpar.step import FOLD_MICROBATCHES, interpret, simulate
 
@@ -272,13 +272,13 @@ def _candidates(found: Found, pool: Sequence[Scored], wish: Wish, known: Known) 
 
 def _simulated(found: Found, choice: Choice, known: Known) -> Result:
     """A layout as `simulate` has it, with the scenario's effects; without any on the program that was swept."""
-    template, tiers = found.space.template, Tiers.of(pricing_of(found.space))
+    template, evaluation = found.space.template, Evaluation.of(pricing_of(found.space))
     key = (template.world_size, found.space.recipe, choice)
     if key not in known:
-        if has_effects(template) or tiers.microbatches(choice) > FOLD_MICROBATCHES:
-            known[key] = simulate(choice.scenario(template), detail=tiers.detail(choice))
+        if has_effects(template) or evaluation.microbatches(choice) > FOLD_MICROBATCHES:
+            known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice))
         else:
-            known[key] = interpret(*tiers.simulated(choice))
+            known[key] = interpret(*evaluation.simulated(choice))
     return known[key]
 
 

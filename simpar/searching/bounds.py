@@ -1,4 +1,4 @@
-"""Lower bounds on step time and memory, for all layouts of one mesh, variant and pipeline at once (numpy, tier 1).
+"""Lower bounds on step time and memory, for all layouts of one mesh, variant and pipeline at once (numpy).
 
 Each bound is the length of one chain of the program that `lower` would build, or the load of one serial resource:
 what a rank must wait for before its first op, all its own ops, what must follow its last one, the update. The memory is not
@@ -15,7 +15,7 @@ import numpy as np
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching.blocks import B, F, I, W
 from simpar.searching.shapes import Shape
-from simpar.searching.spreads import StateBound
+from simpar.searching.state_sharding import StateBound
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def pipeline_bound(
 
 
 def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArray:
-    """Step-time bounds [R, D] of every pair of recomputation and spread.
+    """Step-time bounds [R, D] of every pair of recomputation and sharding.
 
     The data-parallel stream is busy from the start until its gathers are through, and what runs beside it is slowed: no chain of
     ops makes progress during `loss` of that time, whatever ranks it passes, but for what it waits for first and sends. Of a

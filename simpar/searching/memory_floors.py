@@ -65,7 +65,7 @@ class Fullest:
             own = stages.counts[0].astype(np.float64)
             own[:, :layers] += own[:, layers : 2 * layers]
             own[:, layers : 2 * layers] = 0.0
-            moments = pricing.residency(pipeline, pp, m)
+            moments = pricing.in_flight(pipeline, pp, m)
             at = int(np.argmax(moments.held @ own[:, :layers].sum(axis=1)))
             rank = shape.share[moments.rank[at]] @ own[stages.which]
             rank[layers:] = 0.0

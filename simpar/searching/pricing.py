@@ -29,17 +29,17 @@ from simpar.searching import axes
 from simpar.searching.blocks import BlockTable, Column, Composition, Gathered, Kinds, block_kinds, has_experts
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
-from simpar.searching.residency import Residency, residency, turns
+from simpar.searching.in_flight import InFlight, in_flight, turns
 from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.space import Space
 from simpar.searching.stages import Stages
-from simpar.searching.weighed import StatePricer
+from simpar.searching.state_prices import StatePricer
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.scenario import Scenario
 from simpar.step import cost_models, schedule_of
 
 if TYPE_CHECKING:
-    from simpar.searching.tiers import Tiers
+    from simpar.searching.evaluation import Evaluation
 
 ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
@@ -60,7 +60,7 @@ class Pricing:
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._compositions: dict[object, Composition] = {}
-        self._residencies: dict[object, Residency] = {}
+        self._in_flight: dict[object, InFlight] = {}
         self._state_prices: dict[object, StatePricer] = {}
         self._sites: dict[Group, tuple[int, ...]] = {}
         self._places: dict[object, int] = {}
@@ -74,7 +74,7 @@ class Pricing:
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
         self.floors = Floors(self)
-        self.evaluation: Tiers | None = None
+        self.evaluation: Evaluation | None = None
 
     # -- layouts ---------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Pricing:
         return layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
 
     def kinds_of_states(self, variant: Variant) -> tuple[State, ...]:
-        """Spreads of the states between which the work of a block differs; the first says what blocks hold.
+        """Shardings of the states between which the work of a block differs; the first says what blocks hold.
 
         Where weights are gathered in the precision of the matmuls, full sharding leaves out their casts.
         """
@@ -229,16 +229,16 @@ class Pricing:
             self._compositions[key] = Composition.of(self.kinds, layers, limit)
         return self._compositions[key]
 
-    def residency(self, pipeline: Pipeline, pp: int, m: int) -> Residency:
+    def in_flight(self, pipeline: Pipeline, pp: int, m: int) -> InFlight:
         """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
         which, outputs = self.plain_stages(pipeline, pp).which, self.framework.keeps_last_outputs and pp > 1
         if not outputs and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
             m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
         key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
-        if key not in self._residencies:
+        if key not in self._in_flight:
             schedule = self.schedule(pipeline, pp, m)
-            self._residencies[key] = residency(schedule, which, outputs=outputs)
-        return self._residencies[key]
+            self._in_flight[key] = in_flight(schedule, which, outputs=outputs)
+        return self._in_flight[key]
 
     def schedule(self, pipeline: Pipeline, pp: int, m: int) -> Schedule:
         """The schedule of a pipeline, as `simulate` would build it."""
@@ -366,7 +366,7 @@ class Pricing:
     # -- states ----------------------------------------------------------------------------------------------------
 
     def state_layout(self, group: Group, variant: Variant, state: State) -> LayoutPricer:
-        """A pricer whose layout spreads the states this way (pipeline and micro-batch do not matter to it)."""
+        """A pricer whose layout shards the states this way (pipeline and micro-batch do not matter to it)."""
         key = (group, variant.precision, state)
         if key not in self._pricers:
             layout = self.probe(group, 1, variant, state=state)

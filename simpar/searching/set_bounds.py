@@ -16,7 +16,7 @@ from simpar.searching.shapes import shape_of, style_of
 from simpar.searching.space import Space
 
 
-class Coarse:
+class SetBounds:
     """Bounds of sets, with memos of what sets share."""
 
     def __init__(self, space: Space, pricing: Pricing) -> None:
@@ -38,7 +38,7 @@ class Coarse:
         return m * float(per_kind[self._blocks].sum()) / group.pp
 
     def least_bytes(self, group: Group) -> float:
-        """Bytes of the average rank under the thinnest spread, without any activation."""
+        """Bytes of the average rank under the thinnest sharding, without any activation."""
         if group not in self._least:
             variant = self.space.variants(group)[0]
             table = self.pricing.weights(group, variant)
@@ -98,7 +98,7 @@ class Coarse:
     # -- pipelines -----------------------------------------------------------------------------------------------------
 
     def pipeline_seconds(self, group: Group, batch: int, m: int, variant: Variant) -> FloatArray:
-        """Every pipeline of a variant without recomputation, spread and update, float array [pipelines]."""
+        """Every pipeline of a variant without recomputation, sharding and update, float array [pipelines]."""
         stack = self._stack(group.pp, m)
         send = self.pricing.send(group, batch, variant)
         found = np.zeros(stack.pipelines)
@@ -197,4 +197,4 @@ def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int],
     return Part(np.concatenate(counts), classes, every, sends, np.array(index, dtype=np.int64), np.array(starts, dtype=np.int64))
 
 
-__all__ = ["Coarse"]
+__all__ = ["SetBounds"]

@@ -1,4 +1,4 @@
-"""Tiers 2 and 3: layouts as programs, programs shared between layouts of one shape, prices shared between layouts of one part."""
+"""Layouts as programs, programs shared between layouts of one shape, prices shared between layouts of one part."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Swept:
         self.values = np.concatenate([self.values, values])
 
 
-class Tiers:
-    """Programs and prices of one search in one process."""
+class Evaluation:
+    """Programs, prices and longest paths of one search in one process."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
@@ -110,7 +110,7 @@ class Tiers:
         self._last: tuple[Choice, Priced, Timeline] | None = None
 
     @classmethod
-    def of(cls, pricing: Pricing) -> Tiers:
+    def of(cls, pricing: Pricing) -> Evaluation:
         """The one of these prices: programs are lowered, prices asked for and layouts swept once for all who share them."""
         if pricing.evaluation is None:
             pricing.evaluation = cls(pricing)
@@ -249,10 +249,10 @@ class Tiers:
         layout = self.pricing.layout(choice)
         return LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
 
-    # -- tiers -------------------------------------------------------------------------------------------------------
+    # -- step times ---------------------------------------------------------------------------------------------------
 
     def longest_paths(self, choices: Sequence[Choice], *, exact: bool = False) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Tier 2: step times [choices], in batches by program, and which of them are lower bounds only.
+        """Step times [choices], in batches by program, and which of them are lower bounds only.
 
         Dearer prices never make a step of the same program shorter (see `engine.slowed_paths`): of layouts that share a program
         only those that no other undercuts in every price are swept (with `exact`, all); the rest take the time of one that does, as
@@ -282,7 +282,7 @@ class Tiers:
         return found, bound
 
     def longest_path(self, choice: Choice) -> float:
-        """Tier 2 of one layout, swept whatever else is known."""
+        """The step time of one layout, swept whatever else is known."""
         step, table = self.prices(choice)
         self.swept += 1
         waits = self.pricing.waits(style_of(choice.pipeline))
@@ -326,7 +326,7 @@ class Tiers:
         return self._last[1:]
 
     def in_full(self, choice: Choice) -> tuple[float, float, float]:
-        """Tier 3: the step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""
+        """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""
         priced, ran = self.simulated(choice)
         roles = {rank: rank for rank in priced.held}
         fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
@@ -335,4 +335,4 @@ class Tiers:
         return account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached
 
 
-__all__ = ["Step", "Tiers"]
+__all__ = ["Evaluation", "Step"]
