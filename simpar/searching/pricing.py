@@ -21,7 +21,7 @@ from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
 from simpar.result.gathers import update_bytes
-from simpar.result.memory import receive_buffers
+from simpar.result.memory import block_bytes, receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES, Schedule
@@ -163,8 +163,12 @@ class Pricing:
         plain = replace(variant, overlap_tp=False, overlap_ep=False)
         key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, plain, recompute)
         if key not in self._held:
-            table = self.table(group, batch, variant, recompute)
-            self._held[key] = table.kept + table.logits
+            layout, found = self.probe(group, batch, variant, recompute), np.zeros(self.kinds.count)
+            releases = layout.framework.input_gradient_releases
+            for kind, block, recomputes in block_kinds(layout.network, self.kinds):
+                local = layout.split(block, layout.options if recomputes else self._lasting(layout))
+                found[kind] = sum(block_bytes(local, 0.0, 0.0, releases=releases)[:2])
+            self._held[key] = found
         return self._held[key]
 
     def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
