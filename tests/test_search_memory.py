@@ -51,6 +51,16 @@ def test_memory_is_that_of_the_simulation(name: str) -> None:
         assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)
 
 
+@pytest.mark.parametrize("name", ["gqa", "mla", "torchtitan", "fsdp-fp8"])
+def test_what_blocks_keep_does_not_depend_on_overlap_or_place(name: str) -> None:
+    pricing, draw = branch_of(name).pricing, random.Random(3)
+    for choice in (c for c in (random_choice(pricing.space, draw) for _ in range(12)) if c is not None):
+        args = (choice.group, choice.micro_batch_size, choice.variant, choice.recompute.partition(":")[0]
+                if choice.recompute.startswith("full") else choice.recompute)  # fmt: skip
+        table = pricing.table(*args)
+        assert (pricing.held(*args) == table.kept + table.logits).all(), str(choice)
+
+
 @pytest.mark.parametrize(
     ("fix", "model", "nodes", "batch"),
     [

@@ -232,7 +232,7 @@ def _decided(chosen: list[Candidate], wish: Wish) -> tuple[list[Candidate], tupl
     """Candidates with their chances, and which of them are worth a trial."""
     sign = -1.0 if wish.metric in LARGER_IS_BETTER else 1.0
     rivals = [
-        Rival(sign * log(c.value), moves_of(c.result), (c.result.world_size, c.scored.choice.kin), c.fit_probability)
+        Rival(sign * log(c.value), moves_of(c.result), (c.result.world_size, c.scored.choice.mesh_key), c.fit_probability)
         for c in chosen
     ]
     decision = decide(rivals)

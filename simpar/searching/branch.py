@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simpar.searching.account import Account, Glimpse, Progress
-from simpar.searching.choice import Choice, Group, Kin, Offload, Pipeline, Variant, kin
+from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, Variant, mesh_key
 from simpar.searching.design_bounds import Design, DesignBounds, OpenLayouts, Outlook
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
@@ -72,7 +72,7 @@ class Ranked:
     """
 
     node: tuple[Group, int, int, Variant]
-    design: Kin
+    design: MeshKey
     order: list[int]
     seconds: list[float]
     left: list[int]
@@ -119,7 +119,7 @@ class Branch:
         self.set_bounds = SetBounds(space, self.pricing)
         self.memory_floors = MemoryFloors(space, self.pricing)
         self.design_bounds = DesignBounds(space, self.pricing, self.capacity)
-        self.heap: list[tuple[float, float, int, str, Any, int, float, Kin | None]] = []
+        self.heap: list[tuple[float, float, int, str, Any, int, float, MeshKey | None]] = []
         self._tick = itertools.count()
         self.pools: dict[Shape, list[Waiting]] = {}
         self._started = time.monotonic()
@@ -133,7 +133,7 @@ class Branch:
         return self.incumbents.best
 
     def push(
-        self, bound: float, kind: str, payload: Any, count: int, design: Kin, device_bytes: float = 0.0, simplicity: float = 0.0
+        self, bound: float, kind: str, payload: Any, count: int, design: MeshKey, device_bytes: float = 0.0, simplicity: float = 0.0
     ) -> None:
         """A set of `count` layouts of a design, none faster than `bound` nor smaller than `device_bytes`.
 
@@ -146,7 +146,7 @@ class Branch:
             key = self.incumbents.place(bound, device_bytes, leaf=kind in ("undercut", "timed", "layout"))
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
 
-    def _reject(self, bound: float, device_bytes: float, design: Kin) -> str:
+    def _reject(self, bound: float, device_bytes: float, design: MeshKey) -> str:
         if self.incumbents.late(np.array(bound)):
             return CONSTRAINT
         return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes), design) else ""
@@ -165,7 +165,7 @@ class Branch:
     def run(self, nodes: Sequence[Node] | None = None) -> None:
         """Search until nothing can beat the best."""
         for node in self.nodes() if nodes is None else nodes:
-            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), kin(*node[:2]))
+            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), mesh_key(*node[:2]))
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
             "shardings": self.open_shardings, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
@@ -205,13 +205,13 @@ class Branch:
         if least > self.capacity:
             self.account.rejected[MEMORY] += count
             return
-        self.push(self.set_bounds.mesh_seconds(*payload), "crude", payload, count, kin(*payload[:2]), least)
+        self.push(self.set_bounds.mesh_seconds(*payload), "crude", payload, count, mesh_key(*payload[:2]), least)
 
     def open_crude(self, bound: float, payload: Node, count: int) -> None:
         """Bound every variant over every pipeline by serial work."""
         del bound, count
         group, batch, m = payload
-        values, design = self.set_bounds.variant_seconds(group, batch, m).tolist(), kin(group, batch)
+        values, design = self.set_bounds.variant_seconds(group, batch, m).tolist(), mesh_key(group, batch)
         for variant, value in zip(self.space.variants(group), values, strict=True):
             layouts = self.space.variant_count(group, m, variant)
             if layouts:
@@ -221,7 +221,7 @@ class Branch:
         """Price the blocks of a variant exactly and bound every pipeline."""
         del bound, count
         group, batch, m, variant = payload
-        design = kin(group, batch)
+        design = mesh_key(group, batch)
         inner = len(self.space.states(group)) * len(self.space.offloads)
         seconds = self.set_bounds.pipeline_seconds(*payload)
         # Memory is looked at where compute and communication alone leave a pipeline a chance.
@@ -313,7 +313,7 @@ class Branch:
         take = []
         for _, _, time_s, table, at in popped:
             need = float(table.bytes.flat[at])
-            choice, reason = table.choice(at), self._reject(time_s, need, table.design.kin)
+            choice, reason = table.choice(at), self._reject(time_s, need, table.design.mesh_key)
             if not reason and self.incumbents.outdone(time_s, need, choice):
                 reason = BOUND
             if reason:
@@ -330,10 +330,10 @@ class Branch:
             for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
                 kind, weight = "undercut" if less else "timed", int(table.weight[at])
                 value = max(float(value), time_s)
-                if most == 1 and not less and self.incumbents.limits.value < inf and not self._reject(value, need, choice.kin):
+                if most == 1 and not less and self.incumbents.limits.value < inf and not self._reject(value, need, choice.mesh_key):
                     self.open_timed(value, (choice, need, table, at), weight)
                     continue
-                self.push(value, kind, (choice, need, table, at), weight, choice.kin, need, choice.complexity)
+                self.push(value, kind, (choice, need, table, at), weight, choice.mesh_key, need, choice.complexity)
         self._pool(payload, [])
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
@@ -343,7 +343,7 @@ class Branch:
             self.account.rejected[BOUND] += count
         else:
             value = max(bound, self.evaluation.longest_path(choice))
-            self.push(value, "timed", payload, count, choice.kin, need, choice.complexity)
+            self.push(value, "timed", payload, count, choice.mesh_key, need, choice.complexity)
 
     def open_timed(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout whose time is known: what it is ranked by, where that is more."""
@@ -354,7 +354,7 @@ class Branch:
             self.account.rejected[BOUND] += count
         else:
             value = max(bound, self.tighten(choice, bound))
-            self.push(value, "layout", (*payload, bound), count, choice.kin, need, choice.complexity)
+            self.push(value, "layout", (*payload, bound), count, choice.mesh_key, need, choice.complexity)
 
     def open_layout(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int, float], count: int) -> None:
         """Simulate one layout; what moves more to the host waits for its outcome."""
@@ -387,7 +387,7 @@ class Branch:
             cached = need - self.pricing.outside_bytes(choice.group) - float(allocated.max())
             if not self.fits(need, cached):
                 return SIMULATED_MEMORY
-        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.kin):
+        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.mesh_key):
             return BOUND
         if need is None:
             self.account.evaluated["simulated"] += 1

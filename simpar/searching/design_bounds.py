@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching import bounds
 from simpar.searching.blocks import BlockTable, Gathered
-from simpar.searching.choice import Choice, Group, Kin, Offload, Pipeline, State, Variant, kin
+from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, State, Variant, mesh_key
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.parents import parents, with_parents
 from simpar.searching.pricing import Pricing
@@ -36,9 +36,9 @@ class Design:
     pipeline: Pipeline
 
     @property
-    def kin(self) -> Kin:
+    def mesh_key(self) -> MeshKey:
         """The design that its layouts are of, as people would count them."""
-        return kin(self.group, self.batch)
+        return mesh_key(self.group, self.batch)
 
     @property
     def shape(self) -> Shape:
@@ -243,7 +243,7 @@ class DesignBounds:
     @staticmethod
     def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:
         late = incumbents.late(time_s)
-        return late, incumbents.beaten(time_s, need, design.kin) & ~late
+        return late, incumbents.beaten(time_s, need, design.mesh_key) & ~late
 
     def _times(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,

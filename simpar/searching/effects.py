@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from simpar.result.result import Result
-from simpar.searching.choice import kin
+from simpar.searching.choice import mesh_key
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
 from simpar.specs.effects import EffectsSpec
@@ -30,11 +30,11 @@ def only_slows(effects: EffectsSpec) -> bool:
 
 def pool_of(found: Found) -> Iterator[Scored]:
     """The layouts worth a second look: the best found, and of every other mesh and micro-batch the one with the least bound."""
-    seen = {kin(s.choice.group, s.choice.micro_batch_size) for s in found.best}
+    seen = {mesh_key(s.choice.group, s.choice.micro_batch_size) for s in found.best}
     yield from found.best
     others = 0
     for glimpse in sorted(found.glimpses, key=lambda g: g.bound_s):
-        design = kin(glimpse.choice.group, glimpse.choice.micro_batch_size)
+        design = mesh_key(glimpse.choice.group, glimpse.choice.micro_batch_size)
         if design not in seen and others < POOL:
             seen.add(design)
             others += 1

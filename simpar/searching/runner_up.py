@@ -52,7 +52,7 @@ def runner_up(found: Found, best: Result, winner: Choice, simulated: Callable[[C
         simulated: the result of a layout.
     """
     rivals = [*found.best, *([found.other] if found.other is not None else [])]
-    rest = [s for s in rivals if s.choice.kin != winner.kin]
+    rest = [s for s in rivals if s.choice.mesh_key != winner.mesh_key]
     if not rest:
         return None
     choice = min(rest, key=lambda s: s.key).choice
