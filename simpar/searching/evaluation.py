@@ -104,6 +104,7 @@ class Evaluation:
         self._known: dict[object, Step] = {}
         self._columns: dict[object, Columns] = {}
         self._swept: dict[int, Swept] = {}
+        self._needs: dict[Choice, float] = {}
         self.swept = 0
         self._prices: dict[object, tuple[float, float]] = {}
         self._rises: dict[object, dict[str, float]] = {}
@@ -296,6 +297,11 @@ class Evaluation:
         """
         if allocated is None:
             return None
+        if choice not in self._needs:
+            self._needs[choice] = self._device_bytes(choice, allocated)
+        return self._needs[choice]
+
+    def _device_bytes(self, choice: Choice, allocated: FloatArray) -> float:
         step, layout = self.step(choice), self.pricing.layout(choice)
         program, schedule = step.program, step.schedule
         held: dict[int, list[int]] = {r: [] for r in range(schedule.num_ranks)}

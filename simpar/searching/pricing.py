@@ -34,7 +34,7 @@ from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.space import Space
 from simpar.searching.stages import Stages
 from simpar.searching.state_prices import StatePricer
-from simpar.specs.framework import FrameworkSpec
+from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.scenario import Scenario
 from simpar.step import cost_models, schedule_of
 
@@ -364,8 +364,7 @@ class Pricing:
     @cached_property
     def framework(self) -> FrameworkSpec:
         """Semantics of the framework."""
-        group = self.space.groups[0]
-        return self.probe(group, 1, self.space.variants(group)[0]).framework
+        return framework(self.template.framework, self.template.framework_version)
 
     # -- states ----------------------------------------------------------------------------------------------------
 
