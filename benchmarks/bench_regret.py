@@ -8,7 +8,9 @@ Sweeps in which the choice costs more than 10 % are named with both layouts.
 
 Of sweeps with five layouts or more it also says how good the advice of `simpar search` would have been: the regret of the first,
 of the best of the first three and of the designs to try, how often these contain one within 1 % of the best (90 % are promised),
-how many they are, and how often what is given a chance to be best is.
+how many they are, and how often what is given a chance to be best is. The two errors behind these chances are measured on the
+sweeps of all other sources (`errors_of`), so that no sweep is judged by errors that were seen on it; `errors` are those of all
+sweeps, for the registry.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import json
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -28,6 +31,7 @@ import numpy as np
 
 from simpar.evidence.run_files import stored_runs
 from simpar.evidence.runs import Report, matches, validate_runs
+from simpar.program.program import FloatArray
 from simpar.ranking import LAYOUT_KEYS, SWEEP_KEYS, rank_sweeps
 from simpar.searching.decision import TOLD, Rival, decide
 from simpar.statistics import Comparison
@@ -102,8 +106,24 @@ class Advice:
     optimism: tuple[float, float]
 
 
-def advice_of(report: Report, key: Mapping[str, Any]) -> Advice | None:
-    """The advice on one sweep; None where it has too few layouts."""
+Errors = tuple[float, float]
+"""Standard deviations of a logarithm: what layouts of one mesh and micro-batch share, a layout's own."""
+NORMAL: Final = 0.6745
+"""Median of the absolute value of a standard normal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Layouts of one sweep, fastest predicted first: measured and predicted seconds, and the mesh of each."""
+
+    source: str
+    measured: FloatArray
+    predicted: FloatArray
+    meshes: tuple[tuple[Any, ...], ...]
+
+
+def sweep_of(report: Report, key: Mapping[str, Any]) -> Sweep | None:
+    """One sweep; None where it has too few layouts."""
     times: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
     for row in (row for row in report.rows if _of(row, key)):
         times[tuple(row.group.get(k) for k in LAYOUT_KEYS)].append((float(row.measured), float(row.predicted or 0.0)))
@@ -111,20 +131,43 @@ def advice_of(report: Report, key: Mapping[str, Any]) -> Advice | None:
         return None
     layouts = sorted(((*np.median(np.array(t), axis=0), name) for name, t in times.items()), key=lambda each: each[1])
     measured, predicted = (np.array([each[i] for each in layouts]) for i in (0, 1))
-    meshes = [tuple(name[LAYOUT_KEYS.index(k)] for k in _MESH) for *_, name in layouts]
-    found = decide([Rival(float(np.log(t)), {}, mesh) for t, mesh in zip(predicted[:RIVALS], meshes, strict=False)])
-    least, first = measured.min(), measured[:RIVALS]
+    return Sweep(str(key["source"]), measured, predicted, tuple(tuple(n[LAYOUT_KEYS.index(k)] for k in _MESH) for *_, n in layouts))
+
+
+def errors_of(sweeps: Sequence[Sweep]) -> Errors:
+    """The two errors, from differences between pairs of layouts of one sweep; medians, because single runs stall.
+
+    Layouts of one mesh differ by two own errors, others by two errors of their meshes besides; sweeps count alike.
+    """
+    same, other = [], []
+    for sweep in sweeps:
+        ratio = np.log(sweep.measured / sweep.predicted)
+        pairs: dict[bool, list[float]] = {True: [], False: []}
+        for i, j in combinations(range(len(ratio)), 2):
+            pairs[sweep.meshes[i] == sweep.meshes[j]].append(abs(ratio[i] - ratio[j]))
+        for found, own in ((same, pairs[True]), (other, pairs[False])):
+            found += [float(np.median(own))] if own else []
+    own, apart = (float(np.median(found)) / NORMAL / 2.0**0.5 if found else 0.0 for found in (same, other))
+    return max(apart**2 - own**2, 0.0) ** 0.5, own
+
+
+def advice_of(sweep: Sweep, errors: Errors) -> Advice:
+    """The advice on one sweep under these errors."""
+    rivals = [Rival(float(np.log(t)), {}, mesh) for t, mesh in zip(sweep.predicted[:RIVALS], sweep.meshes, strict=False)]
+    found = decide(rivals, mesh_error=errors[0], own_error=errors[1])
+    least, first = sweep.measured.min(), sweep.measured[:RIVALS]
     regrets = (first[0], first[:3].min(), first[list(found.try_these)].min())
-    ratio = np.log(measured / predicted)
+    ratio = np.log(sweep.measured / sweep.predicted)
     best = int(first.argmin())
     chances = tuple((float(p), i == best) for i, p in enumerate(found.best_probability))
     optimism = float(ratio[0] - np.median(ratio)), found.optimism
-    return Advice(str(key["source"]), tuple(float(r / least - 1.0) for r in regrets), len(found.try_these), chances, optimism)  # type: ignore[arg-type]
+    return Advice(sweep.source, tuple(float(r / least - 1.0) for r in regrets), len(found.try_these), chances, optimism)  # type: ignore[arg-type]
 
 
 def advised(report: Report, *, without: str = "") -> dict[str, Any]:
     """How good the advice is over all sweeps, those of sources with `without` in their names left out."""
-    every = [a for sweep in report.sweeps if (a := advice_of(report, sweep.key)) and not (without and without in a.source)]
+    sweeps = [s for each in report.sweeps if (s := sweep_of(report, each.key)) and not (without and without in s.source)]
+    every = [advice_of(sweep, errors_of([s for s in sweeps if s.source != sweep.source])) for sweep in sweeps]
     if not every:
         return {"sweeps": 0}
     regrets = np.array([a.regrets for a in every])
@@ -134,7 +177,8 @@ def advised(report: Report, *, without: str = "") -> dict[str, Any]:
         own = chances[(chances[:, 0] >= low) & (chances[:, 0] < high)]
         bins += [{"said": float(own[:, 0].mean()), "were": float(own[:, 1].mean()), "layouts": len(own)}] if len(own) else []
     return {
-        "sweeps": len(every), "mean_regret": float(regrets[:, 0].mean()), "mean_regret_of_three": float(regrets[:, 1].mean()),
+        "sweeps": len(every), "errors": dict(zip(("mesh", "own"), errors_of(sweeps), strict=True)),
+        "mean_regret": float(regrets[:, 0].mean()), "mean_regret_of_three": float(regrets[:, 1].mean()),
         "mean_regret_of_those_to_try": float(regrets[:, 2].mean()), "those_to_try": float(np.mean([a.size for a in every])),
         "contain_the_best_within_1_percent": float((regrets[:, 2] <= TOLD).mean()), "best_probability": bins,
         "optimism": float(np.mean([a.optimism[0] for a in every])),

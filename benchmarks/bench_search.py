@@ -17,16 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from simpar.program.program import PriceTable
+from simpar.engine.slowed_paths import makespans
+from simpar.program.program import PriceTable, Program
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
+from simpar.searching.design_bounds import Design
 from simpar.searching.find import Watch, find
-from simpar.searching.graph import Graph
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.parts import Wish
-from simpar.searching.replay import makespans
 from simpar.searching.request import make_space
-from simpar.searching.sheets import Design
 from simpar.searching.space import Space
 from simpar.specs.options import option_table
 
@@ -50,7 +49,7 @@ def designs(branch: Branch, count: int) -> list[Design]:
     while len(found) < count:
         group, batch, m = draw.choice(nodes)
         pipelines = branch.space.pipelines(group.pp, m)
-        if pipelines and branch.coarse.least_bytes(group) < branch.capacity:
+        if pipelines and branch.set_bounds.least_bytes(group) < branch.capacity:
             found.append(Design(group, batch, m, draw.choice(branch.space.variants(group)), draw.choice(pipelines)))
     return found
 
@@ -59,11 +58,11 @@ def bound_rate(branch: Branch, sample: list[Design]) -> float:
     """Layouts per CPU second through the vectorised bounds on time and memory, prices of blocks known."""
     everything = Incumbents(front=True)
     for design in sample:
-        branch.sheets.sheet(design, everything)
+        branch.design_bounds.open_layouts(design, everything)
     began, count = time.process_time(), 0
     for design in sample:
-        branch.sheets.sheet(design, everything)
-        texts = branch.sheets.recomputations(design.pipeline, design.group.pp).texts
+        branch.design_bounds.open_layouts(design, everything)
+        texts = branch.design_bounds.recomputations(design.pipeline, design.group.pp).texts
         count += len(texts) * len(branch.space.states(design.group)) * len(branch.space.offloads)
     return count / (time.process_time() - began)
 
@@ -78,22 +77,22 @@ def path_rates(branch: Branch, layouts: list[Choice]) -> dict[str, float]:
         began = time.process_time()
         sweep_each(branch, layouts)
         each = len(layouts) / (time.process_time() - began) if every else 0.0
-    branch.tiers.longest_paths(layouts)
-    branch.tiers._swept.clear()
-    before, began = branch.tiers.swept, time.process_time()
-    branch.tiers.longest_paths(layouts)
+    branch.evaluation.longest_paths(layouts)
+    branch.evaluation._swept.clear()
+    before, began = branch.evaluation.swept, time.process_time()
+    branch.evaluation.longest_paths(layouts)
     seconds = time.process_time() - began
-    return {"each": each, "swept": (branch.tiers.swept - before) / seconds, "decided": len(layouts) / seconds}
+    return {"each": each, "swept": (branch.evaluation.swept - before) / seconds, "decided": len(layouts) / seconds}
 
 
 def sweep_each(branch: Branch, layouts: list[Choice]) -> None:
-    """The longest path of every layout, by graph."""
-    found: dict[int, tuple[Graph, list[PriceTable]]] = {}
+    """The longest path of every layout, by program."""
+    found: dict[int, tuple[Program, list[PriceTable]]] = {}
     for choice in layouts:
-        step, table = branch.tiers.prices(choice)
-        found.setdefault(id(step.graph), (step.graph, []))[1].append(table)
-    for graph, tables in found.values():
-        makespans(graph, np.array([t.seconds for t in tables]), np.array([t.interference for t in tables]))
+        step, table = branch.evaluation.prices(choice)
+        found.setdefault(id(step.program), (step.program, []))[1].append(table)
+    for program, tables in found.values():
+        makespans(program, np.array([t.seconds for t in tables]), np.array([t.interference for t in tables]))
 
 
 def path_layouts(large: bool, schedule: str, chunks: int, count: int) -> tuple[Branch, list[Choice]]:

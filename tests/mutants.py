@@ -143,7 +143,7 @@ MUTANTS = (
            ("tests/test_run_files.py",)),
     Mutant("p90 is p95", "simpar/statistics.py", "np.quantile(size, 0.9)", "np.quantile(size, 0.95)", (SURFACE,)),
     # -- search
-    Mutant("undercut the wrong way round", "simpar/searching/tiers.py",
+    Mutant("undercut the wrong way round", "simpar/searching/evaluation.py",
            "np.equal if exact else np.less_equal", "np.equal if exact else np.greater_equal", (SURFACE,)),
     Mutant("ties within three per cent", "simpar/searching/answer.py", "TIE: Final = 0.01", "TIE: Final = 0.03", (SURFACE,)),
     # -- planning

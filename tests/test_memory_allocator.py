@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.result.allocations import replayed
 from simpar.result.allocator import (
     HOST_AHEAD,
     HOST_WAITS,
@@ -216,3 +217,11 @@ def test_a_waiting_host_leaves_nothing_pending() -> None:
     assert replay([*passes(HOST_WAITS), *passes(HOST_AHEAD), *passes(HOST_WAITS)], rules).reserved_bytes == 8 * size
     caught_up = [*passes(), HOST_WAITS, *passes()]
     assert replay(caught_up, rules).reserved_bytes == 8 * size
+
+
+def test_a_replay_is_remembered_by_its_requests_and_its_rules() -> None:
+    few, more = [(1, 2**22, ""), (2, 2**21, ""), (1, 0, "")], [(1, 2**22, ""), (2, 2**23, ""), (1, 0, "")]
+    for events in (few, more, few):
+        for rules in (AllocatorRules(), AllocatorRules(limit_bytes=2**22), AllocatorRules()):
+            assert replayed(list(events), rules) == replay(events, rules)
+    assert replayed(few, AllocatorRules()) != replayed(more, AllocatorRules())

@@ -11,10 +11,12 @@ from search_random import random_choice, space_of
 
 from simpar.errors import InputError
 from simpar.interop.export import can_launch, export_files
+from simpar.readings import outcome_of
 from simpar.registry import UnknownNameError
 from simpar.result.result import Result
 from simpar.searching.abilities import ABILITIES, limit_of
-from simpar.searching.answer import answer
+from simpar.searching.answer import Answer, answer
+from simpar.searching.command import Outputs, SearchOptions, run
 from simpar.searching.effects import gap_with_effects, has_effects, only_slows
 from simpar.searching.find import find
 from simpar.searching.improve import improve
@@ -129,6 +131,28 @@ def test_layouts_are_ranked_with_the_effects_that_the_scenario_asks_for() -> Non
     assert gap is not None
     assert truth >= told.best.value * (1 - gap) * (1 - 1e-9)
     assert found.best[0].step_time_s < told.best.value
+
+
+def test_more_layouts_are_simulated_with_effects_until_no_other_can_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pool of one the best with the effects is not in it; the certificate of what is printed holds all the same."""
+    wanted = {
+        "model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "training": {"global_batch_size": 8, "sequence_length": 8192}, "effects": {"slow_ranks": {0: 1.1}},
+    }  # fmt: skip
+    monkeypatch.setattr("simpar.searching.command.POOL", 1)
+    monkeypatch.setattr("simpar.searching.effects.POOL", 0)
+    shown: list[Answer] = []
+    said: list[str] = []
+    outputs = Outputs(show=lambda result, _: shown.append(result), say=said.append)
+    assert run(SearchOptions(table=wanted, allow=SMALL, top=1, workers=1, prove=True, outputs=outputs)) == 0
+    space = make_space(wanted, allow=SMALL)
+    results = [simulate(choice.scenario(space.template), detail="stage") for choice in space.choices()]
+    truth = min(result.step_time_s for result in results if outcome_of(result).chance_to_fit >= 0.9)
+    assert shown[0].best is not None
+    assert shown[0].gap == 0.0
+    assert shown[0].best.value == pytest.approx(truth)
+    assert len(said) > 1
+    assert shown[0].seen > 1
 
 
 def test_gaps_are_only_claimed_where_effects_only_slow_down() -> None:

@@ -30,13 +30,13 @@ def test_the_runner_up_is_the_best_of_all_other_designs(keep: int, found: Answer
     other, best = found.runner_up, found.best
     assert other is not None
     assert best is not None
-    mine = best.scored.choice.kin
-    fastest = min(k.seconds for k in every_layout() if k.choice.kin != mine)
+    mine = best.scored.choice.mesh_key
+    fastest = min(k.seconds for k in every_layout() if k.choice.mesh_key != mine)
     assert other.proven
     assert other.result.step_time_s == pytest.approx(fastest, rel=1e-9)
     assert other.slower_by == pytest.approx(fastest / best.result.step_time_s - 1.0, rel=1e-9)
     assert other.differs_in == differences(best.scored.choice, other.choice)
-    assert other.choice.kin != mine
+    assert other.choice.mesh_key != mine
 
 
 def test_axes_that_mean_nothing_at_a_degree_of_one_are_no_difference() -> None:
@@ -46,6 +46,23 @@ def test_axes_that_mean_nothing_at_a_degree_of_one_are_no_difference() -> None:
     assert differences(one, other) == {"tp": (4, 2), "cp": (1, 2)}
     split = replace(one, group=replace(one.group, cp=2))
     assert differences(split, other)["cp_style"] == ("ring", "all_gather")
+
+
+def test_each_design_says_what_it_trades_against_the_best(found: Answer) -> None:
+    best = found.candidates[0]
+    assert best.trade is None
+    assert best.to_json()["against_best"] is None
+    for other in found.candidates[1:]:
+        told = other.to_json()["against_best"]
+        assert told["step_time_s"] == pytest.approx(other.result.step_time_s - best.result.step_time_s)
+        memory = other.result.worst_rank.device_bytes - best.result.worst_rank.device_bytes
+        assert told["peak_memory_bytes"] == pytest.approx(memory)
+        mine, theirs = best.result.breakdown, other.result.breakdown
+        more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {*mine, *theirs}}
+        widest = sorted(more.values(), key=abs, reverse=True)
+        assert list(told["by_category_s"].values()) == pytest.approx(widest[: len(told["by_category_s"])])
+        assert all(more[name] == pytest.approx(seconds) for name, seconds in told["by_category_s"].items())
+    assert any(c.trade.by_category_s for c in found.candidates[1:] if c.trade is not None)
 
 
 def test_turning_points_make_both_equally_fast() -> None:
@@ -120,7 +137,7 @@ def test_a_corner_that_misses_a_limit_is_not_simulated_whole(found: Answer) -> N
     reason = why(small_space(), Wish(constraints=limit), "pp=2", found.best.scored.choice)
     assert reason.result is not None
     assert reason.missed[0].startswith("bubble_fraction <= 0.0001 (0.")
-    assert reason.account.evaluated["discrete_event"] <= 5
+    assert reason.account.evaluated["simulated"] <= 5
     assert reason.size > 30
 
 

@@ -15,10 +15,9 @@ from simpar.schedules import SCHEDULES, Phase
 from simpar.searching import axes
 from simpar.searching.branch import Branch, on_device
 from simpar.searching.choice import Choice
-from simpar.searching.dual import dual_passes
+from simpar.searching.design_bounds import Design
 from simpar.searching.incumbents import Incumbents
-from simpar.searching.shapes import shape_of
-from simpar.searching.sheets import Design
+from simpar.searching.shapes import paired_passes, shape_of
 from simpar.step import simulate
 
 LARGEST = 400
@@ -30,7 +29,7 @@ SLACK = 1.0 + 1e-9
 def branch_of(name: str) -> Branch:
     """A branch over a case's space, its memos shared by all examples; nothing is too large for its memory."""
     branch = Branch(space_of(**CASES[name]))
-    branch.sheets.capacity = float("inf")
+    branch.design_bounds.capacity = float("inf")
     return branch
 
 
@@ -58,25 +57,25 @@ def test_every_tier_is_below_the_next_and_the_longest_path_is_the_simulated_time
     detail = "layer" if choice.offload.activations else "stage"
     result = simulate(choice.scenario(branch.space.template), detail=detail)  # type: ignore[arg-type]
     time_s, device_bytes = result.step_time_s, result.worst_rank.device_bytes
-    assert branch.tiers.longest_path(choice) == pytest.approx(time_s, rel=1e-9), str(choice)
-    assert branch.tiers.longest_path(on_device(choice)) <= time_s * SLACK, str(choice)
+    assert branch.evaluation.longest_path(choice) == pytest.approx(time_s, rel=1e-9), str(choice)
+    assert branch.evaluation.longest_path(on_device(choice)) <= time_s * SLACK, str(choice)
 
-    sheet = branch.sheets.sheet(
+    table = branch.design_bounds.open_layouts(
         Design(choice.group, choice.micro_batch_size, m, choice.variant, choice.pipeline), Incumbents(by_memory=True)
     )
-    pair = sheet.texts.index(choice.recompute) * len(sheet.states) + sheet.states.index(choice.state)
-    column, row = int(np.flatnonzero(sheet.pairs == pair)[0]), sheet.offloads.index(choice.offload)
-    bound_s, need = float(sheet.time_s[row, column]), float(sheet.bytes[row, column])
+    pair = table.texts.index(choice.recompute) * len(table.states) + table.states.index(choice.state)
+    column, row = int(np.flatnonzero(table.pairs == pair)[0]), table.offloads.index(choice.offload)
+    bound_s, need = float(table.time_s[row, column]), float(table.bytes[row, column])
     assert bound_s <= time_s * SLACK, str(choice)
     assert need <= device_bytes * SLACK, str(choice)
 
     variants, pipelines = branch.space.variants(choice.group), branch.space.pipelines(choice.group.pp, m)
     node = (choice.group, choice.micro_batch_size, m)
-    pipeline_s = branch.coarse.pipeline_seconds(*node, choice.variant)[pipelines.index(choice.pipeline)]
+    pipeline_s = branch.set_bounds.pipeline_seconds(*node, choice.variant)[pipelines.index(choice.pipeline)]
     assert pipeline_s <= bound_s * SLACK, str(choice)
-    assert branch.coarse.variant_seconds(*node)[variants.index(choice.variant)] <= time_s * SLACK, str(choice)
-    assert branch.coarse.mesh_seconds(*node) <= time_s * SLACK, str(choice)
-    assert branch.coarse.least_bytes(choice.group) <= need * SLACK, str(choice)
+    assert branch.set_bounds.variant_seconds(*node)[variants.index(choice.variant)] <= time_s * SLACK, str(choice)
+    assert branch.set_bounds.mesh_seconds(*node) <= time_s * SLACK, str(choice)
+    assert branch.set_bounds.least_bytes(choice.group) <= need * SLACK, str(choice)
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "zero-bubble"])
@@ -85,12 +84,12 @@ def test_bounds_of_all_pipelines_at_once_are_those_of_each(name: str) -> None:
     for group, batch, m in draw.sample(branch.nodes(), 6):
         pipelines = branch.space.pipelines(group.pp, m)
         for variant in branch.space.variants(group)[:2]:
-            together = branch.coarse.pipeline_seconds(group, batch, m, variant)
+            together = branch.set_bounds.pipeline_seconds(group, batch, m, variant)
             for index in draw.sample(range(len(pipelines)), min(8, len(pipelines))):
                 design = Design(group, batch, m, variant, pipelines[index])
-                again = branch.sheets.recomputations(pipelines[index], group.pp)
+                again = branch.design_bounds.recomputations(pipelines[index], group.pp)
                 plain = again.texts.index("none")
-                alone = branch.sheets.pipe(design, again, branch.sheets.tables(design, again.names)).least[plain]
+                alone = branch.design_bounds.pipe(design, again, branch.design_bounds.tables(design, again.names)).least[plain]
                 assert together[index] == pytest.approx(alone, rel=1e-12)
 
 
@@ -105,11 +104,11 @@ def test_bounds_of_a_pipeline_s_spreads_are_near_the_time(name: str) -> None:
             continue
         node = (choice.group, choice.micro_batch_size, microbatches(branch, choice))
         index = branch.space.pipelines(choice.group.pp, node[2]).index(choice.pipeline)
-        bound_s = branch.coarse.pipeline_seconds(*node, choice.variant)[index]
-        outlook = branch.sheets.outlook(Design(*node, choice.variant, choice.pipeline))
+        bound_s = branch.set_bounds.pipeline_seconds(*node, choice.variant)[index]
+        outlook = branch.design_bounds.outlook(Design(*node, choice.variant, choice.pipeline))
         own = outlook.least[outlook.columns.tolist().index(branch.space.states(choice.group).index(choice.state))]
         assert outlook.least.min() >= bound_s / SLACK, "opening a pipeline never loosens its bound"
-        ratios.append(float(own[int(choice.offload.optimizer)]) / branch.tiers.longest_path(choice))
+        ratios.append(float(own[int(choice.offload.optimizer)]) / branch.evaluation.longest_path(choice))
     # Measured medians: 0.99 with and without experts.
     assert float(np.median(ratios)) > 0.9
     assert max(ratios) <= SLACK
@@ -137,7 +136,7 @@ def test_every_rank_ends_with_the_last_backward_of_its_first_stage(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
-def test_passes_of_dual_schedules_are_counted_without_their_order(name: str) -> None:
+def test_passes_of_dual_schedules_are_those_of_their_order(name: str) -> None:
     columns = {Phase.F: 0, Phase.B: 2, Phase.I: 4, Phase.W: 5}
     for p, m in RANKS_AND_MICROBATCHES:
         v = 2 if name == "dualpipe-v" else 1
@@ -149,7 +148,7 @@ def test_passes_of_dual_schedules_are_counted_without_their_order(name: str) -> 
             for action in row:
                 for leaf in action.leaves:
                     counted[columns[leaf.phase] + (len(action.leaves) > 1), rank, schedule.model_stage(leaf.stage)] += 1
-        assert (dual_passes(shape, m) == counted).all()
+        assert (paired_passes(schedule) == counted).all()
 
 
 def test_uneven_routing_is_drawn_for_the_tokens_of_each_batch() -> None:

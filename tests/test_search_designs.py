@@ -15,12 +15,12 @@ from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.command import SearchOptions, run
 from simpar.searching.decision import OWN_ERROR, SETTLED, Rival, decide
+from simpar.searching.design_bounds import Design, DesignBounds
 from simpar.searching.designs import design_key, design_name
 from simpar.searching.find import find
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.parts import Wish, fitting, largest_share, pricing_of
 from simpar.searching.settings import FREE, estimate, free_choices
-from simpar.searching.sheets import Design, Sheets
 from simpar.searching.space import Space
 
 PLAIN = (
@@ -75,10 +75,10 @@ def test_memory_floors_never_exceed_what_the_layouts_of_a_pipeline_need(space: S
                 more = branch.memory_floors.seconds(group, batch, m, variant, branch.capacity)
                 if more is None:
                     continue
-                bound = branch.coarse.pipeline_seconds(group, batch, m, variant) + more
+                bound = branch.set_bounds.pipeline_seconds(group, batch, m, variant) + more
                 for pipeline, least in zip(small.pipelines(group.pp, m), bound.tolist(), strict=True):
-                    sheet = branch.sheets.sheet(Design(group, batch, m, variant, pipeline), free)
-                    fastest = float(sheet.time_s[sheet.alive].min()) if sheet.alive.any() else math.inf
+                    table = branch.design_bounds.open_layouts(Design(group, batch, m, variant, pipeline), free)
+                    fastest = float(table.time_s[table.alive].min()) if table.alive.any() else math.inf
                     assert least <= fastest * (1 + 1e-9)
                     asked += math.isfinite(fastest) and least > 0.0
     assert asked > 10
@@ -113,8 +113,8 @@ def test_free_choices_change_less_than_can_be_told(space: Space) -> None:
     best = find(space, Wish(keep=1)).best[0].choice
     pricing, capacity = pricing_of(space), space.template.hardware.gpu.memory.value
     free = free_choices(space, pricing, best, capacity)
-    sheets, m = Sheets(space, pricing, capacity), 16 // (best.micro_batch_size * best.group.dp)
-    own = estimate(sheets, best, m)
+    design_bounds, m = DesignBounds(space, pricing, capacity), 16 // (best.micro_batch_size * best.group.dp)
+    own = estimate(design_bounds, best, m)
     assert own is not None
     assert free
     for axis, values in free.items():
@@ -122,7 +122,7 @@ def test_free_choices_change_less_than_can_be_told(space: Space) -> None:
         assert len(values) == len(set(values)) > 1
         for value in values[1:]:
             other = Choice.from_flat({**best.flat(), axis: value})
-            near = estimate(sheets, other, m)
+            near = estimate(design_bounds, other, m)
             assert design_key(other) == design_key(best)
             assert near is not None
             assert near[0] <= own[0] * (1 + FREE)

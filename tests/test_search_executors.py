@@ -50,7 +50,7 @@ def alone(space: Space) -> Found:
 
 def following(found: Found) -> str:
     """The best of another design than the winner's."""
-    rest = [s for s in (*found.best, found.other) if s is not None and s.choice.kin != found.best[0].choice.kin]
+    rest = [s for s in (*found.best, found.other) if s is not None and s.choice.mesh_key != found.best[0].choice.mesh_key]
     return str(min(rest, key=lambda s: s.key).choice)
 
 

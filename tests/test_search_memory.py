@@ -12,7 +12,7 @@ from search_random import CASES, random_choice, space_of
 from simpar.schedules import build_schedule
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
-from simpar.searching.residency import residency
+from simpar.searching.in_flight import in_flight
 from simpar.step import simulate
 
 LARGEST = 400
@@ -31,7 +31,7 @@ def layouts(branch: Branch, count: int, seed: int) -> list[Choice]:
     found: list[Choice] = []
     while len(found) < count:
         choice = random_choice(branch.space, draw)
-        if choice is None or branch.sheets.allocated(choice) is None:
+        if choice is None or branch.design_bounds.allocated(choice) is None:
             continue
         m = branch.space.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
         if m * choice.group.pp * choice.pipeline.virtual_stages <= LARGEST:
@@ -44,11 +44,21 @@ def test_memory_is_that_of_the_simulation(name: str) -> None:
     branch = branch_of(name)
     for choice in layouts(branch, 6, 17):
         result = simulate(choice.scenario(branch.space.template), detail="stage")
-        allocated = branch.sheets.allocated(choice)
+        allocated = branch.design_bounds.allocated(choice)
         assert allocated is not None
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
-        device_bytes = branch.tiers.device_bytes(choice, allocated)
+        device_bytes = branch.evaluation.device_bytes(choice, allocated)
         assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "torchtitan", "fsdp-fp8"])
+def test_what_blocks_keep_does_not_depend_on_overlap_or_place(name: str) -> None:
+    pricing, draw = branch_of(name).pricing, random.Random(3)
+    for choice in (c for c in (random_choice(pricing.space, draw) for _ in range(12)) if c is not None):
+        args = (choice.group, choice.micro_batch_size, choice.variant, choice.recompute.partition(":")[0]
+                if choice.recompute.startswith("full") else choice.recompute)  # fmt: skip
+        table = pricing.table(*args)
+        assert (pricing.held(*args) == table.kept + table.logits).all(), str(choice)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +74,7 @@ def test_layouts_that_once_differed(fix: tuple[str, ...], model: str, nodes: int
     branch = Branch(space)
     for choice in layouts(branch, 4, 1):
         result = simulate(choice.scenario(space.template), detail="stage")
-        allocated = branch.sheets.allocated(choice)
+        allocated = branch.design_bounds.allocated(choice)
         assert allocated is not None
         assert allocated.max() == pytest.approx(max(rank.allocated_bytes for rank in result.memory), rel=1e-6), str(choice)
 
@@ -73,7 +83,7 @@ def test_layouts_that_once_differed(fix: tuple[str, ...], model: str, nodes: int
 def test_micro_batches_in_flight_of_known_schedules(name: str, ranks: int, count: int) -> None:
     """1F1B holds p - r of them on rank r, GPipe all, ZB-H1 as many as 1F1B."""
     schedule = build_schedule(name, ranks, count)
-    found = residency(schedule, np.arange(ranks))
+    found = in_flight(schedule, np.arange(ranks))
     for rank in range(ranks):
         mine = found.rank == rank
         most = int((found.held + found.waiting)[mine].max())
@@ -90,9 +100,9 @@ def test_memory_of_frameworks_is_that_of_the_simulation(semantics: str, fix: tup
     branch = Branch(space)
     for choice in layouts(branch, 3, 5):
         result = simulate(choice.scenario(space.template), detail="stage")
-        allocated = branch.sheets.allocated(choice)
+        allocated = branch.design_bounds.allocated(choice)
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)
-        device_bytes = branch.tiers.device_bytes(choice, allocated)
+        device_bytes = branch.evaluation.device_bytes(choice, allocated)
         assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)
 
 
@@ -111,5 +121,5 @@ def test_memory_of_fine_tunes_is_that_of_the_simulation(semantics: str, training
     branch = Branch(space)
     for choice in layouts(branch, 3, 11):
         result = simulate(choice.scenario(space.template), detail="stage")
-        allocated = branch.sheets.allocated(choice)
+        allocated = branch.design_bounds.allocated(choice)
         assert allocated == pytest.approx(np.array([rank.allocated_bytes for rank in result.memory]), rel=1e-6), str(choice)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import ExpertExchange, LocalOp
 
+_LISTS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
+
 
 def ops_of(layout: Layout, block: LocalBlock, phase: str) -> tuple[LocalOp, ...]:
     """The op list of a block in one phase (F, B, I, W)."""
-    ops = {"F": block.forward, "B": block.backward, "I": block.input_gradient, "W": block.weight_gradient}[phase]
+    ops: tuple[LocalOp, ...] = getattr(block, _LISTS[phase])
     return arranged(ops) if _overlaps(layout, block) and _dualpipe(layout) else ops
 
 

@@ -27,7 +27,6 @@ class LocalBlock:
     Attributes:
         name: the layer's.
         forward, backward: op lists; `backward` starts with what is recomputed.
-        input_gradient, weight_gradient: the backward split for zero-bubble schedules.
         saved: (tensor, bytes) kept from forward to backward.
         working: bytes alive only while the layer's backward runs (recomputed activations).
         transient: bytes of the largest gradient pair alive in the backward.
@@ -43,8 +42,6 @@ class LocalBlock:
     name: str
     forward: tuple[LocalOp, ...]
     backward: tuple[LocalOp, ...]
-    input_gradient: tuple[LocalOp, ...]
-    weight_gradient: tuple[LocalOp, ...]
     saved: tuple[tuple[str, float], ...]
     working: float
     transient: float
@@ -57,6 +54,16 @@ class LocalBlock:
     repeated_flops: float
     layer: Layer = field(compare=False, repr=False)
     options: SplitOptions = field(compare=False, repr=False)
+
+    @property
+    def input_gradient(self) -> tuple[LocalOp, ...]:
+        """The first half of a backward that is split, for zero-bubble schedules."""
+        return _halves(self.layer, self.options)[0]
+
+    @property
+    def weight_gradient(self) -> tuple[LocalOp, ...]:
+        """The second half."""
+        return _halves(self.layer, self.options)[1]
 
     @property
     def saved_bytes(self) -> float:
@@ -353,6 +360,19 @@ class _Lists(LocalLayer):
                               self.options.memory_implementation)  # fmt: skip
             ops.compute("accumulation.wgrad", work, len(weights))
 
+    def put_again(self, ops: OpList) -> None:
+        """What comes before the backward's own ops: weights unpacked, activations recomputed."""
+        self.put_copies("gather.copy", self.options.gather_copy_bytes, ops)
+        again = frozenset(self.cut.repeated)
+        if again:
+            self.put_forward(ops, None if self.options.recompute.full else again)
+        self.put_parts(ops)
+
+    def put_end(self, ops: OpList) -> None:
+        """What comes after the weight gradients: added up, packed."""
+        self.put_accumulation(ops)
+        self.put_copies("reduce.copy", self.options.reduce_copy_bytes, ops)
+
 
 @lru_cache(maxsize=65536)
 def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
@@ -361,29 +381,31 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     forward = OpList()
     lists.put_copies("gather.copy", options.gather_copy_bytes, forward)
     lists.put_forward(forward)
-    backward, inputs, weights = OpList(), OpList(), OpList()
-    for ops in (backward, inputs):
-        lists.put_copies("gather.copy", options.gather_copy_bytes, ops)
-    again = frozenset(lists.cut.repeated)
-    for ops in (backward, inputs):
-        if again:
-            lists.put_forward(ops, None if options.recompute.full else again)
-        lists.put_parts(ops)
+    backward = OpList()
+    lists.put_again(backward)
     lists.put_backward(backward, None)
-    lists.put_backward(inputs, weights)
-    for ops in (backward, weights):
-        lists.put_accumulation(ops)
-        lists.put_copies("reduce.copy", options.reduce_copy_bytes, ops)
+    lists.put_end(backward)
     saved, working = lists.saved()
     flops = {node.name: node_flops(layer, node, halved=True) for node in layer.nodes}
     held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in layer.nodes]
     return LocalBlock(
-        name=layer.name, forward=forward.done(), backward=backward.done(), input_gradient=inputs.done(),
-        weight_gradient=weights.done(), saved=saved, working=working, transient=lists.transient(), deferred=lists.deferred(),
+        name=layer.name, forward=forward.done(), backward=backward.done(), saved=saved, working=working,
+        transient=lists.transient(), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
         lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)),
-        repeated_flops=sum(flops[name] for name in again) + sum(flops[name] * share for name, share in lists.cut.parts),
+        repeated_flops=sum(flops[n] for n in frozenset(lists.cut.repeated)) + sum(flops[n] * s for n, s in lists.cut.parts),
         layer=layer, options=options,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _halves(layer: Layer, options: SplitOptions) -> tuple[tuple[LocalOp, ...], tuple[LocalOp, ...]]:
+    """Input and weight gradients of `layer` on one rank, where they run apart."""
+    lists = _Lists(layer, options)
+    inputs, weights = OpList(), OpList()
+    lists.put_again(inputs)
+    lists.put_backward(inputs, weights)
+    lists.put_end(weights)
+    return inputs.done(), weights.done()

@@ -139,6 +139,13 @@ class Program:
         layer = f"/l{self.layer[op]}" if self.layer[op] >= 0 else ""
         return f"{stage}{letter}{microbatch}{layer}@r{self.role[op]}"
 
+    def ops_of(self, stream: Stream) -> IntArray:
+        """The ops of a stream in its order, int array."""
+        if stream not in self.streams:
+            return np.zeros(0, dtype=np.int64)
+        index = self.streams.index(stream)
+        return self.stream_ops[self.stream_ptr[index] : self.stream_ptr[index + 1]]
+
     @cached_property
     def op_streams(self) -> tuple[IntArray, IntArray]:
         """CSR (ptr, streams): the streams each op occupies."""

@@ -16,7 +16,7 @@ from simpar.result.result import Result
 from simpar.searching.answer import Answer, Candidate
 from simpar.searching.find import Watch
 from simpar.searching.improve import Change, Improvements
-from simpar.searching.runner_up import RunnerUp
+from simpar.searching.runner_up import RunnerUp, Trade
 from simpar.searching.why import Shortage, Why
 from simpar.units import format_bytes, format_seconds
 
@@ -54,7 +54,7 @@ def proof(gap: float | None, *, finished: bool, found: bool) -> str:
 
 def _certificate(answer: Answer) -> Text:
     evaluated = answer.counts("evaluated")
-    tiers = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in evaluated.items())
+    evaluation = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in evaluated.items())
     seconds = sum(f.seconds for f in answer.found)
     text = proof(answer.gap, finished=answer.finished, found=bool(answer.candidates))
     if answer.seen:
@@ -62,7 +62,7 @@ def _certificate(answer: Answer) -> Text:
         text = f"the best of {answer.seen} simulated with the scenario's effects{near}"
     if answer.wish.front and answer.candidates and answer.finished:
         text = f"the front over {', '.join(answer.wish.front)}, {len(answer.candidates)} layouts"
-    return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text} [{tiers}]", style="bold")
+    return Text(f"{answer.size:,} layouts in {seconds:.1f} s: {text} [{evaluation}]", style="bold")
 
 
 def _value(c: Candidate, name: str) -> str:
@@ -102,7 +102,17 @@ def _layouts(answer: Answer, width: int) -> RenderableType:
         table.add_row(*cells, *([c.design] if width >= NARROW else []))
         lines.append(Text(f"{number:>2}  {c.design}"))
     parts: list[RenderableType] = [table] if width >= NARROW else [table, Text(""), *lines]
+    traded = [(n, c.trade) for n, c in enumerate(answer.candidates, start=1) if c.trade is not None and not answer.wish.front]
+    step_s = answer.candidates[0].result.step_time_s
+    parts += [Text(f"{number:>2} {_trade(found, step_s)}", style="dim") for number, found in traded]
     return Group(*parts, *_advice(answer))
+
+
+def _trade(found: Trade, step_s: float) -> str:
+    """Why a design is not the first, in one line: what takes how much of the first one's step more or less, and the memory."""
+    reasons = ", ".join(f"{CATEGORIES.get(n, n)} {more / step_s:+.1%}" for n, more in found.by_category_s.items())
+    memory = ("-" if found.peak_memory_bytes < 0 else "+") + format_bytes(abs(found.peak_memory_bytes))
+    return f"{found.step_time_s / step_s:+.1%}: {reasons or 'the same parts'}; memory {memory}"
 
 
 def _percent(share: float | None) -> str:

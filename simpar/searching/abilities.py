@@ -32,7 +32,7 @@ class Ability:
     """Parameters are gathered beside the forward only where gradients are reduced beside the backward."""
     uncompiled: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """The values of some axes where graphs are not compiled."""
-    spreads: Callable[[Group, State], bool] | None = None
+    can_shard: Callable[[Group, State], bool] | None = None
     """Whether states can be spread so over a mesh; none = any way that the cost model knows."""
 
 
@@ -77,7 +77,7 @@ ABILITIES: Final[dict[str, Ability]] = {
         "torchtitan v0.2 job_config.py and pipeline_parallel.py: FSDP2 only, torch schedules, stages less by layers per end; "
         "asynchronous tensor parallelism is compiled; parallel_dims.py: shards of whole context-parallel groups, experts over "
         "whole tensor x context groups of them",
-        uncompiled={"overlap_tp": (False,)}, spreads=_fully_sharded,
+        uncompiled={"overlap_tp": (False,)}, can_shard=_fully_sharded,
     ),
     "deepspeed": Ability(
         {
@@ -88,7 +88,7 @@ ABILITIES: Final[dict[str, Ability]] = {
         },
         "DeepSpeed docs: ZeRO 0-3 over all ranks (MiCS is gone since 0.19), Ulysses, tensor parallelism with ZeRO up to 2, "
         "PipelineModule with ZeRO up to 1",
-        spreads=_zero,
+        can_shard=_zero,
     ),
     "nanotron": Ability(
         {

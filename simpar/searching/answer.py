@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import exp, log
 from typing import Any, Final
 
 from simpar.readings import outcome_of
 from simpar.result.result import Result
+from simpar.searching.choice import Choice
 from simpar.searching.decision import Rival, decide, moves_of
 from simpar.searching.designs import design_key, design_name
 from simpar.searching.effects import gap_with_effects, has_effects, pool_of, step_of
+from simpar.searching.evaluation import Evaluation
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
 from simpar.searching.objective import LARGER_IS_BETTER, SIMPLE, dominates, oriented
 from simpar.searching.parts import Wish, largest_share, measure_of, pricing_of, widest
-from simpar.searching.runner_up import RunnerUp, runner_up
+from simpar.searching.runner_up import RunnerUp, Trade, runner_up, trade
 from simpar.searching.settings import free_choices
 from simpar.specs.scenario import Scenario
-from simpar.step import simulate
+from simpar.step import FOLD_MICROBATCHES, interpret, simulate
 
 TIE: Final = 0.01
 """Layouts closer than this, relatively, are not told apart. Between the layouts of one published sweep (one model, cluster and
@@ -29,6 +31,10 @@ costs little where the model is right."""
 
 EQUAL: Final = 1e-6
 """Relative difference below which two values are the same number."""
+
+
+Known = dict[tuple[int, str, Choice], Result]
+"""Layouts that were simulated, by cluster size and recipe."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Candidate:
     expected_step_time_s: float = 0.0
     free: dict[str, list[Any]] = field(default_factory=dict)
     measured: int | None = None
+    trade: Trade | None = None
 
     @property
     def design(self) -> str:
@@ -74,6 +81,7 @@ class Candidate:
             "free_choices": self.free,
             "fit_probability": self.fit_probability, "best_probability": self.best_probability,
             "expected_step_time_s": self.expected_step_time_s, "measured_nearby": self.measured,
+            "against_best": None if self.trade is None else asdict(self.trade),
         }  # fmt: skip
 
 
@@ -176,6 +184,7 @@ def answer(
     asked: int | None = None,
     runs: Callable[[Scenario], bool] = lambda _: True,
     measured: Callable[[Scenario], int] | None = None,
+    known: Known | None = None,
 ) -> Answer:
     """Interpret what was found: simulate the best, rank over all cluster sizes, say how sure that is, explain the runner-up.
 
@@ -185,11 +194,12 @@ def answer(
         asked: cluster sizes that were to be searched; none = those of `found`.
         runs: whether a layout can be launched; what cannot is left out.
         measured: how many rows of the evidence have the combination of a layout.
+        known: results of earlier answers over these spaces; new ones are added.
     """
-    wish = found[0].wish
+    wish, known = found[0].wish, {} if known is None else known
     pools = {id(each): [s for s in _pool(each) if runs(s.choice.scenario(each.space.template))] for each in found}
     refused = sum(len(list(_pool(each))) - len(pools[id(each)]) for each in found)
-    every = [candidate for each in found for candidate in _candidates(each, pools[id(each)], wish)]
+    every = [candidate for each in found for candidate in _candidates(each, pools[id(each)], wish, known)]
     chosen = _front(every, wish.front) if wish.front else _ranked(every, wish)
     try_these: tuple[int, ...] = ()
     if chosen and not (wish.front or wish.by_memory or wish.objective == "num_gpus"):
@@ -198,10 +208,11 @@ def answer(
         chosen = [replace(c, free=_free(c, wish)) for c in chosen]
     if measured is not None:
         chosen = [replace(c, measured=measured(c.scored.choice.scenario(c.found.space.template))) for c in chosen]
+    chosen = [replace(c, trade=trade(chosen[0].result, c.result)) if c is not chosen[0] else c for c in chosen]
     sizes = len(found) if asked is None else asked
     seen = len(every) if any(has_effects(each.space.template) for each in found) else 0
     # With effects another design may be nearer than the one that the search knows.
-    other = None if wish.front or seen else _runner_up(chosen)
+    other = None if wish.front or seen else _runner_up(chosen, known)
     return Answer(tuple(chosen), tuple(found), sizes, other, try_these or tuple(range(len(chosen)))[:1], refused, seen)
 
 
@@ -221,7 +232,7 @@ def _decided(chosen: list[Candidate], wish: Wish) -> tuple[list[Candidate], tupl
     """Candidates with their chances, and which of them are worth a trial."""
     sign = -1.0 if wish.metric in LARGER_IS_BETTER else 1.0
     rivals = [
-        Rival(sign * log(c.value), moves_of(c.result), (c.result.world_size, c.scored.choice.kin), c.fit_probability)
+        Rival(sign * log(c.value), moves_of(c.result), (c.result.world_size, c.scored.choice.mesh_key), c.fit_probability)
         for c in chosen
     ]
     decision = decide(rivals)
@@ -236,7 +247,7 @@ def _pool(found: Found) -> Iterable[Scored]:
     return pool_of(found) if has_effects(found.space.template) else found.best
 
 
-def _candidates(found: Found, pool: Sequence[Scored], wish: Wish) -> list[Candidate]:
+def _candidates(found: Found, pool: Sequence[Scored], wish: Wish, known: Known) -> list[Candidate]:
     if not pool:
         return []
     measure, template = measure_of(found.space, wish, pricing_of(found.space)), found.space.template
@@ -244,7 +255,7 @@ def _candidates(found: Found, pool: Sequence[Scored], wish: Wish) -> list[Candid
     seen = []
     for scored in pool:
         seconds, size = scored.value * factor if wish.robust else scored.step_time_s, scored.device_bytes
-        result = simulate(scored.choice.scenario(template), detail="layer" if scored.choice.offload.activations else "stage")
+        result = _simulated(found, scored.choice, known)
         if effects:
             seconds, size = result.step_interval.high if wish.robust else step_of(result), result.worst_rank.device_bytes
         metrics = measure.metrics(seconds, size)
@@ -257,6 +268,18 @@ def _candidates(found: Found, pool: Sequence[Scored], wish: Wish) -> list[Candid
                 Candidate(scored, found, metrics, metrics[wish.metric], result, fit_probability=fit, expected_step_time_s=step_s)
             )
     return seen
+
+
+def _simulated(found: Found, choice: Choice, known: Known) -> Result:
+    """A layout as `simulate` has it, with the scenario's effects; without any on the program that was swept."""
+    template, evaluation = found.space.template, Evaluation.of(pricing_of(found.space))
+    key = (template.world_size, found.space.recipe, choice)
+    if key not in known:
+        if has_effects(template) or evaluation.microbatches(choice) > FOLD_MICROBATCHES:
+            known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice))
+        else:
+            known[key] = interpret(*evaluation.simulated(choice))
+    return known[key]
 
 
 def _order(c: Candidate, wish: Wish) -> tuple[float, float, float, str]:
@@ -296,13 +319,13 @@ def is_tied(best: Candidate, other: Candidate, wish: Wish) -> bool:
     return abs(theirs - mine) / abs(mine) <= max(EQUAL, unsure)
 
 
-def _runner_up(candidates: list[Candidate]) -> RunnerUp | None:
+def _runner_up(candidates: list[Candidate], known: Known) -> RunnerUp | None:
     """Of the winner's cluster size."""
     if not candidates:
         return None
     best = candidates[0]
     found = best.found
-    return runner_up(found, best.result, best.scored.choice)
+    return runner_up(found, best.result, best.scored.choice, lambda choice: _simulated(found, choice, known))
 
 
 __all__ = ["Answer", "Candidate", "answer", "is_tied"]

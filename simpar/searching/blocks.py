@@ -163,11 +163,12 @@ class Column:
     frozen_expert: float
 
     @classmethod
-    def of(cls, layout: Layout, pricer: LayoutPricer, block: LocalBlock, *, split: bool) -> Column:
+    def of(cls, layout: Layout, pricer: LayoutPricer, block: LocalBlock, *, split: bool, sharded: bool) -> Column:
         """Price a block.
 
         Args:
             split: input and weight gradients apart too (else 0).
+            sharded: weights may be fully sharded (else what is in flight then is 0).
         """
         seconds, host, compute = (list(_ZEROS) for _ in range(3))
         for phase in (F, B, I, W) if split else (F, B):
@@ -182,7 +183,7 @@ class Column:
         outputs = logits * 2.0 / (2.0 + copies) * layout.framework.pipeline.keeps_last_outputs
         return cls(
             tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,
-            _bare_transient(block), deferred, outputs, LocalLayer(block.layer, block.options).weight_shapes(),
+            _bare_transient(block) if sharded else 0.0, deferred, outputs, LocalLayer(block.layer, block.options).weight_shapes(),
             block.dense_parameters, block.expert_parameters,
             layout.trained(block) if layout.options.lora_rank else 0.0, layout.frozen_bytes(block) * block.dense_parameters,
             layout.frozen_bytes(block) * block.expert_parameters,

@@ -1,4 +1,4 @@
-"""Lower bounds on step time and memory, for all layouts of one mesh, variant and pipeline at once (numpy, tier 1).
+"""Lower bounds on step time and memory, for all layouts of one mesh, variant and pipeline at once (numpy).
 
 Each bound is the length of one chain of the program that `lower` would build, or the load of one serial resource:
 what a rank must wait for before its first op, all its own ops, what must follow its last one, the update. The memory is not
@@ -14,9 +14,8 @@ import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching.blocks import B, F, I, W
-from simpar.searching.dual import dual_passes
 from simpar.searching.shapes import Shape
-from simpar.searching.spreads import StateBound
+from simpar.searching.state_sharding import StateBound
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,13 @@ class PipelineBound:
         return np.asarray(around[:, None] + (ends[None] - way[:, None]).max(axis=2, keepdims=True))
 
 
-def pipeline_bound(shape: Shape, seconds: FloatArray, compute: FloatArray, m: int, send: float, *, blocking: bool) -> PipelineBound:
+def pipeline_bound(
+    shape: Shape, passes: FloatArray, seconds: FloatArray, compute: FloatArray, m: int, send: float, *, blocking: bool
+) -> PipelineBound:
     """The chains of a pipeline.
 
     Args:
-        shape: of the schedule.
+        shape: of the schedule; passes: of its ranks, where some of them are pairs (see `paired_passes`).
         seconds: float array [R, 4 phases, stages], durations of whole stages.
         compute: the same without communication, for passes in pairs (see `Stages.compute`).
         m: micro-batches per step.
@@ -103,7 +104,7 @@ def pipeline_bound(shape: Shape, seconds: FloatArray, compute: FloatArray, m: in
     head = forward @ shape.before.T + crossing
     if shape.style == "pairs":
         each = np.stack([forward, compute[:, F], seconds[:, B], compute[:, B], seconds[:, I], seconds[:, W]])
-        work = np.einsum("krs,kps->rp", each, dual_passes(shape, m))
+        work = np.einsum("krs,kps->rp", each, passes)
     else:
         backward = seconds[:, B] if shape.style == "full" else seconds[:, I] + seconds[:, W]
         work = m * ((forward + backward) @ shape.share.T)
@@ -138,7 +139,7 @@ def pipeline_bound(shape: Shape, seconds: FloatArray, compute: FloatArray, m: in
 
 
 def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArray:
-    """Step-time bounds [R, D] of every pair of recomputation and spread.
+    """Step-time bounds [R, D] of every pair of recomputation and sharding.
 
     The data-parallel stream is busy from the start until its gathers are through, and what runs beside it is slowed: no chain of
     ops makes progress during `loss` of that time, whatever ranks it passes, but for what it waits for first and sends. Of a
@@ -177,7 +178,7 @@ class Chains:
 
     Attributes:
         passes: float array [kinds of passes, chains, stages], how often a chain passes each stage: forwards and backwards (input
-            and weight gradient together where a schedule splits it); of pairs the six of `dual`.
+            and weight gradient together where a schedule splits it); of pairs the six of `paired_passes`.
         sends: float array [chains], boundary tensors in it.
     """
 
@@ -185,15 +186,16 @@ class Chains:
     sends: FloatArray
 
 
-def chains(shape: Shape, m: int, *, blocking: bool, waits: bool = True) -> Chains:
+def chains(shape: Shape, passes: FloatArray, m: int, *, blocking: bool, waits: bool = True) -> Chains:
     """The chains of a pipeline.
 
     Args:
+        passes: as in `pipeline_bound`.
         waits: ranks wait for each other at the end of a step; else only their own ops count.
     """
     ranks, stages, full = shape.ranks, shape.stages, shape.style == "full"
     hops = np.minimum(shape.before.sum(axis=1), shape.first)
-    work = dual_passes(shape, m) if shape.style == "pairs" else np.stack([m * shape.share] * 2)
+    work = passes if shape.style == "pairs" else np.stack([m * shape.share] * 2)
     sends = m * shape.sends * float(blocking) - (np.minimum(hops, 1.0) if blocking and full else 0.0)
     if not waits:
         return Chains(work, sends)
@@ -211,11 +213,11 @@ def chains(shape: Shape, m: int, *, blocking: bool, waits: bool = True) -> Chain
             tails.append((through - group * others, last - spared - float(blocking)))
     found = []
     for head, tail in itertools.product(heads, tails):
-        passes = work.copy()
-        passes[0] += head[0]
+        chain = work.copy()
+        chain[0] += head[0]
         if full:
-            passes[1] += tail[0]
-        found.append((passes, sends + head[1] + tail[1]))
+            chain[1] += tail[0]
+        found.append((chain, sends + head[1] + tail[1]))
     return Chains(np.concatenate([p for p, _ in found], axis=1), np.concatenate([s for _, s in found]))
 
 

@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simpar.searching.account import Account, Glimpse, Progress
-from simpar.searching.choice import Choice, Group, Kin, Offload, Pipeline, Variant, kin
-from simpar.searching.coarse import Coarse
+from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, Variant, mesh_key
+from simpar.searching.design_bounds import Design, DesignBounds, OpenLayouts, Outlook
+from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
 from simpar.searching.pricing import Pricing
-from simpar.searching.sheets import Design, Outlook, Sheet, Sheets
+from simpar.searching.set_bounds import SetBounds
 from simpar.searching.space import Space
-from simpar.searching.tiers import Tiers
 
 MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "offloads more than it needs"
 SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
 LARGEST = 256
 """Layouts that are swept together at most."""
-Waiting = tuple[float, int, float, Sheet, int]
-"""A layout that waits to be swept: rank, number, bound, sheet and its position there."""
+Waiting = tuple[float, int, float, OpenLayouts, int]
+"""A layout that waits to be swept: rank, number, bound, table and its position there."""
 Node = tuple[Group, int, int]
 """A mesh, sequences per micro-batch, micro-batches per step."""
 
@@ -72,7 +72,7 @@ class Ranked:
     """
 
     node: tuple[Group, int, int, Variant]
-    design: Kin
+    design: MeshKey
     order: list[int]
     seconds: list[float]
     left: list[int]
@@ -106,7 +106,8 @@ class Branch:
     ) -> None:
         self.space = space
         self.pricing = pricing or Pricing(space)
-        self.tiers = Tiers(self.pricing)
+        self.evaluation = Evaluation.of(self.pricing)
+        self._swept_before = self.evaluation.swept
         self.account = Account()
         self.incumbents = incumbents or Incumbents(keep)
         self.examine = examine
@@ -115,10 +116,10 @@ class Branch:
         self.on_scored, self.on_progress = on_scored, on_progress
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.fits = fits or (lambda need, _: need <= self.capacity)
-        self.coarse = Coarse(space, self.pricing)
+        self.set_bounds = SetBounds(space, self.pricing)
         self.memory_floors = MemoryFloors(space, self.pricing)
-        self.sheets = Sheets(space, self.pricing, self.capacity)
-        self.heap: list[tuple[float, float, int, str, Any, int, float, Kin | None]] = []
+        self.design_bounds = DesignBounds(space, self.pricing, self.capacity)
+        self.heap: list[tuple[float, float, int, str, Any, int, float, MeshKey | None]] = []
         self._tick = itertools.count()
         self.pools: dict[Shape, list[Waiting]] = {}
         self._started = time.monotonic()
@@ -132,7 +133,7 @@ class Branch:
         return self.incumbents.best
 
     def push(
-        self, bound: float, kind: str, payload: Any, count: int, design: Kin, device_bytes: float = 0.0, simplicity: float = 0.0
+        self, bound: float, kind: str, payload: Any, count: int, design: MeshKey, device_bytes: float = 0.0, simplicity: float = 0.0
     ) -> None:
         """A set of `count` layouts of a design, none faster than `bound` nor smaller than `device_bytes`.
 
@@ -145,7 +146,7 @@ class Branch:
             key = self.incumbents.place(bound, device_bytes, leaf=kind in ("undercut", "timed", "layout"))
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
 
-    def _reject(self, bound: float, device_bytes: float, design: Kin) -> str:
+    def _reject(self, bound: float, device_bytes: float, design: MeshKey) -> str:
         if self.incumbents.late(np.array(bound)):
             return CONSTRAINT
         return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes), design) else ""
@@ -157,25 +158,25 @@ class Branch:
 
     def survey(self, nodes: Sequence[Node]) -> float:
         """What nothing on these meshes ranks before, by compute alone; costs little, and `run` need not do it again."""
-        fit = [n for n in nodes if self.coarse.least_bytes(n[0]) <= self.capacity]
-        ranks = (self.incumbents.rank(self.coarse.mesh_seconds(*n), self.coarse.least_bytes(n[0])) for n in fit)
+        fit = [n for n in nodes if self.set_bounds.least_bytes(n[0]) <= self.capacity]
+        ranks = (self.incumbents.rank(self.set_bounds.mesh_seconds(*n), self.set_bounds.least_bytes(n[0])) for n in fit)
         return min(ranks, default=inf)
 
     def run(self, nodes: Sequence[Node] | None = None) -> None:
         """Search until nothing can beat the best."""
         for node in self.nodes() if nodes is None else nodes:
-            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), kin(*node[:2]))
+            self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), mesh_key(*node[:2]))
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
-            "spreads": self.open_spreads, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
+            "shardings": self.open_shardings, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
             "layout": self.open_layout,
         }  # fmt: skip
         single = not self.incumbents.front
         while self.heap:
             key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
-            self.account.evaluated["longest_path"] = self.tiers.swept
+            self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
             if single and self.incumbents.beats(key):
-                waiting = sum(int(sheet.weight[at]) for pool in self.pools.values() for *_, sheet, at in pool)
+                waiting = sum(int(table.weight[at]) for pool in self.pools.values() for *_, table, at in pool)
                 self.account.rejected[BOUND] += count + waiting + sum(entry[5] for entry in self.heap)
                 self.heap.clear()
                 self.pools.clear()
@@ -190,7 +191,7 @@ class Branch:
     def progress(self, bound: float) -> Progress:
         """Where the search stands."""
         best = self.best[0] if self.best else None
-        simulated = self.account.evaluated["discrete_event"]
+        simulated = self.account.evaluated["simulated"]
         return Progress(best, bound, len(self.heap), simulated, time.monotonic() - self._started)
 
     # -- sets ----------------------------------------------------------------------------------------------------------
@@ -200,30 +201,32 @@ class Branch:
         del bound
         if not count:
             return
-        least = self.coarse.least_bytes(payload[0])
+        least = self.set_bounds.least_bytes(payload[0])
         if least > self.capacity:
             self.account.rejected[MEMORY] += count
             return
-        self.push(self.coarse.mesh_seconds(*payload), "crude", payload, count, kin(*payload[:2]), least)
+        self.push(self.set_bounds.mesh_seconds(*payload), "crude", payload, count, mesh_key(*payload[:2]), least)
 
     def open_crude(self, bound: float, payload: Node, count: int) -> None:
         """Bound every variant over every pipeline by serial work."""
         del bound, count
         group, batch, m = payload
-        values, design = self.coarse.variant_seconds(group, batch, m).tolist(), kin(group, batch)
+        values, design = self.set_bounds.variant_seconds(group, batch, m).tolist(), mesh_key(group, batch)
         for variant, value in zip(self.space.variants(group), values, strict=True):
             layouts = self.space.variant_count(group, m, variant)
             if layouts:
-                self.push(value, "variant", (*payload, variant), layouts, design, self.coarse.least_bytes(group))
+                self.push(value, "variant", (*payload, variant), layouts, design, self.set_bounds.least_bytes(group))
 
     def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
         """Price the blocks of a variant exactly and bound every pipeline."""
         del bound, count
         group, batch, m, variant = payload
-        design = kin(group, batch)
+        design = mesh_key(group, batch)
         inner = len(self.space.states(group)) * len(self.space.offloads)
-        seconds = self.coarse.pipeline_seconds(*payload)
-        more = self.memory_floors.seconds(*payload, self.capacity)
+        seconds = self.set_bounds.pipeline_seconds(*payload)
+        # Memory is looked at where compute and communication alone leave a pipeline a chance.
+        wanted = ~self.incumbents.beaten(seconds, np.full(len(seconds), self.set_bounds.least_bytes(group)), design)
+        more = self.memory_floors.seconds(*payload, self.capacity, wanted)
         seconds = seconds if more is None else seconds + more
         counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
         order = np.argsort(seconds, kind="stable")
@@ -237,7 +240,7 @@ class Branch:
     def _next_pipeline(self, ranked: Ranked, at: int) -> None:
         """The pipelines of a variant from the one at `at` on wait together: the first bounds the rest."""
         if at < len(ranked.order):
-            least = self.coarse.least_bytes(ranked.node[0])
+            least = self.set_bounds.least_bytes(ranked.node[0])
             self.push(ranked.seconds[at], "pipeline", (ranked, at), ranked.left[at], ranked.design, least)
 
     def open_pipeline(self, bound: float, payload: tuple[Ranked, int], count: int) -> None:
@@ -246,55 +249,55 @@ class Branch:
         self._next_pipeline(ranked, at + 1)
         count -= ranked.left[at + 1] if at + 1 < len(ranked.left) else 0
         group, _, m, _ = ranked.node
-        outlook = self.sheets.outlook(Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]]))
+        outlook = self.design_bounds.outlook(Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]]))
         self.account.evaluated["bounds"] += count
         if len(outlook.columns):
             least = max(bound, float(outlook.least.min()))
-            self.push(least, "spreads", outlook, count, ranked.design, self.coarse.least_bytes(group))
+            self.push(least, "shardings", outlook, count, ranked.design, self.set_bounds.least_bytes(group))
         else:
             # Not even the states fit, however they are spread.
             self.account.rejected[MEMORY] += count
 
-    def open_spreads(self, bound: float, payload: Outlook, count: int) -> None:
+    def open_shardings(self, bound: float, payload: Outlook, count: int) -> None:
         """Bounds and memory of every recomputation x spread x offload at once."""
         del bound, count
-        sheet = self.sheets.sheet(payload.design, self.incumbents, payload)
-        for reason, number in zip((MEMORY, CONSTRAINT, BOUND), sheet.rejected, strict=True):
+        table = self.design_bounds.open_layouts(payload.design, self.incumbents, payload)
+        for reason, number in zip((MEMORY, CONSTRAINT, BOUND), table.rejected, strict=True):
             self.account.rejected[reason] += number
-        if len(sheet.order):
-            self._glimpse(sheet)
-            self._wait(sheet, sheet.order.tolist(), 0.0)
+        if len(table.order):
+            self._glimpse(table)
+            self._wait(table, table.order.tolist(), 0.0)
 
     # -- layouts -------------------------------------------------------------------------------------------------------
 
-    def _glimpse(self, sheet: Sheet) -> None:
+    def _glimpse(self, table: OpenLayouts) -> None:
         """Remember the best of a design."""
-        at, d = int(sheet.order[0]), sheet.design
+        at, d = int(table.order[0]), table.design
         name = (d.group, d.pipeline.schedule, d.pipeline.virtual_stages)
-        bound = float(sheet.time_s.flat[at])
+        bound = float(table.time_s.flat[at])
         if name not in self.glimpses or bound < self.glimpses[name].bound_s:
-            self.glimpses[name] = Glimpse(sheet.choice(at), bound, float(sheet.bytes.flat[at]))
+            self.glimpses[name] = Glimpse(table.choice(at), bound, float(table.bytes.flat[at]))
 
-    def _wait(self, sheet: Sheet, positions: Sequence[int], least_s: float) -> None:
+    def _wait(self, table: OpenLayouts, positions: Sequence[int], least_s: float) -> None:
         """Layouts at these positions, none faster than `least_s`, to be swept with others of their shape."""
-        d = sheet.design
+        d = table.design
         named: dict[Shape, list[tuple[float, int]]] = {}
         for at in positions:
-            offload, pair = divmod(at, len(sheet.pairs))
-            state = sheet.states[int(sheet.pairs[pair]) % len(sheet.states)]
+            offload, pair = divmod(at, len(table.pairs))
+            state = table.states[int(table.pairs[pair]) % len(table.states)]
             flags = (state.zero_stage, state.overlap_grad_reduce, state.overlap_param_gather)
-            moves = sheet.offloads[offload].activations > 0
+            moves = table.offloads[offload].activations > 0
             name = Shape(d.group.pp, d.m, d.pipeline, flags, moves, on_device=moves and not least_s)
-            named.setdefault(name, []).append((max(float(sheet.time_s.flat[at]), least_s), at))
+            named.setdefault(name, []).append((max(float(table.time_s.flat[at]), least_s), at))
         for name, layouts in named.items():
-            self._pool(name, [(time_s, sheet, at) for time_s, at in layouts])
+            self._pool(name, [(time_s, table, at) for time_s, at in layouts])
 
-    def _pool(self, name: Shape, layouts: Sequence[tuple[float, Sheet, int]]) -> None:
+    def _pool(self, name: Shape, layouts: Sequence[tuple[float, OpenLayouts, int]]) -> None:
         """Layouts of one shape, each with its bound, wait to be swept."""
         pool = self.pools.setdefault(name, [])
-        for time_s, sheet, at in layouts:
-            rank = self.incumbents.place(time_s, float(sheet.bytes.flat[at]))
-            heapq.heappush(pool, (rank, next(self._tick), time_s, sheet, at))
+        for time_s, table, at in layouts:
+            rank = self.incumbents.place(time_s, float(table.bytes.flat[at]))
+            heapq.heappush(pool, (rank, next(self._tick), time_s, table, at))
         if pool:
             heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", name, 0, pool[0][2], None))
 
@@ -308,41 +311,41 @@ class Branch:
         while pool and len(popped) < most and pool[0][0] <= last:
             popped.append(heapq.heappop(pool))
         take = []
-        for _, _, time_s, sheet, at in popped:
-            need = float(sheet.bytes.flat[at])
-            choice, reason = sheet.choice(at), self._reject(time_s, need, sheet.design.kin)
+        for _, _, time_s, table, at in popped:
+            need = float(table.bytes.flat[at])
+            choice, reason = table.choice(at), self._reject(time_s, need, table.design.mesh_key)
             if not reason and self.incumbents.outdone(time_s, need, choice):
                 reason = BOUND
             if reason:
-                self.account.rejected[reason] += int(sheet.weight[at])
+                self.account.rejected[reason] += int(table.weight[at])
             else:
-                take.append((choice, at, time_s, need, sheet))
+                take.append((choice, at, time_s, need, table))
         if payload.on_device:
-            found, _ = self.tiers.longest_paths([on_device(choice) for choice, *_ in take])
-            known = [(max(float(v), time_s), sheet, at) for (_, at, time_s, _, sheet), v in zip(take, found, strict=True)]
+            found, _ = self.evaluation.longest_paths([on_device(choice) for choice, *_ in take])
+            known = [(max(float(v), time_s), table, at) for (_, at, time_s, _, table), v in zip(take, found, strict=True)]
             self._pool(payload._replace(on_device=False), known)
         else:
             # Of a front most are wanted for their memory, and dearer prices do not rule them out: together they cost least.
-            swept = self.tiers.longest_paths([choice for choice, *_ in take], exact=self.incumbents.front)
-            for (choice, at, time_s, need, sheet), value, less in zip(take, *swept, strict=True):
-                kind, weight = "undercut" if less else "timed", int(sheet.weight[at])
+            swept = self.evaluation.longest_paths([choice for choice, *_ in take], exact=self.incumbents.front)
+            for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
+                kind, weight = "undercut" if less else "timed", int(table.weight[at])
                 value = max(float(value), time_s)
-                if most == 1 and not less and self.incumbents.limits.value < inf and not self._reject(value, need, choice.kin):
-                    self.open_timed(value, (choice, need, sheet, at), weight)
+                if most == 1 and not less and self.incumbents.limits.value < inf and not self._reject(value, need, choice.mesh_key):
+                    self.open_timed(value, (choice, need, table, at), weight)
                     continue
-                self.push(value, kind, (choice, need, sheet, at), weight, choice.kin, need, choice.complexity)
+                self.push(value, kind, (choice, need, table, at), weight, choice.mesh_key, need, choice.complexity)
         self._pool(payload, [])
 
-    def open_undercut(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
+    def open_undercut(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""
         choice, need = payload[:2]
         if self.incumbents.outdone(bound, need, choice):
             self.account.rejected[BOUND] += count
         else:
-            value = max(bound, self.tiers.longest_path(choice))
-            self.push(value, "timed", payload, count, choice.kin, need, choice.complexity)
+            value = max(bound, self.evaluation.longest_path(choice))
+            self.push(value, "timed", payload, count, choice.mesh_key, need, choice.complexity)
 
-    def open_timed(self, bound: float, payload: tuple[Choice, float, Sheet, int], count: int) -> None:
+    def open_timed(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout whose time is known: what it is ranked by, where that is more."""
         choice, need = payload[:2]
         if self.tighten is None:
@@ -351,18 +354,18 @@ class Branch:
             self.account.rejected[BOUND] += count
         else:
             value = max(bound, self.tighten(choice, bound))
-            self.push(value, "layout", (*payload, bound), count, choice.kin, need, choice.complexity)
+            self.push(value, "layout", (*payload, bound), count, choice.mesh_key, need, choice.complexity)
 
-    def open_layout(self, bound: float, payload: tuple[Choice, float, Sheet, int, float], count: int) -> None:
+    def open_layout(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int, float], count: int) -> None:
         """Simulate one layout; what moves more to the host waits for its outcome."""
-        choice, need, sheet, at, time_s = payload
+        choice, need, table, at, time_s = payload
         if self.incumbents.outdone(bound, need, choice):
             self.account.rejected[BOUND] += count
             return
         reason = self._simulate(choice, bound, time_s)
         if reason:
             self.account.rejected[reason] += 1
-            self._wait(sheet, sheet.children(at), time_s)
+            self._wait(table, table.children(at), time_s)
         else:
             self.account.rejected[DOMINATED] += count - 1
 
@@ -378,17 +381,17 @@ class Branch:
             # Known from another part of the search.
             self.account.kept += 1
             return ""
-        allocated = self.sheets.allocated(choice)
-        need = self.tiers.device_bytes(choice, allocated)
+        allocated = self.design_bounds.allocated(choice)
+        need = self.evaluation.device_bytes(choice, allocated)
         if need is not None and allocated is not None:
             cached = need - self.pricing.outside_bytes(choice.group) - float(allocated.max())
             if not self.fits(need, cached):
                 return SIMULATED_MEMORY
-        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.kin):
+        if need is not None and self.incumbents.beaten(np.array(bound), np.array(need), choice.mesh_key):
             return BOUND
         if need is None:
-            self.account.evaluated["discrete_event"] += 1
-            time_s, need, cached = self.tiers.discrete_event(choice)
+            self.account.evaluated["simulated"] += 1
+            time_s, need, cached = self.evaluation.in_full(choice)
             if not self.fits(need, cached):
                 return SIMULATED_MEMORY
         value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)

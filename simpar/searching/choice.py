@@ -65,11 +65,11 @@ class Group:
     placement: str
 
 
-Kin = tuple[int, ...]
+MeshKey = tuple[int, ...]
 """What layouts of one design share: the degrees of the mesh, whatever its order over ranks, and the micro-batch."""
 
 
-def kin(group: Group, micro_batch_size: int) -> Kin:
+def mesh_key(group: Group, micro_batch_size: int) -> MeshKey:
     """The design of a mesh and micro-batch."""
     return (group.tp, group.cp, group.pp, group.dp, group.ep, group.etp, micro_batch_size)
 
@@ -180,9 +180,9 @@ class Choice:
         )  # fmt: skip
 
     @property
-    def kin(self) -> Kin:
+    def mesh_key(self) -> MeshKey:
         """The design that it is of."""
-        return kin(self.group, self.micro_batch_size)
+        return mesh_key(self.group, self.micro_batch_size)
 
     @property
     def complexity(self) -> float:

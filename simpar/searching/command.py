@@ -16,10 +16,10 @@ from typing import Any, Final
 from simpar.errors import InputError, Violation
 from simpar.registry import unknown
 from simpar.searching.abilities import ANY, limit_of
-from simpar.searching.answer import Answer, answer
+from simpar.searching.answer import Answer, Known, answer
 from simpar.searching.choice import Choice
 from simpar.searching.decision import TOLD
-from simpar.searching.effects import POOL, has_effects
+from simpar.searching.effects import LARGEST_POOL, POOL, has_effects
 from simpar.searching.find import SAME, Watch, find_over
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
 from simpar.searching.parts import Wish
@@ -172,12 +172,22 @@ def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: Sea
     workers = options.workers
     if workers is None and options.executor == "local" and sum(s.size for s in spaces) <= SMALL:
         workers = 1
-    found = find_over(
-        spaces, wish, executor=options.executor, workers=workers, scheduler=options.scheduler, store=store,
-        resume=options.resume, listener=options.outputs.listener,
-    )  # fmt: skip
-    options.outputs.listener(None)
-    return answer(found, len(spaces), runs=options.outputs.runs, measured=options.outputs.measured)
+    known: Known = {}
+    while True:
+        found = find_over(
+            spaces, wish, executor=options.executor, workers=workers, scheduler=options.scheduler, store=store,
+            resume=options.resume, listener=options.outputs.listener,
+        )  # fmt: skip
+        options.outputs.listener(None)
+        result = answer(found, len(spaces), runs=options.outputs.runs, measured=options.outputs.measured, known=known)
+        told = 0.0 if options.prove else TOLD
+        enough = not result.seen or result.gap is None or result.gap <= told or not result.finished
+        if enough or wish.pool >= LARGEST_POOL or len(found[0].best) < wish.pool:
+            return result
+        # Effects reorder layouts: those not simulated with them may still be faster, so more are.
+        wish, store = replace(wish, pool=2 * wish.pool), None
+        gap = result.gap or 0.0
+        options.outputs.say(f"{result.seen} layouts simulated with effects, others may be {gap:.1%} faster: looking at more")
 
 
 def _check_answer(store: Store, known: dict[str, Any], spaces: list[Space]) -> None:

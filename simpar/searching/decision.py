@@ -63,7 +63,7 @@ class Decision:
     try_these: tuple[int, ...]
 
 
-def decide(rivals: Sequence[Rival]) -> Decision:
+def decide(rivals: Sequence[Rival], *, mesh_error: float = MESH_ERROR, own_error: float = OWN_ERROR) -> Decision:
     """Draw errors and count who wins."""
     if len(rivals) < 2:
         return Decision(np.ones(len(rivals)), 0.0, tuple(range(len(rivals))))
@@ -73,8 +73,8 @@ def decide(rivals: Sequence[Rival]) -> Decision:
     predicted = np.array([rival.log_value for rival in rivals])
     meshes = list(dict.fromkeys(rival.mesh for rival in rivals))
     of_mesh = draw.standard_normal((DRAWS, len(meshes)))[:, [meshes.index(rival.mesh) for rival in rivals]]
-    errors = draw.standard_normal((DRAWS, len(names))) @ moves.T + MESH_ERROR * of_mesh
-    errors += OWN_ERROR * draw.standard_normal((DRAWS, len(rivals)))
+    errors = draw.standard_normal((DRAWS, len(names))) @ moves.T + mesh_error * of_mesh
+    errors += own_error * draw.standard_normal((DRAWS, len(rivals)))
     # The memory of all is off in the same direction: what stands nearest to its limit fails first.
     fits = draw.random((DRAWS, 1)) < np.array([rival.fit_probability for rival in rivals])
     real = np.where(fits, predicted + errors, np.inf)

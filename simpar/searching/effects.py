@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from simpar.result.result import Result
-from simpar.searching.choice import kin
+from simpar.searching.choice import mesh_key
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
 
 POOL: Final = 32
-"""Layouts that are simulated again with effects: so many of the best, and as many of the best of other meshes."""
+"""Layouts that are first simulated again with effects: so many of the best, and as many of the best of other meshes."""
+LARGEST_POOL: Final = 512
+"""Twice as many are looked at until no other can be faster, up to this many: minutes of simulation. The gap says what is left."""
 
 
 def has_effects(scenario: Scenario) -> bool:
@@ -28,11 +30,11 @@ def only_slows(effects: EffectsSpec) -> bool:
 
 def pool_of(found: Found) -> Iterator[Scored]:
     """The layouts worth a second look: the best found, and of every other mesh and micro-batch the one with the least bound."""
-    seen = {kin(s.choice.group, s.choice.micro_batch_size) for s in found.best}
+    seen = {mesh_key(s.choice.group, s.choice.micro_batch_size) for s in found.best}
     yield from found.best
     others = 0
     for glimpse in sorted(found.glimpses, key=lambda g: g.bound_s):
-        design = kin(glimpse.choice.group, glimpse.choice.micro_batch_size)
+        design = mesh_key(glimpse.choice.group, glimpse.choice.micro_batch_size)
         if design not in seen and others < POOL:
             seen.add(design)
             others += 1
@@ -55,4 +57,4 @@ def gap_with_effects(found: Found, best_s: float, effects: EffectsSpec) -> float
     return max(0.0, 1.0 - least_s / best_s)
 
 
-__all__ = ["POOL", "gap_with_effects", "has_effects", "only_slows", "pool_of", "step_of"]
+__all__ = ["LARGEST_POOL", "POOL", "gap_with_effects", "has_effects", "only_slows", "pool_of", "step_of"]

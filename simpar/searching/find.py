@@ -212,7 +212,7 @@ def _check_winner(store: Store, branch: Branch, winner: Scored) -> None:
     Raises:
         InputError: they are others.
     """
-    seconds, device_bytes, _ = branch.tiers.discrete_event(winner.choice)
+    seconds, device_bytes, _ = branch.evaluation.in_full(winner.choice)
     if not (isclose(seconds, winner.step_time_s, rel_tol=SAME) and isclose(device_bytes, winner.device_bytes, rel_tol=SAME)):
         raise store.doubted(f"{winner.choice} takes {seconds:.6g} s when simulated again, {winner.step_time_s:.6g} s as stored")
 

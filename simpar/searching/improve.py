@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
@@ -105,26 +106,37 @@ def improve(
         framework = None
     pricing = Pricing(Space(scenario, {}, framework))
     found: dict[Choice, Change] = {}
-    pairs: list[tuple[str, ...]] = [*((a,) for a in axes), *combinations(axes, 2)]
-    for index, pair in enumerate(pairs):
+    pairs: list[tuple[str, ...]] = list(combinations(axes, 2))
+    doubles: list[float] = []
+    count = len(axes) + len(pairs)
+
+    def look(index: int, opened: tuple[str, ...], slowest_s: float) -> None:
         if on_pair is not None:
-            on_pair(index, len(pairs))
-        restrictions = _around(flat, pair)
-        space = Space(scenario, restrictions, framework)
+            on_pair(index, count)
+        space = Space(scenario, _around(flat, opened), framework)
         if not space.groups:
-            continue
+            return
         branch = branch_for(space, Wish(keep=3, next_design=False), pricing)
-        branch.incumbents = Incumbents(3, largest_s=limit)
+        branch.incumbents = Incumbents(3, largest_s=slowest_s)
         branch.run()
         for scored in branch.best:
-            change = _change(flat, scored, result, _opened(pair))
-            if change is not None:
-                found.setdefault(scored.choice, change)
-    changes = [c for c in _folded(list(found.values())) if runs(c.scored.choice.scenario(scenario))]
-    changes.sort(key=lambda c: c.scored.key)
-    singles = [c for c in changes if _width(c) == 1]
-    doubles = [c for c in changes if _width(c) == 2]
-    return Improvements(result, today, tuple(singles[:keep]), tuple(doubles[:keep]))
+            change = _change(flat, scored, result, _opened(opened))
+            if change is not None and scored.choice not in found and runs(scored.choice.scenario(scenario)):
+                found[scored.choice] = change
+                if _width(change) == 2 and not _idle(change, found.values()):
+                    insort(doubles, scored.step_time_s)
+
+    for index, axis in enumerate(axes):
+        look(index, (axis,), limit)
+    # What gains by itself goes first: the doubles that are known then say how slow another may be.
+    gains = {axis: max((c.gain for c in found.values() if axis in c.axes), default=-1.0) for axis in axes}
+    pairs.sort(key=lambda pair: -max(gains[a] for a in pair) - sum(max(gains[a], 0.0) for a in pair))
+    for index, pair in enumerate(pairs, len(axes)):
+        # Of those that are found so far, half may turn out to be no better than a part of them.
+        look(index, pair, min(limit, doubles[2 * keep - 1]) if len(doubles) >= 2 * keep else limit)
+    changes = sorted((c for c in found.values() if not _idle(c, found.values())), key=lambda c: c.scored.key)
+    one, two = ([c for c in changes if _width(c) == width][:keep] for width in (1, 2))
+    return Improvements(result, today, tuple(one), tuple(two))
 
 
 def _spelled_out(choice: Choice, today: Result, pricing: Pricing) -> Choice:
@@ -135,19 +147,15 @@ def _spelled_out(choice: Choice, today: Result, pricing: Pricing) -> Choice:
     return replace(choice, pipeline=pipeline, state=state)
 
 
-def _folded(changes: list[Change]) -> list[Change]:
-    """Without those of which a part alone does as well, in time and in memory."""
-
-    def idle(change: Change) -> bool:
-        mine = set(change.axes.items())
-        return any(
-            set(other.axes.items()) < mine
-            and other.scored.step_time_s <= change.scored.step_time_s * (1.0 + _EQUAL)
-            and other.scored.device_bytes <= change.scored.device_bytes * (1.0 + _EQUAL)
-            for other in changes
-        )
-
-    return [change for change in changes if not idle(change)]
+def _idle(change: Change, changes: Iterable[Change]) -> bool:
+    """Whether a part of a change alone does as well, in time and in memory."""
+    mine = set(change.axes.items())
+    return any(
+        set(other.axes.items()) < mine
+        and other.scored.step_time_s <= change.scored.step_time_s * (1.0 + _EQUAL)
+        and other.scored.device_bytes <= change.scored.device_bytes * (1.0 + _EQUAL)
+        for other in changes
+    )
 
 
 def _around(flat: dict[str, Any], free: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray
-from simpar.searching.choice import Choice, Kin
+from simpar.searching.choice import Choice, MeshKey
 from simpar.searching.designs import design_key
 
 SLACK = 1e-9
@@ -59,10 +59,10 @@ class Limits(NamedTuple):
 
     value: float = inf
     other: float = inf
-    of: Kin | None = None
+    of: MeshKey | None = None
     points: tuple[tuple[float, float], ...] = ()
 
-    def against(self, design: Kin | None) -> float:
+    def against(self, design: MeshKey | None) -> float:
         """What layouts of a design must beat; none = the least that any layout must."""
         return self.value if self.of is None or design == self.of else self.other
 
@@ -84,7 +84,7 @@ class Incumbents:
         next_design: wanted besides, where all the best are of one mesh and micro-batch: the best of any other.
         shared: what the best of others must beat, asked anew each time.
         first: the best of each design.
-        stairs: of a front, see `_stairs`.
+        pareto_steps: of a front, see `_pareto_steps`.
     """
 
     keep: int = 10
@@ -99,9 +99,9 @@ class Incumbents:
     next_design: bool = False
     shared: Callable[[], Limits] = field(default=Limits)
     best: list[Scored] = field(default_factory=list)
-    first: dict[Kin, Scored] = field(default_factory=dict)
+    first: dict[MeshKey, Scored] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    stairs: tuple[object, object, FloatArray, FloatArray] = (None, None, np.zeros(0), np.zeros(0))
+    pareto_steps: tuple[object, object, FloatArray, FloatArray] = (None, None, np.zeros(0), np.zeros(0))
 
     def rank(self, time_s: float, device_bytes: float) -> float:
         """What layouts are ranked by when nothing else is known of them."""
@@ -131,7 +131,7 @@ class Incumbents:
         """What nothing at `place` or behind ranks before."""
         return exp(floor(place) * log1p(self.within)) if self.front and self.within else place
 
-    def cutoff(self, design: Kin | None = None) -> float:
+    def cutoff(self, design: MeshKey | None = None) -> float:
         """What the values of a design must beat; none = the least that anything must.
 
         No layout that is wanted in the end is ever cut off, nor the best of the designs other than the best one's: a value that
@@ -142,7 +142,7 @@ class Incumbents:
     @property
     def other(self) -> Scored | None:
         """The best of all designs but that of the best layout."""
-        rest = [s for design, s in self.first.items() if design != self.best[0].choice.kin] if self.best else []
+        rest = [s for design, s in self.first.items() if design != self.best[0].choice.mesh_key] if self.best else []
         return min(rest, key=lambda s: s.key, default=None)
 
     @property
@@ -151,16 +151,16 @@ class Incumbents:
         other = self.other
         return [*self.best, *([other] if other is not None and other not in self.best else [])]
 
-    def beats(self, rank: float, design: Kin | None = None) -> bool:
+    def beats(self, rank: float, design: MeshKey | None = None) -> bool:
         """Whether nothing (of a design) that ranks at `rank` or behind can be wanted."""
         return rank * (1.0 - SLACK) > self.cutoff(design)
 
     def outdone(self, time_s: float, device_bytes: float, choice: Choice) -> bool:
         """Whether this layout, with these bounds, cannot be wanted: for equals the order of `Scored.key` decides."""
         if self.front or (len(self.best) < self.keep and not self.fold):
-            return bool(self.beaten(np.array(time_s), np.array(device_bytes), choice.kin))
+            return bool(self.beaten(np.array(time_s), np.array(device_bytes), choice.mesh_key))
         rank = self.rank(time_s, device_bytes)
-        if self.beats(rank, choice.kin):
+        if self.beats(rank, choice.mesh_key):
             return True
         if self.fold:
             own = self._of_design(choice)
@@ -168,32 +168,32 @@ class Incumbents:
                 self.skipped = min(self.skipped, rank)
                 return True
             return own is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > own.key
-        rival = self.best[-1] if self.limits.of in (None, choice.kin) else self.other
+        rival = self.best[-1] if self.limits.of in (None, choice.mesh_key) else self.other
         return rival is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > rival.key
 
     def late(self, time_s: FloatArray) -> NDArray[np.bool_]:
         """Which step times are not wanted at all."""
         return np.asarray(time_s * (1.0 - SLACK) > self.largest_s)
 
-    def beaten(self, time_s: FloatArray, device_bytes: FloatArray, design: Kin | None = None) -> NDArray[np.bool_]:
+    def beaten(self, time_s: FloatArray, device_bytes: FloatArray, design: MeshKey | None = None) -> NDArray[np.bool_]:
         """Which layouts of a design (bounds of them) cannot be wanted."""
         time_s, device_bytes = np.asarray(time_s) * (1.0 - SLACK), np.asarray(device_bytes) * (1.0 - SLACK)
         if self.front:
-            near, (values, least) = 1.0 + self.within, self._stairs()
+            near, (values, least) = 1.0 + self.within, self._pareto_steps()
             # The smallest of all that are no slower.
             return np.asarray(least[np.searchsorted(values, time_s * near, side="right")] <= device_bytes * near)
         if self.by_memory:
             return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff(design))
         return np.asarray(time_s > self.cutoff(design))
 
-    def _stairs(self) -> tuple[FloatArray, FloatArray]:
+    def _pareto_steps(self) -> tuple[FloatArray, FloatArray]:
         """Values of the front ascending, this and others' together, and the least bytes of the first n of them, [n + 1]."""
         points = self.shared().points
-        if self.stairs[0] is not self.limits or self.stairs[1] is not points:
+        if self.pareto_steps[0] is not self.limits or self.pareto_steps[1] is not points:
             rows = np.array(sorted({*self.limits.points, *points})).reshape(-1, 2)
             least = np.minimum.accumulate(np.concatenate([[inf], rows[:, 1]]))
-            self.stairs = (self.limits, points, rows[:, 0].copy(), least)
-        return self.stairs[2:]
+            self.pareto_steps = (self.limits, points, rows[:, 0].copy(), least)
+        return self.pareto_steps[2:]
 
     def add(self, scored: Scored) -> None:
         """Take a layout in, if it is among the best."""
@@ -210,7 +210,7 @@ class Incumbents:
             return
         del self.best[self.keep :]
         if self.next_design:
-            design = scored.choice.kin
+            design = scored.choice.mesh_key
             if design not in self.first or scored.key < self.first[design].key:
                 self.first[design] = scored
         self.limits = self._limits()
@@ -227,8 +227,8 @@ class Incumbents:
             return Limits(worst, worst)
         if len(self.best) < self.keep:
             return Limits()
-        worst, design = self.best[-1].value, self.best[0].choice.kin
-        if not self.next_design or any(s.choice.kin != design for s in self.best):
+        worst, design = self.best[-1].value, self.best[0].choice.mesh_key
+        if not self.next_design or any(s.choice.mesh_key != design for s in self.best):
             return Limits(worst, worst)
         other = self.other
         return Limits(worst, inf if other is None else other.value, design)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching.blocks import B, BlockTable, F
@@ -19,6 +20,7 @@ from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
 
+BoolArray = NDArray[np.bool_]
 KNOWN = frozenset({"gpipe", "1f1b", "interleaved"})
 MOST_SELECTIONS = 8
 """With more sets of modules than this (experts have many) their prices cost more than the bound saves."""
@@ -63,7 +65,7 @@ class Fullest:
             own = stages.counts[0].astype(np.float64)
             own[:, :layers] += own[:, layers : 2 * layers]
             own[:, layers : 2 * layers] = 0.0
-            moments = pricing.residency(pipeline, pp, m)
+            moments = pricing.in_flight(pipeline, pp, m)
             at = int(np.argmax(moments.held @ own[:, :layers].sum(axis=1)))
             rank = shape.share[moments.rank[at]] @ own[stages.which]
             rank[layers:] = 0.0
@@ -97,10 +99,15 @@ class MemoryFloors:
         self._fullest: dict[tuple[int, int], Fullest | None] = {}
         self._leaves = any(o.activations for o in space.offloads)
 
-    def seconds(self, group: Group, batch: int, m: int, variant: Variant, capacity: float) -> FloatArray | None:
+    def seconds(
+        self, group: Group, batch: int, m: int, variant: Variant, capacity: float, wanted: BoolArray | None = None
+    ) -> FloatArray | None:
         """Least seconds that each pipeline of a variant recomputes in a step, float array [pipelines]; infinite where nothing fits.
 
         None where nothing needs to, where activations may go to the host instead, or where it would cost too much to know.
+
+        Args:
+            wanted: pipelines to look at, bool array [pipelines]; none = all.
         """
         if self._leaves or self.pricing.template.training.optimizer == "none" or len(self.space.selections) > MOST_SELECTIONS:
             return None
@@ -111,12 +118,13 @@ class MemoryFloors:
         if full is None:
             return None
         plain = self.pricing.table(group, batch, variant, "none")
+        mine = np.ones(len(full.pipeline), dtype=bool) if wanted is None else wanted[full.pipeline]
         whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.allocator.fragmentation
         room = whole * (1.0 + _ROUNDING) - self._resting(group, variant, plain, full)
         kept = plain.kept + plain.logits
-        if "none" in self.space.selections and (full.held @ kept <= room).all():
+        if "none" in self.space.selections and (full.held @ kept <= room)[mine].all():
             return None
-        found = self._least(group, batch, variant, full, room)
+        found = self._least(group, batch, variant, full, room, mine)
         return self._spread(full, m * found, len(self.space.pipelines(group.pp, m)))
 
     @staticmethod
@@ -138,33 +146,40 @@ class MemoryFloors:
             found.append(dense * sum(per_dense[:column]) + expert * sum(per_expert[:column]))
         return np.asarray(np.min(found, axis=0))
 
-    def _least(self, group: Group, batch: int, variant: Variant, full: Fullest, room: FloatArray) -> FloatArray:
-        """Seconds of each pipeline per micro-batch on the rank that recomputes least."""
-        plain = self.pricing.table(group, batch, variant, "none")
-        kept = plain.kept + plain.logits
-        before, slack = self._passes(plain, full.counts)
-        found = np.full(len(full.pipeline), np.inf)
+    def _least(self, group: Group, batch: int, variant: Variant, full: Fullest, room: FloatArray, wanted: BoolArray) -> FloatArray:
+        """Seconds of each pipeline per micro-batch on the rank that recomputes least; of those not wanted 0.
+
+        What fits is known from bytes, which many variants share; only recomputations that fit somewhere are priced.
+        """
+        kept = self.pricing.held(group, batch, variant, "none")
+        found = np.where(wanted, np.inf, 0.0)
         for name in self.space.selections:
-            table = plain if name == "none" else self.pricing.table(group, batch, variant, name)
-            fits = full.held @ (table.kept + table.logits) <= room
+            fits = wanted & (full.held @ self.pricing.held(group, batch, variant, name) <= room)
             if fits.any():
+                plain, table = (self.pricing.table(group, batch, variant, each) for each in ("none", name))
+                before, slack = self._passes(plain, full.counts)
                 more = full.least(np.maximum(sum(self._passes(table, full.counts)) - before - slack, 0.0))
                 found = np.where(fits, np.minimum(found, more), found)
         if any(self.space._full[:2]) or self.space._full[2]:
-            found = np.minimum(found, self._by_layers(group, batch, variant, full, room - full.held @ kept))
+            found = np.minimum(found, self._by_layers(group, batch, variant, full, room - full.held @ kept, wanted))
         return found
 
-    def _by_layers(self, group: Group, batch: int, variant: Variant, full: Fullest, room: FloatArray) -> FloatArray:
+    def _by_layers(
+        self, group: Group, batch: int, variant: Variant, full: Fullest, room: FloatArray, wanted: BoolArray
+    ) -> FloatArray:
         """The same where so many first layers of every stage recompute as must.
 
         Args:
             room: bytes left without recomputation, below 0 where it does not fit, [P].
         """
         layers = self.pricing.kinds.layers
-        plain, whole = (self.pricing.table(group, batch, variant, name) for name in ("none", "full"))
-        spared = np.maximum(plain.kept + plain.logits - whole.kept - whole.logits, 0.0)[:layers]
+        held = [self.pricing.held(group, batch, variant, name) for name in ("none", "full")]
+        spared = np.maximum(held[0] - held[1], 0.0)[:layers]
         missing = np.maximum(-room, 0.0)
-        fits = full.held[:, :layers] @ spared >= missing
+        fits = wanted & (full.held[:, :layers] @ spared >= missing)
+        if not fits.any():
+            return np.where(wanted, np.inf, 0.0)
+        plain, whole = (self.pricing.table(group, batch, variant, name) for name in ("none", "full"))
         count = np.ceil(missing / np.maximum(full.chunks * spared.max(initial=0.0), 1.0) - 1e-6)
         share = np.minimum(count / np.maximum(full.deepest, 1.0), 1.0)
         each = (whole.seconds[F] + whole.seconds[B] - plain.seconds[F] - plain.seconds[B])[:layers]
@@ -173,7 +188,7 @@ class MemoryFloors:
         # A stage has no fewer of its layers recomputed than this share, the cheapest of its kinds.
         cheapest = full.least(deep * max(float(each.min()), 0.0))
         idle = -full.least(-slack)
-        return np.where(fits, np.maximum(share * cheapest - idle, 0.0), np.inf)
+        return np.where(fits, np.maximum(share * cheapest - idle, 0.0), np.where(wanted, np.inf, 0.0))
 
     @staticmethod
     def _passes(table: BlockTable, counts: FloatArray) -> tuple[FloatArray, FloatArray]:

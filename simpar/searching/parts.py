@@ -9,21 +9,22 @@ from math import exp, inf
 from statistics import NormalDist
 from typing import Any
 
+from simpar.engine.slowed_paths import timeline
 from simpar.model.kind import site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch, Node
 from simpar.searching.choice import Choice
+from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Limits, Scored
 from simpar.searching.intervals import Intervals
 from simpar.searching.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.searching.pricing import Pricing
 from simpar.searching.space import Space
-from simpar.searching.tiers import Tiers
 from simpar.specs.calibration import calibration_on
 from simpar.specs.framework import framework
-from simpar.step import interpret, prepare, run
+from simpar.step import interpret, prepare
 
 GLIMPSES = 400
 """Designs of a part that are kept for pages."""
@@ -169,7 +170,9 @@ def unseen_of(space: Space) -> tuple[float, float]:
     return HALF_WIDTH * found.expected_error, found.interval_factor
 
 
-def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callable[[Choice, float, float], float | None] | None:
+def examiner(
+    space: Space, wish: Wish, measure: Measure, evaluation: Evaluation
+) -> Callable[[Choice, float, float], float | None] | None:
     """How a simulated layout is valued where time and memory alone do not say; None where they do.
 
     With `robust` the value is the upper end of the interval over `widest`: in the unit of a step time, never below it (so that
@@ -186,12 +189,12 @@ def examiner(space: Space, wish: Wish, measure: Measure, tiers: Tiers) -> Callab
         if not wish.robust and not all(c.holds(measure.metrics(time_s, device_bytes)) for c in simple):
             return None
         if others or wish.robust:
-            if tiers.detail(choice) == "stage":
-                priced, timeline = tiers.simulated(choice)
+            if evaluation.detail(choice) == "stage":
+                priced, ran = evaluation.simulated(choice)
             else:
                 priced = prepare(choice.scenario(space.template), detail="stage")
-                timeline = run(priced, interference=True)
-            result = interpret(priced, timeline)
+                ran = timeline(priced.program, priced.table)
+            result = interpret(priced, ran)
             found = result.to_json()
             if not all(c.holds(found) for c in others):
                 return None
@@ -249,10 +252,10 @@ def branch_for(
         tolerance=wish.tolerance if named else 0.0,
     )  # fmt: skip
     branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, fits=fits, **hooks)
-    branch.examine = examiner(space, wish, measure, branch.tiers)
+    branch.examine = examiner(space, wish, measure, branch.evaluation)
     if wish.robust:
         factor = widest(space)
-        intervals = Intervals(branch.tiers, *unseen_of(space))
+        intervals = Intervals(branch.evaluation, *unseen_of(space))
         branch.tighten = lambda choice, time_s: intervals.high(choice, time_s) / factor
     return branch
 

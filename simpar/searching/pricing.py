@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray
 from simpar.result.gathers import update_bytes
-from simpar.result.memory import receive_buffers
+from simpar.result.memory import block_bytes, receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES, Schedule
@@ -28,14 +29,17 @@ from simpar.searching import axes
 from simpar.searching.blocks import BlockTable, Column, Composition, Gathered, Kinds, block_kinds, has_experts
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
-from simpar.searching.residency import Residency, residency, turns
-from simpar.searching.shapes import shape_of
+from simpar.searching.in_flight import InFlight, in_flight, turns
+from simpar.searching.shapes import paired_passes, shape_of, style_of
 from simpar.searching.space import Space
 from simpar.searching.stages import Stages
-from simpar.searching.weighed import StatePricer
-from simpar.specs.framework import FrameworkSpec
+from simpar.searching.state_prices import StatePricer
+from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.scenario import Scenario
 from simpar.step import cost_models, schedule_of
+
+if TYPE_CHECKING:
+    from simpar.searching.evaluation import Evaluation
 
 ONE_STAGE = Pipeline(1, "1f1b", EVEN, None)
 NOTHING = Offload(0.0, False)
@@ -52,22 +56,25 @@ class Pricing:
         self.kernels, self.collectives = cost_models(space.template, space.template.hardware)
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, Column] = {}
+        self._held: dict[object, FloatArray] = {}
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._compositions: dict[object, Composition] = {}
-        self._residencies: dict[object, Residency] = {}
+        self._in_flight: dict[object, InFlight] = {}
         self._state_prices: dict[object, StatePricer] = {}
         self._sites: dict[Group, tuple[int, ...]] = {}
         self._places: dict[object, int] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._sends: dict[object, float] = {}
         self._schedules: dict[object, Schedule] = {}
+        self._passes: dict[object, FloatArray] = {}
         self._turns: dict[object, tuple[int, int]] = {}
         self._far: dict[Group, int] = {}
         self._outside: dict[Group, float] = {}
         self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
         self.floors = Floors(self)
+        self.evaluation: Evaluation | None = None
 
     # -- layouts ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +147,7 @@ class Pricing:
                     found = []
                     for each, pricer in zip(layouts, pricers, strict=True):
                         local = each.split(block, each.options if recomputes else self._lasting(each))
-                        found.append(Column.of(each, pricer, local, split=self.splits))
+                        found.append(Column.of(each, pricer, local, split=self.splits, sharded=self.shards))
                     column = found[0].no_longer_than(found[1:])
                     if kind == self.kinds.mtp_head:
                         column = replace(column, dense=0.0)
@@ -150,6 +157,19 @@ class Pricing:
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
+
+    def held(self, group: Group, batch: int, variant: Variant, recompute: str) -> FloatArray:
+        """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
+        plain = replace(variant, overlap_tp=False, overlap_ep=False)
+        key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, plain, recompute)
+        if key not in self._held:
+            layout, found = self.probe(group, batch, variant, recompute), np.zeros(self.kinds.count)
+            releases = layout.framework.input_gradient_releases
+            for kind, block, recomputes in block_kinds(layout.network, self.kinds):
+                local = layout.split(block, layout.options if recomputes else self._lasting(layout))
+                found[kind] = sum(block_bytes(local, 0.0, 0.0, releases=releases)[:2])
+            self._held[key] = found
+        return self._held[key]
 
     def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
         """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""
@@ -164,7 +184,7 @@ class Pricing:
         return layout.options if layout.options.recompute == Recompute() else replace(layout.options, recompute=Recompute())
 
     def kinds_of_states(self, variant: Variant) -> tuple[State, ...]:
-        """Spreads of the states between which the work of a block differs; the first says what blocks hold.
+        """Shardings of the states between which the work of a block differs; the first says what blocks hold.
 
         Where weights are gathered in the precision of the matmuls, full sharding leaves out their casts.
         """
@@ -176,7 +196,7 @@ class Pricing:
             same = replace(
                 sharded, weight_gradients=plain.weight_gradients, grouped_weight_gradients=plain.grouped_weight_gradients
             )
-            both = same != plain and 3 in self.space.values("zero_stage", (0, 1, 2, 3))
+            both = same != plain and self.shards
             self._by_state[variant.precision] = tuple(states if both else states[:1])
         return self._by_state[variant.precision]
 
@@ -191,6 +211,11 @@ class Pricing:
     def splits(self) -> bool:
         """Whether a schedule of the space runs input and weight gradients apart."""
         return any(SCHEDULES[name].splits_backward for name in self.space.values("schedule", axes.SCHEDULES))
+
+    @cached_property
+    def shards(self) -> bool:
+        """Whether weights may be fully sharded in the space."""
+        return 3 in self.space.values("zero_stage", (0, 1, 2, 3))
 
     @property
     def has_experts(self) -> bool:
@@ -208,16 +233,16 @@ class Pricing:
             self._compositions[key] = Composition.of(self.kinds, layers, limit)
         return self._compositions[key]
 
-    def residency(self, pipeline: Pipeline, pp: int, m: int) -> Residency:
+    def in_flight(self, pipeline: Pipeline, pp: int, m: int) -> InFlight:
         """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
         which, outputs = self.plain_stages(pipeline, pp).which, self.framework.pipeline.keeps_last_outputs and pp > 1
         if not outputs and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
             m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
         key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
-        if key not in self._residencies:
+        if key not in self._in_flight:
             schedule = self.schedule(pipeline, pp, m)
-            self._residencies[key] = residency(schedule, which, outputs=outputs)
-        return self._residencies[key]
+            self._in_flight[key] = in_flight(schedule, which, outputs=outputs)
+        return self._in_flight[key]
 
     def schedule(self, pipeline: Pipeline, pp: int, m: int) -> Schedule:
         """The schedule of a pipeline, as `simulate` would build it."""
@@ -235,6 +260,14 @@ class Pricing:
         if key not in self._turns:
             self._turns[key] = turns(self.schedule(pipeline, pp, m))
         return self._turns[key]
+
+    def passes(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
+        """What ranks run where some of their passes are pairs, see `paired_passes`; nothing elsewhere."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._passes:
+            paired = style_of(pipeline) == "pairs"
+            self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
+        return self._passes[key]
 
     def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
         """Layers of every stage of one copy of the model."""
@@ -331,13 +364,12 @@ class Pricing:
     @cached_property
     def framework(self) -> FrameworkSpec:
         """Semantics of the framework."""
-        group = self.space.groups[0]
-        return self.probe(group, 1, self.space.variants(group)[0]).framework
+        return framework(self.template.framework, self.template.framework_version)
 
     # -- states ----------------------------------------------------------------------------------------------------
 
     def state_layout(self, group: Group, variant: Variant, state: State) -> LayoutPricer:
-        """A pricer whose layout spreads the states this way (pipeline and micro-batch do not matter to it)."""
+        """A pricer whose layout shards the states this way (pipeline and micro-batch do not matter to it)."""
         key = (group, variant.precision, state)
         if key not in self._pricers:
             layout = self.probe(group, 1, variant, state=state)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from simpar.result.result import Result
 from simpar.searching.choice import Choice
 from simpar.searching.find import Found
-from simpar.step import simulate
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RunnerUp:
         }  # fmt: skip
 
 
-def runner_up(found: Found, best: Result, winner: Choice) -> RunnerUp | None:
+def runner_up(found: Found, best: Result, winner: Choice, simulated: Callable[[Choice], Result]) -> RunnerUp | None:
     """The best that was found beside the winner's design.
 
     The search itself proves it: either the best layouts are of several designs, and the best beside the winner's is one of them,
@@ -49,13 +49,14 @@ def runner_up(found: Found, best: Result, winner: Choice) -> RunnerUp | None:
     Args:
         found: the search of the winner's cluster size.
         best, winner: the winner.
+        simulated: the result of a layout.
     """
     rivals = [*found.best, *([found.other] if found.other is not None else [])]
-    rest = [s for s in rivals if s.choice.kin != winner.kin]
+    rest = [s for s in rivals if s.choice.mesh_key != winner.mesh_key]
     if not rest:
         return None
     choice = min(rest, key=lambda s: s.key).choice
-    result = simulate(choice.scenario(found.space.template), detail="layer" if choice.offload.activations else "stage")
+    result = simulated(choice)
     # Where it is faster, the winner was preferred for being simpler or for another metric.
     behind = result.step_time_s > best.step_time_s
     turns = turning_points(best, result) if behind and not found.wish.by_memory else {}
@@ -90,10 +91,39 @@ def turning_points(best: Result, other: Result) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda pair: (abs(pair[1] - 1.0), pair[0]))[:4])
 
 
+LEAST_SHARE: Final = 0.001
+"""Of the step: categories that differ by less are no reason."""
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What a layout costs and saves against the best.
+
+    Attributes:
+        step_time_s, peak_memory_bytes, bubble_fraction: its own less the best's.
+        by_category_s: category of time -> its seconds less the best's, the widest three, widest first.
+    """
+
+    step_time_s: float
+    peak_memory_bytes: float
+    bubble_fraction: float
+    by_category_s: dict[str, float]
+
+
+def trade(best: Result, other: Result) -> Trade:
+    """Why `other` is not the best, and what it would save."""
+    names = {*best.breakdown, *other.breakdown}
+    more = {name: other.breakdown.get(name, 0.0) - best.breakdown.get(name, 0.0) for name in names}
+    reasons = sorted((n for n in names if abs(more[n]) > LEAST_SHARE * best.step_time_s), key=lambda n: (-abs(more[n]), n))
+    memory = other.worst_rank.device_bytes - best.worst_rank.device_bytes
+    bubble = other.bubble_fraction - best.bubble_fraction
+    return Trade(other.step_time_s - best.step_time_s, memory, bubble, {name: more[name] for name in reasons[:3]})
+
+
 def waterfalls(best: Result, other: Result) -> list[tuple[str, float, float]]:
     """(entry, seconds of the best, seconds of the other), every entry that either has."""
     mine, theirs = dict(best.waterfall()), dict(other.waterfall())
     return [(name, mine.get(name, 0.0), theirs.get(name, 0.0)) for name in {**mine, **theirs}]
 
 
-__all__ = ["RunnerUp", "differences", "runner_up", "turning_points", "waterfalls"]
+__all__ = ["RunnerUp", "Trade", "differences", "runner_up", "trade", "turning_points", "waterfalls"]

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.searching.choice import Choice
+from simpar.searching.design_bounds import Design, DesignBounds
 from simpar.searching.designs import design_key
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.pricing import Pricing
-from simpar.searching.sheets import Design, Sheets
 from simpar.searching.space import Space
 
 FREE: Final = 0.01
@@ -52,28 +52,28 @@ def free_choices(space: Space, pricing: Pricing, choice: Choice, capacity_bytes:
     Args:
         capacity_bytes: what a device may need.
     """
-    sheets = Sheets(space, pricing, capacity_bytes)
+    design_bounds = DesignBounds(space, pricing, capacity_bytes)
     m = space.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
-    own = estimate(sheets, choice, m)
+    own = estimate(design_bounds, choice, m)
     found: dict[str, list[Any]] = {}
     for axis, value, other in settings(space, choice, m):
-        near = estimate(sheets, other, m)
+        near = estimate(design_bounds, other, m)
         if near is not None and own is not None and near[0] <= own[0] * (1.0 + FREE) and near[1] <= max(capacity_bytes, own[1]):
             found.setdefault(axis, [choice.flat()[axis]]).append(value)
     return found
 
 
-def estimate(sheets: Sheets, choice: Choice, m: int) -> tuple[float, float] | None:
+def estimate(design_bounds: DesignBounds, choice: Choice, m: int) -> tuple[float, float] | None:
     """Lower bounds on a layout's seconds and bytes; None where it does not fit."""
     design = Design(choice.group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
-    sheet = sheets.sheet(design, Incumbents(by_memory=True))
-    if choice.recompute not in sheet.texts or choice.offload not in sheet.offloads:
+    table = design_bounds.open_layouts(design, Incumbents(by_memory=True))
+    if choice.recompute not in table.texts or choice.offload not in table.offloads:
         return None
-    pair = sheet.texts.index(choice.recompute) * len(sheet.states) + sheet.states.index(choice.state)
-    at, offload = np.flatnonzero(sheet.pairs == pair), sheet.offloads.index(choice.offload)
-    if not len(at) or not sheet.alive[offload, at[0]]:
+    pair = table.texts.index(choice.recompute) * len(table.states) + table.states.index(choice.state)
+    at, offload = np.flatnonzero(table.pairs == pair), table.offloads.index(choice.offload)
+    if not len(at) or not table.alive[offload, at[0]]:
         return None
-    return float(sheet.time_s[offload, at[0]]), float(sheet.bytes[offload, at[0]])
+    return float(table.time_s[offload, at[0]]), float(table.bytes[offload, at[0]])
 
 
 __all__ = ["FREE", "estimate", "free_choices", "settings"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import SCHEDULES as FAMILIES
+from simpar.schedules import Schedule
 from simpar.schedules.interleaved import round_size
 from simpar.searching import axes
 from simpar.searching.choice import Pipeline
@@ -94,6 +95,20 @@ def shape_of(ranks: int, virtual_stages: int, schedule: str) -> Shape:
     if schedule == "dualpipe":
         sends = (sends + sends[::-1]) // 2
     return Shape(ranks, stages, style, share, before, sends, first, places, family.replicas, schedule)
+
+
+def paired_passes(schedule: Schedule) -> FloatArray:
+    """Passes of every rank through every stage of one copy of the model, float array [6, ranks, stages].
+
+    Forwards, forwards in a pair, whole backwards, those in a pair, input and weight gradients by themselves.
+    """
+    order = schedule.as_arrays()
+    pair = order.overlapped()
+    column = np.choose(order.phase, [np.where(pair, 1, 0), np.where(pair, 3, 2), 4, 5])
+    model = np.array([schedule.model_stage(s) for s in range(schedule.num_stages)])
+    found = np.zeros((6, schedule.num_ranks, schedule.stages_per_model))
+    np.add.at(found, (column, order.rank, model[order.stage]), 1.0)
+    return found
 
 
 def style_of(pipeline: Pipeline) -> str:

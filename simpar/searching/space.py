@@ -85,7 +85,7 @@ class Space:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Every mesh of the world whose degrees divide what they split."""
-        return tuple(g for g in self._groups() if self._ability.spreads is None or self.states(g))
+        return tuple(g for g in self._groups() if self._ability.can_shard is None or self.states(g))
 
     def _groups(self) -> Iterator[Group]:
         world, batch = self.template.world_size, self.template.training.global_batch_size
@@ -129,7 +129,7 @@ class Space:
                 yield ep, etp
 
     def _placed(self, tp: int, cp: int, pp: int, dp: int, ep: int, etp: int) -> Iterator[Group]:
-        """The orders over ranks that put at least one group on other tiers than the orders before."""
+        """The orders over ranks that put at least one group on other evaluation than the orders before."""
         seen = set()
         for order in self.values("placement", axes.PLACEMENTS):
             group = Group(tp, cp, pp, dp, ep, etp, order)
@@ -305,9 +305,9 @@ class Space:
         return {}
 
     def states(self, group: Group) -> tuple[State, ...]:
-        """Spreads of the states over the data-parallel ranks."""
+        """Shardings of the states over the data-parallel ranks."""
         if group not in self._state_cache:
-            can = self._ability.spreads or (lambda *_: True)
+            can = self._ability.can_shard or (lambda *_: True)
             self._state_cache[group] = tuple(s for s in dict.fromkeys(self._states(group)) if can(group, s))
         return self._state_cache[group]
 

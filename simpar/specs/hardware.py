@@ -209,7 +209,8 @@ def known_gpu(profile: HardwareProfile) -> str:
     Alike are accelerators of one architecture with as many multiprocessors whose memory, memory bandwidth, board power and
     links to the others of a node differ by less than `ALIKE`; of several the closest.
     """
-    if profile.name in profile_names() and load_hardware(profile.name).gpu.name == profile.gpu.name:
+    shipped = (data_dir("hardware_profiles") / f"{profile.name}.toml").is_file()
+    if shipped and load_hardware(profile.name).gpu.name == profile.gpu.name:
         return profile.gpu.name
     own, found = _figures(profile), []
     for name, chip, figures in _shipped_gpus():

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import fields, replace
 
 import numpy as np
 
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower, one_queue
+from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import Program
+from simpar.program.shared import program_key, with_ranks
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.specs.effects import EffectsSpec
@@ -23,36 +23,7 @@ from simpar.specs.scenario import Scenario
 from simpar.specs.stage_plan import rank_gpus
 from simpar.step import interpret, prepare, run, simulate
 
-PRICES_ONLY = {
-    "tp", "sequence_parallel", "cp", "cp_style", "ep", "etp", "dp", "shard_size", "recompute", "overlap_tp", "overlap_ep",
-    "ep_dispatcher", "placement",
-}  # fmt: skip
-"""Fields of a plan that change what ops cost, not which there are and what they wait for, beyond what `shape_of` asks for."""
 _KEPT = 8
-
-
-def shape_of(layout: Layout, schedule: Schedule, detail: Detail) -> tuple[object, ...]:
-    """Everything that `lower` reads of a folded layout, but how many ranks a role stands for."""
-    scenario = layout.scenario
-    stages = range(layout.num_stages)
-    return (
-        scenario.name, scenario.framework, scenario.framework_version, detail,
-        layout.plan.model_dump_json(exclude=PRICES_ONLY), layout.num_stages, layout.replicas,
-        schedule.name, schedule.num_ranks, schedule.num_microbatches, schedule.stage_to_rank,
-        layout.training.optimizer, layout.data_ranks > 1, layout.network.tied, *(one_queue(layout.on(s)) for s in stages),
-        tuple(len(b) for b in layout.stage_blocks),
-        tuple(layout.buckets(s, bucketed=bucketed) for s in stages for bucketed in (False, True)),
-    )  # fmt: skip
-
-
-def with_ranks(program: Program, ranks: tuple[int, ...]) -> Program:
-    """`program` where each role stands for another number of ranks; what was worked out about it is kept."""
-    if program.rank_count == ranks:
-        return program
-    found = replace(program, rank_count=ranks)
-    own = {field.name for field in fields(program)}
-    found.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
-    return found
 
 
 class Programs:
@@ -68,7 +39,7 @@ class Programs:
         fixed = name == "auto" or (name in SCHEDULES and not SCHEDULES[name].wants_times)
         if not fixed or expand or detail == "op":  # a file's order, one that depends on prices, ops of the blocks' own
             return lower(layout, schedule, detail, expand=expand)
-        key = shape_of(layout, schedule, detail)
+        key = program_key(layout, schedule, detail)
         with self._lock:
             found = self._kept.get(key)
         if found is None:

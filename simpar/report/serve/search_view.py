@@ -67,7 +67,7 @@ def _progress(job: Job) -> html.Div:
     if "size" not in report:
         return html.Div()
     evaluated = report["evaluated"]
-    counts = f"{report['size']:,} layouts; simulated {evaluated.get('discrete_event', 0)}, " + _counts(report["rejected"])
+    counts = f"{report['size']:,} layouts; simulated {evaluated.get('simulated', 0)}, " + _counts(report["rejected"])
     counts += f"; {report['seconds']:.1f} s"
     gap = report["gap"]
     if job.running:

@@ -1,44 +1,43 @@
-"""Tiers 2 and 3: layouts as programs, programs shared between layouts of one shape, prices shared between layouts of one part."""
+"""Layouts as programs, programs shared between layouts of one shape, prices shared between layouts of one part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.pricer import LayoutPricer
+from simpar.engine.slowed_paths import makespans, timeline
 from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.program.lower import optimizer_waits
-from simpar.program.program import FloatArray, IntArray, PriceTable
+from simpar.program.lower import lower, optimizer_waits
+from simpar.program.pipelines import Detail
+from simpar.program.program import FloatArray, IntArray, PriceTable, Program, Stream
+from simpar.program.shared import program_key, with_ranks
 from simpar.result.accounting import account
 from simpar.result.allocations import Pass, Replays, passes_of
 from simpar.result.memory import memory_over_time
 from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
-from simpar.searching.flow import Flow, build
-from simpar.searching.graph import Graph
 from simpar.searching.pricing import Pricing
-from simpar.searching.replay import makespans
 from simpar.searching.shapes import style_of
-from simpar.searching.spreads import Traffic
-from simpar.step import Priced, prepare, run
+from simpar.specs.stage_plan import rank_gpus
+from simpar.step import Priced, prepare
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step's graph, shared by all layouts of one shape; prices are filled in per layout.
+    """A step's program, shared by all layouts of one shape; prices are filled in per layout.
 
     Attributes:
-        graph: ops and what they wait for.
+        program: ops and what they wait for.
         schedule: it came from.
     """
 
-    graph: Graph
+    program: Program
     schedule: Schedule
 
 
@@ -58,7 +57,7 @@ class Columns:
 
 
 class Swept:
-    """Layouts of one graph whose step time is known, and what follows from it for others.
+    """Layouts of one program whose step time is known, and what follows from it for others.
 
     Attributes:
         rows: float array [known, prices].
@@ -97,8 +96,8 @@ class Swept:
         self.values = np.concatenate([self.values, values])
 
 
-class Tiers:
-    """Programs and prices of one search in one process."""
+class Evaluation:
+    """Programs, prices and longest paths of one search in one process."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
@@ -106,10 +105,18 @@ class Tiers:
         self._known: dict[object, Step] = {}
         self._columns: dict[object, Columns] = {}
         self._swept: dict[int, Swept] = {}
+        self._needs: dict[Choice, float] = {}
         self.swept = 0
         self._prices: dict[object, tuple[float, float]] = {}
         self._rises: dict[object, dict[str, float]] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
+
+    @classmethod
+    def of(cls, pricing: Pricing) -> Evaluation:
+        """The one of these prices: programs are lowered, prices asked for and layouts swept once for all who share them."""
+        if pricing.evaluation is None:
+            pricing.evaluation = cls(pricing)
+        return pricing.evaluation
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
@@ -118,46 +125,22 @@ class Tiers:
         return self.pricing.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
 
     def step(self, choice: Choice) -> Step:
-        """The graph of a choice; layouts of one shape share it."""
+        """The program of a choice; layouts of one shape share it."""
         known = (choice.group, choice.micro_batch_size, choice.pipeline, choice.state, choice.offload.activations > 0)
         if known not in self._known:
             m = self.microbatches(choice)
             schedule, layout = self.pricing.schedule(choice.pipeline, choice.group.pp, m), self.pricing.layout(choice)
-            flow = self._flow(choice, layout)
-            key = (choice.pipeline.schedule, choice.pipeline.virtual_stages, choice.group.pp, m, flow)
+            detail = self.detail(choice)
+            key = program_key(layout, schedule, detail)
             if key not in self._steps:
-                self._steps[key] = Step(build(schedule, flow), schedule)
+                self._steps[key] = Step(lower(layout, schedule, detail), schedule)
             self._known[known] = self._steps[key]
         return self._known[known]
 
     @staticmethod
-    def detail(choice: Choice) -> Literal["stage", "layer"]:
+    def detail(choice: Choice) -> Detail:
         """Offloaded activations travel layer by layer; everything else is the same by the stage."""
         return "layer" if choice.offload.activations > 0 else "stage"
-
-    def _flow(self, choice: Choice, layout: Layout) -> Flow:
-        """What `flow.build` needs."""
-        traffic = Traffic.of(layout, choice.group, choice.state.zero_stage, layout.overlap_param_gather)
-        block_by_block = traffic.always or traffic.reduce_always
-        only_first = layout.framework.data.buckets_on_first_pipeline_rank_only
-
-        def buckets(stage: int) -> tuple[tuple[int, int], ...]:
-            model = stage % layout.num_stages
-            if block_by_block:
-                return tuple((i, i + 1) for i in range(len(layout.stage_blocks[model]) - 1, -1, -1))
-            return layout.buckets(model, bucketed=layout.overlap_grad_reduce and not (only_first and stage != 0))
-
-        return Flow(
-            blocks=tuple(len(blocks) for blocks in layout.stage_blocks),
-            buckets=tuple(buckets(s) for s in range(layout.num_stages * layout.replicas)) if traffic.data else (),
-            gathers_at_start=traffic.at_start, gathers_at_end=traffic.after,
-            overlaps_reduction=layout.overlap_grad_reduce, blocking=self.pricing.blocking(choice.pipeline, choice.group.pp),
-            tied=layout.network.tied, training=layout.training.optimizer != "none",
-            waits=self.pricing.waits(style_of(choice.pipeline)),
-            gathers_always=traffic.always, reduces_always=traffic.reduce_always,
-            keeps=traffic.always and not choice.state.reshard_after_forward,
-            ahead=layout.framework.data.fsdp_prefetch_groups if traffic.always else 0, offloads=choice.offload.activations > 0,
-        )  # fmt: skip
 
     # -- prices ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +181,7 @@ class Tiers:
         index: dict[tuple[str, object], int] = {}
         keys: list[object] = []
         columns = []
-        for key in step.graph.price_keys:
+        for key in step.program.price_keys:
             description = part(key)
             if description not in index:
                 index[description] = len(index)
@@ -210,7 +193,7 @@ class Tiers:
         return self.pricing.template.model.kind == "transformer"
 
     def prices(self, choice: Choice) -> tuple[Step, PriceTable]:
-        """The graph of a choice with its prices."""
+        """The program of a choice with its prices."""
         step = self.step(choice)
         columns = self._columns_of(step, choice)
         scopes = self._scopes(choice)
@@ -227,7 +210,7 @@ class Tiers:
         return step, PriceTable(found[columns.index, 0], found[columns.index, 1])
 
     def raised(self, choice: Choice) -> tuple[Step, FloatArray]:
-        """The graph of a choice with its prices, float array [1 + categories, prices]: as they are, and each category of seconds
+        """The program of a choice with its prices, float array [1 + categories, prices]: as they are, and each category of seconds
         at the upper end of its interval."""
         step, table = self.prices(choice)
         columns, scopes = self._columns_of(step, choice), self._scopes(choice)
@@ -268,29 +251,30 @@ class Tiers:
         layout = self.pricing.layout(choice)
         return LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives).bind(schedule.stage_to_rank, model)
 
-    # -- tiers -------------------------------------------------------------------------------------------------------
+    # -- step times ---------------------------------------------------------------------------------------------------
 
     def longest_paths(self, choices: Sequence[Choice], *, exact: bool = False) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Tier 2: step times [choices], in batches by graph, and which of them are lower bounds only.
+        """Step times [choices], in batches by program, and which of them are lower bounds only.
 
-        Dearer prices never make a step of the same graph shorter (see `replay`): of layouts that share a graph only those that
-        no other undercuts in every price are swept (with `exact`, all); the rest take the time of one that does, as a lower bound.
+        Dearer prices never make a step of the same program shorter (see `engine.slowed_paths`): of layouts that share a program
+        only those that no other undercuts in every price are swept (with `exact`, all); the rest take the time of one that does, as
+        a lower bound.
         """
         found, bound = np.empty(len(choices)), np.zeros(len(choices), dtype=bool)
-        groups: dict[int, tuple[Graph, list[int], list[PriceTable]]] = {}
+        groups: dict[int, tuple[Program, list[int], list[PriceTable]]] = {}
         for index, choice in enumerate(choices):
             step, table = self.prices(choice)
-            _, members, rows = groups.setdefault(id(step.graph), (step.graph, [], []))
+            _, members, rows = groups.setdefault(id(step.program), (step.program, [], []))
             members.append(index)
             rows.append(table)
-        for graph, members, rows in groups.values():
+        for program, members, rows in groups.values():
             prices = np.array([np.concatenate([t.seconds, t.interference]) for t in rows])
-            known = self._swept.setdefault(id(graph), Swept(prices.shape[1]))
+            known = self._swept.setdefault(id(program), Swept(prices.shape[1]))
             chosen, below = known.sort_out(prices, exact=exact)
             if len(chosen):
                 half = prices.shape[1] // 2
                 waits = self.pricing.waits(style_of(choices[members[0]].pipeline))
-                values = makespans(graph, prices[chosen, :half], prices[chosen, half:], waits=waits)
+                values = makespans(program, prices[chosen, :half], prices[chosen, half:], waits=waits)
                 known.add(prices[chosen], values)
                 self.swept += len(chosen)
                 found[np.array(members)[chosen]] = values
@@ -300,11 +284,11 @@ class Tiers:
         return found, bound
 
     def longest_path(self, choice: Choice) -> float:
-        """Tier 2 of one layout, swept whatever else is known."""
+        """The step time of one layout, swept whatever else is known."""
         step, table = self.prices(choice)
         self.swept += 1
         waits = self.pricing.waits(style_of(choice.pipeline))
-        return float(makespans(step.graph, table.seconds[None], table.interference[None], waits=waits)[0])
+        return float(makespans(step.program, table.seconds[None], table.interference[None], waits=waits)[0])
 
     def device_bytes(self, choice: Choice, allocated: FloatArray | None) -> float | None:
         """What the fullest device uses, the allocator's view included; None where that depends on time.
@@ -314,14 +298,19 @@ class Tiers:
         """
         if allocated is None:
             return None
+        if choice not in self._needs:
+            self._needs[choice] = self._device_bytes(choice, allocated)
+        return self._needs[choice]
+
+    def _device_bytes(self, choice: Choice, allocated: FloatArray) -> float:
         step, layout = self.step(choice), self.pricing.layout(choice)
-        graph, schedule = step.graph, step.schedule
+        program, schedule = step.program, step.schedule
         held: dict[int, list[int]] = {r: [] for r in range(schedule.num_ranks)}
         for stage, rank in enumerate(schedule.stage_to_rank):
             held[rank].append(schedule.model_stage(stage))
 
         def passes(rank: int) -> list[Pass]:
-            keys = [graph.price_keys[graph.price[op]] for op in np.flatnonzero(np.array(graph.compute) == rank).tolist()]
+            keys = [program.price_keys[program.price[op]] for op in program.ops_of(Stream(rank, "compute")).tolist()]
             return passes_of(keys, layout.stage_blocks)
 
         replays = Replays(layout, held, passes)
@@ -332,20 +321,25 @@ class Tiers:
         return max(replays.reserved_bytes(rank, amount, fragmentation, room) for rank, amount in each.items()) + outside
 
     def simulated(self, choice: Choice) -> tuple[Priced, Timeline]:
-        """A layout on SimPy; the last one is remembered, for those who ask more of it than its time."""
+        """A layout with every op of its step; the last one is remembered, for those who ask more of it than its time."""
         if self._last is None or self._last[0] != choice:
-            priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice))
-            self._last = (choice, priced, run(priced, interference=True))
+
+            def shared(layout: Layout, schedule: Schedule, detail: Detail, *, expand: bool = False) -> Program:
+                del detail, expand
+                return with_ranks(self.step(choice).program, rank_gpus(layout.scenario))
+
+            priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice), lowering=shared)
+            self._last = (choice, priced, timeline(priced.program, priced.table))
         return self._last[1:]
 
-    def discrete_event(self, choice: Choice) -> tuple[float, float, float]:
-        """Tier 3: the step time on SimPy, what the fullest device uses, and what of it the allocator keeps without a tensor."""
-        priced, timeline = self.simulated(choice)
+    def in_full(self, choice: Choice) -> tuple[float, float, float]:
+        """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""
+        priced, ran = self.simulated(choice)
         roles = {rank: rank for rank in priced.held}
-        fullest = max(memory_over_time(priced.layout, priced.program, timeline, priced.held, roles), key=lambda r: r.device_bytes)
+        fullest = max(memory_over_time(priced.layout, priced.program, ran, priced.held, roles), key=lambda r: r.device_bytes)
         waits = optimizer_waits(priced.layout, priced.schedule)
         cached = fullest.reserved_bytes - fullest.allocated_bytes
-        return account(priced.program, timeline, waits=waits).makespan, fullest.device_bytes, cached
+        return account(priced.program, ran, waits=waits).makespan, fullest.device_bytes, cached
 
 
-__all__ = ["Step", "Tiers"]
+__all__ = ["Evaluation", "Step"]

@@ -16,7 +16,7 @@ from simpar.searching.shapes import shape_of, style_of
 from simpar.searching.space import Space
 
 
-class Coarse:
+class SetBounds:
     """Bounds of sets, with memos of what sets share."""
 
     def __init__(self, space: Space, pricing: Pricing) -> None:
@@ -38,7 +38,7 @@ class Coarse:
         return m * float(per_kind[self._blocks].sum()) / group.pp
 
     def least_bytes(self, group: Group) -> float:
-        """Bytes of the average rank under the thinnest spread, without any activation."""
+        """Bytes of the average rank under the thinnest sharding, without any activation."""
         if group not in self._least:
             variant = self.space.variants(group)[0]
             table = self.pricing.weights(group, variant)
@@ -98,7 +98,7 @@ class Coarse:
     # -- pipelines -----------------------------------------------------------------------------------------------------
 
     def pipeline_seconds(self, group: Group, batch: int, m: int, variant: Variant) -> FloatArray:
-        """Every pipeline of a variant without recomputation, spread and update, float array [pipelines]."""
+        """Every pipeline of a variant without recomputation, sharding and update, float array [pipelines]."""
         stack = self._stack(group.pp, m)
         send = self.pricing.send(group, batch, variant)
         found = np.zeros(stack.pipelines)
@@ -179,8 +179,9 @@ def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int],
             counts.append(stages.counts[0].astype(np.float64))
         onto = np.zeros((shape.stages, stages.counts.shape[1]))
         onto[np.arange(shape.stages), stages.which] = 1.0
-        found = bounds.chains(shape, m, blocking=pricing.blocking(pipeline, pp), waits=pricing.waits(shape.style))
-        both = np.unique(np.column_stack([*(passes @ onto for passes in found.passes), found.sends]), axis=0)
+        own, blocking = pricing.passes(pipeline, pp, m), pricing.blocking(pipeline, pp)
+        found = bounds.chains(shape, own, m, blocking=blocking, waits=pricing.waits(shape.style))
+        both = np.unique(np.column_stack([*(each @ onto for each in found.passes), found.sends]), axis=0)
         passes = both[:, :-1].reshape(len(both), len(found.passes), -1).transpose(1, 0, 2)
         rows.append((passes, both[:, -1], first[cut]))
     widest, total = max(p.shape[2] for p, *_ in rows), sum(len(s) for _, s, _ in rows)
@@ -196,4 +197,4 @@ def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int],
     return Part(np.concatenate(counts), classes, every, sends, np.array(index, dtype=np.int64), np.array(starts, dtype=np.int64))
 
 
-__all__ = ["Coarse"]
+__all__ = ["SetBounds"]

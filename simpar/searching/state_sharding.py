@@ -1,4 +1,4 @@
-"""What spreads of the states over data-parallel ranks add to a step, in seconds and bytes, for one cut of the layers."""
+"""What shardings of the states over data-parallel ranks add to a step, in seconds and bytes, for one cut of the layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simpar.searching.blocks import BlockTable, Composition
 from simpar.searching.choice import Group, Pipeline, State, Variant
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import Shape, shape_of
-from simpar.searching.weighed import StatePricer
+from simpar.searching.state_prices import StatePricer
 from simpar.specs.framework import FrameworkSpec
 
 BoolArray = NDArray[np.bool_]
@@ -24,7 +24,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class StateBound:
-    """What D spreads of the states add at least, float arrays [D, ranks] of seconds but where said otherwise.
+    """What D shardings of the states add at least, float arrays [D, ranks] of seconds but where said otherwise.
 
     Attributes:
         gather: before a rank's first forward.
@@ -51,13 +51,13 @@ class StateBound:
         return replace(self, gather=nothing, reduce=nothing, gathers=nothing, reduces=nothing)
 
     def take(self, rows: IntArray) -> StateBound:
-        """Some of the spreads."""
+        """Some of the shardings."""
         return StateBound(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of D spreads, float arrays [D, ranks].
+    """Bytes of D shardings, float arrays [D, ranks].
 
     Attributes:
         resting: parameters, gradients, buffers.
@@ -126,7 +126,7 @@ class Hidden:
 
     @classmethod
     def of(cls, spec: FrameworkSpec, state: State) -> Hidden:
-        """Of a spread; the rule of `Layout`."""
+        """Of a sharding; the rule of `Layout`."""
         reduce, gather = state.overlap_grad_reduce, state.overlap_param_gather
         return cls(
             spec.data.overlap_grad_reduce if reduce is None else reduce,
@@ -136,7 +136,7 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Traffic:
-    """When a spread communicates; the rules of `program.lower`."""
+    """When a sharding communicates; the rules of `program.lower`."""
 
     data: bool
     always: bool
@@ -154,8 +154,8 @@ class Traffic:
         return cls(data, always, data and (always or (zero == 2 and group.pp == 1)), start, after)
 
 
-class Spreads:
-    """Spreads of one mesh and precision, for any cut of the layers.
+class Shardings:
+    """Shardings of one mesh and precision, for any cut of the layers.
 
     Args:
         variant: of which only the precision matters.
@@ -172,7 +172,7 @@ class Spreads:
         self.always, self.reduces_always = np.array([t.always for t in traffic]), np.array([t.reduce_always for t in traffic])
         self.frees = np.array([s.reshard_after_forward for s in self.states])
         self.hidden = np.array([h.reduce for h in hidden])
-        # What of a spread is hidden does not matter to its prices.
+        # What of a sharding is hidden does not matter to its prices.
         names = [(s.zero_stage, s.shard_size) for s in self.states]
         first = {name: index for index, name in reversed(list(enumerate(names)))}
         self.priced_as = np.array([first[name] for name in names], dtype=np.int64)
@@ -181,7 +181,7 @@ class Spreads:
     # -- seconds -----------------------------------------------------------------------------------------------------
 
     def seconds(self, cut: Cut, m: int, columns: IntArray) -> StateBound:
-        """What the spreads at `columns` add to a step of m micro-batches."""
+        """What the shardings at `columns` add to a step of m micro-batches."""
         shape, number, ranks = cut.shape, len(columns), cut.shape.ranks
         every, which = np.unique(self.priced_as[columns], return_inverse=True)
         pricers = [self.pricing.state_prices(self.group, self.variant, self.states[i]) for i in every.tolist()]
@@ -304,4 +304,4 @@ class Spreads:
         return StateBytes(resting, optimizer)
 
 
-__all__ = ["Cut", "Spreads", "StateBound", "StateBytes", "Traffic"]
+__all__ = ["Cut", "Shardings", "StateBound", "StateBytes", "Traffic"]

@@ -20,7 +20,7 @@ FORWARD, BACKWARD, INPUT, NOTHING = range(4)
 
 
 @dataclass(frozen=True)
-class Residency:
+class InFlight:
     """What ranks hold at their worst moments, for stages or for classes of stages.
 
     Attributes:
@@ -68,7 +68,7 @@ class Residency:
         return np.unique(self.rank, return_index=True)
 
 
-def residency(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> Residency:
+def in_flight(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> InFlight:
     """The moments of every rank of `schedule` that can be the worst.
 
     Args:
@@ -88,7 +88,7 @@ def residency(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> 
         found.append(np.column_stack([np.full(len(rows), rank), rows]))
     rows = np.concatenate(found)
     held, waiting, passed = (rows[:, 4 + k * classes : 4 + (k + 1) * classes] for k in range(3))
-    return Residency(schedule.num_ranks, rows[:, 0], held, waiting, passed, rows[:, 2:4], rows[:, 1])
+    return InFlight(schedule.num_ranks, rows[:, 0], held, waiting, passed, rows[:, 2:4], rows[:, 1])
 
 
 def turns(schedule: Schedule) -> tuple[int, int]:
@@ -157,4 +157,4 @@ def _undominated(rows: IntArray) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
-__all__ = ["BACKWARD", "FORWARD", "INPUT", "Residency", "residency", "turns"]
+__all__ = ["BACKWARD", "FORWARD", "INPUT", "InFlight", "in_flight", "turns"]

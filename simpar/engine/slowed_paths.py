@@ -1,4 +1,4 @@
-"""The reference engine's answer without its clock, for many candidates of one graph at once.
+"""The longest path where communication slows compute down: step times of many candidates of one program, in numpy.
 
 With compute slowed by communication of the same role, an op's finish depends on what communication is still running when it
 starts. In a folded program every communication op is triggered by the end of a compute op of its own role (or by nothing), so
@@ -10,10 +10,15 @@ for sums of more than one stretch.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
 
-from simpar.program.program import FloatArray
-from simpar.searching.graph import Graph
+from simpar.engine.timeline import Timeline
+from simpar.errors import InternalError
+from simpar.program.program import FloatArray, PriceTable, Program
 
 Queue = list[tuple[FloatArray, FloatArray]]
 """What a stream runs, one after the other: ends and how much each slows compute, float arrays [candidates]."""
@@ -22,14 +27,91 @@ _FEW = 6
 """Candidates up to which plain Python per candidate beats numpy per op (measured)."""
 
 
-def makespans(graph: Graph, seconds: FloatArray, interference: FloatArray, *, waits: bool = True) -> FloatArray:
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A folded program as plain lists by op: faster than arrays for programs that are deep and narrow.
+
+    Attributes:
+        order: topological, communication before the compute ops that it may slow.
+        preds: of each op, dependencies and the op before it on each of its streams.
+        price: index into the program's price keys.
+        compute: role whose compute stream it holds, -1 for none.
+        stream: what it runs on beside compute of its role, -1 for nothing (what joins two roles has no compute beside it).
+        role: whose it is.
+        sinks: ops that nothing waits for.
+    """
+
+    order: list[int]
+    preds: list[list[int]]
+    price: list[int]
+    compute: list[int]
+    stream: list[int]
+    role: list[int]
+    sinks: list[int]
+
+    @classmethod
+    def of(cls, program: Program) -> _Order:
+        """Worked out once and kept with the program."""
+        kept = program.__dict__.get("_order")
+        if kept is None:
+            kept = program.__dict__["_order"] = cls._prepare(program)
+        return kept
+
+    @classmethod
+    def _prepare(cls, program: Program) -> _Order:
+        ops = program.num_ops
+        ptr, sources = (each.tolist() for each in program.predecessors)
+        own_ptr, own = (each.tolist() for each in program.op_streams)
+        computes = [stream.kind == "compute" for stream in program.streams]
+        compute, stream = [-1] * ops, [-1] * ops
+        for op in range(ops):
+            held = own[own_ptr[op] : own_ptr[op + 1]]
+            compute[op] = next((program.streams[each].role for each in held if computes[each]), -1)
+            if compute[op] < 0 and len(held) == 1:
+                stream[op] = held[0]
+        successors = np.diff(program.successors[0])
+        return cls(
+            _sorted(program, compute), [sources[a:z] for a, z in pairwise(ptr)], program.price.tolist(),
+            compute, stream, program.role.tolist(), np.flatnonzero(successors == 0).tolist(),
+        )  # fmt: skip
+
+
+def _sorted(program: Program, compute: list[int]) -> list[int]:
+    waiting: list[int] = np.diff(program.predecessors[0]).tolist()
+    ptr, successors = (each.tolist() for each in program.successors)
+    talk: deque[int] = deque()
+    work: deque[int] = deque()
+    for op, count in enumerate(waiting):
+        if not count:
+            (work if compute[op] >= 0 else talk).append(op)
+    found = []
+    while talk or work:
+        op = talk.popleft() if talk else work.popleft()
+        found.append(op)
+        for successor in successors[ptr[op] : ptr[op + 1]]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                (work if compute[successor] >= 0 else talk).append(successor)
+    if len(found) < program.num_ops:
+        program.check()
+    return found
+
+
+def makespans(program: Program, seconds: FloatArray, interference: FloatArray, *, waits: bool = True) -> FloatArray:
     """Step times of candidates, float array [candidates].
 
     Args:
-        graph: what waits for what; what may slow an op is triggered by its own role.
+        program: folded, one role per pipeline rank.
         seconds, interference: float arrays [candidates, prices].
         waits: all ranks wait for each other at the end of a step; else a step is the longest that any rank takes by itself.
+
+    Raises:
+        DeadlockError: the program has a cycle.
+        InternalError: prices do not fit the program.
     """
+    if seconds.shape != interference.shape or seconds.shape[1:] != (len(program.price_keys),):
+        raise InternalError(f"{program.name} has {len(program.price_keys)} prices, the batch {seconds.shape}")
+    graph = _Order.of(program)
     streams = _loud_streams(graph, interference)
     if len(seconds) <= _FEW:
         pairs = zip(seconds.tolist(), interference.tolist(), strict=True)
@@ -37,17 +119,40 @@ def makespans(graph: Graph, seconds: FloatArray, interference: FloatArray, *, wa
     return _many(graph, seconds, interference, streams, waits=waits)
 
 
-def _loud_streams(graph: Graph, interference: FloatArray) -> frozenset[int]:
+def _loud_streams(graph: _Order, interference: FloatArray) -> frozenset[int]:
     """Streams on which something slows compute."""
     loud = [bool(column.any()) for column in (interference > 0.0).T]
-    return frozenset(s for s, b, p in zip(graph.stream, graph.beside, graph.price, strict=True) if s >= 0 and b >= 0 and loud[p])
+    return frozenset(s for s, p in zip(graph.stream, graph.price, strict=True) if s >= 0 and loud[p])
 
 
-def _one(graph: Graph, seconds: list[float], factors: list[float], streams: frozenset[int], *, waits: bool) -> float:
+def timeline(program: Program, prices: PriceTable) -> Timeline:
+    """When every op of a folded program runs, compute slowed by communication beside it: SimPy's times without its clock.
+
+    Raises:
+        DeadlockError: the program has a cycle.
+    """
+    graph, streams = _Order.of(program), _loud_streams(_Order.of(program), prices.interference[None])
+    begin, finish = _sweep(graph, prices.seconds.tolist(), prices.interference.tolist(), streams)
+    return Timeline(program, np.array(begin), np.array(finish))
+
+
+def _one(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int], *, waits: bool) -> float:
+    begin, finish = _sweep(graph, seconds, factors, streams)
+    if waits:
+        return max(finish, default=0.0)
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for role, start, end in zip(graph.role, begin, finish, strict=True):
+        first[role], last[role] = min(first.get(role, start), start), max(last.get(role, end), end)
+    return max((last[role] - first[role] for role in first), default=0.0)
+
+
+def _sweep(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int]) -> tuple[list[float], list[float]]:
+    """Start and finish of every op."""
     finish = [0.0] * len(graph.preds)
     begin = list(finish)
     busy: dict[int, dict[int, list[tuple[float, float]]]] = {}
-    preds, price, compute, beside, stream = graph.preds, graph.price, graph.compute, graph.beside, graph.stream
+    preds, price, compute, roles, stream = graph.preds, graph.price, graph.compute, graph.role, graph.stream
     for op in graph.order:
         start = 0.0
         for pred in preds[op]:
@@ -62,19 +167,13 @@ def _one(graph: Graph, seconds: list[float], factors: list[float], streams: froz
             continue
         end = finish[op] = start + seconds[key]
         if stream[op] in streams:
-            queue = busy.setdefault(beside[op], {}).setdefault(stream[op], [])
+            queue = busy.setdefault(roles[op], {}).setdefault(stream[op], [])
             if queue and queue[-1][1] == factors[key]:
                 # One stretch: a stream that is busy when compute starts has no gap from then on.
                 queue[-1] = (end, factors[key])
             else:
                 queue.append((end, factors[key]))
-    if waits:
-        return max(finish, default=0.0)
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    for role, start, end in zip(graph.role, begin, finish, strict=True):
-        first[role], last[role] = min(first.get(role, start), start), max(last.get(role, end), end)
-    return max((last[role] - first[role] for role in first), default=0.0)
+    return begin, finish
 
 
 def _follow(start: float, work: float, streams: dict[int, list[tuple[float, float]]]) -> float:
@@ -123,14 +222,14 @@ def _follow_one(start: float, work: float, queue: list[tuple[float, float]]) -> 
     return now + work
 
 
-def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: frozenset[int], *, waits: bool) -> FloatArray:
+def _many(graph: _Order, seconds: FloatArray, factors: FloatArray, streams: frozenset[int], *, waits: bool) -> FloatArray:
     durations, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
     loud = [bool(row.any()) for row in levels > 0.0]
     quiet = np.zeros(len(seconds))
     finish: list[FloatArray] = [quiet] * len(graph.preds)
     begin = list(finish)
     busy: dict[int, dict[int, Queue]] = {}
-    preds, price, compute, beside, stream = graph.preds, graph.price, graph.compute, graph.beside, graph.stream
+    preds, price, compute, roles, stream = graph.preds, graph.price, graph.compute, graph.role, graph.stream
     maximum = np.maximum
     for op in graph.order:
         pred = preds[op]
@@ -146,7 +245,7 @@ def _many(graph: Graph, seconds: FloatArray, factors: FloatArray, streams: froze
             continue
         end = finish[op] = start + durations[key]
         if stream[op] in streams:
-            queue = busy.setdefault(beside[op], {}).setdefault(stream[op], [])
+            queue = busy.setdefault(roles[op], {}).setdefault(stream[op], [])
             if queue and (queue[-1][1] is levels[key] or (queue[-1][1] == levels[key]).all()):
                 queue[-1] = (end, queue[-1][1])
             else:
@@ -205,4 +304,4 @@ def _slowed_by_several(start: FloatArray, work: FloatArray, queues: list[Queue])
     return now + left
 
 
-__all__ = ["makespans"]
+__all__ = ["makespans", "timeline"]

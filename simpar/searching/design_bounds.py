@@ -1,4 +1,4 @@
-"""All layouts of one pipeline at once: bounds on time and memory of every recomputation x spread of the states x offload."""
+"""All layouts of one pipeline at once: bounds on time and memory of every recomputation x sharding of the states x offload."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching import bounds
 from simpar.searching.blocks import BlockTable, Gathered
-from simpar.searching.choice import Choice, Group, Kin, Offload, Pipeline, State, Variant, kin
+from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, State, Variant, mesh_key
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.parents import parents, with_parents
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import Shape, shape_of
 from simpar.searching.space import Space
-from simpar.searching.spreads import Cut, Spreads, StateBound, StateBytes
 from simpar.searching.stages import Stages
+from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateBytes
 
 BoolArray = NDArray[np.bool_]
 _LARGEST_MEMO = 20_000
@@ -27,7 +27,7 @@ _LARGEST_MEMO = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A pipeline in a variant of a mesh: what is left to choose is recomputation, spread and offload."""
+    """A pipeline in a variant of a mesh: what is left to choose is recomputation, sharding and offload."""
 
     group: Group
     batch: int
@@ -36,9 +36,9 @@ class Design:
     pipeline: Pipeline
 
     @property
-    def kin(self) -> Kin:
+    def mesh_key(self) -> MeshKey:
         """The design that its layouts are of, as people would count them."""
-        return kin(self.group, self.batch)
+        return mesh_key(self.group, self.batch)
 
     @property
     def shape(self) -> Shape:
@@ -63,13 +63,13 @@ class Recomputations:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class OpenLayouts:
     """The layouts of a design that may still be wanted.
 
     Attributes:
         design: what they share.
         texts, states, offloads: values of the axes.
-        pairs: recomputation x len(states) + spread, int array [P].
+        pairs: recomputation x len(states) + sharding, int array [P].
         time_s, bytes: lower bounds, float arrays [offloads, P].
         alive: bool array [offloads, P].
         parent: int array [offloads, P], an offload that moves less and seems to fit too; -1 for none.
@@ -122,26 +122,26 @@ class Outlook:
     """What is known of a design before its recomputations and offloads are looked at.
 
     Attributes:
-        columns: spreads whose states fit at rest, int array [D].
+        columns: shardings whose states fit at rest, int array [D].
         least: seconds of each without recomputation, optimizer on the device and offloaded, float array [D, 2]: no layout of it
             is faster; infinite where it does not fit or is not in the space.
-        spread: what they add; None without any.
+        sharding: what they add; None without any.
     """
 
     design: Design
     columns: IntArray
     least: FloatArray
-    spread: StateBound | None
+    sharding: StateBound | None
 
 
-class Sheets:
-    """Makes sheets, with memos of what designs share."""
+class DesignBounds:
+    """Makes design_bounds, with memos of what designs share."""
 
     def __init__(self, space: Space, pricing: Pricing, capacity: float) -> None:
         self.space, self.pricing, self.capacity = space, pricing, capacity
         self._recomputations: dict[object, Recomputations] = {}
         self._cuts: dict[object, Cut] = {}
-        self._spreads: dict[object, Spreads] = {}
+        self._shardings: dict[object, Shardings] = {}
         self._bounds: dict[object, StateBound] = {}
         self._resting: dict[object, StateBytes] = {}
         self._peaks: dict[object, FloatArray] = {}
@@ -173,11 +173,12 @@ class Sheets:
         compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
         send = self.pricing.send(design.group, design.batch, design.variant)
         blocking = self.pricing.blocking(design.pipeline, design.group.pp)
-        found = bounds.pipeline_bound(shape, seconds, compute, design.m, send, blocking=blocking)
+        passes = self.pricing.passes(design.pipeline, design.group.pp, design.m)
+        found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, send, blocking=blocking)
         return found if self.pricing.waits(shape.style) else found.alone()
 
     def outlook(self, design: Design) -> Outlook:
-        """Which spreads of a design rest in memory, and how fast each can be at best."""
+        """Which shardings of a design rest in memory, and how fast each can be at best."""
         rests = self._rests(design)
         columns = np.flatnonzero(rests.any(axis=1))
         if not len(columns):
@@ -188,11 +189,11 @@ class Sheets:
             self._recomputations[key] = Recomputations(("none",), ("none",), np.zeros(1, dtype=np.int64), stages)
         plain = self._recomputations[key]
         pipe = self.pipe(design, plain, self.tables(design, plain.names))
-        spread = self.state_bound(design, columns)
-        least = np.stack([bounds.combine(pipe, spread, offloaded)[0] for offloaded in (0, 1)], axis=1)
-        return Outlook(design, columns, np.where(rests[columns], least, np.inf), spread)
+        sharding = self.state_bound(design, columns)
+        least = np.stack([bounds.combine(pipe, sharding, offloaded)[0] for offloaded in (0, 1)], axis=1)
+        return Outlook(design, columns, np.where(rests[columns], least, np.inf), sharding)
 
-    def sheet(self, design: Design, incumbents: Incumbents, outlook: Outlook | None = None) -> Sheet:
+    def open_layouts(self, design: Design, incumbents: Incumbents, outlook: Outlook | None = None) -> OpenLayouts:
         """The layouts of a design that `incumbents` leave open."""
         again = self.recomputations(design.pipeline, design.group.pp, merges=self.space.merges(design.variant))
         states, offloads = self.space.states(design.group), self.space.offloads
@@ -203,10 +204,10 @@ class Sheets:
         late, beaten = self._hopeless(outlook.least.min(axis=1), np.zeros(len(columns)), incumbents, design)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         some = ~late & ~beaten
-        columns, spread = columns[some], outlook.spread
-        if spread is None or not len(columns):
+        columns, sharding = columns[some], outlook.sharding
+        if sharding is None or not len(columns):
             return _empty(design, again, states, offloads, counts)
-        spread = spread.take(np.flatnonzero(some))
+        sharding = sharding.take(np.flatnonzero(some))
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
         late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents, design)
@@ -217,24 +218,24 @@ class Sheets:
             return _empty(design, again, states, offloads, counts)
         need = self.needs(design, again, tables, rows, columns)
         fits = need <= self.capacity
-        # Spreads under which nothing fits need no seconds; memory alone decides, for good.
+        # Shardings under which nothing fits need no seconds; memory alone decides, for good.
         some = np.asarray(fits.any(axis=(0, 1)))
         counts[0] += (~fits).sum()
         columns, need, fits = columns[some], need[:, :, some], fits[:, :, some]
         if not len(columns):
             return _empty(design, again, states, offloads, counts)
-        spread = spread.take(np.flatnonzero(some))
-        time_s = self._times(design, again, tables, pipe.take(rows), spread, rows)
+        sharding = sharding.take(np.flatnonzero(some))
+        time_s = self._times(design, again, tables, pipe.take(rows), sharding, rows)
         late, beaten = self._hopeless(time_s, need, incumbents, design)
         alive = fits & ~late & ~beaten
         if incumbents.front or incumbents.by_memory:
             parent = np.full(alive.shape, -1)
         else:
-            parent = parents(offloads, fits, spread.moving_costs)
+            parent = parents(offloads, fits, sharding.moving_costs)
             alive &= with_parents(alive, parent)
         counts += [0, (fits & late).sum(), (fits & ~late & ~alive).sum()]
         r, d = np.nonzero(alive.any(axis=0))
-        return Sheet(
+        return OpenLayouts(
             design, again.texts, states, offloads, rows[r] * len(states) + columns[d], time_s[:, r, d], need[:, r, d],
             alive[:, r, d], parent[:, r, d], _triple(counts),
         )  # fmt: skip
@@ -242,15 +243,15 @@ class Sheets:
     @staticmethod
     def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:
         late = incumbents.late(time_s)
-        return late, incumbents.beaten(time_s, need, design.kin) & ~late
+        return late, incumbents.beaten(time_s, need, design.mesh_key) & ~late
 
     def _times(
         self, design: Design, again: Recomputations, tables: Sequence[BlockTable], pipe: bounds.PipelineBound,
-        spread: StateBound, rows: IntArray,
+        sharding: StateBound, rows: IntArray,
     ) -> FloatArray:  # fmt: skip
         """Lower bounds on step times, [offloads, rows, states]."""
         offloads = self.space.offloads
-        known = {o.optimizer: bounds.combine(pipe, spread, int(o.optimizer)) for o in offloads}
+        known = {o.optimizer: bounds.combine(pipe, sharding, int(o.optimizer)) for o in offloads}
         found = []
         for offload in offloads:
             time_s = known[offload.optimizer]
@@ -258,7 +259,7 @@ class Sheets:
                 rank, stall = self._host_stall(design, again, tables)
                 waiting = pipe.stalled(rank, stall[rows] * offload.activations)
                 load = self._host_load(design, again, tables)[rows] * offload.activations
-                time_s = np.maximum(bounds.combine(waiting, spread, int(offload.optimizer)), load[:, None])
+                time_s = np.maximum(bounds.combine(waiting, sharding, int(offload.optimizer)), load[:, None])
             found.append(time_s)
         return np.array(found)
 
@@ -291,29 +292,29 @@ class Sheets:
             self._cuts[key] = Cut.of(self.pricing, group, design.variant, pipeline)
         return key, self._cuts[key]
 
-    def spreads(self, design: Design) -> Spreads:
-        """All spreads of a design's mesh."""
+    def shardings(self, design: Design) -> Shardings:
+        """All shardings of a design's mesh."""
         key = (design.group, design.variant.precision)
-        if key not in self._spreads:
-            self._spreads[key] = Spreads(self.pricing, design.group, design.variant, self.space.states(design.group))
-        return self._spreads[key]
+        if key not in self._shardings:
+            self._shardings[key] = Shardings(self.pricing, design.group, design.variant, self.space.states(design.group))
+        return self._shardings[key]
 
     def state_bound(self, design: Design, columns: IntArray) -> StateBound:
-        """Bounds of the spreads that rest in memory, shared by all micro-batches, variants and schedules of one cut."""
-        (name, cut), spreads = self.cut(design), self.spreads(design)
+        """Bounds of the shardings that rest in memory, shared by all micro-batches, variants and schedules of one cut."""
+        (name, cut), shardings = self.cut(design), self.shardings(design)
         # Only where data-parallel traffic repeats with every micro-batch does their number matter.
-        key = (name, columns.tobytes(), design.m if spreads.reduces_always.any() else 0)
+        key = (name, columns.tobytes(), design.m if shardings.reduces_always.any() else 0)
         if key not in self._bounds:
-            self._bounds[key] = spreads.seconds(cut, design.m, columns)
+            self._bounds[key] = shardings.seconds(cut, design.m, columns)
         found = self._bounds[key]
         return found if self.pricing.waits(design.shape.style) else found.alone()
 
     def resting(self, design: Design) -> StateBytes:
-        """Resting bytes of all spreads."""
+        """Resting bytes of all shardings."""
         name, cut = self.cut(design)
         key = (name, design.m == 1 and design.group.pp == 1)
         if key not in self._resting:
-            self._resting[key] = self.spreads(design).bytes(cut, design.m)
+            self._resting[key] = self.shardings(design).bytes(cut, design.m)
         return self._resting[key]
 
     # -- memory --------------------------------------------------------------------------------------------------------
@@ -326,7 +327,7 @@ class Sheets:
         Without offloaded activations it is the peak itself where gradients rest in memory; the allocator may reserve more.
         """
         group, offloads = design.group, self.space.offloads
-        every, spread = self.space.states(group), self.resting(design)
+        every, sharding = self.space.states(group), self.resting(design)
         states = [every[index] for index in columns.tolist()]
         outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.allocator.fragmentation
         modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
@@ -335,7 +336,7 @@ class Sheets:
             which = np.flatnonzero([each == mode for each in modes])
             for index, offload in enumerate(offloads):
                 own = columns[which]
-                resting = spread.resting[own] + (0.0 if offload.optimizer else 1.0) * spread.optimizer[own]
+                resting = sharding.resting[own] + (0.0 if offload.optimizer else 1.0) * sharding.optimizer[own]
                 peaks = self.activation_peaks(design, again, tables, *mode, offload.activations)[rows]
                 found[index][:, which] = bounds.device_bytes(peaks, resting, fragmentation, outside)
         return found
@@ -349,17 +350,17 @@ class Sheets:
             return None
         design = Design(group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
         again = self.recomputations(choice.pipeline, group.pp, merges=self.space.merges(choice.variant))
-        spread, mode = self.resting(design), (self.pricing.gathered(group, choice.variant, state), state.zero_stage == 3)
+        sharding, mode = self.resting(design), (self.pricing.gathered(group, choice.variant, state), state.zero_stage == 3)
         peaks = self.activation_peaks(design, again, self.tables(design, again.names), *mode, 0.0)
         at = self.space.states(group).index(state)
-        optimizer = 0.0 if choice.offload.optimizer else spread.optimizer[at]
+        optimizer = 0.0 if choice.offload.optimizer else sharding.optimizer[at]
         update = self.pricing.update_share(group, choice.variant, state) * optimizer
-        return np.asarray(np.maximum(peaks[again.texts.index(choice.recompute)], update) + spread.resting[at] + optimizer)
+        return np.asarray(np.maximum(peaks[again.texts.index(choice.recompute)], update) + sharding.resting[at] + optimizer)
 
     def _rests(self, design: Design) -> BoolArray:
-        """Under which spreads the resting states fit, with the optimizer on the device and offloaded, [states, 2]."""
-        spread, asked = self.resting(design), [any(o.optimizer is kind for o in self.space.offloads) for kind in (False, True)]
-        rank = np.stack([(spread.resting + spread.optimizer).max(axis=1), spread.resting.max(axis=1)], axis=1)
+        """Under which shardings the resting states fit, with the optimizer on the device and offloaded, [states, 2]."""
+        sharding, asked = self.resting(design), [any(o.optimizer is kind for o in self.space.offloads) for kind in (False, True)]
+        rank = np.stack([(sharding.resting + sharding.optimizer).max(axis=1), sharding.resting.max(axis=1)], axis=1)
         need = rank * self.pricing.framework.allocator.fragmentation + self.pricing.outside_bytes(design.group)
         return np.asarray((need <= self.capacity) & asked)
 
@@ -378,20 +379,20 @@ class Sheets:
             if len(self._peaks) > _LARGEST_MEMO:
                 self._peaks.clear()
             stage = again.stages.bytes(tables, again.table, gathered, sent, sharded=sharded)
-            found = self.pricing.residency(pipeline, group.pp, design.m).peaks(stage, away)
+            found = self.pricing.in_flight(pipeline, group.pp, design.m).peaks(stage, away)
             self._peaks[key] = found if buffers is None else found + buffers
         return self._peaks[key]
 
 
 def _empty(
     design: Design, again: Recomputations, states: tuple[State, ...], offloads: tuple[Offload, ...], counts: np.ndarray
-) -> Sheet:
+) -> OpenLayouts:
     none, index = np.zeros((len(offloads), 0)), np.zeros((len(offloads), 0), dtype=np.int64)
-    return Sheet(design, again.texts, states, offloads, index[0], none, none, none > 0, index, _triple(counts))
+    return OpenLayouts(design, again.texts, states, offloads, index[0], none, none, none > 0, index, _triple(counts))
 
 
 def _triple(counts: np.ndarray) -> tuple[int, int, int]:
     return int(counts[0]), int(counts[1]), int(counts[2])
 
 
-__all__ = ["Design", "Outlook", "Recomputations", "Sheet", "Sheets"]
+__all__ = ["Design", "DesignBounds", "OpenLayouts", "Outlook", "Recomputations"]

@@ -1,4 +1,4 @@
-"""What one spread of the states costs for any amount of weights: the pricer's own formulas, each amount priced once."""
+"""What one sharding of the states costs for any amount of weights: the pricer's own formulas, each amount priced once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray
 
 
-class _Weighed:
+class _AnyWeights:
     """A pricer whose layout has one stage of any weights.
 
     Under low-rank adaptation nothing is known of the trained weights: they count as none, which keeps bounds ones.
@@ -41,10 +41,10 @@ class _Weighed:
 
 
 class StatePricer:
-    """Seconds of gathering, reducing and updating under one spread (what is hidden does not matter).
+    """Seconds of gathering, reducing and updating under one sharding (what is hidden does not matter).
 
     Args:
-        pricer: of a layout that spreads the states this way.
+        pricer: of a layout that shards the states this way.
         offloaded: makes the same with the optimizer on the host, if it is asked for.
         dense, expert: float arrays [kinds], weights of each kind of block.
     """
@@ -53,13 +53,13 @@ class StatePricer:
         self.layout: Layout = pricer.layout
         self._dense, self._expert = dense, expert
         self._data = self.layout.data_ranks > 1 and self.layout.training.optimizer != "none"
-        self._device, self._make_offloaded = _Weighed(pricer), offloaded
+        self._device, self._make_offloaded = _AnyWeights(pricer), offloaded
         self._known: dict[tuple[str, float, float], float] = {}
         self._losses: dict[bool, float] = {}
 
     @cached_property
-    def _offloaded(self) -> _Weighed:
-        return _Weighed(self._make_offloaded())
+    def _offloaded(self) -> _AnyWeights:
+        return _AnyWeights(self._make_offloaded())
 
     def seconds(self, what: str, dense: float, expert: float) -> float:
         """Seconds to "gather" or "reduce" these weights, for the "update" of them, or the "host update"."""

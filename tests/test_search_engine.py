@@ -1,0 +1,97 @@
+"""One simulator: what the search sweeps is the program of `simulate`, at the same prices, and the step takes the same time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from search_random import CASES, random_choice, space_of
+
+from simpar.engine.discrete_event import run
+from simpar.engine.slowed_paths import makespans
+from simpar.parallel.keys import Gather, Offload, Reduce, Send
+from simpar.program.program import Program, Stream
+from simpar.searching.choice import Choice
+from simpar.searching.evaluation import Evaluation
+from simpar.searching.intervals import Intervals
+from simpar.searching.parts import unseen_of
+from simpar.searching.pricing import Pricing
+from simpar.step import prepare, simulate
+
+TALK = Gather | Reduce | Send
+EACH = 5
+"""Layouts of every case."""
+
+
+@cache
+def evaluation_of(name: str) -> Evaluation:
+    """Programs of a case's space."""
+    return Evaluation.of(Pricing(space_of(**CASES[name])))
+
+
+@cache
+def drawn(name: str, seed: int) -> tuple[Choice, Program]:
+    """A random layout and the program that the search has of it."""
+    evaluation, draw = evaluation_of(name), random.Random(seed)
+    while True:
+        choice = random_choice(evaluation.pricing.space, draw)
+        if choice and evaluation.microbatches(choice) * choice.group.pp * choice.pipeline.virtual_stages <= 64:
+            return choice, evaluation.step(choice).program
+
+
+@pytest.mark.parametrize("seed", range(EACH))
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_batch_takes_the_times_of_the_discrete_event_engine(name: str, seed: int) -> None:
+    choice, program = drawn(name, seed)
+    # Random prices, so that whatever waits for the wrong op shows; more candidates than are swept one by one.
+    draw = np.random.default_rng(seed)
+    talks = np.array([isinstance(key, TALK) for key in program.price_keys])
+    seconds = 0.05 + draw.random((8, len(talks)))
+    slows = np.where(talks, draw.random((8, len(talks))) * 0.3, 0.0)
+    priced = prepare(choice.scenario(evaluation_of(name).pricing.template), detail=evaluation_of(name).detail(choice))
+    assert priced.program.price_keys == program.price_keys
+    table = [type(priced.table)(seconds[row], slows[row]) for row in (0, 5)]
+    expected = [run(priced.program, each, interference=True).makespan for each in table]
+    assert makespans(program, seconds, slows)[[0, 5]] == pytest.approx(expected, rel=1e-9), str(choice)
+    assert makespans(program, seconds[5:6], slows[5:6]) == pytest.approx(expected[1:], rel=1e-9), str(choice)
+
+
+@pytest.mark.parametrize("seed", range(EACH))
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_search_finds_the_step_time_of_simulate(name: str, seed: int) -> None:
+    evaluation, choice = evaluation_of(name), drawn(name, seed)[0]
+    result = simulate(choice.scenario(evaluation.pricing.template), detail=evaluation.detail(choice))
+    assert evaluation.longest_path(choice) == pytest.approx(result.step_time_s, rel=1e-9), str(choice)
+
+
+def test_every_way_to_cut_a_pass_was_drawn() -> None:
+    seen: Counter[str] = Counter()
+    for name in CASES:
+        for seed in range(EACH):
+            choice, program = drawn(name, seed)
+            kinds = Counter(type(program.price_keys[p]) for p in program.price.tolist())
+            stages = choice.group.pp * choice.pipeline.virtual_stages
+            seen["gathers"] += kinds[Gather] > 0
+            seen["gathers always"] += kinds[Gather] > 4 * stages
+            seen["reduces in buckets"] += kinds[Reduce] > stages
+            seen["offloads"] += kinds[Offload] > 0
+            sends = {op for op, p in enumerate(program.price.tolist()) if isinstance(program.price_keys[p], Send)}
+            seen["blocking sends"] += bool(sends & set(program.ops_of(Stream(0, "compute")).tolist()))
+            seen["sends beside"] += bool(sends - set(program.ops_of(Stream(0, "compute")).tolist()))
+    assert len(seen) == 6, seen
+    assert min(seen.values()) > 0, seen
+
+
+@pytest.mark.parametrize("name", ["dense", "mla", "tiny", "zero-bubble", "deepspeed", "fsdp-fp8"])
+def test_upper_ends_are_those_of_the_result(name: str) -> None:
+    evaluation = evaluation_of(name)
+    unseen, factor = unseen_of(evaluation.pricing.space)
+    for seed in range(2):
+        choice = drawn(name, seed)[0]
+        result = simulate(choice.scenario(evaluation.pricing.template), detail="stage")
+        found = Intervals(evaluation, unseen, factor).high(choice, result.step_time_s)
+        assert found == pytest.approx(result.step_interval.high, rel=1e-9), str(choice)
+        assert found > result.step_time_s
