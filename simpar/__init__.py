@@ -76,11 +76,11 @@ _HOME = {
 """Public name -> the module that holds it, ":" and its name there where that differs."""
 
 __all__ = [
-    "Cluster", "Comparison", "DeadlockError", "Effects", "Explanation", "HardwareProfile", "InputError", "InternalError", "OwnRun", "Plan",
-    "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "SiteResult", "Sweep", "Table", "Training",
-    "TransformerModel", "Tuning", "UnknownNameError", "Violation", "__version__", "adapt", "compare", "explain", "load",
-    "load_hardware", "load_model", "model_names", "own_run", "plan", "plan_names", "profile_names", "scenario_names", "search", "simulate",
-    "sweep", "tune",
+    "Cluster", "Comparison", "DeadlockError", "Effects", "Explanation", "HardwareProfile", "InputError", "InternalError",
+    "OwnRun", "Plan", "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "SiteResult", "Sweep", "Table",
+    "Training", "TransformerModel", "Tuning", "UnknownNameError", "Violation", "__version__", "adapt", "compare", "explain",
+    "load", "load_hardware", "load_model", "model_names", "own_run", "plan", "plan_names", "profile_names", "scenario_names",
+    "search", "simulate", "sweep", "tune",
 ]  # fmt: skip
 
 
