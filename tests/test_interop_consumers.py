@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
+import importlib.util
 import json
+import logging
 import re
 import shlex
 import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -167,6 +172,39 @@ def test_the_tables_of_nanotron(changes: dict[str, Any]) -> None:
         check_class("DataArgs", stage["data"])
     wanted = changes.get("overlap_tp", False) and changes.get("tp", 1) > 1
     assert table["parallelism"]["tp_linear_async_communication"] is wanted
+
+
+@pytest.fixture(scope="module")
+def nanotron_config() -> Any:
+    """nanotron's own parser. The released package's `logging` and `config` import each other, so its `logging` is left out."""
+    pytest.importorskip("dacite", reason="needs nanotron")
+    if importlib.util.find_spec("nanotron") is None:
+        pytest.skip("needs nanotron")
+    stand_in = types.ModuleType("nanotron.logging")
+    vars(stand_in).update({key: value for key, value in vars(logging).items() if not key.startswith("__")})
+    vars(stand_in).update({key: MagicMock() for key in ("get_logger", "log_rank", "warn_once", "human_format", "log_memory")})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "nanotron.logging", stand_in)
+        yield importlib.import_module("nanotron.config.config")
+
+
+@cases("nanotron")
+def test_nanotron_parses_its_configuration(changes: dict[str, Any], nanotron_config: Any) -> None:
+    """Every section whose shape the released 0.4 (2024) shares with the main branch that exports are for, all but the optimizer."""
+    scenario = scenario_for("nanotron", changes)
+    table = parse_yaml(export_files("nanotron", scenario)["nanotron.yaml"], "nanotron.yaml")
+    found = {}
+    for key, name in SECTIONS.items():
+        if key != "optimizer":
+            kind = getattr(nanotron_config, name)
+            later = set(NANOTRON[name]) - {field.name for field in dataclasses.fields(kind)}
+            part = {field: value for field, value in table[key].items() if field not in later}
+            found[key] = nanotron_config.get_config_from_dict(part, config_class=kind)
+    plan, training, tokens = scenario.plan, scenario.training, found["tokens"]
+    assert (found["parallelism"].tp, found["parallelism"].pp) == (plan.tp, plan.pp)
+    assert found["parallelism"].dp * plan.tp * plan.pp == scenario.world_size
+    batch = tokens.micro_batch_size * tokens.batch_accumulation_per_replica * found["parallelism"].dp
+    assert (batch, tokens.sequence_length) == (training.global_batch_size, training.sequence_length)
 
 
 def test_experts_of_nanotron_have_their_width() -> None:
