@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from simpar.api.own_run import OwnRun, own_run
     from simpar.api.plans import PlanResult, plan
     from simpar.api.result import Comparison, Result
     from simpar.api.scenarios import load
@@ -40,6 +41,7 @@ _HOME = {
     "HardwareProfile": "simpar.specs.hardware",
     "InputError": "simpar.errors",
     "InternalError": "simpar.errors",
+    "OwnRun": "simpar.api.own_run",
     "Plan": "simpar.specs.plan:PlanSpec",
     "PlanResult": "simpar.api.plans",
     "Result": "simpar.api.result",
@@ -61,6 +63,7 @@ _HOME = {
     "load_hardware": "simpar.specs.hardware",
     "load_model": "simpar.specs.models_io",
     "model_names": "simpar.specs.models_io",
+    "own_run": "simpar.api.own_run",
     "plan": "simpar.api.plans",
     "plan_names": "simpar.specs.catalog",
     "profile_names": "simpar.specs.hardware",
@@ -73,11 +76,11 @@ _HOME = {
 """Public name -> the module that holds it, ":" and its name there where that differs."""
 
 __all__ = [
-    "Cluster", "Comparison", "DeadlockError", "Effects", "Explanation", "HardwareProfile", "InputError", "InternalError", "Plan",
-    "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "SiteResult", "Sweep", "Table", "Training",
-    "TransformerModel", "Tuning", "UnknownNameError", "Violation", "__version__", "adapt", "compare", "explain", "load",
-    "load_hardware", "load_model", "model_names", "plan", "plan_names", "profile_names", "scenario_names", "search", "simulate",
-    "sweep", "tune",
+    "Cluster", "Comparison", "DeadlockError", "Effects", "Explanation", "HardwareProfile", "InputError", "InternalError",
+    "OwnRun", "Plan", "PlanResult", "Result", "Scenario", "SearchResult", "SimparError", "SiteResult", "Sweep", "Table",
+    "Training", "TransformerModel", "Tuning", "UnknownNameError", "Violation", "__version__", "adapt", "compare", "explain",
+    "load", "load_hardware", "load_model", "model_names", "own_run", "plan", "plan_names", "profile_names", "scenario_names",
+    "search", "simulate", "sweep", "tune",
 ]  # fmt: skip
 
 
