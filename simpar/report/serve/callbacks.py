@@ -228,8 +228,8 @@ def _register_own(app: Dash, answers: Answers) -> None:
             if answer.result.fits:
                 return None, ""
             found = nearest(answer.state, answers.bases)
-        except SimparError:  # said where the settings are
-            return None, ""
+        except SimparError as error:
+            return str(error), ""
         return tables.nearest_fit(found), found.state.query(answers.bases) if found else ""
 
 
