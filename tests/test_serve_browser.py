@@ -318,7 +318,9 @@ def test_the_nearest_layout_that_fits_is_offered_and_can_be_used(server: str, br
     browser.wait("document.querySelector('#nearest button')", 60)
     assert "The nearest layout that fits" in browser.text("#nearest")
     browser.click("#nearest button")
-    browser.wait("document.querySelector('#verdict-fit').innerText.startsWith('Yes') && !document.querySelector('#nearest button')", 60)
+    browser.wait(
+        "document.querySelector('#verdict-fit').innerText.startsWith('Yes') && !document.querySelector('#nearest button')", 60
+    )
     assert browser.text("#tile-cost").startswith("$")
     assert browser.console == []
 

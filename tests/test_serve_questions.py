@@ -12,23 +12,23 @@ import pytest
 
 pytest.importorskip("dash")
 
-from simpar.errors import InputError  # noqa: E402
-from simpar.report.serve import downloads, my_runs, tables  # noqa: E402
-from simpar.report.serve.answer import Answer, Answers  # noqa: E402
-from simpar.report.serve.attached import MOST_PACKED, pack, unpack  # noqa: E402
-from simpar.report.serve.fields import OWN_MODEL  # noqa: E402
-from simpar.report.serve.nearest import nearest  # noqa: E402
-from simpar.report.serve.questions import QUESTIONS, said  # noqa: E402
-from simpar.report.serve.state import Bases, of_query  # noqa: E402
-from simpar.specs.hardware import load_hardware  # noqa: E402
-from simpar.specs.site import Site  # noqa: E402
+from simpar.errors import InputError
+from simpar.report.serve import downloads, my_runs, tables
+from simpar.report.serve.answer import Answer, Answers
+from simpar.report.serve.attached import MOST_PACKED, pack, unpack
+from simpar.report.serve.fields import OWN_MODEL
+from simpar.report.serve.nearest import nearest
+from simpar.report.serve.questions import QUESTIONS, said
+from simpar.report.serve.state import Bases, of_query
+from simpar.specs.hardware import load_hardware
+from simpar.specs.site import Site
 
 SMALL = "scenario=llama3.1-70b_h100x64_tp4cp2pp4"
 FULL = SMALL + "&mbs=4"
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "hidden_act": "silu", "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
 
 

@@ -44,7 +44,10 @@ def figure(asked: dict[str, Any]) -> str:
     if len(combinations) > MOST:
         raise ValueError(f"{len(combinations)} steps in one figure; at most {MOST}")
     fields = [choice["field"] for choice in choices]
-    steps = [step(asked["scenario"], {**asked.get("set", {}), **dict(zip(fields, each, strict=True))}, asked["show"]) for each in combinations]
+    steps = [
+        step(asked["scenario"], {**asked.get("set", {}), **dict(zip(fields, each, strict=True))}, asked["show"])
+        for each in combinations
+    ]
     if all("wrong" in each for each in steps):
         raise ValueError(f"no choice of the figure of {asked['scenario']} can run: {steps[0]['wrong']}")
     first = [choice["values"].index(choice.get("first", choice["values"][0])) for choice in choices]
@@ -97,7 +100,13 @@ def timeline(found: Any) -> list[list[list[Any]]]:
     """[phase, odd micro-batch, start, end] of the compute of every pipeline rank, in thousandths of the step."""
     from simpar.program.program import OpKind
 
-    names = {OpKind.FORWARD: "F", OpKind.BACKWARD: "B", OpKind.INPUT_GRADIENT: "I", OpKind.WEIGHT_GRADIENT: "W", OpKind.OPTIMIZER: "O"}
+    names = {
+        OpKind.FORWARD: "F",
+        OpKind.BACKWARD: "B",
+        OpKind.INPUT_GRADIENT: "I",
+        OpKind.WEIGHT_GRADIENT: "W",
+        OpKind.OPTIMIZER: "O",
+    }
     program, times = found.program, found.timeline
     ranks: dict[int, list[list[Any]]] = {}
     for index, stream in enumerate(program.streams):
