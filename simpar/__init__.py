@@ -9,9 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    __version__: str
     from simpar.api.own_run import OwnRun, own_run
     from simpar.api.plans import PlanResult, plan
     from simpar.api.result import Comparison, Result
@@ -85,11 +84,24 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        found = globals()[name] = _version()
+        return found
     if name not in _HOME:
         raise AttributeError(f"module 'simpar' has no attribute {name!r}")
     module, _, own = _HOME[name].partition(":")
     found = globals()[name] = getattr(import_module(module), own or name)
     return found
+
+
+def _version() -> str:
+    """The version that was installed: its git tag, and the commits since then; "0+unknown" for a source tree that never was."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("simpar")
+    except PackageNotFoundError:
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -299,3 +299,81 @@ def test_drop_down_and_radio_by_keyboard(page: Browser) -> None:
     page.key("Escape", 27)
     page.wait("!document.querySelector('.dash-dropdown-content')")
     assert page.console == []
+
+
+def test_a_question_is_answered_and_stands_in_the_address(page: Browser, server: str) -> None:
+    assert page.text("#verdict-fast").startswith(f"{page.text('#tile-step')} a step")
+    page.click("#ask input[value=fit]")
+    page.wait("document.querySelector('.asked-fit').offsetHeight > 0 && location.search.includes('ask=fit')")
+    assert page.js("document.querySelector('.asked-fast').offsetHeight") == 0
+    assert page.text("#verdict-fit").startswith("Yes: ")
+    opened(page, server + page.js("location.search"))
+    page.wait("document.querySelector('#ask input:checked').value === 'fit'")
+    assert page.console == []
+
+
+def test_the_nearest_layout_that_fits_is_offered_and_can_be_used(server: str, browser: Browser) -> None:
+    opened(browser, f"{server}?scenario={SMALL}&mbs=4&ask=fit")
+    assert browser.text("#tile-cost") == "none"
+    browser.wait("document.querySelector('#nearest button')", 60)
+    assert "The nearest layout that fits" in browser.text("#nearest")
+    browser.click("#nearest button")
+    browser.wait(
+        "document.querySelector('#verdict-fit').innerText.startsWith('Yes') && !document.querySelector('#nearest button')", 60
+    )
+    assert browser.text("#tile-cost").startswith("$")
+    assert browser.console == []
+
+
+def dropped(browser: Browser, area: str, path: Path) -> None:
+    """Choose a file as a person does."""
+    found = browser.send("Runtime.evaluate", expression=f"document.querySelector('{area} input[type=file]')")["result"]["objectId"]
+    browser.send("DOM.setFileInputFiles", files=[str(path)], objectId=found)
+
+
+def test_a_dropped_config_and_an_own_gpu(page: Browser, server: str, tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 20, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "hidden_act": "silu",
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    before = page.text("#tile-step")
+    dropped(page, "#drop-model", tmp_path / "config.json")
+    changed(page, before)
+    page.wait("location.search.includes('config=')")
+    step = page.text("#tile-step")
+    page.enter("#v-gpu_flops", "300")
+    changed(page, step)
+    page.wait("location.search.includes('gpu_flops=300')")
+    shown, address = page.text("#tile-step"), page.js("location.search")
+    opened(page, server + address)
+    page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(shown)}")
+    (tmp_path / "broken.json").write_text("[1, 2")
+    dropped(page, "#drop-model", tmp_path / "broken.json")
+    page.wait("document.querySelector('#dropped .bad')")
+    assert page.console == []
+
+
+def test_my_runs_move_every_answer_and_can_be_forgotten(page: Browser, server: str, tmp_path: Path) -> None:
+    page.click("#ask input[value=mine]")
+    (tmp_path / "runs.jsonl").write_text('{"step_time_s": 18.1}\n{"step_time_s": 18.2}\n{"step_time_s": 18.0}\n')
+    dropped(page, "#drop-log", tmp_path / "runs.jsonl")
+    page.wait("document.querySelector('#mine-factors')", 60)
+    assert "18.1 s" in page.text("#mine-runs")
+    assert "Next check" in page.text("#mine")
+    before = page.text("#tile-step")
+    page.click("#site-on")
+    changed(page, before)
+    page.wait("location.search.includes('site=')")
+    assert 17.5 < float(page.text("#tile-step").split()[0]) < 18.5
+    learned, address = page.text("#tile-step"), page.js("location.search")
+    page.click("#site-off")
+    page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(before)}")
+    opened(page, server + address)
+    page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(learned)}")
+    (tmp_path / "no.log").write_text("nothing here\n")
+    page.click("#ask input[value=mine]")
+    dropped(page, "#drop-log", tmp_path / "no.log")
+    page.wait("document.querySelector('#mine .wrong')", 60)
+    assert page.console == []

@@ -55,6 +55,7 @@ def compute(port: int, base: str, tab: str, more: str = "") -> tuple[int, Any]:
     body = {
         "output": output, "outputs": [{"id": i, "property": p} for i, p in parts], "changedPropIds": ["base.value"],
         "inputs": [{"id": "base", "property": "value", "value": base}, {"id": "more", "property": "value", "value": more},
+                   {"id": "config", "property": "data", "value": ""}, {"id": "site", "property": "data", "value": ""},
                    *({"id": value_id(k), "property": "value", "value": values.get(k)} for k in _CONTROLS)],
         "state": [{"id": "tab", "property": "data", "value": tab}],
     }  # fmt: skip

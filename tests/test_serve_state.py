@@ -271,7 +271,6 @@ def test_the_page_changes_in_less_than_half_a_second(name: str) -> None:
         result = early.short if early else answer.result if answer else None
         assert result is not None
         parts: list[object] = [canvas_data(result), figures.memory(result)]
-        parts.append(figures.early_waterfall(early) if early else figures.waterfall(result))
         assert tables.early_tiles(early) if early else tables.tiles(answer) if answer else None
         json.dumps(parts)
         best = min(best, time.process_time() - started)
@@ -299,7 +298,7 @@ def test_the_first_answer_of_a_long_step_follows_a_slider_within_half_a_second(n
         early = answers.early(of_query(f"scenario={name}&{query}", bases()))
         assert early is not None
         assert tables.early_tiles(early)
-        json.dumps([canvas_data(early.short), figures.memory(early.short), figures.early_waterfall(early)])
+        json.dumps([canvas_data(early.short), figures.memory(early.short)])
         best = min(best, time.process_time() - started)
     assert best < 0.4
 

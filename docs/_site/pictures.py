@@ -1,7 +1,8 @@
-"""The two pictures of the README: `python docs/_site/pictures.py` draws them anew into docs/images/."""
+"""Pictures: those of the README, which `python docs/_site/pictures.py` draws anew into docs/images/, and those of the site."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -127,6 +128,69 @@ def search_picture() -> str:
             text(left + 32 + 230 * i, base + 40, words),
         ]
     return svg(width, height, "Step time against memory of many layouts", parts)
+
+
+def family_of(framework: str) -> str:
+    """The framework that another one is built on, all the way down."""
+    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
+
+    name = ALIASES.get(framework, framework)
+    while FRAMEWORKS[name][0]:
+        name = FRAMEWORKS[name][0]
+    return name
+
+
+def unseen_by_family() -> dict[str, list[tuple[float, float, bool]]]:
+    """Family -> (measured, predicted, inside the 80 % interval) of every run whose source no fit has seen."""
+    import csv
+    import json
+
+    from simpar.specs.base import data_dir
+
+    runs: dict[str, str] = {}
+    for path in sorted((data_dir("validation") / "runs").glob("*.jsonl")):
+        with path.open() as lines:
+            for line in lines:
+                run = json.loads(line)
+                runs[run["id"]] = family_of((run.get("scenario") or {}).get("framework", "megatron-core"))
+    found: dict[str, list[tuple[float, float, bool]]] = {}
+    with (data_dir("validation") / "unseen.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            measured, predicted, low, high = (float(row[key]) for key in ("measured_s", "unseen_s", "low_s", "high_s"))
+            found.setdefault(runs[row["run"]], []).append((measured, predicted, low <= measured <= high))
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def families_picture() -> str:
+    """Predicted against measured step times of unseen sources, a panel for each family of frameworks with ten runs."""
+    names = {"megatron-core": "Megatron-LM, NeMo", "llm-foundry": "PyTorch FSDP", "deepspeed": "DeepSpeed",
+             "torchtitan": "torchtitan, torchtune", "nanotron": "nanotron"}  # fmt: skip
+    found = {name: points for name, points in unseen_by_family().items() if len(points) >= 10}
+    side, gap, left, top = 250, 46, 52, 66
+    rows = -(-len(found) // 3)
+    parts = [text(12, 24, "Step times of sources that no fit has seen: predicted (up) against measured (right), seconds", size=15)]
+    for i, (shade, words) in enumerate(((BLUE, "inside the 80 % interval"), (VERMILION, "outside"))):
+        parts += [f'<circle cx="{18 + 190 * i}" cy="40" r="5" fill="{shade}"/>', text(28 + 190 * i, 44, words)]
+    ends = [value for points in found.values() for measured, predicted, _ in points for value in (measured, predicted)]
+    low, high = math.log10(min(ends)) - 0.1, math.log10(max(ends)) + 0.1
+    for index, (name, points) in enumerate(found.items()):
+        x0, y0 = left + index % 3 * (side + gap), top + 18 + index // 3 * (side + gap + 18)
+        at = lambda value: (math.log10(value) - low) / (high - low) * side  # noqa: E731
+        errors = sorted(abs(predicted / measured - 1.0) for measured, predicted, _ in points)
+        label = f"{names.get(name, name)}: {len(points)} runs, median error {errors[len(errors) // 2]:.0%}"
+        parts += [text(x0, y0 - 6, label), f'<rect x="{x0}" y="{y0}" width="{side}" height="{side}" fill="none" stroke="#8b949e"/>',
+                  f'<line x1="{x0}" y1="{y0 + side}" x2="{x0 + side}" y2="{y0}" stroke="{GREY}" stroke-dasharray="4 4"/>']  # fmt: skip
+        for power in range(math.ceil(low), math.floor(high) + 1):
+            place = at(10.0**power)
+            parts += [text(x0 + place, y0 + side + 15, f"{10.0**power:g}", "middle", 11),
+                      text(x0 - 5, y0 + side - place + 4, f"{10.0**power:g}", "end", 11)]  # fmt: skip
+        parts += [
+            f'<circle cx="{x0 + at(measured):.1f}" cy="{y0 + side - at(predicted):.1f}" r="2.6" fill="{BLUE if inside else VERMILION}" fill-opacity="0.55"/>'
+            for measured, predicted, inside in points
+        ]
+    return svg(
+        left + 3 * (side + gap), top + rows * (side + gap + 18) + 10, "Predicted against measured step times by family", parts
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 sys.path.insert(0, str(Path(__file__).parent))
 
 from output import output_page
+from pictures import families_picture
 from schedule_pictures import schedules_page
 from support import support_page
 
@@ -32,6 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     for path, make in PAGES.items():
         files.append(File.generated(config, path, content=make()))
+    files.append(File.generated(config, "images/families.svg", content=families_picture()))
     return files
 
 

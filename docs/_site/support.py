@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from simpar.specs.framework import POLICIES
@@ -40,6 +41,10 @@ def support_page() -> str:
                 ["profile", "GPU", "measured", "published", "derived", "assumed", "kernels fitted", "collectives fitted"],
                 machines(),
             ),
+            "## Families of models\n",
+            "Asked with one preset of each family on 16 GPUs: a step with that kind of parallelism, the space of the search, and launch",
+            "files for each format. Diffusion models are counted (`simpar models show`) but no step of theirs runs yet.\n",
+            *table(["family", "asked with", *SPLITS, "search", *formats()], family_rows()),
             "## Models\n",
             *table(["preset", "kind", "parameters", "active", "layers"], models()),
         )
@@ -149,3 +154,56 @@ def models() -> Iterator[list[str]]:
         found = facts(name)
         counts = (found[key] for key in ("parameters", "active_parameters"))
         yield [f"`{name}`", found["kind"], *("" if n is None else f"{n:,}" for n in counts), str(found["layers"] or "")]
+
+
+FAMILIES: Final = {
+    "dense decoder": "llama3.1-8b", "GPT of 2021, learned positions": "megatron-1.7b", "mixture of experts": "mixtral-8x7b",
+    "latent attention with experts": "deepseek-v2", "sparse attention": "deepseek-v3.2", "sliding windows": "gemma3-1b",
+    "state spaces": "mamba-2.8b", "state spaces and attention": "nemotron-3-nano-30b-a3b", "attention and state spaces in parallel": "falcon-h1-7b",
+    "linear attention": "qwen3-next-80b-a3b", "gated delta rule": "gated-deltanet-1.3b", "vision and text": "qwen3-vl-2b",
+    "encoder": "modernbert-base", "encoder and decoder": "t5-11b", "speech": "whisper-large-v3", "image diffusion": "flux-dev",
+    "video diffusion": "wan-t2v-14b", "MLP": "mlp-4096x24", "CNN": "alexnet",
+}  # fmt: skip
+"""Family of models -> the preset that is asked."""
+SPLITS: Final = {
+    "simulate": {}, "`tp`": {"tp": 2}, "`pp`": {"pp": 2}, "`cp`": {"cp": 2}, "`ep`": {"ep": 2}, "ZeRO 3": {"zero_stage": 3},
+    "recompute": {"recompute": "full"},
+}  # fmt: skip
+
+
+def family_rows() -> Iterator[list[str]]:
+    """A row for each family: what can be simulated, searched and exported."""
+    from simpar.interop.export import export_files
+    from simpar.searching.space import Space
+    from simpar.step import simulate
+
+    for family, name in FAMILIES.items():
+        row = [family, f"`{name}`"]
+        row += [works(lambda scenario: simulate(scenario, detail="stage"), asked(name, "plain", plan)) for plan in SPLITS.values()]
+        row.append(works(lambda scenario: Space(scenario, {}, None), asked(name, "plain", {})))
+        for form in formats():
+            own = {"megatron": "megatron-core", "huggingface": "transformers"}.get(form, form)
+            # Frameworks shard in different ways: any that one takes will do.
+            tables = (asked(name, own, {"zero_stage": stage}) for stage in (1, 3, 0))
+            row.append(next((YES for table in tables if works(partial(export_files, form), table)), NO))
+        yield row
+
+
+def asked(model: str, framework: str, plan: dict[str, Any]) -> dict[str, Any]:
+    """A small scenario on 16 GPUs."""
+    return {
+        "name": model, "model": model, "framework": framework, "cluster": {"hardware": "dgx-h100", "num_nodes": 2}, "plan": plan,
+        "training": {"sequence_length": 1024, "global_batch_size": 32},
+    }  # fmt: skip
+
+
+def works(call: Callable[[Any], Any], table: dict[str, Any]) -> str:
+    """Whether `call` takes the scenario of a table."""
+    from simpar.errors import InputError
+    from simpar.specs.scenario import make_scenario
+
+    try:
+        call(make_scenario(table))
+    except InputError:
+        return NO
+    return YES

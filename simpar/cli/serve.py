@@ -20,8 +20,9 @@ def serve(
     site: SiteOption = None,
 ) -> None:
     """A local page to change model, cluster and layout and see what follows."""
+    from simpar.api.own_run import own_run
     from simpar.interop.megatron import launch_script
     from simpar.report.serve.app import serve as run_page
     from simpar.specs.catalog import scenario_path
 
-    run_page(host, port, scenario and scenario_path(scenario), launch_script, site)
+    run_page(host, port, scenario and scenario_path(scenario), launch_script, site, own_run)

@@ -118,26 +118,29 @@ def _memory(result: Result) -> Table:
     return table
 
 
+REMEDIES: Final = {
+    "bubble": "more micro-batches, more virtual stages or a zero-bubble schedule shrink the pipeline bubble",
+    "tp": "a smaller tp, sequence parallelism or overlapped tensor parallelism exposes less of its collectives",
+    "dp": "larger micro-batch counts or overlapped gradient reduction hide more of the data-parallel traffic",
+    "skew": "overlapped gradient reduction or an even split of parameters over stages shortens the last rank's reductions",
+    "cp": "fewer context-parallel ranks or a ring expose less",
+    "ep": "overlapping the expert exchange or a smaller ep hides more of it",
+    "recompute": "recomputing less (where memory allows) saves these FLOPs",
+    "pp": "asynchronous sends or fewer stages expose less of the pipeline traffic",
+    "launch": "larger micro-batches, compilation or CUDA graphs remove launch gaps",
+    "memory_bound": "fused kernels or fewer tensor-parallel ranks cut memory-bound time",
+}
+"""Loss that a plan can change -> what shrinks it."""
+
+
 def advice(result: Result) -> str:
     """The largest loss that a plan can change, in one line."""
-    changeable = {
-        "bubble": "more micro-batches, more virtual stages or a zero-bubble schedule shrink the pipeline bubble",
-        "tp": "a smaller tp, sequence parallelism or overlapped tensor parallelism exposes less of its collectives",
-        "dp": "larger micro-batch counts or overlapped gradient reduction hide more of the data-parallel traffic",
-        "skew": "overlapped gradient reduction or an even split of parameters over stages shortens the last rank's reductions",
-        "cp": "fewer context-parallel ranks or a ring expose less",
-        "ep": "overlapping the expert exchange or a smaller ep hides more of it",
-        "recompute": "recomputing less (where memory allows) saves these FLOPs",
-        "pp": "asynchronous sends or fewer stages expose less of the pipeline traffic",
-        "launch": "larger micro-batches, compilation or CUDA graphs remove launch gaps",
-        "memory_bound": "fused kernels or fewer tensor-parallel ranks cut memory-bound time",
-    }
-    name = max(changeable, key=lambda k: result.breakdown.get(k, 0.0))
+    name = max(REMEDIES, key=lambda k: result.breakdown.get(k, 0.0))
     share = result.breakdown.get(name, 0.0) / result.step_time_s if result.step_time_s else 0.0
     if not result.fits:
         parts = sorted(result.worst_rank.at_peak.items(), key=lambda x: -x[1])[:2]
         return "does not fit: largest are " + ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in parts)
-    return f"would help most ({share:.1%} of the step): {changeable[name]}" if share > 0.005 else "nothing stands out"
+    return f"would help most ({share:.1%} of the step): {REMEDIES[name]}" if share > 0.005 else "nothing stands out"
 
 
 def _assumptions(result: Result) -> Text:

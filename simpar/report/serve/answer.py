@@ -47,6 +47,7 @@ class Answer:
 
     Attributes:
         query: of the state.
+        run: days and cost; None where the layout does not fit.
         seconds: it took to compute.
     """
 
@@ -54,7 +55,7 @@ class Answer:
     state: State
     scenario: Scenario
     result: Result
-    run: Run
+    run: Run | None
     seconds: float
 
 
@@ -147,7 +148,7 @@ class Answers:
         numbers = run_numbers(state)
         check_size(scenario)
         result = step_of(scenario, self._programs)
-        run = run_of(result, *numbers)
+        run = run_of(result, *numbers) if result.fits else None
         _ = result.worst_rank.device_bytes  # replayed when first asked for: it belongs to the time taken
         seconds = time.perf_counter() - started
         pace = min(seconds / max(actions_of(scenario), 1), SLOWEST_S_PER_PASS)

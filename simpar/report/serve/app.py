@@ -9,19 +9,23 @@ from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.report.serve.front import LOOPBACK, Front, Pool
+from simpar.report.serve.my_runs import ReadRuns
 from simpar.specs.scenario import Scenario
 
 Export = Callable[[Scenario], str]
 """A scenario's launch script as text; raises InputError where the framework cannot run it."""
 
 
-def make_app(scenario: Path | None = None, export: Export | None = None, site: Path | None = None) -> Any:
+def make_app(
+    scenario: Path | None = None, export: Export | None = None, site: Path | None = None, runs: ReadRuns | None = None
+) -> Any:
     """The Dash application, not yet served.
 
     Args:
         scenario: one of the user's own to start from.
         export: writes a scenario's launch script; none = the page offers no such download.
         site: what was learned from a cluster's own runs; every answer is that of this site.
+        runs: reads a log that is dropped on the page; none = the page offers no such question.
 
     Raises:
         InputError: Dash is not installed, or the scenario breaks a rule.
@@ -39,8 +43,8 @@ def make_app(scenario: Path | None = None, export: Export | None = None, site: P
 
     bases = Bases(scenario, site)
     app = Dash("simpar", title="simpar: what if", update_title="", assets_folder="no-assets", index_string=INDEX)
-    app.layout = lambda: page(bases, can_export=export is not None)
-    app.searches = register(app, Answers(bases), export)
+    app.layout = lambda: page(bases, can_export=export is not None, can_read=runs is not None)
+    app.searches = register(app, Answers(bases), export, runs)
     return app
 
 
@@ -68,14 +72,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None, export: Export | None = None, site: Path | None = None
-) -> None:
+    host: str = "127.0.0.1", port: int = 8050, scenario: Path | None = None, export: Export | None = None, site: Path | None = None,
+    runs: ReadRuns | None = None,
+) -> None:  # fmt: skip
     """Serve the page until interrupted.
 
     Raises:
         InputError: Dash is missing, the scenario is wrong, the port is taken.
     """
-    app = make_app(scenario, export, site)
+    app = make_app(scenario, export, site, runs)
     bound = listen(host, port)
     import logging
 
@@ -84,7 +89,7 @@ def serve(
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     shown = f"[{host}]" if ":" in host else host
     port = bound.getsockname()[1]
-    pool = Pool(scenario, export)
+    pool = Pool(scenario, export, site, runs)
     pool.warm()
     server = make_server(host, port, Front(app.server, pool, host, app.searches.close), threaded=True, fd=bound.fileno())
     _say(f"simpar serve: http://{shown}:{port}/ (stop with Ctrl-C)")

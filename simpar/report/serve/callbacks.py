@@ -9,24 +9,29 @@ from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
+from simpar.boundary import parse_json
 from simpar.errors import InputError, SimparError
 from simpar.report.serve import downloads, figures, tables
 from simpar.report.serve.answer import Answer, Answers
-from simpar.report.serve.fields import FIELDS, SLIDERS
+from simpar.report.serve.attached import model_of, pack
+from simpar.report.serve.fields import FIELDS, OWN_MODEL, SLIDERS
 from simpar.report.serve.gantt_canvas import SCRIPT, canvas_data
+from simpar.report.serve.my_runs import ReadRuns, register_runs, text_of
+from simpar.report.serve.nearest import nearest
 from simpar.report.serve.page import slider_id, value_id
 from simpar.report.serve.preview import Preview
+from simpar.report.serve.questions import FIRST, QUESTIONS, said, said_early
 from simpar.report.serve.search_job import Jobs
 from simpar.report.serve.search_view import register_search
 from simpar.report.serve.state import check_words, of_controls, of_query
-from simpar.report.serve.style import ADDRESS, CLOSING, NEAREST
+from simpar.report.serve.style import ADDRESS, ASKED, CLOSING, NEAREST
 from simpar.specs.scenario import Scenario
 
 MAX_PINS = 5
 _CONTROLS = [*(f.key for f in FIELDS)]
 
 
-def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | None = None) -> Jobs:
+def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | None = None, runs: ReadRuns | None = None) -> Jobs:
     """Attach all callbacks; returns the searches that they start."""
     for field in SLIDERS:
         app.clientside_callback(
@@ -34,12 +39,22 @@ def register(app: Dash, answers: Answers, export: Callable[[Scenario], str] | No
             Output(slider_id(field.key), "value"), Output(value_id(field.key), "value"),
             Input(slider_id(field.key), "value"), Input(value_id(field.key), "value"),
         )  # fmt: skip
-    app.clientside_callback(ADDRESS, Output("address", "data"), Input("query", "data"), Input("pins", "data"))
+    app.clientside_callback(
+        ADDRESS,
+        Output("address", "data"),
+        Input("query", "data"),
+        Input("pins", "data"),
+        Input("ask", "value"),
+    )
+    app.clientside_callback(ASKED, Output("asked", "data"), Input("ask", "value"))
     app.clientside_callback(SCRIPT, Output("gantt-drawn", "data"), Input("gantt-data", "data"))
     _register_load(app, answers)
     _register_compute(app, answers)
     _register_pins(app, answers)
     _register_downloads(app, answers, export)
+    _register_own(app, answers)
+    if runs is not None:
+        register_runs(app, answers, runs)
     app.clientside_callback(CLOSING, Output("closing", "data"), Input("tab", "data"))
     return register_search(app, answers)
 
@@ -74,19 +89,24 @@ def _register_load(app: Dash, answers: Answers) -> None:
 
     @app.callback(
         Output("base", "value"), Output("more", "value"), Output("pins", "data"), Output("notice", "children"),
+        Output("config", "data", allow_duplicate=True), Output("site", "data", allow_duplicate=True), Output("ask", "value"),
         *_control_outputs(), Input("url", "search"), Input("base", "value"), Input("reset", "n_clicks"),
         Input({"type": "restore", "index": ALL}, "n_clicks"), Input({"type": "use", "index": ALL}, "n_clicks"),
-        State("pins", "data"), State("found", "data"), prevent_initial_call="initial_duplicate",
+        Input({"type": "near", "index": ALL}, "n_clicks"), State("pins", "data"), State("found", "data"), State("near", "data"),
+        prevent_initial_call="initial_duplicate",
     )  # fmt: skip
-    def load(search: str | None, base: str, _reset: Any, _restore: Any, _use: Any, pins: list[str], found: list[str]) -> list[Any]:
+    def load(
+        search: str | None, base: str, _reset: Any, _restore: Any, _use: Any, _near: Any, pins: list[str], found: list[str],
+        near: str,
+    ) -> list[Any]:  # fmt: skip
         cause = ctx.triggered_id
         query, keep = f"scenario={base}", True
         if cause in (None, "url"):
             query, keep = (search or "").lstrip("?"), False
         elif isinstance(cause, dict):
-            source = pins if cause["type"] == "restore" else found
+            source = {"restore": pins, "use": found, "near": [near]}[cause["type"]]
             if not ctx.triggered[0]["value"] or not 0 <= int(cause["index"]) < len(source):
-                return [no_update] * (4 + len(_CONTROLS))
+                return [no_update] * (7 + len(_CONTROLS))
             query = source[int(cause["index"])]
         problem: Any = None
         try:
@@ -95,7 +115,10 @@ def _register_load(app: Dash, answers: Answers) -> None:
         except InputError as error:
             state, problem = of_query("", answers.bases), tables.refused(error)
         kept: Any = no_update if keep else pins_of(search or "")
-        return [state.base, "\n".join(state.more), kept, problem, *[state.values.get(k) for k in _CONTROLS]]
+        # What was learned from the user's runs holds for every scenario, the question too.
+        own = [no_update] * 3 if keep else [state.config, state.site, ask_of(search or "")]
+        own[0] = state.config or own[0]
+        return [state.base, "\n".join(state.more), kept, problem, *own, *[state.values.get(k) for k in _CONTROLS]]
 
 
 def pins_of(search: str) -> list[str]:
@@ -105,10 +128,18 @@ def pins_of(search: str) -> list[str]:
     return [text for key, text in parse_qsl(search.lstrip("?")) if key == "pin"][:MAX_PINS]
 
 
+def ask_of(search: str) -> str:
+    """The question in an address."""
+    from urllib.parse import parse_qsl
+
+    found = dict(parse_qsl(search.lstrip("?"))).get("ask", FIRST)
+    return found if found in QUESTIONS else FIRST
+
+
 _RESULTS = (
     ("wrong", "children"), ("results", "className"), ("about", "children"), ("tiles", "children"), ("query", "data"),
-    ("gantt-note", "children"), ("gantt-data", "data"),
-    *((name, part) for name in ("waterfall", "memory") for part in ("figure", "style")),
+    ("gantt-note", "children"), ("gantt-data", "data"), ("answers", "children"), ("waterfall", "children"),
+    ("memory", "figure"), ("memory", "style"),
 )  # fmt: skip
 _HINT = "Shades alternate by micro-batch; drag or + to zoom, double-click or Home to see the whole step. "
 
@@ -120,11 +151,12 @@ def _register_compute(app: Dash, answers: Answers) -> None:
     results = [Output(*r) for r in _RESULTS]
 
     @app.callback(
-        *results, Output("whole", "data"), Input("base", "value"), Input("more", "value"), State("tab", "data"), *controls
-    )
-    def compute(base: str, more: str | None, tab: str, *values: Any) -> list[Any]:
+        *results, Output("whole", "data"), Input("base", "value"), Input("more", "value"), Input("config", "data"),
+        Input("site", "data"), State("tab", "data"), *controls,
+    )  # fmt: skip
+    def compute(base: str, more: str | None, config: str | None, site: str | None, tab: str, *values: Any) -> list[Any]:
         ticket = latest.ticket(str(tab))
-        state = of_controls(base, dict(zip(_CONTROLS, values, strict=True)), more)
+        state = of_controls(base, dict(zip(_CONTROLS, values, strict=True)), more, config, site)
         try:
             early = None if answers.known(state) else answers.early(state, lambda: latest.outdated(str(tab), ticket))
             if early is not None:
@@ -154,7 +186,8 @@ def _shown(answer: Answer) -> list[Any]:
     chart, note = canvas_data(answer.result)
     return [
         None, "body", tables.about(answer), tables.tiles(answer), answer.query, _HINT + note, chart,
-        *figures.waterfall(answer.result), *figures.memory(answer.result),
+        tables.answers(said(answer)), tables.waterfall(answer.result.waterfall(), answer.result.step_time_s),
+        *figures.memory(answer.result),
     ]  # fmt: skip
 
 
@@ -164,9 +197,40 @@ def _shown_early(early: Preview) -> list[Any]:
     few, every = early.microbatches
     note = f"The whole step of {every} micro-batches is being simulated; this is one of {few}."
     return [
-        None, "body", "", tables.early_tiles(early), no_update, note, chart,
-        *figures.early_waterfall(early), *figures.memory(early.short),
+        None, "body", "", tables.early_tiles(early), no_update, note, chart, tables.answers(said_early(early)),
+        tables.waterfall(early.waterfall, early.step_time_s, "step, about"), *figures.memory(early.short),
     ]  # fmt: skip
+
+
+def _register_own(app: Dash, answers: Answers) -> None:
+    """A dropped model, and the nearest layout that fits."""
+
+    @app.callback(
+        Output("config", "data"), Output("dropped", "children"), Output(value_id("model"), "value", allow_duplicate=True),
+        Input("drop-model", "contents"), State("drop-model", "filename"), prevent_initial_call=True,
+    )  # fmt: skip
+    def drop(contents: str | None, name: str | None) -> Any:
+        if not contents:
+            return [no_update] * 3
+        try:
+            packed = pack(parse_json(text_of(contents), str(name)))
+            model = model_of(packed)
+        except SimparError as error:
+            return no_update, html.Span(str(error), className="bad"), no_update
+        return packed, f"{str(name)[:60]}: {model.get('name', 'a model')}", OWN_MODEL
+
+    @app.callback(Output("nearest", "children"), Output("near", "data"), Input("query", "data"), prevent_initial_call=True)
+    def near(query: str | None) -> Any:
+        if not query:
+            return None, ""
+        try:
+            answer = _state_of(query, answers)
+            if answer.result.fits:
+                return None, ""
+            found = nearest(answer.state, answers.bases)
+        except SimparError as error:
+            return str(error), ""
+        return tables.nearest_fit(found), found.state.query(answers.bases) if found else ""
 
 
 def _state_of(query: str | None, answers: Answers) -> Answer:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.report.serve.answer import Answer
+from simpar.report.serve.attached import GPU_FIELDS
+from simpar.report.serve.fields import AS_WRITTEN
 from simpar.report.serve.state import Bases
 from simpar.report.step_html import step_page
+from simpar.report.toml import toml
 from simpar.specs.hardware import profile_names
 from simpar.specs.models_io import model_names
 from simpar.specs.scenario import Scenario
@@ -30,7 +32,19 @@ def scenario_toml(answer: Answer, bases: Bases) -> str:
         value = part.get(key)
         if isinstance(value, str) and value not in names and (folder / value).exists():
             part[key] = str(folder / value)
-    return toml(table)
+    return _own_gpu(answer, bases, cluster) + toml(table)
+
+
+def _own_gpu(answer: Answer, bases: Bases, cluster: dict[str, Any]) -> str:
+    """How to write the profile of the user's own GPU, which the scenario then names; "" without one."""
+    values = answer.state.values
+    own = [(f, values[f.key]) for f in GPU_FIELDS if values.get(f.key) not in (None, "")]
+    if not own:
+        return ""
+    cluster["hardware"] = "own-gpu.toml"
+    base = values["hardware"] if values["hardware"] != AS_WRITTEN else bases[answer.state.base].table["cluster"]["hardware"]
+    words = " ".join(f"--set '{f.profile}={value:g} {f.unit}'" for f, value in own)
+    return f"# Write the profile first: simpar profiles new --from {base} --out own-gpu.toml {words}\n"
 
 
 def report_html(answer: Answer) -> str:
@@ -41,54 +55,6 @@ def report_html(answer: Answer) -> str:
 def file_name(answer: Answer, suffix: str) -> str:
     """A name without anything that a file system could mind."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", answer.state.base) + suffix
-
-
-def toml(table: Mapping[str, Any]) -> str:
-    """A table of strings, numbers, booleans, lists and tables as TOML; None is left out."""
-    lines: list[str] = []
-    _write(table, "", lines)
-    return "\n".join(lines).strip() + "\n"
-
-
-def _write(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
-    nested = {k: v for k, v in table.items() if isinstance(v, Mapping) and v}
-    lines += [f"{_key(k)} = {_value(v)}" for k, v in table.items() if k not in nested and v is not None and not _tables(v)]
-    for key, value in table.items():
-        name = f"{path}.{_key(key)}" if path else _key(key)
-        if key in nested:
-            lines += ["", f"[{name}]"]
-            _write(value, name, lines)
-        elif _tables(value):
-            for item in value:
-                lines += ["", f"[[{name}]]"]
-                _write(item, name, lines)
-
-
-def _tables(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, Mapping) for v in value)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
-
-
-def _quoted(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + " }" if value else "{}"
-    return str(value)
 
 
 def launch_flags(answer: Answer, export: Callable[[Scenario], str] | None) -> str:

@@ -26,6 +26,7 @@ class Field:
         stops: values of its slider; empty = no slider.
         choices: values of a word.
         hint: unit, or what an empty box means.
+        profile, unit: figure of the hardware profile that the number replaces, and its unit; "" for all other controls.
     """
 
     key: str
@@ -36,6 +37,8 @@ class Field:
     stops: tuple[float, ...] = ()
     choices: tuple[str, ...] = ()
     hint: str = ""
+    profile: str = ""
+    unit: str = ""
 
 
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
@@ -51,19 +54,27 @@ _PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8-rowwise", "fp8-block"
 AS_WRITTEN: Final = "as written"
 """A choice that stands for a table in the scenario, such as recomputation by modules."""
 
-MODEL, CLUSTER, LAYOUT, TRAINING, RUN = "Model", "Cluster", "Layout", "Training step", "Run: cost and days"
+OWN_MODEL: Final = "own config.json"
+"""The model that the user dropped on the page."""
+
+MODEL, CLUSTER, OWN_GPU, LAYOUT, TRAINING, RUN = "Model", "Cluster", "My own GPU", "Layout", "Training step", "Run: cost and days"
 
 
 def fields() -> tuple[Field, ...]:
     """All controls, in the order shown."""
     return (
-        Field("model", "model", "model", "word", MODEL, choices=tuple(model_names())),
+        Field("model", "model", "model", "word", MODEL, choices=(*model_names(), OWN_MODEL)),
         Field("framework", "framework", "framework", "word", MODEL, choices=tuple(framework_names())),
         Field("hardware", "cluster.hardware", "hardware", "word", CLUSTER, choices=tuple(profile_names())),
         Field("nodes", "cluster.num_nodes", "nodes", "int", CLUSTER, _NODES),
         Field("nic_bw", "cluster.nic_bandwidth_scale", "network bandwidth", "float", CLUSTER, _SCALES, hint="× profile"),
         Field("nvlink_bw", "cluster.scale_up_bandwidth_scale", "NVLink bandwidth", "float", CLUSTER, _SCALES, hint="× profile"),
         Field("over", "cluster.oversubscription", "oversubscription", "float", CLUSTER, _OVER, hint="to 1; empty: profile"),
+        Field("gpu_mem", "", "memory", "float", OWN_GPU, hint="GB", profile="gpu.memory", unit="GB"),
+        Field("gpu_flops", "", "dense bf16 peak", "float", OWN_GPU, hint="TFLOP/s", profile="gpu.peak_flops.bf16", unit="TFLOP/s"),
+        Field("gpu_bw", "", "memory bandwidth", "float", OWN_GPU, hint="GB/s", profile="gpu.memory_bandwidth", unit="GB/s"),
+        Field("gpu_link", "", "NVLink or PCIe", "float", OWN_GPU, hint="GB/s, one way", profile="scale_up.bandwidth", unit="GB/s"),
+        Field("gpn", "cluster.gpus_per_node", "GPUs per node", "int", OWN_GPU, hint="empty: profile"),
         Field("tp", "plan.tp", "tensor (tp)", "int", LAYOUT, _TP),
         Field("pp", "plan.pp", "pipeline (pp)", "int", LAYOUT, _PP),
         Field("mbs", "training.micro_batch_size", "micro-batch", "int", LAYOUT, _POWERS[:6], hint="sequences"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.report import memory_plot, step_figures
-from simpar.report.serve.preview import Preview
+from simpar.report import memory_plot
 from simpar.result.result import Result
 
+CLEAR = "rgba(0,0,0,0)"
 _FONT = {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": "#1c1f23"}
 _AXIS = {"gridcolor": "#e8eaed", "zerolinecolor": "#b8bec6", "automargin": True}
 
@@ -15,11 +15,12 @@ _AXIS = {"gridcolor": "#e8eaed", "zerolinecolor": "#b8bec6", "automargin": True}
 def styled(layout: dict[str, Any]) -> dict[str, Any]:
     """A layout in the colours and type of the page."""
     page = {
-        "font": _FONT, "margin": {"l": 64, "r": 24, "t": 14, "b": 48}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff",
+        "font": _FONT, "margin": {"l": 64, "r": 24, "t": 14, "b": 48}, "paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR,
         "template": None, "uirevision": None, **layout,
     }  # fmt: skip
     for axis in ("xaxis", "yaxis"):
-        page[axis] = {**_AXIS, **layout.get(axis, {})}
+        given = layout.get(axis, {})
+        page[axis] = {**_AXIS, **given, "title": {**given.get("title", {}), "font": _FONT}}
     return page
 
 
@@ -30,16 +31,6 @@ Figure = tuple[dict[str, Any], dict[str, str]]
 def _first(figure: dict[str, Any]) -> Figure:
     view = figure["variants"][0]
     return {"data": view["data"], "layout": styled(view["layout"])}, {"height": f"{figure['height']}px"}
-
-
-def waterfall(result: Result) -> Figure:
-    """Where the step goes."""
-    return _first(step_figures.waterfall(result))
-
-
-def early_waterfall(early: Preview) -> Figure:
-    """The same of a first answer."""
-    return _first(step_figures.waterfall_of(early.waterfall, early.step_time_s, "step, about"))
 
 
 def memory(result: Result) -> Figure:

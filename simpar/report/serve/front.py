@@ -15,14 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from simpar.boundary import parse_json
 from simpar.errors import InputError
 from simpar.host import follow_parent, interrupts_held
-from simpar.specs.scenario import Scenario
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 UPDATE: Final = "/_dash-update-component"
@@ -30,7 +28,8 @@ CLOSED: Final = "/closed"
 """Where a tab that is being closed says so."""
 REFUSED: Final = "simpar.refused"
 """Key of a WSGI environment: why a request is not worked out; the page then says it where it says what is wrong."""
-MAX_BODY: Final = 2**20
+MAX_BODY: Final = 2**23
+"""A dropped log is the largest; what it holds beyond is for `simpar run read`."""
 LIMIT_S: Final = 30.0
 """A request's longest time in a worker."""
 WORKERS: Final = 4
@@ -48,7 +47,6 @@ HEADERS: Final = (
     ),
 )
 
-Export = Callable[[Scenario], str]
 Reply = tuple[int, list[tuple[str, str]], bytes]
 StartResponse = Callable[..., Any]
 
@@ -60,7 +58,7 @@ class TooLongError(Exception):
 # -- workers ---------------------------------------------------------------------------------------------------------------
 
 
-def _work(pipe: Connection, scenario: Path | None, export: Export | None) -> None:
+def _work(pipe: Connection, arguments: tuple[Any, ...]) -> None:
     """A worker process: the application, asked through a pipe until that closes."""
     follow_parent()
     import logging
@@ -68,7 +66,7 @@ def _work(pipe: Connection, scenario: Path | None, export: Export | None) -> Non
     from simpar.report.serve.app import make_app
 
     logging.disable(logging.ERROR)  # what somebody sends by hand is answered, not told to the terminal
-    app = make_app(scenario, export)
+    app = make_app(*arguments)
     client = app.server.test_client()
     pipe.send("ready")
     with suppress(EOFError, OSError):
@@ -96,12 +94,12 @@ class Pool:
     """Up to `size` workers, started when there is work for them.
 
     Args:
-        scenario, export: as `make_app` takes them.
+        arguments: of `make_app`.
         limit_s: longest time of a request; starting a worker is not counted.
     """
 
-    def __init__(self, scenario: Path | None, export: Export | None, *, size: int = WORKERS, limit_s: float = LIMIT_S) -> None:
-        self._arguments, self._size, self.limit_s = (scenario, export), size, limit_s
+    def __init__(self, *arguments: Any, size: int = WORKERS, limit_s: float = LIMIT_S) -> None:
+        self._arguments, self._size, self.limit_s = arguments, size, limit_s
         self._context = multiprocessing.get_context("spawn")
         self._idle: list[_Worker] = []
         self._count = 0
@@ -153,7 +151,7 @@ class Pool:
 
     def _hire(self) -> _Worker:
         mine, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, *self._arguments), daemon=True)
+        process = self._context.Process(target=_work, args=(theirs, self._arguments), daemon=True)
         with interrupts_held():
             process.start()
         theirs.close()

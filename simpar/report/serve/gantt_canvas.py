@@ -8,7 +8,6 @@ import numpy as np
 
 from simpar.report.encode import packed, time_unit
 from simpar.report.gantt import FOLDED, KINDS, lanes_of, thinned
-from simpar.report.palette import IDLE
 from simpar.report.shown import shown_roles
 from simpar.result.result import Result
 
@@ -42,7 +41,7 @@ def canvas_data(result: Result) -> tuple[dict[str, Any], str]:
     return data, note
 
 
-_SCRIPT: Final = """
+SCRIPT: Final = """
 function(data) {
   const none = window.dash_clientside.no_update;
   const root = document.getElementById("gantt");
@@ -68,14 +67,15 @@ function(data) {
       canvas.width = g.width * ratio; canvas.height = d.height * ratio;
       canvas.style.width = g.width + "px"; canvas.style.height = d.height + "px";
       const c = canvas.getContext("2d");
-      c.scale(ratio, ratio); c.fillStyle = "#fff"; c.fillRect(0, 0, g.width, d.height);
+      const look = name => getComputedStyle(root).getPropertyValue(name);
+      c.scale(ratio, ratio); c.fillStyle = look("--paper"); c.fillRect(0, 0, g.width, d.height);
       const y = v => v / rows * h, right = g.width - 8;
-      c.fillStyle = "IDLE_COLOR";
+      c.fillStyle = look("--off");
       const x0 = g.place(Math.max(0, g.from)), x1 = g.place(Math.min(d.step, g.to));
       for (const [top, bottom] of d.lanes) c.fillRect(x0, y(top), x1 - x0, y(bottom) - y(top));
       const scale = (right - g.left) / (g.to - g.from), tops = d.lanes.map(l => y(l[0])), highs = d.lanes.map(l => y(l[1] - l[0]));
       for (const ids of d.groups) {
-        c.fillStyle = ids.color;
+        c.fillStyle = ids.color === "#000000" ? look("--ink") : ids.color;
         for (const i of ids.at) {
           if (d.end[i] < g.from || d.start[i] > g.to) continue;
           const a = Math.max(g.left, g.left + (d.start[i] - g.from) * scale);
@@ -83,14 +83,14 @@ function(data) {
           const l = d.lane[i]; c.fillRect(a, tops[l], Math.max(b - a, 0.4), Math.max(highs[l], 0.7));
         }
       }
-      c.fillStyle = "#1c1f23"; c.font = "13px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
+      c.fillStyle = look("--ink"); c.font = "13px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
       c.textAlign = "right"; c.textBaseline = "middle";
       const each = Math.max(1, Math.ceil(rows * 17 / h));
       for (let r = 0; r < rows; r += each) c.fillText(d.ranks[r], g.left - 7, y(r + 0.5));
       const rough = (g.to - g.from) / Math.max(2, (right - g.left) / 110), ten = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map(k => k * ten).find(k => k >= rough);
       const places = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-      c.textBaseline = "top"; c.textAlign = "center"; c.strokeStyle = "#8b949e"; c.beginPath();
+      c.textBaseline = "top"; c.textAlign = "center"; c.strokeStyle = look("--edge"); c.beginPath();
       for (let t = Math.ceil(g.from / step) * step; t <= g.to * (1 + 1e-9); t += step) {
         const x = g.place(t); c.moveTo(x, h); c.lineTo(x, h + 5);
         c.fillText(t.toFixed(places), Math.min(x, right - 12), h + 7);
@@ -153,9 +153,9 @@ function(data) {
   }
   d.groups = Object.values(groups);
   g.data = d; g.from = 0; g.to = d.step;
-  g.legend.replaceChildren(...[["waiting", "IDLE_COLOR"], ...d.kinds].map(k => {
+  g.legend.replaceChildren(...[["waiting", "var(--off)"], ...d.kinds].map(k => {
     const item = document.createElement("span"), box = document.createElement("i");
-    box.style.background = k[1]; item.append(box, k[0]); return item;
+    box.style.background = k[1] === "#000000" ? "var(--ink)" : k[1]; item.append(box, k[0]); return item;
   }));
   const long = Number(d.step.toPrecision(4)) + " " + d.unit;
   g.canvas.setAttribute("aria-label", "Pipeline of " + d.ranks.length + " ranks over " + long +
@@ -165,5 +165,4 @@ function(data) {
   return d.lane.length;
 }
 """
-SCRIPT: Final = _SCRIPT.replace("IDLE_COLOR", IDLE)
 """Draws what `canvas_data` says; drag to zoom, double-click to see all; with the keyboard plus, minus, arrows and Home."""

@@ -8,13 +8,16 @@ from typing import Any
 from dash import dcc, html
 
 from simpar.report.serve.downloads import NO_FLAGS
-from simpar.report.serve.fields import AS_WRITTEN, FIELDS, GROUPS, Field, Value
+from simpar.report.serve.fields import AS_WRITTEN, FIELDS, GROUPS, LAYOUT, MODEL, OWN_GPU, Field, Value
+from simpar.report.serve.my_runs import panel
+from simpar.report.serve.questions import FIRST, QUESTIONS
 from simpar.report.serve.state import Base, Bases
 
 GRAPH = {"displaylogo": False, "responsive": True, "displayModeBar": False}
 _SIDE_NOTE = {
     "Run: cost and days": "Closed form: days = tokens / (tokens per second × goodput); cost = GPUs × hours × price. "
     "1T tokens, $2 and 0.9 are assumed until you say otherwise; `simpar plan` simulates failures and checkpoints.",
+    OWN_GPU: "Replaces figures of the hardware chosen above; empty boxes keep its own.",
 }
 
 
@@ -28,17 +31,20 @@ def slider_id(key: str) -> str:
     return f"r-{key}"
 
 
-def page(bases: Bases, *, can_export: bool = False) -> html.Div:
+def page(bases: Bases, *, can_export: bool = False, can_read: bool = False) -> html.Div:
     """The whole page, at the first scenario."""
     base = bases[bases.first]
     stores = [
         dcc.Location(id="url", refresh=False), dcc.Store(id="query"), dcc.Store(id="pins", data=[]), dcc.Store(id="address"),
         dcc.Store(id="tab", data=uuid.uuid4().hex), dcc.Store(id="found", data=[]), dcc.Store(id="whole"),
         dcc.Store(id="closing"), dcc.Store(id="gantt-data"), dcc.Store(id="gantt-drawn"),
+        dcc.Store(id="config", data=""), dcc.Store(id="site", data=""), dcc.Store(id="rows", data=[]),
+        dcc.Store(id="learned", data=""),
+        dcc.Store(id="near", data=""), dcc.Store(id="asked"),
         dcc.Download(id="download"), dcc.Interval(id="tick", interval=400, disabled=True),
     ]  # fmt: skip
     side = html.Div([_start(bases), *[_group(name, base) for name in GROUPS], _more()], className="side")
-    return html.Div([*stores, html.Div([side, _results(can_export)], className="page")])
+    return html.Div([*stores, html.Div([_head(can_export, can_read), side, _results()], className="page")], role="main")
 
 
 def _start(bases: Bases) -> html.Fieldset:
@@ -49,11 +55,15 @@ def _start(bases: Bases) -> html.Fieldset:
     ])  # fmt: skip
 
 
-def _group(name: str, base: Base) -> html.Fieldset:
-    rows: list[Any] = [html.Legend(name), *[_row(f, base.values[f.key]) for f in FIELDS if f.group == name]]
+def _group(name: str, base: Base) -> html.Details:
+    rows: list[Any] = [html.Summary(name), *[_row(f, base.values[f.key]) for f in FIELDS if f.group == name]]
+    if name == MODEL:
+        button = html.Button("Drop a config.json, or choose one", type="button")
+        rows += [dcc.Upload(button, id="drop-model", accept=".json", max_size=2**20), html.P(id="dropped", className="soft")]
     if name in _SIDE_NOTE:
         rows.append(html.P(_SIDE_NOTE[name], className="soft"))
-    return html.Fieldset(rows)
+    # Everything but the user's own GPU, whose boxes are mostly empty; a phone closes the others (OPENED).
+    return html.Details(rows, open=name != OWN_GPU, className="group" if name in (MODEL, LAYOUT) else "group less")
 
 
 def options_of(field: Field) -> list[str]:
@@ -87,22 +97,36 @@ def _more() -> html.Fieldset:
     ])  # fmt: skip
 
 
-def _results(can_export: bool) -> html.Div:
+def _head(can_export: bool, can_read: bool) -> html.Div:
+    """The question, its answer, and what can be done with it."""
+    options = [{"label": text, "value": key} for key, text in QUESTIONS.items()]
     return html.Div([
-        html.Div([html.H1("simpar: what if"), html.P(id="about", className="soft")], className="head"),
+        html.Div([html.H1("simpar: what if"), html.P(id="about", className="soft")], className="title"),
+        html.Fieldset([
+            html.Legend("Question", className="unseen"),
+            dcc.RadioItems(options, FIRST, id="ask", inline=True, className="ask"),
+        ], className="questions"),
         html.Div(id="notice", role="alert"), html.Div(id="wrong", role="alert"),
         html.Div([
+            html.Div(id="answers", role="status"), html.Div(id="nearest", className="asked asked-fit asked-fast asked-long"),
+            panel(can_read=can_read), _actions(can_export),
+        ], className="card answer"),
+    ], className="head body")  # fmt: skip
+
+
+def _results() -> html.Div:
+    return html.Div([
+        html.Div([
             html.Div(id="tiles", className="tiles", role="status"),
-            _actions(can_export),
             html.Div(id="search", **{"aria-live": "polite"}),
             html.Div(id="pinned"),
             html.Div([
                 _card("Pipeline: what every rank does, and when", "gantt", "wide", drawing=html.Div(id="gantt")),
-                _card("Where the step goes", "waterfall"),
+                _card("Where the step goes", "waterfall", drawing=html.Div(id="waterfall")),
                 _card("Memory by pipeline rank, against the device", "memory"),
             ], className="figures"),
         ], id="results", className="body"),
-    ], className="body", role="main")  # fmt: skip
+    ], className="body rest")  # fmt: skip
 
 
 def _actions(can_export: bool) -> html.Div:
@@ -127,4 +151,4 @@ def _card(title: str, name: str, width: str = "", drawing: html.Div | None = Non
         graph = drawing
     return html.Section([
         html.H2(title), html.P("", className="soft", id=f"{name}-note"), graph,
-    ], className=f"card {width}", **{"aria-label": title})  # fmt: skip
+    ], className=f"card {width} card-{name}", **{"aria-label": title})  # fmt: skip

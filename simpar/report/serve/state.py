@@ -12,17 +12,20 @@ from urllib.parse import parse_qsl, urlencode
 
 from simpar.errors import InputError, Violation
 from simpar.registry import unknown
-from simpar.report.serve.fields import AS_WRITTEN, BY_KEY, FIELDS, RUN_DEFAULTS, Field, Value
+from simpar.report.serve.attached import GPU_FIELDS, MOST_PACKED, hardware_of, model_of, unpack
+from simpar.report.serve.fields import AS_WRITTEN, BY_KEY, FIELDS, OWN_MODEL, RUN_DEFAULTS, Field, Value
 from simpar.schedules import SCHEDULES
 from simpar.specs.base import data_dir, read_toml
 from simpar.specs.hardware import profile_names
 from simpar.specs.models_io import model_names
 from simpar.specs.scenario import Scenario, apply_override, make_scenario
 
+SEEN_ONLY = ("pin", "ask")
+"""Parts of an address that change what is shown and no answer: pinned configurations, the question."""
 MORE_TABLES = ("plan", "training", "cluster")
 """Tables that free overrides may change."""
 _LONGEST = 4000
-"""Characters of an address and of the free overrides."""
+"""Characters of the free overrides, and of an address without what is attached."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Bases:
 
 def values_of(scenario: Scenario, table: Mapping[str, Any]) -> dict[str, Value]:
     """Every control's value in a scenario; what a control cannot say is "as written"."""
-    found: dict[str, Value] = dict(RUN_DEFAULTS)
+    found: dict[str, Value] = {**{field.key: None for field in GPU_FIELDS}, **RUN_DEFAULTS}
     for field in FIELDS:
         if not field.path:
             continue
@@ -85,11 +88,15 @@ class State:
         base: name of the scenario started from.
         values: value of every control.
         more: further overrides, "plan.cp_style=ulysses".
+        config: packed config.json of the user's own model; "" = none.
+        site: packed site that was learned from the user's own runs; "" = none.
     """
 
     base: str
     values: Mapping[str, Value]
     more: tuple[str, ...] = ()
+    config: str = ""
+    site: str = ""
 
     def query(self, bases: Bases) -> str:
         """The address' query: the base, what differs from it, further overrides. Reproduces the state."""
@@ -97,7 +104,13 @@ class State:
         pairs = [("scenario", self.base)]
         pairs += [(f.key, _text(self.values.get(f.key))) for f in FIELDS if self._differs(f, start)]
         pairs += [("set", text) for text in self.more]
-        return urlencode(pairs)
+        own = (("config", self.config if self.own_model else ""), ("site", self.site))
+        return urlencode([*pairs, *((key, text) for key, text in own if text)])
+
+    @property
+    def own_model(self) -> bool:
+        """Whether the model is the one that the user dropped."""
+        return self.values.get("model") == OWN_MODEL
 
     def changed(self, bases: Bases) -> set[str]:
         """Keys of the scenario's fields that differ from the base."""
@@ -129,10 +142,28 @@ class State:
         if changed or self.more:
             table.pop("published", None)
             table.pop("description", None)
-        wrong += _foreign(table, base.table)
+        # The model that the user dropped is data, not a name.
+        wrong += _foreign({k: v for k, v in table.items() if not (k == "model" and self.own_model)}, base.table)
         if wrong:
             raise InputError(wrong)
-        return table
+        return {**table, **self._own(table)}
+
+    def _own(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """What the user brought along, as parts of the scenario's table, whose names were checked.
+
+        Raises:
+            InputError: a file that is no model, a figure that breaks a rule.
+        """
+        found: dict[str, Any] = {}
+        if self.own_model:
+            if not self.config:
+                raise InputError([Violation("model", OWN_MODEL, "no file was dropped", "drop a config.json on the page first")])
+            found["model"] = model_of(self.config)
+        if self.site:
+            found["site"] = unpack(self.site, "site")
+        if any(self.values.get(field.key) not in (None, "") for field in GPU_FIELDS):
+            found["cluster"] = {**table["cluster"], "hardware": hardware_of(str(table["cluster"]["hardware"]), self.values)}
+        return found
 
     def scenario(self, bases: Bases) -> Scenario:
         """The checked scenario.
@@ -177,8 +208,8 @@ def of_query(query: str, bases: Bases) -> State:
     Raises:
         InputError: all of them together.
     """
-    if len(query) > _LONGEST:
-        raise InputError(f"the address is longer than {_LONGEST} characters")
+    if len(query) > _LONGEST + 2 * MOST_PACKED:
+        raise InputError(f"the address is longer than {_LONGEST + 2 * MOST_PACKED} characters")
     pairs = parse_qsl(query.lstrip("?"), keep_blank_values=True)
     given = dict(pairs)
     base = bases[given.get("scenario", bases.first)]
@@ -188,11 +219,11 @@ def of_query(query: str, bases: Bases) -> State:
             more.append(text)
         elif key in BY_KEY:
             values[key] = parse(BY_KEY[key], text)
-        elif key not in ("scenario", "pin"):
+        elif key not in ("scenario", "config", "site", *SEEN_ONLY):
             wrong += [Violation(key, text, "no such setting", f"one of {', '.join(('scenario', 'set', *BY_KEY))}")]
     if wrong:
         raise InputError(wrong)
-    return State(base.name, values, tuple(more))
+    return State(base.name, values, tuple(more), given.get("config", ""), given.get("site", ""))
 
 
 def check_words(state: State, bases: Bases) -> None:
@@ -223,11 +254,11 @@ def parse(field: Field, text: str) -> Value:
         return text
 
 
-def of_controls(base: str, values: Mapping[str, Value], more: str | None) -> State:
+def of_controls(base: str, values: Mapping[str, Value], more: str | None, config: str | None = "", site: str | None = "") -> State:
     """The state that the page's controls show; browsers send 1.0 as 1 and the other way round."""
     found = {k: _typed(BY_KEY[k], v) for k, v in values.items() if k in BY_KEY}
     lines = tuple(line.strip() for line in (more or "")[:_LONGEST].splitlines() if line.strip())
-    return State(base, found, lines)
+    return State(base, found, lines, config or "", site or "")
 
 
 def _typed(field: Field, value: Any) -> Value:
@@ -261,12 +292,12 @@ def _forget(table: dict[str, Any], changed: set[str]) -> None:
     plan, cluster, training = (table.setdefault(name, {}) for name in ("plan", "cluster", "training"))
     # dp follows from the cluster: the same value in the scenario as written.
     dropped: list[tuple[dict[str, Any], str]] = []
-    if changed & {"nodes", "hardware", "tp", "cp", "pp"}:
+    if changed & {"nodes", "hardware", "gpn", "tp", "cp", "pp"}:
         dropped += [(plan, "dp"), (plan, "shard_size")]
-    if changed & {"nodes", "hardware"}:
+    if changed & {"nodes", "hardware", "gpn"}:
         dropped += [(cluster, "num_gpus")]
     if "hardware" in changed:
-        dropped += [(cluster, "gpus_per_node"), (cluster, "nics_per_node")]
+        dropped += [(cluster, "nics_per_node"), *([] if "gpn" in changed else [(cluster, "gpus_per_node")])]
         dropped += [(cluster, "oversubscription"), (cluster, "pod_oversubscription")]
     if changed & {"model", "pp", "v", "schedule"}:
         dropped += [(plan, "layers_per_stage"), (plan, "microbatch_group_size")]

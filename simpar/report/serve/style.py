@@ -4,21 +4,61 @@ from __future__ import annotations
 
 from typing import Final
 
+from simpar.report.serve.questions import FIRST
+
 STYLE: Final = """
-:root { --ink: #1c1f23; --soft: #545c66; --line: #d5dae0; --paper: #fff; --desk: #f3f4f6; --blue: #0060a0; --bad: #a8001c; }
+:root { color-scheme: light dark; --ink: #1c1f23; --soft: #545c66; --line: #d5dae0; --paper: #fff; --desk: #f3f4f6; --blue: #0060a0;
+  --bad: #a8001c; --good: #00684c; --edge: #8b949e; --off: #eceef1; --alarm: #fff5f6; --bar: #e69f00; --ends: #606060; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8eaed; --soft: #a9b1bb; --line: #3a414a; --paper: #1e2227; --desk: #14171a; --blue: #2f7fc0; --bad: #ff8f9c;
+    --good: #5fd3ab; --edge: #6b7480; --off: #2a2f36; --alarm: #3a1c20; --bar: #e69f00; --ends: #9aa2ac; }
+  .js-plotly-plot .annotation rect { fill: var(--paper) !important; }
+  .js-plotly-plot text { fill: var(--ink) !important; }
+  .js-plotly-plot .gridlayer path, .js-plotly-plot .zerolinelayer path { stroke: var(--line) !important; }
+}
+:root { --Dash-Fill-Inverse-Strong: var(--paper); --Dash-Text-Primary: var(--ink); --Dash-Text-Strong: var(--ink);
+  --Dash-Text-Weak: var(--soft); --Dash-Stroke-Strong: var(--edge); --Dash-Stroke-Weak: var(--line);
+  --Dash-Fill-Interactive-Strong: var(--blue); --Dash-Fill-Weak: var(--off); --Dash-Fill-Interactive-Weak: var(--off);
+  --Dash-Fill-Primary-Hover: var(--off); --Dash-Fill-Primary-Active: var(--off); --Dash-Fill-Disabled: var(--off);
+  --Dash-Text-Disabled: var(--soft); }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--desk); color: var(--ink); font: 15px/1.4 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 21px; margin: 0; } h2 { font-size: 16px; margin: 0 0 4px; } p { margin: 3px 0; }
 .soft { color: var(--soft); font-size: 13px; }
-.page { display: grid; grid-template-columns: 372px minmax(0, 1fr); gap: 14px; max-width: 1900px; margin: 0 auto;
-  padding: 12px 16px; }
+.page { display: grid; grid-template: "side head" auto "side rest" 1fr / 372px minmax(0, 1fr); gap: 12px 14px; max-width: 1900px;
+  margin: 0 auto; padding: 12px 16px; }
+.head { grid-area: head; } .rest { grid-area: rest; }
+.side { grid-area: side; align-self: start; }
 .side { display: flex; flex-direction: column; gap: 10px; position: sticky; top: 0; max-height: 100vh; overflow-y: auto;
   padding: 2px 4px 12px 2px; }
 .side > * { flex: none; }
 @media (max-width: 900px) { .side { position: static; max-height: none; } }
-fieldset, .card { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; margin: 0;
+fieldset, .card, .group { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; margin: 0;
   min-width: 0; }
-legend { font-weight: 600; padding: 0 4px; }
+legend, summary { font-weight: 600; padding: 0 4px; } summary { cursor: pointer; padding: 2px 0; }
+.questions { border: 0; background: none; padding: 0; }
+.ask { display: flex; flex-wrap: wrap; gap: 6px; } .ask > * { margin: 0 !important; }
+.ask label { display: block; border: 1px solid var(--edge); border-radius: 17px; padding: 4px 13px; margin: 0; cursor: pointer;
+  background: var(--paper); color: var(--ink); font-size: 14.5px; }
+.ask input { position: absolute; opacity: 0; width: 1px; height: 1px; }
+.ask label:has(input:checked) { background: #0060a0; border-color: #0060a0; color: #fff; }
+.ask label:has(input:checked) * { color: #fff; }
+.ask label:has(input:focus-visible) { outline: 3px solid #d55e00; outline-offset: 1px; }
+.verdict { font-size: 19px; font-weight: 600; margin: 0 0 4px; overflow-wrap: anywhere; } .verdict.bad { color: var(--bad); }
+.answer ul { margin: 2px 0 6px; padding-left: 20px; } .answer h3 { font-size: 15px; margin: 8px 0 2px; } .bad { color: var(--bad); }
+.asked { display: none; }
+body[data-ask=fit] .asked-fit, body[data-ask=fast] .asked-fast, body[data-ask=best] .asked-best, body[data-ask=long] .asked-long,
+body[data-ask=why] .asked-why, body[data-ask=mine] .asked-mine { display: block; }
+body[data-ask=fit] .card-memory, body[data-ask=why] .card-waterfall { order: -1; }
+.head:has(#wrong .wrong) .answer { opacity: .45; }
+.body > div:empty { display: none; }
+.answer:has(.verdict.bad) #nearest[data-dash-is-loading=true]::before { content: "Looking for the nearest layout that fits ..."; }
+.falls { list-style: none; margin: 6px 0 0; padding: 0; font-size: 13.5px; }
+.falls li { display: grid; grid-template-columns: 210px minmax(0, 1fr) 128px; gap: 0 10px; align-items: center; padding: 2.5px 0; }
+.falls .bar { position: relative; height: 16px; background: var(--off); border-radius: 2px; }
+.falls i { position: absolute; top: 0; bottom: 0; background: var(--bar); border-radius: 1px; }
+.falls i.ends { background: var(--ends); }
+.number { font-variant-numeric: tabular-nums; }
 .row { display: grid; grid-template-columns: 128px minmax(0, 1fr); gap: 2px 8px; align-items: center; margin: 4px 0; }
 .row label { font-size: 13.5px; line-height: 1.2; }
 .pair { display: grid; grid-template-columns: minmax(0, 1fr) 74px; gap: 8px; align-items: center; }
@@ -27,7 +67,8 @@ legend { font-weight: 600; padding: 0 4px; }
 .side .dash-input-container { border: 0; padding: 0; margin: 0; width: 100%; background: none; box-shadow: none; height: auto; }
 .side .dash-input-stepper { display: none; }
 .side .dash-input-container input:not([type=range]), .side textarea { width: 100%; font: inherit; font-size: 14px; height: 28px;
-  padding: 3px 6px !important; border: 1px solid #8b949e !important; border-radius: 5px !important; background: #fff;
+  padding: 3px 6px !important; border: 1px solid var(--edge) !important; border-radius: 5px !important;
+  background: var(--paper) !important;
   color: var(--ink); min-width: 0; box-sizing: border-box; }
 .side textarea { height: auto; font: 13px/1.35 "DejaVu Sans Mono", monospace; resize: vertical; }
 .side .dash-dropdown { font-size: 14px; min-height: 30px; width: 100%; }
@@ -35,25 +76,33 @@ legend { font-weight: 600; padding: 0 4px; }
 .radio label { margin-right: 12px; font-size: 14px; }
 .radio input { accent-color: var(--blue); }
 .side input[type=range] { width: 100%; margin: 0; accent-color: var(--blue); }
-button { font: inherit; font-size: 14px; padding: 5px 11px; border: 1px solid #8b949e; border-radius: 6px; background: #fff;
+button { font: inherit; font-size: 14px; padding: 5px 11px; border: 1px solid var(--edge); border-radius: 6px;
+  background: var(--paper);
   color: var(--ink); cursor: pointer; }
-button.main { background: var(--blue); border-color: var(--blue); color: #fff; }
-button:disabled { color: #767d86; background: #eceef1; cursor: not-allowed; }
+button.main { background: #0060a0; border-color: #0060a0; color: #fff; }
+button:disabled { color: var(--soft); background: var(--off); border-color: var(--edge); cursor: not-allowed; }
 :is(button, input, select, textarea, a, summary, [tabindex]):focus-visible { outline: 3px solid #d55e00 !important;
   outline-offset: 1px; }
 .dash-dropdown-wrapper:focus-within { outline: 3px solid #d55e00; outline-offset: 1px; border-radius: 6px; }
 .buttons { display: flex; flex-wrap: wrap; gap: 7px; align-items: center; margin: 6px 0 0; }
 .body { display: flex; flex-direction: column; gap: 12px; min-width: 0; }
-.head { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 4px 20px; align-items: center; }
+.title { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 4px 20px; align-items: center; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(172px, 1fr)); gap: 10px; }
 .tile { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; }
 .tile b { display: block; font-size: 20px; line-height: 1.25; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: 13px; } .tile.bad b { color: var(--bad); } .tile.good b { color: #00684c; }
+.tile span { color: var(--soft); font-size: 13px; } .tile.bad b { color: var(--bad); } .tile.good b { color: var(--good); }
 .figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 12px; }
 .figures > .wide { grid-column: span 2; }
 @media (max-width: 1500px) { .figures > .card { grid-column: span 2; } }
-@media (max-width: 900px) { .page { grid-template-columns: minmax(0, 1fr); } }
-.wrong { border: 2px solid var(--bad); background: #fff5f6; border-radius: 8px; padding: 8px 12px; }
+@media (max-width: 900px) {
+  .page { grid-template: "head" auto "side" auto "rest" auto / minmax(0, 1fr); padding: 8px 10px; }
+  .tiles { grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 8px; }
+}
+@media (max-width: 560px) {
+  .falls li { grid-template-columns: minmax(0, 1fr) auto; } .falls .bar { grid-row: 2; grid-column: span 2; height: 12px; }
+  .ask label { padding: 6px 11px; } .verdict { font-size: 17px; }
+}
+.wrong { border: 2px solid var(--bad); background: var(--alarm); border-radius: 8px; padding: 8px 12px; }
 .wrong ul { margin: 4px 0; padding-left: 20px; } .wrong li { overflow-wrap: anywhere; }
 .stale { opacity: .45; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
@@ -88,15 +137,30 @@ function(at, value) {
 """
 """Slider and number box of one field: the one that moved sets the other; the slider stands at the stop nearest to the number."""
 
-ADDRESS: Final = """
-function(query, pins) {
+_ADDRESS: Final = """
+function(query, pins, ask) {
   if (!query) return window.dash_clientside.no_update;
-  const all = "?" + query + (pins || []).map(p => "&pin=" + encodeURIComponent(p)).join("");
+  const all = "?" + query + (ask === "FIRST" ? "" : "&ask=" + ask) +
+    (pins || []).map(p => "&pin=" + encodeURIComponent(p)).join("");
   if (all !== window.location.search) window.history.replaceState(null, "", window.location.pathname + all);
   return all;
 }
 """
+ADDRESS: Final = _ADDRESS.replace("FIRST", FIRST)
 """The address follows the state, without an entry in the history for every move of a slider."""
+
+ASKED: Final = """
+function(ask) {
+  document.body.dataset.ask = ask;
+  if (!window.simparOpened) {
+    window.simparOpened = true;
+    const narrow = window.matchMedia("(max-width: 900px)").matches;
+    if (narrow) for (const e of document.querySelectorAll(".side details.less")) e.open = false;
+  }
+  return ask;
+}
+"""
+"""Shows the answer to the question that is asked; a phone starts with the controls that are used least closed."""
 
 INDEX: Final = (
     "<!doctype html><html lang=en><head>{%metas%}<title>{%title%}</title><link rel=icon href='data:,'>{%css%}<style>"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import html
 
 from simpar.errors import InputError
-from simpar.report.serve.answer import Answer
+from simpar.report.serve.answer import Answer, Run
+from simpar.report.serve.nearest import Nearest
 from simpar.report.serve.preview import Preview
+from simpar.report.serve.questions import Said
 from simpar.report.serve.state import Bases, State
 from simpar.searching.choice import recompute_text
 from simpar.specs.architecture import TokenModel
@@ -33,12 +35,22 @@ def headline(answer: Answer) -> list[tuple[str, str, str, str]]:
         ("bubble", "pipeline bubble", f"{result.bubble_fraction:.1%}", f"{result.layout.num_microbatches} micro-batches"),
         ("memory", f"memory: {verdict}", format_bytes(worst.device_bytes),
          f"of {format_bytes(result.device_memory_bytes)}, rank {worst.rank}"),
-        ("days", "days", _short(run.days), f"{_short(run.gpu_hours)} GPU-hours"),
-        ("cost", "cost", f"${_short(run.cost_usd)}", "rent of the GPUs"),
+        *_paid(run, result.fits),
     ]  # fmt: skip
 
 
-def _short(value: float) -> str:
+def _paid(run: Run | None, fits: bool) -> list[tuple[str, str, str, str]]:
+    """Days and cost, of what fits only."""
+    if run is None or not fits:
+        return [("days", "days", "none", "it does not run"), ("cost", "cost", "none", "it does not run")]
+    return [
+        ("days", "days", short(run.days), f"{short(run.gpu_hours)} GPU-hours"),
+        ("cost", "cost", f"${short(run.cost_usd)}", "rent of the GPUs"),
+    ]
+
+
+def short(value: float) -> str:
+    """A large number in a few characters."""
     for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
             return f"{value / scale:,.3g} {letter}" if value < 1e15 else f"{value:.3g}"
@@ -57,16 +69,15 @@ def tiles(answer: Answer) -> list[html.Div]:
 
 def early_tiles(early: Preview) -> list[html.Div]:
     """The first answer for a long step, marked as about."""
-    short, run = early.short, early.run
-    flops = short.model_flops_per_s_per_gpu * early.tokens_per_s / short.tokens_per_s
+    short_step, run = early.short, early.run
+    flops = short_step.model_flops_per_s_per_gpu * early.tokens_per_s / short_step.tokens_per_s
     rows = [
         ("step", "step time, about", format_seconds(early.step_time_s), "the whole step is being simulated"),
-        ("rate", "per second, about", f"{early.tokens_per_s:,.0f}", f"{early.tokens_per_s / short.world_size:,.1f} per GPU"),
-        ("mfu", "MFU, about", f"{flops / short.peak_flops_per_s:.1%}", f"{flops / 1e12:,.0f} TFLOP/s per GPU"),
-        ("memory", "memory: " + ("fits" if short.fits else "DOES NOT FIT"), format_bytes(short.worst_rank.device_bytes),
-         f"of {format_bytes(short.device_memory_bytes)}"),
-        ("days", "days, about", _short(run.days), f"{_short(run.gpu_hours)} GPU-hours"),
-        ("cost", "cost, about", f"${_short(run.cost_usd)}", "rent of the GPUs"),
+        ("rate", "per second, about", f"{early.tokens_per_s:,.0f}", f"{early.tokens_per_s / short_step.world_size:,.1f} per GPU"),
+        ("mfu", "MFU, about", f"{flops / short_step.peak_flops_per_s:.1%}", f"{flops / 1e12:,.0f} TFLOP/s per GPU"),
+        ("memory", "memory: " + ("fits" if short_step.fits else "DOES NOT FIT"), format_bytes(short_step.worst_rank.device_bytes),
+         f"of {format_bytes(short_step.device_memory_bytes)}"),
+        *((name, f"{label}, about", number, more) for name, label, number, more in _paid(run, short_step.fits)),
     ]  # fmt: skip
     return [html.Div([html.Span(a), html.B(b, id=f"tile-{i}"), html.Span(c)], className="tile early") for i, a, b, c in rows]
 
@@ -130,3 +141,37 @@ def _facts(answer: Answer) -> list[Row]:
     found.append(("fits", "yes" if result.fits else "NO", not result.fits))
     found.append(("GPUs", f"{result.world_size:,}", False))
     return found
+
+
+def waterfall(parts: Sequence[tuple[str, float]], step_s: float, step: str = "predicted step") -> html.Div:
+    """Where the step goes: a bar for each part, from the ideal to the step."""
+    rows, at = [], 0.0
+    for index, (name, seconds) in enumerate([*parts, (step, step_s)]):
+        last = index == len(parts)
+        low = 0.0 if last else min(at, at + seconds)
+        place = {"left": f"{100 * low / step_s:.2f}%", "width": f"{max(100 * abs(seconds) / step_s, 0.25):.2f}%"}
+        bar = html.I(className="ends" if last or not index else "", style=place)
+        share = f"{format_seconds(seconds)} ({seconds / step_s:.1%})"
+        rows.append(html.Li([html.Span(name), html.Span(bar, className="bar"), html.Span(share, className="number")]))
+        at += seconds
+    return html.Ul(rows, className="falls")
+
+
+def answers(found: Mapping[str, Said]) -> list[html.Div]:
+    """The answer to every question; the page shows the one that is asked."""
+    parts = []
+    for key, each in found.items():
+        reasons = html.Ul([html.Li(text) for text in each.why])
+        verdict = html.P(each.verdict, className="verdict bad" if each.bad else "verdict", id=f"verdict-{key}")
+        parts.append(html.Div([verdict, reasons], className=f"asked asked-{key}"))
+    return parts
+
+
+def nearest_fit(found: Nearest | None) -> list[Any]:
+    """The nearest layout that fits, and a button that takes it over."""
+    if found is None:
+        return [html.P("None of the layouts near this one fits. Try more nodes, or search the layout.")]
+    changed = ", ".join(f"{label} {value}" for label, value in found.changes.items())
+    takes = f"{format_seconds(found.step_time_s)} a step and {format_bytes(found.device_bytes)}"
+    text = f"The nearest layout that fits: {changed}. It takes {takes}. "
+    return [html.P([text, html.Button("Use it", id={"type": "near", "index": 0}, type="button")])]
