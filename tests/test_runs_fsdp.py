@@ -14,6 +14,7 @@ from simpar.graph.kernels import KernelPlan, kernels
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind
 from simpar.specs.framework import framework as framework_at
+from simpar.specs.framework_policies import Kernels
 from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import make_scenario
 from simpar.step import prepare
@@ -131,13 +132,13 @@ def test_chains_of_elementary_kernels_run_at_the_rate_of_the_sms() -> None:
 
 
 def test_torch_has_a_fused_rms_norm_since_2_9() -> None:
-    assert [framework_at("torchtitan", month).fused_norm for month in ("2025-09", "2025-10")] == [False, True]
+    assert [framework_at("torchtitan", month).kernels.fused_norm for month in ("2025-09", "2025-10")] == [False, True]
     prices = []
     for kind in ("rmsnorm", "layernorm"):
         run = scenario("torchtitan")
         run = run.model_copy(update={"model": run.model.model_copy(update={"norm": kind})})
         layer = Layout.of(run, 1).stage_blocks[0][1].layer
-        prices.append(next(k.price for k in kernels(layer, KernelPlan(fused_norm=False)) if k.node.name == "input_norm"))
+        prices.append(next(k.price for k in kernels(layer, KernelPlan(library=Kernels(fused_norm=False))) if k.node.name == "input_norm"))
     assert prices == ["composite", "norm"]
 
 

@@ -390,7 +390,7 @@ def test_recomputed_layers_run_eager_where_their_forward_cannot_be_traced() -> N
 
     def fused(name: str, recompute: str) -> bool:
         plan = {"zero_stage": 3, "recompute": recompute}
-        return Layout.of(small(name, 8, "2026-01", plan, compile=True), 1).kernels.fused_norm
+        return Layout.of(small(name, 8, "2026-01", plan, compile=True), 1).kernels.library.fused_norm
 
     assert fused("prime-rl", "none")
     assert not fused("prime-rl", "full")

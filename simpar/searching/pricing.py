@@ -164,7 +164,7 @@ class Pricing:
         key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, plain, recompute)
         if key not in self._held:
             layout, found = self.probe(group, batch, variant, recompute), np.zeros(self.kinds.count)
-            releases = layout.framework.input_gradient_releases
+            releases = layout.framework.pipeline.input_gradient_releases
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 local = layout.split(block, layout.options if recomputes else self._lasting(layout))
                 found[kind] = sum(block_bytes(local, 0.0, 0.0, releases=releases)[:2])
