@@ -196,7 +196,7 @@ class KernelModel:
         return banded(kernel + cast_s, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, terms)
 
     def _promotion(self, dtype: str, direction: str) -> float:
-        slow = self.hardware.gpu.architecture in ("hopper", "ada") and dtype_key(dtype) in ("fp8", "fp8_row")
+        slow = self.hardware.gpu.architecture in ("hopper", "ada") and dtype_key(dtype) == "fp8"
         return PROMOTED if slow and direction != "forward" else 1.0
 
     def _spread(self, c: GemmConstants) -> float:
