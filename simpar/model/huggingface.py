@@ -135,7 +135,9 @@ def _text(keys: Keys) -> ArchitectureSpec:
     """The model of one stream, by its family."""
     model_type = ALIASES.get(keys.model_type, keys.model_type)
     if model_type != keys.model_type:
+        own = (keys.defaults, keys.names) if keys.defaults.get("hidden_size") else None
         keys.retype(model_type)
+        keys.defaults, keys.names = own or (keys.defaults, keys.names)  # built as another, with defaults of its own
     family = TABLE.get(model_type)
     if family is None and model_type not in READERS:
         _unknown_family(keys)
