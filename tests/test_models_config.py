@@ -281,3 +281,22 @@ def test_models_show(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert stop.value.code == 2
     assert "moe_streams" in capsys.readouterr().err
     assert "moe_streams" in shown(str(odd), "--approximate")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_register_layers", 4), ("attn_gate_rank", 16), ("layer_repeat", 2), ("loop_count", 2), ("recurrent_depth", 3),
+        ("mixer_types", ["a", "b"]), ("ngram_table_rows", 1000), ("use_nope_every", 4), ("router_hidden", 64), ("lora_r", 16),
+        ("weight_sharing", "cycle"), ("memory_tokens", 8), ("parallel_residual", True), ("double_wide_mlp", True),
+        ("cross_layer_kv", True), ("channel_mixer", "glu"), ("bottleneck", 64), ("qkv_rank", 4),
+    ],
+)  # fmt: skip
+def test_a_structural_key_that_nobody_reads_is_an_error_that_names_it(key: str, value: Any) -> None:
+    for name in ("Qwen3-8B.json", "DeepSeek-V3.json"):
+        with pytest.raises(InputError, match=f"{key} = .*not read.*--approximate"):
+            read({**config(name), key: value})
+        assert any(key in note for note in read({**config(name), key: value}, approximate=True).notes)
+    vision = config("Qwen3-VL-2B-Instruct.json")
+    with pytest.raises(InputError, match=f"text_config.{key}"):
+        read({**vision, "text_config": {**vision["text_config"], key: value}})
