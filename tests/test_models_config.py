@@ -19,7 +19,8 @@ from simpar.model.huggingface import from_huggingface, read
 from simpar.model.layered import layered_network
 from simpar.model.ledger import entries, total_parameters, totals
 from simpar.model.network import transformer_network
-from simpar.specs.architecture import ArchitectureSpec, AttentionSpec
+from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.mixers import AttentionSpec
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, model_from_table, model_names, table_names
 

@@ -13,8 +13,9 @@ from typing import Any, Final
 from simpar.errors import Violation
 from simpar.interop.megatron_flags import Flags
 from simpar.parallel.pipeline import split_layers
-from simpar.specs.architecture import ArchitectureSpec, AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, Mamba2Spec
+from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.checks import model_stages
+from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, Mamba2Spec
 from simpar.specs.scenario import Scenario
 
 SPEC: Final = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"

@@ -132,7 +132,7 @@ class Beside:
     def _logits(self, stage: int, head: LocalBlock) -> Iterator[Change]:
         """The pipeline's reference to the logits outlives the loss by their own backward."""
         plan = head.options.kernels
-        copies = 2.0 + 4.0 * plan.logits_fp32_copies
+        copies = 2.0 + 4.0 * plan.loss.fp32_copies
         logits = plan.element * sum(amount for name, amount in head.saved if name == "head/logits") / copies
         begins, ends = self._spans(stage, len(self.layout.stage_blocks[stage]) - 1, ("B", "I"))
         yield from ((t, logits) for t in begins)

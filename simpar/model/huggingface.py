@@ -13,7 +13,8 @@ from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, vision_stack
-from simpar.specs.architecture import ArchitectureSpec, StackSpec, WeightSpec
+from simpar.specs.architecture import ArchitectureSpec, StackSpec
+from simpar.specs.mixers import WeightSpec
 from simpar.specs.model import TransformerSpec
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")

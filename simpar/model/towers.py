@@ -52,16 +52,8 @@ from simpar.model.projectors import (
     vipllava,
 )
 from simpar.model.sam import git_projector, got_ocr, sam_stack
-from simpar.specs.architecture import (
-    AttentionSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormKind,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
