@@ -127,7 +127,7 @@ STRUCTURAL = [
     ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec", "spec"),
     ("--yaml-cfg config.yaml", "yaml-cfg"),
     ("--experimental-attention-variant gated_delta_net --linear-attention-freq 4", "experimental-attention-variant"),
-    ("--hybrid-override-pattern M*M-", "hybrid-override-pattern"),
+    ("--hybrid-override-pattern M*X-", "hybrid-override-pattern"),
     ("--rampup-batch-size 16 16 1000", "rampup-batch-size"),
     ("--rl-something 3", "rl-something"),
     ("--heterogeneous-layers-config-path x.json", "heterogeneous-layers-config-path"),

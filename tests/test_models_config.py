@@ -19,7 +19,8 @@ from simpar.model.huggingface import from_huggingface, read
 from simpar.model.layered import layered_network
 from simpar.model.ledger import entries, total_parameters, totals
 from simpar.model.network import transformer_network
-from simpar.specs.architecture import ArchitectureSpec, AttentionSpec
+from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.mixers import AttentionSpec
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, model_from_table, model_names, table_names
 
@@ -141,8 +142,8 @@ def test_unknown_families_are_read_by_their_keys_with_a_note() -> None:
     assert "brand_new" in model.notes[0]
     norms = 36 * 2 * 128
     assert totals(model, 128).parameters == 8_190_735_360 - norms  # as Llama is built: no norms of queries and keys
-    with pytest.raises(InputError, match="xlnet"):
-        read({**new, "model_type": "xlnet"})
+    with pytest.raises(InputError, match="prophetnet"):
+        read({**new, "model_type": "prophetnet"})
     with pytest.raises(InputError, match="vision_config"):
         read({"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {"model_type": "unheard_of"}})
 
@@ -281,3 +282,22 @@ def test_models_show(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert stop.value.code == 2
     assert "moe_streams" in capsys.readouterr().err
     assert "moe_streams" in shown(str(odd), "--approximate")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_register_layers", 4), ("attn_gate_rank", 16), ("layer_repeat", 2), ("loop_count", 2), ("recurrent_depth", 3),
+        ("mixer_types", ["a", "b"]), ("ngram_table_rows", 1000), ("use_nope_every", 4), ("router_hidden", 64), ("lora_r", 16),
+        ("weight_sharing", "cycle"), ("memory_tokens", 8), ("parallel_residual", True), ("double_wide_mlp", True),
+        ("cross_layer_kv", True), ("channel_mixer", "glu"), ("bottleneck", 64), ("qkv_rank", 4),
+    ],
+)  # fmt: skip
+def test_a_structural_key_that_nobody_reads_is_an_error_that_names_it(key: str, value: Any) -> None:
+    for name in ("Qwen3-8B.json", "DeepSeek-V3.json"):
+        with pytest.raises(InputError, match=f"{key} = .*not read.*--approximate"):
+            read({**config(name), key: value})
+        assert any(key in note for note in read({**config(name), key: value}, approximate=True).notes)
+    vision = config("Qwen3-VL-2B-Instruct.json")
+    with pytest.raises(InputError, match=f"text_config.{key}"):
+        read({**vision, "text_config": {**vision["text_config"], key: value}})

@@ -16,7 +16,7 @@ from simpar.model.bert import BERT_LIKE
 from simpar.model.families import ALIASES, READERS, TABLE
 from simpar.model.huggingface import read
 from simpar.model.ledger import entries, totals
-from simpar.specs.architecture import ExpertsSpec
+from simpar.specs.mixers import ExpertsSpec
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simpar.interop.megatron_hybrid import same_steps, steps_of, steps_per_stage
 from simpar.parallel.pipeline import split_layers
 from simpar.schedules import SCHEDULES
+from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.checks import DIMENSIONS, layer_count, model_stages, resolved_dp, resolved_etp
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.model import TransformerSpec
@@ -35,6 +37,12 @@ def stage_counts(scenario: Scenario) -> tuple[int, ...]:
     """Layers of each virtual stage."""
     plan = scenario.plan
     return tuple(s.count for s in split_layers(layer_count(scenario.model), model_stages(plan), plan))
+
+
+def _stage_steps(scenario: Scenario) -> tuple[int, ...]:
+    """The same in residual steps where a model is a list of them: frameworks that number steps call each a layer."""
+    model, counts = scenario.model, stage_counts(scenario)
+    return steps_per_stage(model, counts) if isinstance(model, ArchitectureSpec) and steps_of(model) is not None else counts
 
 
 def recompute_of(scenario: Scenario) -> RecomputeSpec:
@@ -70,7 +78,7 @@ def meaning(scenario: Scenario) -> dict[str, Any]:
 def plan_meaning(scenario: Scenario) -> dict[str, Any]:
     """The plan's part of `meaning`."""
     plan, spec = scenario.plan, semantics(scenario)
-    experts = isinstance(scenario.model, TransformerSpec) and scenario.model.moe is not None
+    experts = isinstance(scenario.model, TokenModel) and scenario.model.moe is not None
     interleaved = schedule_name(scenario).startswith("interleaved") and plan.virtual_stages > 1 and plan.pp > 1
     shards = data_ranks(scenario)
     degrees = {"dp": resolved_dp(scenario), **{n: getattr(plan, n) for n in DIMENSIONS if n != "dp"}}
@@ -86,7 +94,7 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
         "schedule": schedule_name(scenario),
         "virtual_stages": model_stages(plan) // plan.pp,
         "microbatch_group_size": (plan.microbatch_group_size or plan.pp) if interleaved else None,
-        "layers_per_stage": stage_counts(scenario),
+        "layers_per_stage": _stage_steps(scenario),
         "first_stage_less_layers": None,
         "last_stage_less_layers": None,
         "embedding_alone": None,
@@ -148,6 +156,10 @@ def model_meaning(scenario: Scenario) -> dict[str, Any]:
             found["head_dim"] = None
         if model.moe is not None and model.moe.first_k_dense_replace == 0 and model.moe.moe_layer_freq == 1:
             found["intermediate_size"] = None
+    elif isinstance(model, ArchitectureSpec) and (steps := same_steps(model)) is not None:
+        found["stacks"] = steps
+        if not model.extra:
+            found["max_position_embeddings"] = None
     return {f"model.{name}": value for name, value in found.items()}
 
 

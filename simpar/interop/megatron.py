@@ -10,13 +10,16 @@ import shlex
 from collections.abc import Iterator
 
 from simpar.errors import InputError, Violation
+from simpar.interop import megatron_hybrid
 from simpar.interop.argv import options
 from simpar.interop.carried import carried
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
+from simpar.interop.megatron_hybrid import chunk_differs, hybrid_flags
 from simpar.interop.megatron_import import CP_STYLES, read_options
 from simpar.interop.megatron_layout import layout_text
-from simpar.interop.megatron_model import model_flags
+from simpar.interop.megatron_model import model_flags, vocabulary_flags
+from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
@@ -54,9 +57,11 @@ _RUN = ("--mock-data", "--train-iters 50", "--lr 1e-4", "--log-interval 1", "--l
 
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario Megatron-LM refuses to run, as far as its flags could say it."""
-    if not isinstance(scenario.model, TransformerSpec):
-        return [Violation("model", scenario.model.kind, "Megatron-LM trains transformers", "a model of kind transformer")]
+    if not isinstance(scenario.model, TokenModel):
+        return [Violation("model", scenario.model.kind, "Megatron-LM trains transformers", "a model of kind transformer or layers")]
     found = [*gpu_violations(scenario, "Megatron-LM"), *_plan_rules(scenario), *_expert_rules(scenario), *_training_rules(scenario)]
+    if isinstance(scenario.model, ArchitectureSpec):
+        return [*found, *megatron_hybrid.violations(scenario, scenario.model)]
     reach = scenario.model.max_position_embeddings
     if scenario.model.position == "learned" and reach < scenario.training.sequence_length:
         rule = "longer than the positions that the model learns (max_position_embeddings)"
@@ -153,7 +158,7 @@ def parallel_flags(scenario: Scenario) -> list[str]:
 
 
 def _stage_flags(scenario: Scenario) -> list[str]:
-    if scenario.plan.pp == 1:
+    if scenario.plan.pp == 1 or isinstance(scenario.model, ArchitectureSpec):
         return []
     text = layout_text(scenario)
     if text is not None:
@@ -234,16 +239,18 @@ def _flags_and_comments(scenario: Scenario) -> tuple[list[str], list[str]]:
     Raises:
         InputError: everything that Megatron-LM cannot run or its flags cannot say.
     """
-    found = violations(scenario)
-    if not isinstance(scenario.model, TransformerSpec):
+    found, model, tp = violations(scenario), scenario.model, scenario.plan.tp
+    unsaid: set[str] = set()
+    if isinstance(model, TransformerSpec):
+        sizes = model_flags(model, scenario.training.sequence_length, tp)
+    elif isinstance(model, ArchitectureSpec) and not any(v.field.startswith("model") for v in found):
+        sizes = [*hybrid_flags(model, scenario.training.sequence_length), *vocabulary_flags(model.vocab_size, tp)]
+        unsaid = {"model.stacks"} if chunk_differs(model) else set()
+    else:
         raise InputError(found)
-    lines = [
-        *parallel_flags(scenario),
-        *training_flags(scenario),
-        *model_flags(scenario.model, scenario.training.sequence_length, scenario.plan.tp),
-    ]
+    lines = [*parallel_flags(scenario), *training_flags(scenario), *sizes]
     reading = read_options(options(shlex.split(" ".join(lines))))
-    return lines, carried(scenario, reading, "Megatron-LM", found)
+    return lines, carried(scenario, reading, "Megatron-LM", found, unsaid)
 
 
 def flags(scenario: Scenario) -> list[str]:
@@ -268,7 +275,8 @@ def launch_script(scenario: Scenario) -> str:
         environment = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
     arguments = "ARGS=(\n" + "\n".join(f"    {line}" for line in lines) + "\n)\n"
     run = "# Data, length and learning rate of the run: yours.\nRUN=(" + " ".join(_RUN) + ")\n"
-    line = torchrun(scenario, "pretrain_gpt.py", '"${ARGS[@]}" "${RUN[@]}" "$@"')
+    program = "pretrain_mamba.py" if isinstance(scenario.model, ArchitectureSpec) else "pretrain_gpt.py"
+    line = torchrun(scenario, program, '"${ARGS[@]}" "${RUN[@]}" "$@"')
     return "#!/bin/bash\n" + "\n".join(comments) + f"\nset -e\n{environment}\n{arguments}\n{run}\n{line}\n"
 
 

@@ -7,6 +7,7 @@ from math import gcd
 from typing import Any, Final
 
 from simpar.interop.megatron_flags import Flags
+from simpar.interop.megatron_hybrid import read_hybrid
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
 
@@ -48,11 +49,7 @@ def model_flags(model: TransformerSpec, sequence_length: int = 1, tp: int = 1) -
     positions = model.max_position_embeddings
     if model.position != "learned":
         positions = max(positions, sequence_length)
-    # NullTokenizer adds a token for the end of a document up to core 0.14 and none later: padded to a unit that divides the
-    # vocabulary, both come to its size, and so does the default unit of 128 x tp, which need not.
-    unit = gcd(model.vocab_size // tp, 128) if model.vocab_size % tp == 0 else 128
-    flags += [f"--max-position-embeddings {positions}", f"--vocab-size {model.vocab_size - 1}", "--tokenizer-type NullTokenizer"]
-    flags.append(f"--make-vocab-size-divisible-by {unit}")
+    flags += [f"--max-position-embeddings {positions}", *vocabulary_flags(model.vocab_size, tp)]
     if model.num_key_value_heads != model.num_attention_heads:
         flags += ["--group-query-attention", f"--num-query-groups {model.num_key_value_heads}"]
     if model.mla is None:
@@ -74,6 +71,16 @@ def model_flags(model: TransformerSpec, sequence_length: int = 1, tp: int = 1) -
     if model.sliding_window is not None:
         flags.append(f"--window-size {model.sliding_window - 1},0")
     return [*flags, *_mla_flags(model), *_moe_flags(model)]
+
+
+def vocabulary_flags(words: int, tp: int = 1) -> list[str]:
+    """A vocabulary of `words` on `tp` ranks.
+
+    NullTokenizer adds a token for the end of a document up to core 0.14 and none later: padded to a unit that divides the
+    vocabulary, both come to its size, and so does the default unit of 128 x tp, which need not.
+    """
+    unit = gcd(words // tp, 128) if words % tp == 0 else 128
+    return [f"--vocab-size {words - 1}", "--tokenizer-type NullTokenizer", f"--make-vocab-size-divisible-by {unit}"]
 
 
 def _mla_flags(model: TransformerSpec) -> list[str]:
@@ -144,8 +151,11 @@ def read_model(f: Flags) -> str | dict[str, Any]:
 
     What is missing or cannot be read is added to the flags' lists.
     """
-    table = _table(f)
     vocabulary, said = _vocabulary(f)
+    hybrid = read_hybrid(f, vocabulary)
+    if hybrid is not None:
+        return hybrid
+    table = _table(f)
     if not table:
         return {}
     table["vocab_size"] = vocabulary
@@ -334,4 +344,4 @@ def _product(text: str, at: int) -> tuple[list[int], int]:
     return found, at
 
 
-__all__ = ["layer_bits", "model_flags", "read_model"]
+__all__ = ["layer_bits", "model_flags", "read_model", "vocabulary_flags"]

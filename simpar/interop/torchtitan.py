@@ -28,7 +28,7 @@ _ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario torchtitan refuses to run, as far as its settings could say it."""
     if not isinstance(scenario.model, TransformerSpec):
-        return [Violation("model", scenario.model.kind, "torchtitan trains transformers", "a model of kind transformer")]
+        return [Violation("model", scenario.model.kind, "torchtitan has no flavor of such layers", "a model of kind transformer")]
     found = [*gpu_violations(scenario, "torchtitan"), *_data_rules(scenario), *_other_rules(scenario)]
     if key_of(scenario.model) is None:
         name = scenario.model.name or "this model"

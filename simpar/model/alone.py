@@ -8,15 +8,8 @@ from simpar.model.config_keys import Keys
 from simpar.model.decoder import Family, vector
 from simpar.model.projectors import Weights, linear
 from simpar.model.towers import TOWERS, Tower, vision_stack
-from simpar.specs.architecture import (
-    ArchitectureSpec,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
 
 
 def _distilled(k: Keys, h: int) -> Weights:

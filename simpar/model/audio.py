@@ -8,7 +8,8 @@ from typing import Final, Literal
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import norm_extra, vector
 from simpar.model.projectors import Projector, Weights, aligner, linear, mlp2
-from simpar.specs.architecture import AttentionSpec, FeedForwardSpec, LayerSpec, NormKind, StackSpec, SublayerSpec, WeightSpec
+from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, NormKind, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from simpar.model.decoder import Decoder, norm_extra, vector
-from simpar.specs.architecture import AttentionSpec, BranchSpec, FeedForwardSpec, LayerSpec, SublayerSpec, WeightSpec
+from simpar.specs.architecture import LayerSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, WeightSpec
 
 Weights = tuple[WeightSpec, ...]
 

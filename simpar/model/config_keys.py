@@ -46,6 +46,7 @@ FREE: Final = re.compile(
 STRUCTURAL: Final = re.compile(
     r"layer|head|dim|size|rank|expert|^num_|^n_|window|pattern|freq|interval|group|types?$|attn|attention|mlp|moe|ffn|conv|ssm|mamba"
     r"|index|sparse|share|bias|norm|kernel|expand|stride|patch|depth|block|state|kv|qk|gate|width|stream|hyper|mtp|merge|proj|tie"
+    r"|loop|ngram|nope|router|sharing|repeat|memory|bottleneck|mixer|glu|residual|lora|recur|cycle|adapter|rows"
 )
 """What the name of a structural key looks like; a file's key that neither the class nor this knows is the author's own note."""
 

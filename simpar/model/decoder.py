@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from simpar.model.config_keys import EXPERTS, PER_TOKEN, UNDERSTOOD, Keys
-from simpar.specs.architecture import (
-    MOST_LAYERS,
-    ArchitectureSpec,
+from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import (
     AttentionSpec,
     BranchSpec,
     ExpertsSpec,
     FeedForwardSpec,
     IndexerSpec,
     LatentAttentionSpec,
-    LayerSpec,
     NormKind,
-    StackSpec,
-    SublayerSpec,
     WeightSpec,
 )
 

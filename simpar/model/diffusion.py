@@ -7,17 +7,8 @@ from typing import Any
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import deal, vector
 from simpar.model.mmdit import MMDIT_READERS, TEXT_TOKENS, embedder, weight
-from simpar.specs.architecture import (
-    ArchitectureSpec,
-    AttentionSpec,
-    BranchSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    LinearAttentionSpec,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 
 
 class DiT:

@@ -6,18 +6,8 @@ from typing import Any
 
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import Decoder, Family, norm_extra
-from simpar.specs.architecture import (
-    ArchitectureSpec,
-    AttentionSpec,
-    BranchSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormKind,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
 
 class EncoderDecoder:

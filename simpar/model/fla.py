@@ -12,15 +12,7 @@ from typing import Any, Final
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import Decoder, Family, vector
 from simpar.model.hybrids import PureMamba
-from simpar.specs.architecture import (
-    AttentionSpec,
-    BranchSpec,
-    CustomSpec,
-    DeltaSpec,
-    FeedForwardSpec,
-    LinearAttentionSpec,
-    WeightSpec,
-)
+from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, DeltaSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 
 CHUNK = 64
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.decoder import Decoder, vector
-from simpar.specs.architecture import (
-    BranchSpec,
-    ExpertsSpec,
-    LayerSpec,
-    StackSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import LayerSpec, StackSpec
+from simpar.specs.mixers import BranchSpec, ExpertsSpec, WeightSpec
 
 
 class Gemma3n(Decoder):

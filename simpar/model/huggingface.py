@@ -13,7 +13,8 @@ from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, vision_stack
-from simpar.specs.architecture import ArchitectureSpec, StackSpec, WeightSpec
+from simpar.specs.architecture import ArchitectureSpec, StackSpec
+from simpar.specs.mixers import WeightSpec
 from simpar.specs.model import TransformerSpec
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
@@ -135,7 +136,9 @@ def _text(keys: Keys) -> ArchitectureSpec:
     """The model of one stream, by its family."""
     model_type = ALIASES.get(keys.model_type, keys.model_type)
     if model_type != keys.model_type:
+        own = (keys.defaults, keys.names) if keys.defaults.get("hidden_size") else None
         keys.retype(model_type)
+        keys.defaults, keys.names = own or (keys.defaults, keys.names)  # built as another, with defaults of its own
     family = TABLE.get(model_type)
     if family is None and model_type not in READERS:
         _unknown_family(keys)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.decoder import Decoder, vector
-from simpar.specs.architecture import (
+from simpar.specs.architecture import LayerSpec, SublayerSpec
+from simpar.specs.mixers import (
     AttentionSpec,
     BranchSpec,
     CustomSpec,
     FeedForwardSpec,
-    LayerSpec,
     Mamba1Spec,
     Mamba2Spec,
     RecurrentSpec,
     ShortConvSpec,
-    SublayerSpec,
     WeightSpec,
 )
 

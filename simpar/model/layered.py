@@ -9,7 +9,8 @@ from simpar.model.blocks import TOKENS, Batch
 from simpar.model.mixers import write_branch
 from simpar.model.network import Network
 from simpar.model.writer import NORMS, Writer
-from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec, WeightSpec
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import WeightSpec
 
 
 def text_stack(model: ArchitectureSpec) -> StackSpec:

@@ -13,7 +13,8 @@ from simpar.model.forms import general
 from simpar.model.layered import embedding_graph, head_graph, layer_graph, text_stack
 from simpar.model.network import simple_network
 from simpar.model.writer import Writer, attention_mask
-from simpar.specs.architecture import ArchitectureSpec, BranchSpec, StackSpec, TokenModel
+from simpar.specs.architecture import ArchitectureSpec, StackSpec, TokenModel
+from simpar.specs.mixers import BranchSpec
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
 
 

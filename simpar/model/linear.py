@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.decoder import Decoder, vector
-from simpar.specs.architecture import (
-    BranchSpec,
-    CustomSpec,
-    DeltaSpec,
-    LayerSpec,
-    LinearAttentionSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import LayerSpec, SublayerSpec
+from simpar.specs.mixers import BranchSpec, CustomSpec, DeltaSpec, LinearAttentionSpec, WeightSpec
 
 _KERNELS = ("short_conv_kernel_size", "linear_conv_kernel_dim")
 

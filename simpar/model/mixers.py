@@ -12,7 +12,7 @@ from simpar.graph.masks import CAUSAL, Mask
 from simpar.graph.types import Attention, Elementwise, Permute, Scan
 from simpar.model.blocks import TOKENS
 from simpar.model.writer import NORMS, Writer, attention_mask
-from simpar.specs.architecture import (
+from simpar.specs.mixers import (
     AttentionSpec,
     BranchSpec,
     CustomSpec,
@@ -400,4 +400,4 @@ BUILDERS: Final[dict[str, Callable[[Writer, Any, str], list[str]]]] = {
     "linear_attention": _linear_attention, "short_conv": _short_conv, "recurrent": _recurrent, "mlp": _feed_forward,
     "experts": _experts, "custom": _custom,
 }  # fmt: skip
-"""Kind of branch -> its nodes. A new mixer is one class in specs/architecture.py and one function here."""
+"""Kind of branch -> its nodes. A new mixer is one class in specs/mixers.py and one function here."""

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import deal, vector
-from simpar.specs.architecture import (
-    ArchitectureSpec,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
 
 TEXT_TOKENS = 512
 """Text tokens beside the image's: T5's length in FLUX and Wan."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.decoder import Decoder, vector
-from simpar.specs.architecture import BranchSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, WeightSpec
+from simpar.specs.architecture import LayerSpec
+from simpar.specs.mixers import BranchSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
 
 class FourTimes(Decoder):

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.decoder import Decoder, vector
-from simpar.specs.architecture import (
-    AttentionSpec,
-    BranchSpec,
-    CustomSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import LayerSpec
+from simpar.specs.mixers import AttentionSpec, BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
 
 class Llama4(Decoder):

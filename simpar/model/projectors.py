@@ -10,7 +10,7 @@ from collections.abc import Callable
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import norm_extra as norm
 from simpar.model.decoder import vector
-from simpar.specs.architecture import WeightSpec
+from simpar.specs.mixers import WeightSpec
 
 Weights = tuple[WeightSpec, ...]
 Projector = Callable[[Keys, Keys, int, int], Weights]

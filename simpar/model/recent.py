@@ -7,14 +7,8 @@ from typing import Any
 from simpar.model.decoder import Decoder, vector
 from simpar.model.linear import KimiLinear
 from simpar.model.sparse import hyper_connection
-from simpar.specs.architecture import (
-    AttentionSpec,
-    BranchSpec,
-    IndexerSpec,
-    LayerSpec,
-    StackSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import LayerSpec, StackSpec
+from simpar.specs.mixers import AttentionSpec, BranchSpec, IndexerSpec, WeightSpec
 
 
 class Glm5Next(KimiLinear):

@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from simpar.model.decoder import Decoder, vector
-from simpar.specs.architecture import (
-    BranchSpec,
-    CustomSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    IndexerSpec,
-    LayerSpec,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import BranchSpec, CustomSpec, ExpertsSpec, FeedForwardSpec, IndexerSpec, WeightSpec
 
 
 class MiniMaxM3(Decoder):

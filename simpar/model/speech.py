@@ -7,16 +7,8 @@ from typing import Any
 from simpar.model.config_keys import Keys
 from simpar.model.decoder import Family, norm_extra, vector
 from simpar.model.projectors import Weights, linear
-from simpar.specs.architecture import (
-    ArchitectureSpec,
-    AttentionSpec,
-    CustomSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, CustomSpec, FeedForwardSpec, WeightSpec
 
 
 class Wav2Vec2:

@@ -52,16 +52,8 @@ from simpar.model.projectors import (
     vipllava,
 )
 from simpar.model.sam import git_projector, got_ocr, sam_stack
-from simpar.specs.architecture import (
-    AttentionSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormKind,
-    StackSpec,
-    SublayerSpec,
-    WeightSpec,
-)
+from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,8 @@ class Tower:
     k_bias: bool = True
     o_bias: bool | None = None
     """Where it is not as `bias`."""
-    mlp_bias: bool = True
+    mlp_bias: bool | None = True
+    """None: as the attention's."""
     gated: bool = False
     qk_norm: str = "none"
     patch_bias: bool = True
@@ -116,7 +109,7 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
         qk_norm=t.qk_norm, qk_norm_kind=t.norm,
     )  # fmt: skip
     scale = (vector("layer_scale", h),) if t.layer_scale else ()
-    mlp = FeedForwardSpec(width=width, gated=t.gated, bias=t.mlp_bias)
+    mlp = FeedForwardSpec(width=width, gated=t.gated, bias=every if t.mlp_bias is None else t.mlp_bias)
     steps = tuple(SublayerSpec(branches=(b,), norm=t.layer, extra=scale) for b in (attention, mlp))
     return StackSpec(
         name="vision", hidden_size=h, layers={"vision": LayerSpec(sublayers=steps)}, pattern=(f"vision*{depth}",), norm=t.norm,
@@ -230,7 +223,7 @@ TOWERS: dict[str, Tower] = {
     "qwen3_omni_moe_vision_encoder": QWEN3,
     **dict.fromkeys(
         ("glm_ocr_vision", "glm5_next_vision"),
-        Tower(norm="rmsnorm", gated=True, qk_norm="head", temporal=True, positions="none", projector=glm_narrow),
+        Tower(norm="rmsnorm", mlp_bias=None, gated=True, qk_norm="head", temporal=True, positions="none", projector=glm_narrow),
     ),
     "dots3_note_vision_encoder": Tower(
         norm="rmsnorm", bias=False, mlp_bias=False, gated=True, qk_norm="head", positions="none", extra=embedding_norm,
@@ -273,8 +266,8 @@ TOWERS: dict[str, Tower] = {
     "mllama_vision_model": Tower(bias=False, patch_bias=False, positions="grid", tokens=1, extra=mllama_tiles,
     projector=mllama_projector),
     "glm4v_vision": Tower(
-        norm="rmsnorm", bias=False, mlp_bias=False, gated=True, temporal=True, width="out_hidden_size", extra=glm4v_norms,
-        projector=glm4v
+        norm="rmsnorm", bias=False, o_bias=False, mlp_bias=False, gated=True, temporal=True, width="out_hidden_size",
+        extra=glm4v_norms, projector=glm4v,
     ),
     "dinov3_vit": Tower(k_bias=False, positions="none", tokens=1, layer_scale=True, extra=registers),
     "vit": Tower(tokens=1), "deit": Tower(tokens=2), "dinov2": Tower(tokens=1, layer_scale=True, extra=dino_mask),

@@ -6,7 +6,8 @@ from typing import Any
 
 from simpar.model.bert import Bert
 from simpar.model.decoder import Decoder, norm_extra, vector
-from simpar.specs.architecture import AttentionSpec, LayerSpec, StackSpec, SublayerSpec, WeightSpec
+from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
+from simpar.specs.mixers import AttentionSpec, WeightSpec
 
 Weights = tuple[WeightSpec, ...]
 

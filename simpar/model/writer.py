@@ -8,7 +8,7 @@ from simpar.graph.build import LayerBuilder
 from simpar.graph.masks import BIDIRECTIONAL, CAUSAL, Mask
 from simpar.graph.types import Axis, Convolution, Custom, Lookup, View
 from simpar.model.blocks import TOKENS, Batch
-from simpar.specs.architecture import AttentionSpec, NormKind, WeightSpec
+from simpar.specs.mixers import AttentionSpec, NormKind, WeightSpec
 
 NORMS: dict[str, Literal["rmsnorm", "layernorm", "l2"]] = {
     "rmsnorm": "rmsnorm", "layernorm": "layernorm", "layernorm_no_bias": "rmsnorm", "unweighted": "l2",

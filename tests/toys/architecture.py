@@ -2,7 +2,7 @@
 
 from simpar.model.decoder import Decoder
 from simpar.model.families import READERS
-from simpar.specs.architecture import BranchSpec
+from simpar.specs.mixers import BranchSpec
 
 
 class Sparse(Decoder):

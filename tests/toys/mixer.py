@@ -3,7 +3,7 @@
 from typing import Literal
 
 from simpar.model.writer import Writer
-from simpar.specs.architecture import OTHER_MIXERS, Mixer
+from simpar.specs.mixers import OTHER_MIXERS, Mixer
 
 
 class Bottleneck(Mixer):
