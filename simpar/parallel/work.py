@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Direction = Literal["forward", "dgrad", "wgrad"]
 Implementation = Literal["tuned", "framework", "eager"]
@@ -68,6 +68,20 @@ class MemoryWork:
     bytes_moved: float
     launches: int = 1
     implementation: Implementation = "tuned"
+
+
+MEASURED_SHARE: Final = {"norm_backward": 6.0 / 8.0, "activation_backward": 1.0}
+"""Bytes that the measured rate of a backward counts over those that it moves: a norm's second pass is not in them."""
+
+
+def fused(work: MemoryWork, activation: Implementation, *, backward: bool) -> MemoryWork:
+    """A kernel of a block whose norms and activations are fused: backwards at measured rates of their own, activations by the
+    kernels that they have. Chains of elementary kernels stay as they are: they move every byte at one rate in either direction."""
+    if work.implementation != "tuned" or work.kernel not in ("norm", "activation"):
+        return work
+    kernel = work.kernel + ("_backward" if backward else "")
+    return MemoryWork(kernel, work.bytes_moved * MEASURED_SHARE.get(kernel, 1.0), work.launches,
+                      activation if work.kernel == "activation" else "tuned")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
