@@ -63,10 +63,10 @@ def test_bytes_of_a_dense_layer() -> None:
         "rope": 4 * QK,
         "activation": 2 * S * 2 * F + 2 * S * F,
     }
-    # Norm: gradient, input and result; residual: gradient read and written; SwiGLU: both halves read and
-    # written, the gradient read.
+    # Norm: gradient, input and result, as its measured rate counts them; residual: gradient read and written; SwiGLU: both halves
+    # read and written, the gradient read.
     assert traffic(layer.backward) == {"norm_backward": 2 * 6 * T, "residual": 2 * 4 * T, "rope": 4 * QK,
-                                       "activation": 4 * S * 2 * F + 2 * S * F}  # fmt: skip
+                                       "activation_backward": 4 * S * 2 * F + 2 * S * F}  # fmt: skip
 
 
 def test_bytes_of_routing() -> None:

@@ -353,3 +353,29 @@ def test_valid_orders_are_those_a_mesh_accepts() -> None:
     assert len(set(found)) == len(found)
     assert all(replace(mesh, order=o).world_size == 32 for o in found)
     assert set(orders(Mesh(tp=2, dp=2))) == {"tp-dp", "dp-tp"}
+
+
+def test_a_rack_cut_in_pieces_takes_experts_over_the_network() -> None:
+    """64 GPUs of a rack exchange over NVLink; those of nodes whose links between them are off send through their adapters."""
+    from simpar.api.scenarios import make_scenario
+    from simpar.costs.pricer import LayoutPricer
+    from simpar.errors import InputError
+    from simpar.parallel.layout import Layout
+    from simpar.step import cost_models
+
+    def exchange_s(**cluster: int) -> float:
+        chosen = make_scenario({
+            "model": "mixtral-8x7b", "framework": "megatron-core",
+            "cluster": {"hardware": "gb200-nvl72", "num_nodes": 16, **cluster}, "plan": {"ep": 8},
+            "training": {"sequence_length": 2048, "global_batch_size": 64},
+        })  # fmt: skip
+        layout = Layout.of(chosen, 1)
+        block = LayoutPricer(layout, *cost_models(chosen, layout.hardware)).block(layout.stage_blocks[0][1], "F")
+        return dict(block.communication_s)["ep"]
+
+    whole, halves, nodes = exchange_s(), exchange_s(domain_size=32), exchange_s(domain_size=4)
+    assert halves == whole
+    assert nodes > 2.0 * whole
+    for wrong in (6, 144):
+        with pytest.raises(InputError, match=r"cluster\.domain_size"):
+            exchange_s(domain_size=wrong)

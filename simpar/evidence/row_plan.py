@@ -334,7 +334,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "dropout": framework.conventions.dropout,
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
-        "cuda_graph_scope": "attention" if "moe_router" in str(row.get("cuda_graphs")) else "layer",
+        "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
         "routing": _routing(str(row.get("moe_routing") or "")),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])

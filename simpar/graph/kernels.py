@@ -120,7 +120,7 @@ def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     backward)."""
     if node.over:
         kept = tuple(Kept(name, axes, HALF) for name, axes in zip(node.saved, node.over, strict=True))
-        return Kernel(node, "norm", tuple((a, 4.0) for a in node.over), tuple((a, 8.0) for a in node.over), len(node.over), kept)
+        return Kernel(node, "norm", tuple((a, 4.0) for a in node.over), tuple((a, 6.0) for a in node.over), len(node.over), kept)
     axes = _input(layer, node)
     keeps = [_keep(layer, name) for name in node.inputs]
     keeps.append(Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0))

@@ -231,7 +231,7 @@ class _Lists(LocalLayer):
         input, or of the output's gradient, arrives; quarters of a 16-bit output beside their reduction on 16 SMs."""
         if not self.degrees.overlap_tp or not isinstance(work, Gemm) or not self.options.kernels.overlapped_gathers:
             return work
-        enters, leaves = (any(self.layer.nodes[at] is node for at in ends) for ends in (self.entry, self.exit))
+        enters, leaves = (any(self.layer.nodes[at].name == node.name for at in ends) for ends in (self.entry, self.exit))
         forward = work.direction == "forward"
         if forward and leaves and work.dtype in ("bf16", "fp16"):
             return replace(work, pieces=4, held_sms=16)

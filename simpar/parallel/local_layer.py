@@ -14,7 +14,7 @@ from simpar.graph.rematerialise import Cut, Recompute, cut
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Lookup, Loss, Node, Permute, Scan
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, Implementation, KernelWork, MemoryWork, Work
+from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, Implementation, KernelWork, MemoryWork, Work, fused
 from simpar.specs.model import MoeSpec
 
 WeightGradients = Literal["none", "each", "shapes"]
@@ -37,7 +37,7 @@ class SplitOptions:
         dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
         attention_kernel: name for the attention price.
         memory_implementation: tuned, framework or eager kernels.
-        activation_implementation: the same of activations where the others are tuned.
+        activation_implementation: of activations where the others are tuned.
         accumulate_fp32: weight gradients accumulate into fp32.
         moe: expert spec, for the exchange.
         load_factor: tokens of the fullest expert rank over the mean.
@@ -197,12 +197,8 @@ class LocalLayer:
         """Traffic of a memory-bound node."""
         traffic, layout = kernel.backward if backward else kernel.forward, self.layout(kernel.node)
         moved = sum(self.shards.local(axes, layout) * each for axes, each in traffic)
-        price, implementation = kernel.price, self.options.memory_implementation
-        if implementation == "tuned" and price == "activation":
-            price, implementation = "activation_backward" if backward else price, self.options.activation_implementation
-        elif backward and price == "norm":
-            price = "norm_backward"
-        return MemoryWork(price, moved, kernel.launches, implementation)
+        work = MemoryWork(kernel.price, moved, kernel.launches, self.options.memory_implementation)
+        return fused(work, self.options.activation_implementation, backward=backward)
 
     def adapted(self, node: Node) -> bool:
         """Whether a low-rank pair sits beside a product."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 Direction = Literal["forward", "dgrad", "wgrad"]
 Implementation = Literal["tuned", "framework", "eager"]
@@ -68,6 +68,16 @@ class MemoryWork:
     bytes_moved: float
     launches: int = 1
     implementation: Implementation = "tuned"
+
+
+def fused(work: MemoryWork, activation: Implementation, *, backward: bool) -> MemoryWork:
+    """A norm or an activation that is one kernel: its backward at a measured rate of its own, the activation by the kernel that it
+    has. Chains of elementary kernels stay as they are: they move every byte at one rate in either direction."""
+    if work.kernel == "norm" and backward:
+        return replace(work, kernel="norm_backward")
+    if work.kernel == "activation" and work.implementation == "tuned":
+        return replace(work, kernel="activation_backward" if backward else "activation", implementation=activation)
+    return work
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from simpar.errors import InputError, Violation
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.framework import framework, framework_names
 from simpar.specs.framework_options import Ability, missing_options, option_conflicts
-from simpar.specs.hardware import HardwareProfile
+from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.losses import losses_of
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
@@ -142,6 +142,11 @@ def _having(ability: Ability) -> list[str]:
 def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violation]:
     cluster, plan = scenario.cluster, scenario.plan
     available = cluster.num_nodes * hardware.gpus_per_node
+    if cluster.domain_size:
+        node, whole = hardware.gpus_per_node, load_hardware(cluster.hardware).domain_size
+        if cluster.domain_size > whole or max(cluster.domain_size, node) % min(cluster.domain_size, node):
+            rule = f"a piece of the {whole} GPUs that the scale-up links of {cluster.hardware} join"
+            yield Violation("cluster.domain_size", cluster.domain_size, rule, f"whole nodes of {node}, or an equal part of one")
     if cluster.num_gpus and cluster.num_gpus > available:
         rule = f"more than {cluster.num_nodes} nodes of {hardware.gpus_per_node} GPUs have"
         yield Violation("cluster.num_gpus", cluster.num_gpus, rule, f"at most {available}")

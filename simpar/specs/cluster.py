@@ -24,6 +24,9 @@ class MachinesSpec(Spec):
     """Machines."""
     gpus_per_node: Annotated[int, Field(gt=0)] | None = None
     """Overrides the profile's; adapters follow with their number per GPU, and so does a scale-up domain of one node."""
+    domain_size: Annotated[int, Field(gt=0)] | None = None
+    """GPUs that the scale-up links join in this job, where they are fewer than the profile's: a job over pieces of two racks, or
+    one node's where links between nodes are off."""
     oversubscription: Annotated[float, Field(ge=1)] | None = None
     """Overrides the fabric's leaf-to-spine ratio."""
     pod_oversubscription: Annotated[float, Field(ge=1)] | None = None
@@ -64,7 +67,7 @@ class MachinesSpec(Spec):
                 source = f"{number.source}, times {scale:g}"
                 number = number.model_copy(update={"value": number.value * scale, "kind": "assumed", "source": source})
                 changes[part] = old.model_copy(update={field: number})
-        domain = filled_domain(profile, gpus)
+        domain = self.domain_size or filled_domain(profile, gpus)
         if domain != profile.domain_size:
             scale_up = changes.get("scale_up", profile.scale_up)
             changes["scale_up"] = scale_up.model_copy(update={"domain_size": domain})

@@ -1,0 +1,75 @@
+"""Which kernels stand for a block's ops: backwards, activations, products beside collectives, fp8 gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simpar.api.scenarios import make_scenario
+from simpar.costs.kernels import KernelModel
+from simpar.costs.pricer import LayoutPricer
+from simpar.parallel.layout import Layout
+from simpar.parallel.work import Gemm, LocalOp, MemoryWork
+from simpar.specs.hardware import load_hardware
+from simpar.step import cost_models
+
+
+def pricer_of(framework: str = "megatron-core", precision: str = "bf16", **plan: Any) -> LayoutPricer:
+    chosen = make_scenario({
+        "model": "llama3.1-8b", "framework": framework, "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"zero_stage": 1, **plan},
+        "training": {"sequence_length": 4096, "global_batch_size": 8, "precision": precision},
+    })  # fmt: skip
+    layout = Layout.of(chosen, 1)
+    return LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+
+
+def ops_of(pricer: LayoutPricer) -> dict[str, LocalOp]:
+    block = pricer.layout.stage_blocks[0][1]
+    return {op.name: op for op in (*block.forward, *block.backward)}
+
+
+def test_fused_blocks_price_backwards_at_their_own_rates() -> None:
+    ops = ops_of(pricer_of())
+    found = {name: (op.work.kernel, op.work.implementation) for name, op in ops.items() if isinstance(op.work, MemoryWork)}
+    assert found["input_norm"] == ("norm", "tuned")
+    assert found["input_norm.backward"] == ("norm_backward", "tuned")
+    # Megatron's SwiGLU is compiled torch code.
+    assert found["mlp/activation"] == ("activation", "framework")
+    assert found["mlp/activation.backward"] == ("activation_backward", "framework")
+    assert found["mlp_residual"][0] == found["mlp_residual.backward"][0] == "residual"
+
+
+def test_chains_of_torch_kernels_have_one_rate() -> None:
+    kinds = {op.work.kernel for op in ops_of(pricer_of("torchtitan")).values() if isinstance(op.work, MemoryWork)}
+    assert not any(kind.endswith("_backward") for kind in kinds)
+
+
+@pytest.mark.parametrize(("precision", "reduced"), [("bf16", (4, 16)), ("fp8", (4, 0))])
+def test_products_beside_tensor_collectives_run_in_pieces(precision: str, reduced: tuple[int, int]) -> None:
+    """A piece for each rank's part that arrives; a 16-bit product whose output is reduced in quarters, beside 16 SMs."""
+    pricer = pricer_of(precision=precision, tp=4, sequence_parallel=True, overlap_tp=True)
+    ops = ops_of(pricer)
+    cut = {n: (op.work.pieces, op.work.held_sms) for n, op in ops.items() if isinstance(op.work, Gemm)}
+    assert cut["attention/qkv"] == cut["mlp/fc1"] == cut["attention/proj.dgrad"] == cut["mlp/fc2.dgrad"] == (4, 0)
+    assert cut["attention/proj"] == cut["mlp/fc2"] == reduced
+    assert all(cut[name] == (1, 0) for name in cut if name.endswith("wgrad") or name in ("attention/qkv.dgrad", "mlp/fc1.dgrad"))
+    work = ops["mlp/fc2"].work
+    assert isinstance(work, Gemm)
+    sms = pricer.layout.hardware.gpu.sm_count.value
+    quarter = pricer.kernels.gemm(work.m // 4, work.n, work.k, dtype=work.dtype).seconds
+    assert pricer._work(work).seconds == pytest.approx(4.0 * quarter * sms / (sms - reduced[1]))
+    plain = ops_of(pricer_of(precision=precision, tp=4, sequence_parallel=True))
+    assert all(op.work.pieces == 1 for op in plain.values() if isinstance(op.work, Gemm))
+
+
+@pytest.mark.parametrize(("hardware", "dtype", "slower"), [
+    ("dgx-h100", "fp8", True), ("dgx-h100", "fp8_row", True), ("dgx-h100", "bf16", False), ("dgx-b200", "fp8", False),
+])  # fmt: skip
+def test_gradients_in_fp8_promote_their_sums_on_hopper(hardware: str, dtype: str, slower: bool) -> None:
+    """A square product has the same shape in every direction."""
+    model = KernelModel(load_hardware(hardware))
+    forward, gradient = (model.gemm(4096, 4096, 4096, dtype=dtype, direction=d).seconds for d in ("forward", "dgrad"))
+    free = model._directions.dgrad
+    assert gradient == pytest.approx(forward * free * (1.15 if slower else 1.0))
