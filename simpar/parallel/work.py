@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Literal
 
 Direction = Literal["forward", "dgrad", "wgrad"]
 Implementation = Literal["tuned", "framework", "eager"]
