@@ -67,6 +67,8 @@ class KernelPlan:
         gather_share: bytes of a tensor-parallel gather before a matmul, or of an output's gradient, over 16-bit ones (cast to fp8
             first: a half).
         overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
+        rank_major_gathers: what tensor ranks gather along the sequence arrives rank by rank and is copied into sequences, and back
+            before it is scattered.
         saves_gathered_input: under sequence parallelism the gathered input of a column-parallel matmul is what is saved
             (torch eager) instead of gathering again (Megatron).
     """
@@ -89,6 +91,7 @@ class KernelPlan:
     logits_gathered: int = 1
     gather_share: float = 1.0
     overlapped_gathers: bool = True
+    rank_major_gathers: bool = False
     saves_gathered_input: bool = False
     fused_expert_bias: bool = True
     whole_embedding_gradient: bool = False

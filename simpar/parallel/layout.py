@@ -77,6 +77,7 @@ def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> Ker
         logits_gathered=1 if spec.logits_vocab_parallel else plan.tp,
         gather_share=0.5 if spec.separate_casts and training.precision == "fp8" else 1.0,
         overlapped_gathers=not (spec.separate_casts and training.precision == "fp8-rowwise"),
+        rank_major_gathers=spec.rank_major_gathers and plan.tp > 1,
         saves_gathered_input=spec.saves_gathered_input and plan.tp > 1,
         whole_embedding_gradient=spec.whole_embedding_gradient and plan.tp > 1,
         value_views=spec.value_views,

@@ -45,6 +45,8 @@ class FrameworkSpec:
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
         saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and does
             not gather again in the backward.
+        rank_major_gathers: tensor ranks gather and scatter along the first axis, and tensors with the sequence as another are
+            copied into that order and back (torch's functional collectives).
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
         value_views, expert_output_fp32: see graph/kernels.py.
         qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out of
@@ -232,6 +234,7 @@ class FrameworkSpec:
     fused_expert_bias: bool = False
     fused_softmax: bool = True
     saves_gathered_input: bool = False
+    rank_major_gathers: bool = False
     dropout: float = 0.0
     value_views: bool = False
     expert_output_fp32: bool = False
