@@ -113,7 +113,7 @@ def test_layouts_are_ranked_with_the_effects_that_the_scenario_asks_for() -> Non
     }  # fmt: skip
     space = make_space(wanted, allow=SMALL)
     assert has_effects(space.template)
-    found = find(space, Wish(keep=3, pool=8))  # of 78; the best lies behind the first four without effects
+    found = find(space, Wish(keep=3, pool=24))  # of 78; the best lies behind the first four without effects
     told = answer([found])
 
     def step(result: Result) -> float:

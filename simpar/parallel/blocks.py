@@ -94,7 +94,9 @@ class _Lists(LocalLayer):
             wanted = only is None or node.name in only
             stretch = self.entry.get(position)
             if stretch is not None and self._gathers(stretch, only):
-                self._gather(f"{stretch.name}_in", self._stretch_bytes(stretch) * self._share(stretch), ops)
+                amount = self._stretch_bytes(stretch) * self._share(stretch)
+                self._gather(f"{stretch.name}_in", amount, ops)
+                self._laid_out(f"{stretch.name}_in.layout", amount, ops)
             if not wanted:
                 continue
             self._channels(node, ops, backward=False)
@@ -107,7 +109,9 @@ class _Lists(LocalLayer):
             if node.name in self.kernel:
                 self._compute(self.kernel[node.name], ops, again=only is not None)
             if leaving is not None:
-                self._reduced(f"{leaving.name}_out", self._whole_bytes(leaving.reduced), ops, chunked=chunked)
+                amount = self._whole_bytes(leaving.reduced)
+                self._laid_out(f"{leaving.name}_out.layout", amount, ops)
+                self._reduced(f"{leaving.name}_out", amount, ops, chunked=chunked)
             if isinstance(node, Permute) and not node.back and self._read(node.outputs[0], only):
                 self._exchange(node, ops, backward=False)
 
@@ -237,6 +241,12 @@ class _Lists(LocalLayer):
             return replace(work, pieces=4, held_sms=16)
         return replace(work, pieces=self.degrees.tp) if leaves or (forward and enters) else work
 
+    def _laid_out(self, name: str, amount: float, ops: OpList) -> None:
+        """Copy what was gathered, or is to be scattered, between rank by rank and sequence by sequence, where these differ."""
+        chunked = self.degrees.overlap_tp and self.options.kernels.overlapped_gathers
+        if self.options.kernels.library.rank_major_gathers and self.degrees.sequence_parallel and not chunked:
+            ops.compute(name, MemoryWork("copy", 2.0 * amount, 1, self.options.memory_implementation))
+
     def _early(self, name: str, amount: float, ops: OpList) -> None:
         """All but the last chunk of a product's output is reduced beside it."""
         rest = amount - amount / self.degrees.tp
@@ -281,9 +291,9 @@ class _Lists(LocalLayer):
             leaving = self.exit.get(position)
             if leaving is not None and self.degrees.sequence_parallel:
                 share = self.options.kernels.gather_share if isinstance(node, Einsum) else 1.0
-                self._gather(
-                    f"{leaving.name}_out", share * self._whole_bytes(leaving.reduced), ops, overlaps=isinstance(node, Einsum)
-                )
+                amount = share * self._whole_bytes(leaving.reduced)
+                self._gather(f"{leaving.name}_out", amount, ops, overlaps=isinstance(node, Einsum))
+                self._laid_out(f"{leaving.name}_out.layout.backward", amount, ops)
             kernel = self.kernel.get(node.name)
             if kernel is not None:
                 self._gradients(kernel, self.entry.get(position), ops, weight_ops)
@@ -321,6 +331,7 @@ class _Lists(LocalLayer):
             ops.compute(f"{node.name}.dgrad", product, self.launches(kernel))
             if entry is not None:
                 name = f"{entry.name}_in.{self._reduce}"
+                self._laid_out(f"{entry.name}_in.layout.backward", self._stretch_bytes(entry), ops)
                 reduced = ops.start(name, Collective(self._reduce, self._stretch_bytes(entry), "tp"), "tp")
                 if not self.degrees.async_tp:
                     ops.wait(reduced)

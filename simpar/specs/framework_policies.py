@@ -51,6 +51,8 @@ class Kernels(Policy):
             neither traces a checkpointed call with a graph break inside nor the frames that it starts.
         saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and does
             not gather again in the backward.
+        rank_major_gathers: tensor ranks gather and scatter along the first axis, and tensors with the sequence as another are
+            copied into that order and back (torch\'s functional collectives).
         value_views, expert_output_fp32: see graph/kernels.py.
         qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out of
             place).
@@ -88,6 +90,7 @@ class Kernels(Policy):
     compile: bool = False
     compiles_checkpoints: bool = True
     saves_gathered_input: bool = False
+    rank_major_gathers: bool = False
     value_views: bool = False
     expert_output_fp32: bool = False
     qkv_copies: float = 0.0

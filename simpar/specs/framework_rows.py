@@ -228,7 +228,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "torchtitan": (
         "",
         (Row((2024, 3),
-             {**_TORCH, "fused_norm": False, "saves_gathered_input": True, "gradient_dtype": "fp32", "zero_stage_default": 3,
+             {**_TORCH, "fused_norm": False, "saves_gathered_input": True, "rank_major_gathers": True,
+              "gradient_dtype": "fp32", "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5, "torch_ring": True,
@@ -237,7 +238,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
               "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0},
              "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
-             "chunked into the one that is reduced in fp32, both on the compute stream; torchao "
+             "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
+             "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao "
              "float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
              "Float8RowwiseParallel gather after the cast); torch context_parallel, which gathers keys and values unless told "
              "otherwise; the per-op policy of selective checkpointing; of 2024: as many micro-batches as pipeline ranks; "
