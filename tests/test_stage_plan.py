@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from simpar.cli import app
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
+from simpar.interop.export import export_files
 from simpar.interop.scenario_text import scenario_text
 from simpar.parallel.keys import Compute, OptimizerStep, Reduce, Send
 from simpar.parallel.shares import shared_layers, shared_microbatches
@@ -477,3 +478,10 @@ def test_a_stated_network_is_written_with_its_units() -> None:
 def test_explain_finds_neighbours_of_a_mixed_cluster() -> None:
     found = neighbours(simulate(scenario(TWO, {"tp": 4, "pp": 2})))
     assert any(n.step_time_s for n in found)
+
+
+def test_a_launch_file_states_the_layers_that_cost_decides() -> None:
+    left = scenario(part(H100, 2), {"pp": 2, "tp": 4, "layers_per_stage": "auto"}, {"sequence_length": 512})
+    stated = decided(left)
+    assert isinstance(stated.plan.layers_per_stage, tuple)
+    assert export_files("megatron", left) == export_files("megatron", stated)
