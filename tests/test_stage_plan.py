@@ -229,6 +229,15 @@ def test_layers_within_memory() -> None:
     assert found.layout.stages[1].count < 4
 
 
+def test_layers_within_the_memory_of_every_kind_of_replica() -> None:
+    plan = {"tp": 4, "pp": 2, "replica_microbatches": [8, 8]}
+    even = simulate(scenario({**parts(part(H100), part(H100)), "parts_hold": "replicas"}, plan))
+    scale = 0.97 * even.worst_rank.device_bytes / even.worst_rank.capacity_bytes
+    cluster = {**parts(part(H100), part(H100, memory_scale=scale)), "parts_hold": "replicas"}
+    assert not simulate(scenario(cluster, plan)).fits
+    assert simulate(scenario(cluster, {**plan, "layers_per_stage": "auto"})).fits
+
+
 # -- replicas ------------------------------------------------------------------------------------------------------------
 
 
