@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from simpar import decide
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.kernels import KernelModel
 from simpar.costs.mixed import MixedPricer
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.stage_times import stage_times
+from simpar.decide import Probe
 from simpar.engine import discrete_event
 from simpar.engine.effects import engine_effects, expected_load_factor, imbalance_of, memory_loads, routing_law
 from simpar.engine.longest_path import longest_path
@@ -22,7 +24,6 @@ from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
-from simpar.parallel.shares import shared_layers, shared_microbatches
 from simpar.program.lower import lower, optimizer_waits
 from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
@@ -36,12 +37,9 @@ from simpar.schedules.csv import read_csv
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import check_ops, limits, passes_of
-from simpar.specs.stage_plan import hosts
 
 __all__ = ["Priced", "cost_models", "interpret", "prepare", "run", "schedule_of", "simulate"]
 
-MEMORY_ROUNDS = 8
-"""Most times that layers are moved away from stages that have no memory for them."""
 FOLD_MICROBATCHES = 128
 """Of more than these a step that repeats itself is simulated from two shorter ones."""
 FOLD_OPS = 400_000
@@ -185,82 +183,18 @@ def prepare(
     return Priced(layout, schedule, program, prices, table, pricer.stages_of_rank, expand)
 
 
-# -- what is left to its cost --------------------------------------------------------------------------------------------
-
-
 def decided(scenario: Scenario) -> Scenario:
     """`scenario` with what it leaves to cost decided: layers per stage, micro-batches per replica.
 
     Raises:
         InputError: no whole micro-batches share out a batch.
     """
-    if scenario.plan.layers_per_stage == "auto":
-        scenario = _planned(scenario, layers_per_stage=_decided_layers(scenario))
-    if scenario.cluster.parts_hold == "replicas" and scenario.plan.replica_microbatches == "auto":
-        scenario = _planned(scenario, replica_microbatches=_decided_microbatches(scenario))
-    return scenario
-
-
-def _planned(scenario: Scenario, **changes: object) -> Scenario:
-    return scenario.model_copy(update={"plan": scenario.plan.model_copy(update=changes)})
-
-
-def _decided_layers(scenario: Scenario) -> tuple[int, ...]:
-    """Layers of each stage that make the stages' times even, fewer where a stage has no memory for them."""
-    few = _planned(scenario, layers_per_stage=None, replica_microbatches="auto")
-    if few.cluster.parts_hold == "replicas":
-        few = _planned(few, replica_microbatches=(few.plan.pp,) * len(few.cluster.parts))
-    priced = prepare(few, detail="stage")
-    layout, pricer = priced.layout, pricer_of(priced.layout)
-    seconds = [pricer.layer_seconds(stage) for stage in range(layout.num_stages)]
-    layers, stages = len(layout.network.layers), range(layout.num_stages)
-    costs, ends = [row[1 : layers + 1] for row in seconds], [0.0 for _ in stages]
-    ends[0], ends[-1] = ends[0] + seconds[0][0], ends[-1] + seconds[-1][-1]
-    most, best = [layers] * layout.num_stages, None
-    for _ in range(MEMORY_ROUNDS):
-        found = shared_layers(costs, ends, most)
-        if found is None or found == best:
-            break
-        best = found
-        chosen = _planned(few, layers_per_stage=found)
-        result = _whole(chosen, "stage", "longest_path", lower)
-        for memory in result.memory:
-            if memory.device_bytes > memory.capacity_bytes:
-                held = priced.held[memory.rank]
-                share = memory.capacity_bytes / memory.device_bytes
-                for stage in held:
-                    most[stage] = min(most[stage], int(found[stage] * share), found[stage] - 1)
-        if result.fits:
-            return found
-    return best or shared_layers(costs, ends, [layers] * layout.num_stages) or ()
-
-
-def _decided_microbatches(scenario: Scenario) -> tuple[int, ...]:
-    """Micro-batches of each replica of every part that make the replicas' times even.
-
-    Raises:
-        InputError: no whole numbers add up to the batch.
-    """
-    plan, training, parts = scenario.plan, scenario.training, scenario.cluster.parts
-    found, lines = hosts(scenario), []
-    for kind in range(len(parts)):
-        few, more = (_kind_seconds(scenario, kind, rounds * plan.pp) for rounds in (2, 3))
-        lines.append((few - 2 * (more - few), (more - few) / plan.pp))
-    total = training.global_batch_size // training.micro_batch_size
-    counts = [len(host.replicas) for host in found]
-    shared = shared_microbatches(counts, total, lines, lambda _, count: not _required(scenario, count, {})[0])
-    if shared is None:
-        text = " + ".join(f"{count} x m{i}" for i, count in enumerate(counts))
-        rule = f"no whole micro-batches m0, m1, ... of at least 1 that the schedule can run share it out: {text} = {total}"
-        raise InputError([Violation("training.global_batch_size", training.global_batch_size, rule,
-                                    "another batch, or plan.replica_microbatches", scenario.file)])  # fmt: skip
-    return shared
-
-
-def _kind_seconds(scenario: Scenario, kind: int, microbatches: int) -> float:
-    """A step of the replicas of a part with so many micro-batches, without effects."""
-    chosen = _planned(scenario, replica_microbatches=(microbatches,) * len(scenario.cluster.parts))
-    return run(prepare(chosen, detail="stage", replica=kind), "longest_path").makespan
+    probe = Probe(
+        prepare=lambda chosen, replica: prepare(chosen, detail="stage", replica=replica), pricer=pricer_of,
+        step=lambda priced: interpret(priced, run(priced, "longest_path")),
+        allows=lambda chosen, count: not _required(chosen, count, {})[0],
+    )  # fmt: skip
+    return decide.decided(scenario, probe)
 
 
 def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:

@@ -21,9 +21,9 @@ SCENARIOS = Path(__file__).parent.parent / "scenarios"
 LLAMA = SCENARIOS / "llama3.1-70b_h100x64_tp4cp2pp4.toml"
 DEEPSEEK = SCENARIOS / "deepseek-v3_h800x2048_pp16ep64.toml"
 NOT_MEGATRON = (
-    "alexnet", "bloom", "deepseek", "gpipe", "gpt3-175b_tpu", "llama3.1-70b_tpu", "mlp", "switch",
+    "alexnet", "bloom", "deepseek", "gpipe", "gpt3-175b_tpu", "llama3.1-70b_a100x64h100x64", "llama3.1-70b_tpu", "mlp", "switch",
 )  # fmt: skip
-"""CNN, ALiBi, DualPipe, TPUs, MLPs, encoder-decoder: all that is shipped and not for Megatron-LM."""
+"""CNN, ALiBi, DualPipe, TPUs, machines of several kinds, MLPs, encoder-decoder: all that is shipped and not for Megatron-LM."""
 RUNNABLE = sorted(p for p in SCENARIOS.glob("*.toml") if not p.name.startswith(NOT_MEGATRON))
 MODEL = """
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32

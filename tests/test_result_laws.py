@@ -175,7 +175,8 @@ def test_figures_that_the_constants_have_seen_say_so() -> None:
     fitted = {_key(case.scenario) for case in load_cases() if case.use == "fit"}
     for path in SCENARIOS:
         scenario = read_scenario(path)
-        framework, gpu = Layout.of(scenario, 1).framework, scenario.hardware.gpu
+        layout = Layout.of(scenario, 1)
+        framework, gpu = layout.framework, layout.hardware.gpu
         own = (c for c in constants() if c.holds(family_of(framework.name), gpu.architecture, gpu.name))
         sources = " ".join(source for c in own for source in c.sources)
         papers = {number for row in scenario.published for number in re.findall(r"\d{4}\.\d{5}", row.source)}

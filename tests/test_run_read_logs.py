@@ -23,7 +23,7 @@ from simpar.runlogs.records import Interval
 from simpar.runlogs.row import columns_of, with_scenario
 from simpar.runlogs.scalars import tag_of
 from simpar.runlogs.steady import in_seconds, steady
-from simpar.specs.catalog import scenario_names
+from simpar.specs.catalog import scenario_names, scenario_path
 
 DATA = Path(__file__).parent / "data" / "runs"
 SCENARIO = simpar.load("llama3.1-70b_h100x64_tp4cp2pp4")
@@ -261,7 +261,7 @@ def test_steady_steps_are_among_the_measured(seconds: list[float], start: int) -
 # -- rows ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", scenario_names())
+@pytest.mark.parametrize("name", [n for n in scenario_names() if "cluster.parts" not in scenario_path(n).read_text()])
 def test_rows_are_predicted_with_their_scenario(name: str) -> None:
     scenario = simpar.load(name)
     run = run_of(json.loads(json.dumps({**with_scenario(columns_of(scenario), scenario), "step_time_s": 1.0, "id": "x"})))

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from simpar.cli import app
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
+from simpar.interop.export import export_files
 from simpar.interop.scenario_text import scenario_text
 from simpar.parallel.keys import Compute, OptimizerStep, Reduce, Send
 from simpar.parallel.shares import shared_layers, shared_microbatches
@@ -197,6 +198,12 @@ def test_layers_are_shared_as_well_as_any_way_does(speeds: list[int], layers: in
         assert slowest(found) == min(map(slowest, every))
 
 
+def test_stages_that_are_not_the_slowest_are_even() -> None:
+    assert sorted(shared_layers([[1.0] * 7] * 3, [0.0] * 3, [7] * 3) or ()) == [2, 2, 3]
+    # What embedding and head take counts.
+    assert shared_layers([[1.0] * 8] * 3, [0.0, 0.0, 2.5], [8] * 3) in ((3, 4, 1), (4, 3, 1))
+
+
 def test_layers_by_cost() -> None:
     plan = {"tp": 4, "pp": 2, "layers_per_stage": "auto"}
     cluster = parts(part(A100), part(H100))
@@ -220,6 +227,15 @@ def test_layers_within_memory() -> None:
     found = simulate(scenario(cluster, {**plan, "layers_per_stage": "auto"}))
     assert found.fits
     assert found.layout.stages[1].count < 4
+
+
+def test_layers_within_the_memory_of_every_kind_of_replica() -> None:
+    plan = {"tp": 4, "pp": 2, "replica_microbatches": [8, 8]}
+    even = simulate(scenario({**parts(part(H100), part(H100)), "parts_hold": "replicas"}, plan))
+    scale = 0.97 * even.worst_rank.device_bytes / even.worst_rank.capacity_bytes
+    cluster = {**parts(part(H100), part(H100, memory_scale=scale)), "parts_hold": "replicas"}
+    assert not simulate(scenario(cluster, plan)).fits
+    assert simulate(scenario(cluster, {**plan, "layers_per_stage": "auto"})).fits
 
 
 # -- replicas ------------------------------------------------------------------------------------------------------------
@@ -260,6 +276,15 @@ def test_replicas_of_unequal_speed() -> None:
     own = simulate(scenario(part(A100, 2), plan, {"global_batch_size": 4 * counts[0]}))
     slow = next(one for one in each if one.layout.replica == 0)
     assert own.step_time_s == pytest.approx(slow.step_time_s, rel=0.02)
+
+
+def test_replicas_that_wait_must_fit_as_well() -> None:
+    cluster = parts(part(A100), part(H100, memory_scale=0.05), parts_hold="replicas")
+    found = simulate(scenario(cluster, {"tp": 4, "replica_microbatches": [12, 4]}))
+    assert found.layout.replica == 0
+    assert [one.fits for one in (found, *found.others)] == [False, False]
+    assert found.worst_rank.device_bytes < found.device_memory_bytes
+    assert any("do not fit in its memory" in note for note in found.notes)
 
 
 def test_gradients_are_reduced_at_the_slower_network() -> None:
@@ -318,6 +343,31 @@ def test_stages_of_unequal_tensor_parallelism(sequence_parallel: bool) -> None:
     # The vocabulary is padded once, for the widest.
     flops = simulate(scenario(part(H100, 6), {"tp": 8, **more})).layout.model_flops
     assert found.layout.model_flops == pytest.approx(flops)
+
+
+def test_the_ideal_is_the_mean_over_pipeline_ranks() -> None:
+    found = simulate(scenario(part(H100, 2), {"stage_tp": [8, 4, 4], "pp": 3, "dp": 1}), detail="stage")
+    layout, peak = found.layout, found.peak_flops_per_s
+    flops = [3.0 * sum(b.model_flops for b in blocks) * layout.microbatches_in_all for blocks in layout.stage_blocks]
+    each = [amount / gpus / peak for amount, gpus in zip(flops, (8, 4, 4), strict=True)]
+    assert found.ideal_s == pytest.approx(sum(each) / 3)
+
+
+def test_ranks_of_one_part_do_not_use_the_network_between_parts() -> None:
+    def sends(rate: str) -> list[float]:
+        cluster = parts(part(A100, 2), part(H100, 1), parts_network={"bandwidth": rate})
+        priced = prepare(scenario(cluster, {"stage_tp": [8, 4, 4, 8], "pp": 4, "dp": 1}), detail="stage")
+        keys = [Send(stage, stage + 1, backward=False, pair=stage) for stage in range(3)]
+        return [float(priced.table.seconds[priced.program.price_keys.index(key)]) for key in keys]
+
+    slow, fast = sends("1 GB/s"), sends("100 GB/s")
+    assert slow[:2] == fast[:2]
+    assert slow[2] > fast[2]
+
+
+def test_a_scale_up_domain_stays_inside_its_part() -> None:
+    found = hosts(scenario(parts(part("gb200-nvl72", 8), part(H100, 4)), {"pp": 2, "tp": 4}))
+    assert [host.hardware.domain_size for host in found] == [32, 8]
 
 
 def test_tensor_parallelism_of_parts() -> None:
@@ -437,3 +487,10 @@ def test_a_stated_network_is_written_with_its_units() -> None:
 def test_explain_finds_neighbours_of_a_mixed_cluster() -> None:
     found = neighbours(simulate(scenario(TWO, {"tp": 4, "pp": 2})))
     assert any(n.step_time_s for n in found)
+
+
+def test_a_launch_file_states_the_layers_that_cost_decides() -> None:
+    left = scenario(part(H100, 2), {"pp": 2, "tp": 4, "layers_per_stage": "auto"}, {"sequence_length": 512})
+    stated = decided(left)
+    assert isinstance(stated.plan.layers_per_stage, tuple)
+    assert export_files("megatron", left) == export_files("megatron", stated)
