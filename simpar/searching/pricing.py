@@ -95,14 +95,14 @@ class Pricing:
     @cached_property
     def kinds(self) -> Kinds:
         """Distinct blocks; the same for all layouts of a model."""
-        group = self.space.groups[0]
+        group = self.space.first_group
         variant = self.space.variants(group)[0]
         return Kinds.of(self.probe(group, 1, variant).network)
 
     @cached_property
     def model_flops(self) -> float:
         """Model FLOPs of one step, forward and backward; the same for all layouts."""
-        group = self.space.groups[0]
+        group = self.space.first_group
         return self.probe(group, 1, self.space.variants(group)[0]).model_flops
 
     def site(self, group: Group) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class Pricing:
         """
         if variant.precision not in self._by_state:
             states = [State(0, None, True, True, True), State(3, None, True, True, True)]
-            group = self.space.groups[0]
+            group = self.space.first_group
             plain, sharded = (self.probe(group, 1, variant, state=state).options for state in states)
             # What stands for weight gradients is no work, and tables have it both ways.
             same = replace(
@@ -425,7 +425,7 @@ class Pricing:
     @cached_property
     def host_seconds_per_byte(self) -> float:
         """A byte over one GPU's host link."""
-        group = self.space.groups[0]
+        group = self.space.first_group
         layout = self.probe(group, 1, self.space.variants(group)[0])
         return LayoutPricer(layout, self.kernels, self.collectives)._work(HostCopy(1e9)).seconds / 1e9
 
