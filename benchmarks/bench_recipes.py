@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 import numpy as np
@@ -86,17 +87,18 @@ def paragraph(rows: list[dict[str, Any]]) -> str:
     gains = np.array([row["claimed_gain"] for row in rows])
     units = np.array([row["in_errors"] for row in rows])
     inside = sum(row["recipe_is_to_try"] for row in rows)
-    worst = max(rows, key=lambda row: row["claimed_gain"])
+    widest = max(rows, key=lambda row: row["claimed_gain"])
     each = "; ".join(
         f"{row['model']} {row['precision']} on {row['gpus']} {row['gpu']}: {row['claimed_gain']:+.1%}, {row['best']}"
         for row in rows
     )
-    return (
+    text = (
         f"Against {len(rows)} recipes that vendors tuned and published (NeMo, Megatron-Bridge, DGX Cloud; `python "
         f"benchmarks/bench_recipes.py`) the search claims a median gain of {np.median(gains):.1%}, at most {gains.max():.1%} "
-        f"({worst['model']}); {int((units <= 1.0).sum())} of them are within one error of the model's ratio of two layouts, and "
+        f"({widest['model']}); {int((units <= 1.0).sum())} of them are within one error of the model's ratio of two layouts, and "
         f"{inside} recipes are of a design to try. {each}."
     )
+    return fill(text, 132, break_on_hyphens=False)
 
 
 def main() -> None:

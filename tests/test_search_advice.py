@@ -105,6 +105,20 @@ def test_no_limit_is_asked_for_by_name() -> None:
     assert schedules[1] <= {"1f1b", "interleaved"}
 
 
+def test_improve_finds_the_same_best_whatever_it_keeps() -> None:
+    """What is known already says how slow another pair of changes may be; that must not cost the best of them."""
+    scenario = make_scenario(
+        {"model": "llama3.1-8b", "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+         "plan": {"tp": 4, "dp": 2, "recompute": "full", "sequence_parallel": True},
+         "training": {"global_batch_size": 16, "sequence_length": 4096}}
+    )  # fmt: skip
+    axes = ("tp", "recompute", "micro_batch_size", "overlap_tp", "zero_stage")
+    few, many = (improve(scenario, axes=axes, keep=keep) for keep in (1, 50))
+    assert len(many.doubles) > 2
+    assert [c.scored for c in few.doubles] == [c.scored for c in many.doubles[:1]]
+    assert [c.scored for c in few.singles] == [c.scored for c in many.singles[:1]]
+
+
 def test_layouts_are_ranked_with_the_effects_that_the_scenario_asks_for() -> None:
     """A pipeline rank at half its speed: the best without it is not the best with it, and the gap is of the step with it."""
     wanted = {

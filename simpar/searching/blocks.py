@@ -163,15 +163,15 @@ class Column:
     frozen_expert: float
 
     @classmethod
-    def of(cls, layout: Layout, pricer: LayoutPricer, block: LocalBlock, *, split: bool, sharded: bool) -> Column:
+    def of(cls, layout: Layout, pricer: LayoutPricer, block: LocalBlock, phases: Sequence[int], *, sharded: bool) -> Column:
         """Price a block.
 
         Args:
-            split: input and weight gradients apart too (else 0).
+            phases: to price, of F, B, I, W; seconds of others are 0.
             sharded: weights may be fully sharded (else what is in flight then is 0).
         """
         seconds, host, compute = (list(_ZEROS) for _ in range(3))
-        for phase in (F, B, I, W) if split else (F, B):
+        for phase in phases:
             price = pricer.block(block, PHASES[phase])
             seconds[phase] = price.seconds
             host[phase] = pricer._launch_seconds(price, PHASES[phase])

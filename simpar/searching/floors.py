@@ -36,7 +36,8 @@ class Floors:
 
     def compute(self, group: Group, batch: int) -> FloatArray:
         """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch."""
-        key = ("compute", self.pricing.site(group), batch)
+        # Kernels do not know where the ranks of a group sit.
+        key = ("compute", group.tp, group.cp, group.ep, group.etp, batch)
         if key not in self._known:
             found = []
             variants = self.pricing.space.variants(group)

@@ -26,7 +26,7 @@ from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.searching import axes
-from simpar.searching.blocks import BlockTable, Column, Composition, Gathered, Kinds, block_kinds, has_experts
+from simpar.searching.blocks import B, BlockTable, Column, Composition, F, Gathered, I, Kinds, W, block_kinds, has_experts
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
 from simpar.searching.in_flight import InFlight, in_flight, turns
@@ -95,14 +95,14 @@ class Pricing:
     @cached_property
     def kinds(self) -> Kinds:
         """Distinct blocks; the same for all layouts of a model."""
-        group = self.space.groups[0]
+        group = self.space.first_group
         variant = self.space.variants(group)[0]
         return Kinds.of(self.probe(group, 1, variant).network)
 
     @cached_property
     def model_flops(self) -> float:
         """Model FLOPs of one step, forward and backward; the same for all layouts."""
-        group = self.space.groups[0]
+        group = self.space.first_group
         return self.probe(group, 1, self.space.variants(group)[0]).model_flops
 
     def site(self, group: Group) -> tuple[int, ...]:
@@ -133,7 +133,10 @@ class Pricing:
     def table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
         """Numbers of every kind of block."""
         recompute = "full" if recompute.startswith("full") else recompute
-        key = (self.host_site(group), batch, variant, recompute)
+        return self._table(group, batch, variant, recompute, (F, B, I, W) if self.splits else (F, B))
+
+    def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
+        key = (self.host_site(group), batch, variant, recompute, phases)
         if key not in self._tables:
             layouts = [self.probe(group, batch, variant, recompute, state) for state in self.kinds_of_states(variant)]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
@@ -142,12 +145,12 @@ class Pricing:
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
                 same = kind - self.kinds.layers if self.kinds.layers <= kind < 2 * self.kinds.layers else kind
-                name = (same, *self._column_name(group, batch, variant, experts=whole), recompute if recomputes else "none")
+                name = (same, *self._column_name(group, batch, variant, experts=whole), recompute if recomputes else "none", phases)
                 if name not in self._columns:
                     found = []
                     for each, pricer in zip(layouts, pricers, strict=True):
                         local = each.split(block, each.options if recomputes else self._lasting(each))
-                        found.append(Column.of(each, pricer, local, split=self.splits, sharded=self.shards))
+                        found.append(Column.of(each, pricer, local, phases, sharded=self.shards))
                     column = found[0].no_longer_than(found[1:])
                     if kind == self.kinds.mtp_head:
                         column = replace(column, dense=0.0)
@@ -190,7 +193,7 @@ class Pricing:
         """
         if variant.precision not in self._by_state:
             states = [State(0, None, True, True, True), State(3, None, True, True, True)]
-            group = self.space.groups[0]
+            group = self.space.first_group
             plain, sharded = (self.probe(group, 1, variant, state=state).options for state in states)
             # What stands for weight gradients is no work, and tables have it both ways.
             same = replace(
@@ -201,10 +204,10 @@ class Pricing:
         return self._by_state[variant.precision]
 
     def weights(self, group: Group, variant: Variant) -> BlockTable:
-        """A table in which the weights of blocks are those of this mesh; they depend on little else."""
+        """A table without seconds in which the weights of blocks are those of this mesh; they depend on little else."""
         key = (group.tp, group.ep, group.etp, variant.precision)
         if key not in self._weights:
-            self._weights[key] = self.table(group, 1, variant, "none")
+            self._weights[key] = self._table(group, 1, variant, "none", ())
         return self._weights[key]
 
     @cached_property
@@ -425,7 +428,7 @@ class Pricing:
     @cached_property
     def host_seconds_per_byte(self) -> float:
         """A byte over one GPU's host link."""
-        group = self.space.groups[0]
+        group = self.space.first_group
         layout = self.probe(group, 1, self.space.variants(group)[0])
         return LayoutPricer(layout, self.kernels, self.collectives)._work(HostCopy(1e9)).seconds / 1e9
 

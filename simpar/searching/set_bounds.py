@@ -179,8 +179,8 @@ def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int],
             counts.append(stages.counts[0].astype(np.float64))
         onto = np.zeros((shape.stages, stages.counts.shape[1]))
         onto[np.arange(shape.stages), stages.which] = 1.0
-        own, blocking = pricing.passes(pipeline, pp, m), pricing.blocking(pipeline, pp)
-        found = bounds.chains(shape, own, m, blocking=blocking, waits=pricing.waits(shape.style))
+        paired, blocking = pricing.passes(pipeline, pp, m), pricing.blocking(pipeline, pp)
+        found = bounds.chains(shape, paired, m, blocking=blocking, waits=pricing.waits(shape.style))
         both = np.unique(np.column_stack([*(each @ onto for each in found.passes), found.sends]), axis=0)
         passes = both[:, :-1].reshape(len(both), len(found.passes), -1).transpose(1, 0, 2)
         rows.append((passes, both[:, -1], first[cut]))

@@ -85,7 +85,15 @@ class Space:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Every mesh of the world whose degrees divide what they split."""
-        return tuple(g for g in self._groups() if self._ability.can_shard is None or self.states(g))
+        return tuple(self._usable())
+
+    @cached_property
+    def first_group(self) -> Group:
+        """Any mesh, for what all layouts share; found without the others."""
+        return next(self._usable())
+
+    def _usable(self) -> Iterator[Group]:
+        return (g for g in self._groups() if self._ability.can_shard is None or self.states(g))
 
     def _groups(self) -> Iterator[Group]:
         world, batch = self.template.world_size, self.template.training.global_batch_size
