@@ -1,11 +1,11 @@
 """What a few runs of a cluster are worth: whole sources left out of every fit, and k of their runs given back.
 
-    python benchmarks/bench_adapt.py [--data FILE.jsonl ...] [--cache seen.jsonl] [--check 12]
+    python benchmarks/bench_adapt.py [--data FILE.jsonl ...] [--cache seen.jsonl] [--check 12] [--docs docs/site.md]
 
 Every source of published runs stands for a site, or for as many as it has frameworks and GPUs. Its predictions come from constants
 fitted without it, and the prior of `simpar adapt` is estimated without it as well. Then 60 random draws of k = 1, 2, 3, 5 of a
 site's runs are learned from, and the rest predicted. Runs are simulated once (`--cache` keeps them) and are straight lines in the
-three factors from then on; `--check` simulates some of the predictions in full, at the factors learned, and prints how far the
+four factors from then on; `--check` simulates some of the predictions in full, at the factors learned, and prints how far the
 lines are from that.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from docs_table import write_between
 
 from simpar.evidence.predicted import predict_at
 from simpar.evidence.run_files import stored_runs
@@ -26,8 +27,8 @@ from simpar.evidence.run_rows import run_of
 from simpar.site.fit_prior import Sites, collect, draw, fit_prior, left_out
 from simpar.site.learned import shipped_prior
 from simpar.site.observed import evidence_of
-from simpar.site.posterior import Evidence, FloatArray, Prior, learn
-from simpar.specs.calibration import FACTORS
+from simpar.site.posterior import FACTORS, Evidence, FloatArray, Prior, learn
+from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.site import Site
 
 DRAWS = 60
@@ -143,8 +144,8 @@ def targets(found: Sequence[Line]) -> str:
     ])  # fmt: skip
 
 
-def check(files: Sequence[Path], sites: Sites, count: int) -> None:
-    """Full simulations beside the lines, at factors learned from three runs of each source."""
+def check(files: Sequence[Path], sites: Sites, count: int) -> str:
+    """Full simulations beside the lines, at factors learned from three runs of each source: how far apart they are."""
     jobs = dict(draw(files))
     generator, off = random.Random(1), []
     prior = shipped_prior()
@@ -156,13 +157,13 @@ def check(files: Sequence[Path], sites: Sites, count: int) -> None:
         if len(run.lines) > 1 or scenario is None:
             continue
         plain = predict_at(Site(), scenario).step_time_s
-        own = found.theta[3 + found.kinds.index(run.kind)] if run.kind in found.kinds else 0.0
-        factors = dict(zip(FACTORS, map(float, np.exp(found.theta[:3] + own)), strict=True))
+        own = found.theta[FACTORS + found.kinds.index(run.kind)] if run.kind in found.kinds else 0.0
+        factors = dict(zip(SITE_FACTORS, map(float, np.exp(found.theta[:FACTORS] + own)), strict=True))
         moved = predict_at(Site(**factors), scenario).step_time_s
         change = found.predict(evidence_of([run]))[0][0] / sum(line.weight * line.seconds for line in run.lines)
         off.append(abs(math.log(change) - math.log(moved / plain)))
         print(f"{site[0]}: the line says x {change:.4f}, the simulator x {moved / plain:.4f}")
-    print(f"lines against full simulations: mean {np.mean(off):.2%}, worst {np.max(off):.2%} of {len(off)}")
+    return f"lines against full simulations: mean {np.mean(off):.2%}, worst {np.max(off):.2%} of {len(off)}"
 
 
 def main() -> None:
@@ -173,14 +174,17 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--shipped-prior", action="store_true", help="the registry's instead of one estimated without the source")
     parser.add_argument("--check", type=int, default=0)
+    parser.add_argument("--docs", type=Path, help="page whose table is replaced by what comes out")
     options = parser.parse_args()
     files = options.data or [stored_runs()]
     sites = left_out(collect(files, options.cache, options.workers))
-    if options.check:
-        check(files, sites, options.check)
+    checked = [check(files, sites, options.check)] if options.check else []
     found = benchmark(sites, own_prior=not options.shipped_prior, draws=options.draws)
-    print(table(found))
-    print(targets(found))
+    lines = [*checked, *targets(found).splitlines()]
+    text = f"{table(found)}\n\n" + "\n".join(f"- {line}" for line in lines)
+    print(text)
+    if options.docs is not None:
+        write_between(options.docs, "bench_adapt", text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Trials that it takes to find a layout within 1 % of a measured sweep's best: `simpar tune` against others.
 
-    python benchmarks/bench_tune.py --data FILE.jsonl [FILE.jsonl ...] [--cache sweeps.jsonl] [--sweeps 12] [--rows 16]
+    python benchmarks/bench_tune.py [--data FILE.jsonl ...] [--cache sweeps.jsonl] [--sweeps 12] [--rows 16] [--docs docs/site.md]
 
 A sweep is the runs of one source that differ in nothing but the layout. Its table answers every trial. Compared: `tune` (search,
 then trials by their worth), the search alone (layouts in the order of their predicted step), a random order, and Optuna's TPE
@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from docs_table import write_between
 
+from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.learned import shipped_prior
@@ -133,18 +135,25 @@ def by_optuna(seed: int) -> Callable[[Table], list[int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="none: the runs that come with simpar")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sweeps", type=int, default=12)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--optuna-seeds", type=int, default=10)
+    parser.add_argument("--docs", type=Path, help="page whose table is replaced by what comes out")
     options = parser.parse_args()
-    jobs = sweeps(options.data, options.sweeps, options.rows)
+    jobs = sweeps(options.data or [stored_runs()], options.sweeps, options.rows)
     known = observed([job for rows in jobs.values() for job in rows], options.cache, options.workers)
     counts: dict[str, list[float]] = defaultdict(list)
-    print("| sweep | layouts | search alone | tune | random, median | random, 9th of 10 | Optuna, median | Optuna, worst |")
-    print("|---|---|---|---|---|---|---|---|")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    say("| sweep | layouts | search alone | tune | random, median | random, 9th of 10 | Optuna, median | Optuna, worst |")
+    say("|---|---|---|---|---|---|---|---|")
     for name, rows in jobs.items():
         table: Table = []
         for key, row in rows:
@@ -167,9 +176,12 @@ def main() -> None:
         for key, value in row.items():
             counts[key].append(value)
         cells = [f"{row[key]:g}" for key in ("search", "tune", "random", "random worst", "optuna", "optuna worst")]
-        print(f"| {name} | {len(table)} | {' | '.join(cells)} |")
+        say(f"| {name} | {len(table)} | {' | '.join(cells)} |")
+    say("")
     for what, of in (("median", np.median), ("worst", np.max), ("mean", np.mean)):
-        print(f"{what} over sweeps: " + ", ".join(f"{key} {of(values):.3g}" for key, values in counts.items()))
+        say(f"- {what} over sweeps: " + ", ".join(f"{key} {of(values):.3g}" for key, values in counts.items()))
+    if options.docs is not None:
+        write_between(options.docs, "bench_tune", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,28 @@ def test_runs_of_a_known_kind_leave_predictions_where_they_are() -> None:
     assert there.step_high_s / there.step_low_s < plain.step_high_s / plain.step_low_s
 
 
+def test_runs_that_agree_on_being_far_off_are_followed() -> None:
+    """A cluster that takes 1.5 times as long in everything: three runs say so, and nothing is shrunk away."""
+    slow = Site(compute=1.5, memory=1.5, communication=1.5, host=1.5)
+    found = simpar.adapt([row(each, site=slow) for each in TABLES[:3]])
+    unseen = make_scenario(TABLES[4])
+    assert predict_at(found.site, unseen).step_time_s == pytest.approx(predict_at(slow, unseen).step_time_s, rel=0.06)
+
+
+def test_a_slow_host_is_told_from_a_slow_network() -> None:
+    """Small micro-batches leave the device waiting for launches, large ones do not: their runs tell whose fault it is."""
+    slow, small = Site(host=1.6), {**MODEL, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8}
+    tables = [{**table(f"mbs{n}", 1, {"tp": 2}, micro_batch_size=n), "model": small} for n in (1, 4, 16)]
+    host = [predict_at(slow, make_scenario(each)).step_time_s / predict(make_scenario(each)).step_time_s for each in tables]
+    assert host[0] > 1.4
+    assert host[2] < 1.1
+    found = simpar.adapt([row(each, site=slow) for each in tables]).site
+    assert found.host > 1.2
+    assert found.host > found.communication
+    unseen = make_scenario({**table("mbs8", 1, {"tp": 2}, micro_batch_size=8), "model": small})
+    assert predict_at(found, unseen).step_time_s == pytest.approx(predict_at(slow, unseen).step_time_s, rel=0.08)
+
+
 def test_one_bad_run_moves_little(rows: list[dict[str, Any]]) -> None:
     sick = [*rows[:4], {**rows[4], "step_time_s": 5.0 * rows[4]["step_time_s"]}]
     found = simpar.adapt(sick)
@@ -104,7 +126,7 @@ def test_a_factor_that_no_run_shows_stays_as_uncertain_as_it_was() -> None:
     alone = {**table("alone", 1, {"tp": 1}), "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": 1}}
     found = simpar.adapt([row(alone), row({**alone, "training": {**alone["training"], "sequence_length": 4096}})])
     spread = np.sqrt(np.diag(found.details.posterior.covariance))
-    before = np.sqrt(np.diag(shipped_prior().covariance))
+    before = np.sqrt(np.diag(shipped_prior().usual_covariance))
     assert spread[0] < 0.85 * before[0]
     assert spread[2] > 0.98 * before[2]
 
@@ -130,14 +152,14 @@ def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
 
 def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     """All of a step is compute, many runs agree: the mean of their logarithms, with a normal posterior's spread."""
-    prior = Prior(common=0.08, compute=0.08, memory=0.25, communication=0.35, kind=0.08, residual=0.05, residual_spread=0.6)
+    prior = Prior(common=0.08, compute=0.08, memory=0.25, communication=0.35, host=0.25, kind=0.08, residual=0.05, residual_spread=0.6)
     generator = np.random.default_rng(0)
     measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
-    runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(3))
+    runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(4))
     found = learn(runs, prior)
     seconds, half = found.predict(runs)
     assert np.log(seconds[0]) == pytest.approx(0.1, abs=0.01)
-    of_all = found.covariance[0, 0] + 2.0 * found.covariance[0, 3] + found.covariance[3, 3]
+    of_all = found.covariance[0, 0] + 2.0 * found.covariance[0, 4] + found.covariance[4, 4]
     assert math.sqrt(of_all) == pytest.approx(0.03 / math.sqrt(200), rel=0.3)
     assert float(np.mean(np.abs(np.log(measured / seconds)) < half)) == pytest.approx(0.8, abs=0.08)
 
@@ -230,7 +252,8 @@ def test_a_plan_of_given_speeds_refuses_a_site(folder: Path) -> None:
     [
         ("compute = -1\n", "compute"),
         ("speed = 2\n", "unknown field"),
-        ("covariance = [[1, 2, 0], [2, 1, 0], [0, 0, 1]]\n", "must be a covariance"),
+        ("covariance = [[1, 2, 0, 0], [2, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]\n", "must be a covariance"),
+        ("covariance = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]\n", "must be 4 rows of 4"),
         ("compute = \n", "site.toml"),
     ],
 )

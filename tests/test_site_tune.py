@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ TRUE = Site(compute=1.1, memory=1.2, communication=2.5)
 
 
 def candidate(name: str, parts: tuple[float, float, float], **axes: int) -> Candidate:
-    return Candidate(name, (Line(1.0, parts, 0.05),), axes, "k")
+    return Candidate(name, (Line(1.0, (*parts, 0.0), 0.05),), axes, "k")
 
 
 def layouts() -> list[Candidate]:
@@ -179,3 +181,32 @@ def test_a_frameworks_own_log_is_read(scenario: Path, tmp_path: Path) -> None:
     )
     log.write_text("".join(line.format(i, 32 * i, 612.0 if i > 1 else 9000.0) for i in range(1, 12)))
     assert tune(scenario, folder=tmp_path / "t", budget=1, **SPACE).trials[0].measured_s == pytest.approx(0.612)
+
+
+def test_a_tuning_that_is_killed_runs_its_trial_again(scenario: Path, tmp_path: Path) -> None:
+    """SIGKILL in the middle of a trial: its command ends too, and nothing of it counts as a measurement."""
+    script, began = tmp_path / "slow.py", tmp_path / "began"
+    script.write_text(
+        f"import os, time\nprint('half a log', flush=True)\nopen({str(began)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    where = ["--budget", "1", "--folder", str(tmp_path / "t"), "--top", "3", "--fix", "cp=1", "--fix", "pp=1"]
+    arguments = ["tune", str(scenario), *where, "--allow", "micro_batch_size=1", "--allow", "recompute=none", "--run-command"]
+    first = subprocess.Popen([sys.executable, "-m", "simpar", *arguments, f"{sys.executable} {script}"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120.0
+    while not (began.exists() and began.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    child = int(began.read_text())
+    while Path(f"/proc/{child}/status").exists() and time.monotonic() < deadline:
+        if "\nState:\tZ" in Path(f"/proc/{child}/status").read_text():
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{child}").exists()
+    assert not (tmp_path / "t" / "trial-01" / "train.log").exists()
+    script.write_text("print('{\"step_time_s\": 0.4}')\n")
+    said = CliRunner().invoke(app, [*arguments, f"{sys.executable} {script}", "--json"], catch_exceptions=False)
+    assert said.exit_code == 0, said.output
+    (trial,) = json.loads(said.stdout)["trials"]
+    assert trial["measured_s"] == 0.4

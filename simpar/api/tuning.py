@@ -32,6 +32,7 @@ from simpar.site.learned import adapt, shipped_prior, write_site
 from simpar.site.observed import Line, lines_of
 from simpar.site.rows import run_at
 from simpar.site.trials import Belief, Candidate, Outcome, believe, next_trial
+from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.checks import resolved_dp
 from simpar.specs.scenario import Scenario, make_scenario
 
@@ -141,7 +142,7 @@ class Tuning:
         table = read_json(file, "the state of a tuning")
         try:
             candidates = [
-                (Candidate(c["name"], tuple(Line(w, (p[0], p[1], p[2]), rest) for w, p, rest in c["lines"]), c["axes"], c["kind"]),
+                (Candidate(c["name"], tuple(Line(w, _parts(p), rest) for w, p, rest in c["lines"]), c["axes"], c["kind"]),
                  c["scenario"]) for c in table["candidates"]
             ]  # fmt: skip
             keep = ("number", "layout", "worth", "expected_s", "measured_s")
@@ -149,6 +150,13 @@ class Tuning:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise InputError(f"{file}: is damaged ({error!r}); delete it to begin anew, the trials' folders stay") from None
         return cls(folder, candidates, trials)
+
+
+def _parts(given: list[float]) -> tuple[float, ...]:
+    """Seconds that each factor of a site scales."""
+    if len(given) != len(SITE_FACTORS):
+        raise ValueError("a tuning of an earlier simpar")
+    return tuple(map(float, given))
 
 
 def tune(
@@ -267,7 +275,12 @@ def _propose(state: Tuning, worth: float) -> bool:
 
 
 def _run(command: str, home: Path) -> None:
-    """Run a trial's command, its output in train.log; a failure is its outcome."""
+    """Run a trial's command, its output in train.log once it has ended; a failure is its outcome.
+
+    Killed on the way, it leaves no log, so that the trial is run again; the command ends with this process (Linux).
+    """
+    from simpar.live.cluster_worker import die_with_parent
+
     words = {"folder": str(home), "scenario": str(home / "scenario.toml"), "launch": str(home / "launch")}
     try:
         given = [part.format(**words) for part in shlex.split(command)]
@@ -276,13 +289,14 @@ def _run(command: str, home: Path) -> None:
         raise InputError(
             [Violation("--run-command", command, rule, "{folder}, {scenario} and {launch} stand for the trial's")]
         ) from None
-    start = time.monotonic()
+    start, part = time.monotonic(), home / "train.log.part"
     try:
-        with (home / "train.log").open("wb") as log:
-            done = subprocess.run(given, stdout=log, stderr=subprocess.STDOUT, check=False)
-    except OSError as error:
-        (home / "train.log").unlink(missing_ok=True)
-        raise InputError([Violation("--run-command", command, f"cannot be started: {error.strerror or error}")]) from None
+        with part.open("wb") as log:
+            done = subprocess.run(given, stdout=log, stderr=subprocess.STDOUT, check=False, preexec_fn=die_with_parent)
+    except (OSError, subprocess.SubprocessError) as error:
+        part.unlink(missing_ok=True)
+        raise InputError([Violation("--run-command", command, f"cannot be started: {error}")]) from None
+    part.replace(home / "train.log")
     if done.returncode:
         seconds = time.monotonic() - start
         note = {"failed": f"exit code {done.returncode} after {seconds:.0f} s; its output is in {home / 'train.log'}"}

@@ -202,7 +202,7 @@ class LayoutPricer:
         """Host time to launch a block's kernels; the device waits where this is the longer one."""
         spec, training = self.layout.framework, self.layout.training
         passes = 2.0 if phase != "F" and price.recomputes else 1.0
-        slow = self.layout.hardware.node.host_slowdown
+        slow = self.layout.hardware.node.host_slowdown * self.layout.calibration.host
         each = slow * (spec.host.launch_s if phase == "F" else spec.host.backward_launch_s)
         if training.cuda_graphs:
             return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0

@@ -73,7 +73,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
             parts += [scaled(p, calibration.compute) for p in _newton_schulz(layout, [m.joined for m in owned], work)]
             cut += _tensor_gathers(owned, work, expert=expert)
             gathers += _matrix_gathers(layout, same, work, expert=expert)
-    update_s = sum(p.seconds for p in parts) + norm_s + spec.host.optimizer_cpu_s + calibration.step_s
+    update_s = sum(p.seconds for p in parts) + norm_s + spec.host.optimizer_cpu_s * calibration.host + calibration.step_s
     if kind.synchronises:
         update_s += TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
     busy = tuple((name, sum(p.seconds for p in prices)) for name, prices in (("tp", cut), ("dp", gathers)) if prices)

@@ -38,7 +38,7 @@ def _factors(found: Adapted) -> Table:
     for column in ("", "factor", "80 % interval", "before the runs"):
         table.add_column(column, justify="left" if not column else "right")
     after = TENTH * np.sqrt(np.diag(found.posterior.covariance))
-    before = TENTH * np.sqrt(np.diag(found.prior.covariance))
+    before = TENTH * np.sqrt(np.diag(found.prior.usual_covariance))
     for index, (name, value) in enumerate(found.site.factors.items()):
         interval = f"{value * math.exp(-after[index]):.3f} to {value * math.exp(after[index]):.3f}"
         table.add_row(name, f"x {value:.3f}", interval, f"{math.exp(-before[index]):.3f} to {math.exp(before[index]):.3f}")

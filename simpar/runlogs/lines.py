@@ -29,7 +29,7 @@ _PREFIXES: Final = (
 )
 _STAMP: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _AMERICAN: Final = re.compile(r"(\d\d)/(\d\d)/(\d{4}) (\d\d):(\d\d):(\d\d)")
-_COMMA_DECIMAL: Final = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
+_COMMA_DECIMAL: Final = re.compile(r"[-+]?\d[\d.]*,\d+(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)

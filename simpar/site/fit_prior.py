@@ -3,15 +3,14 @@
     python -m simpar.site.fit_prior [--data FILE.jsonl ...] [--cache seen.jsonl]
 
 Every source's runs of one framework on one GPU stand for a site. The run-level constants are fitted again without the source; its
-runs are then straight lines in the site's three factors (`simpar.site.observed`), and the spreads are those under which all sites
-together are most likely (`log_evidence`, empirical Bayes). They go into the registry of constants as `site.*`.
+runs are then straight lines in the site's four factors (`simpar.site.observed`), and the spreads are those with which a few runs
+of a site predict its others best (their log density). They go into the registry of constants as `site.*`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.samples import RUN_LEVEL, Data, Sample
 from simpar.site.observed import Line, Observed, evidence_of, observe
-from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
+from simpar.site.posterior import FREEDOM, TENTH_OF_T, Evidence, Prior, learn
 from simpar.specs.calibration import FACTORS, FILE, Constant, calibrated_by, calibration_for, constants, unseen
 from simpar.specs.framework import family_of
 from simpar.specs.site import TENTH
@@ -37,7 +36,9 @@ MOST_ROWS: Final = 14
 """Runs of one source, drawn at random: more say little more about how sources differ."""
 LEAST_ROWS: Final = 2
 """Fewest runs of a source that says anything about the spread within."""
-START: Final = Prior(0.08, 0.08, 0.25, 0.35, 0.08, 0.05, 0.6)
+START: Final = Prior(0.1, 0.06, 0.4, 0.6, 0.2, 0.08, 0.05, 0.9)
+FEW: Final = (1, 2, 3, 3, 5)
+"""Runs given back in the splits of a site that the prior is estimated from."""
 LEAST: Final = 0.01
 """No spread is estimated below this: sources are too few to say that there is none."""
 
@@ -135,8 +136,8 @@ def left_out(seen: Sequence[Seen]) -> Sites:
 def _sample(seen: Seen) -> Sample:
     """The likeliest reading as the fit of constants takes it, with every factor neutral."""
     line = max(seen.observed.lines, key=lambda line: line.weight)
-    parts = [part / factor for part, factor in zip(line.parts, seen.factors, strict=True)]
-    rest = max(line.rest - seen.step_s, 0.0)
+    *parts, host = [part / factor for part, factor in zip(line.parts, (*seen.factors, 1.0), strict=True)]
+    rest = max(line.rest + host - seen.step_s, 0.0)
     return Sample(
         family_of(seen.framework), seen.architecture, seen.gpu, seen.source, "", (*parts, 0.0, 1.0), rest, seen.observed.seconds,
     )  # fmt: skip
@@ -146,7 +147,7 @@ def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     """The run's lines with other constants in force."""
     with calibrated_by(tuple(entries)):
         after = calibration_for(seen.framework, seen.architecture, seen.gpu)
-    ratios = [getattr(after, name) / before for name, before in zip(FACTORS, seen.factors, strict=True)]
+    ratios = [*(getattr(after, name) / before for name, before in zip(FACTORS, seen.factors, strict=True)), 1.0]
     more = after.step_s - seen.step_s
     lines = tuple(
         Line(line.weight, tuple(p * r for p, r in zip(line.parts, ratios, strict=True)), max(line.rest + more, 0.0))
@@ -161,23 +162,37 @@ def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
 
 
 def fit_prior(sites: Sites, start: Prior = START) -> Prior:
-    """The spreads under which the sources' runs are most likely."""
+    """The spreads with which a few runs of a source predict its others best: the log density of those, given the few."""
     from scipy.optimize import minimize  # an extra: only fits need it
 
-    lines = [evidence_of(runs) for runs in sites.values() if len(runs) >= LEAST_ROWS]
+    jobs = [job for runs in sites.values() for job in given_back(evidence_of(runs))]
 
     def worse(logs: Sequence[float]) -> float:
-        return -_log_evidence(lines, Prior(*np.maximum(np.exp(logs), LEAST)))
+        return -predictive(jobs, Prior(*np.maximum(np.exp(logs), LEAST)))
 
     first = np.log([getattr(start, name) for name in Prior.__slots__])
-    options = {"xatol": 0.05, "fatol": 0.05, "maxfev": 400, "initial_simplex": first + np.vstack([np.zeros(7), 0.5 * np.eye(7)])}
+    simplex = first + np.vstack([np.zeros(len(first)), 0.5 * np.eye(len(first))])
+    options = {"xatol": 0.1, "fatol": 0.05, "maxfev": 200, "initial_simplex": simplex}
     found = minimize(worse, first, method="Nelder-Mead", options=options)
     return Prior(*(float(v) for v in np.maximum(np.exp(found.x), LEAST)))
 
 
-def _log_evidence(lines: Sequence[Evidence], prior: Prior) -> float:
-    """Of all sources together, each counting as the square root of its runs."""
-    return sum(learn(runs, prior).log_evidence / math.sqrt(len(runs)) for runs in lines)
+def given_back(lines: Evidence) -> list[tuple[float, Evidence, Evidence]]:
+    """(Weight, runs given, runs to predict) of a site: all its splits weigh 1 together."""
+    generator, count = np.random.default_rng(len(lines)), len(lines)
+    orders = [(k, generator.permutation(count)) for k in FEW if count > k]
+    return [(1.0 / len(orders), lines.only(order[:k]), lines.only(order[k:])) for k, order in orders]
+
+
+def predictive(jobs: Sequence[tuple[float, Evidence, Evidence]], prior: Prior) -> float:
+    """Mean log density of a site's runs to predict, as Student-t around the prediction, summed over sites."""
+    total = 0.0
+    for weight, few, rest in jobs:
+        predicted, half = learn(few, prior).predict(rest)
+        scale = half / TENTH_OF_T
+        off = (rest.log_measured - np.log(predicted)) / scale
+        total += weight * float(np.mean(-np.log(scale) - 0.5 * (FREEDOM + 1) * np.log1p(off**2 / FREEDOM)))
+    return total
 
 
 def memory_spreads(sites: Sites) -> tuple[float, float]:

@@ -15,8 +15,8 @@ import numpy as np
 from simpar.evidence.run_type import Run
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, observe
-from simpar.site.posterior import FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn
-from simpar.specs.calibration import FACTORS, constant
+from simpar.site.posterior import FACTORS, FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn
+from simpar.specs.calibration import SITE_FACTORS, constant
 from simpar.specs.site import TENTH, Site, SiteKind, SiteRun
 
 MOVED: Final = 0.08
@@ -74,7 +74,7 @@ class Adapted:
     def as_json(self) -> dict[str, Any]:
         """The object of `simpar adapt --json`."""
         ends = TENTH * np.sqrt(np.diag(self.posterior.covariance))
-        prior = TENTH * np.sqrt(np.diag(self.prior.covariance))
+        prior = TENTH * np.sqrt(np.diag(self.prior.usual_covariance))
         return {
             "site": self.site.model_dump(mode="json"),
             "factors": {
@@ -145,7 +145,7 @@ def _observed(runs: Sequence[Run], at: Site, workers: int, progress: bool) -> li
 
 def _at(found: Posterior) -> Site:
     low, high = 0.06, 18.0
-    values = {name: float(np.clip(math.exp(t), low, high)) for name, t in zip(FACTORS, found.theta[:3], strict=True)}
+    values = {name: float(np.clip(math.exp(t), low, high)) for name, t in zip(SITE_FACTORS, found.theta[:FACTORS], strict=True)}
     return Site(**values)
 
 
@@ -161,7 +161,7 @@ def _site(name: str, runs: Sequence[Observed], found: Posterior, after: FloatArr
     return _at(found).model_copy(
         update={
             "name": name, "group": runs[0].group, "covariance": covariance, "other_kind": found.kind,
-            "kinds": tuple(SiteKind(name=kind, factor=math.exp(t)) for kind, t in zip(found.kinds, found.theta[3:], strict=True)),
+            "kinds": tuple(SiteKind(name=k, factor=math.exp(t)) for k, t in zip(found.kinds, found.theta[FACTORS:], strict=True)),
             "residual": found.residual, "peak_memory_bytes": extra,
             "peak_memory_spread": spread, "runs": rows,
         }

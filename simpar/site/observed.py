@@ -17,7 +17,7 @@ from simpar.evidence.spread import predict_run
 from simpar.model.kind import group_of, kind_of
 from simpar.readings import Open
 from simpar.site.posterior import Evidence, FloatArray
-from simpar.specs.calibration import FACTORS
+from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -31,7 +31,7 @@ class Line:
     """One reading of a run: its weight, the seconds that each factor scales, and the rest."""
 
     weight: float
-    parts: tuple[float, float, float]
+    parts: tuple[float, ...]
     rest: float
 
     @property
@@ -104,7 +104,7 @@ def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[
     """The run's readings, each simulated again a little away in every factor."""
     readings = {"": (1.0, found.step_time_s)} if answer is None else {r.key: (r.weight, r.seconds) for r in answer.readings}
     slopes: dict[str, list[float]] = {key: [] for key in readings}
-    for name in FACTORS:
+    for name in SITE_FACTORS:
         moved = at.model_copy(update={name: getattr(at, name) * math.exp(STEP)})
         other, again = predict_run(run, partial(predict_at, moved))
         seconds = {"": other.step_time_s} if again is None else {r.key: r.seconds for r in again.readings}
@@ -113,7 +113,7 @@ def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[
     lines = []
     for key, (weight, before) in readings.items():
         parts = tuple(slopes[key])
-        lines.append(Line(weight, (parts[0], parts[1], parts[2]), max(before - sum(parts), 0.0)))
+        lines.append(Line(weight, parts, max(before - sum(parts), 0.0)))
     return tuple(lines)
 
 
@@ -135,8 +135,8 @@ def evidence_of(observed: Iterable[Observed], at: Site = NEUTRAL) -> Evidence:
 
 
 def log_factors(site: Site) -> FloatArray:
-    """Logarithms of the three factors [3]."""
-    return np.log([getattr(site, name) for name in FACTORS])
+    """Logarithms of the four factors [4]."""
+    return np.log([getattr(site, name) for name in SITE_FACTORS])
 
 
 __all__ = ["Line", "Observed", "Unused", "evidence_of", "lines_of", "log_factors", "observe"]

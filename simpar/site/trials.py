@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.site.observed import Line
-from simpar.site.posterior import Evidence, FloatArray, Posterior, Prior, learn
+from simpar.site.posterior import FACTORS, Evidence, FloatArray, Posterior, Prior, learn
 
 NOISE: Final = 0.01
 """Standard deviation of the logarithm of a measured step: the same layout measured again."""
@@ -82,8 +82,8 @@ def believe(candidates: Sequence[Candidate], outcomes: Sequence[Outcome], prior:
     done = [(place[o.name], o.seconds) for o in outcomes if o.name in place and o.seconds]
     lost = {place[o.name] for o in outcomes if o.name in place and not o.seconds}
     runs = Evidence.of(
-        [[(line.weight, line.parts, line.rest) for line in c.lines] for c in candidates], [1.0] * len(candidates), np.zeros(3),
-        [c.kind for c in candidates],
+        [[(line.weight, line.parts, line.rest) for line in c.lines] for c in candidates], [1.0] * len(candidates),
+        np.zeros(FACTORS), [c.kind for c in candidates],
     )  # fmt: skip
     tried = np.zeros(len(candidates), dtype=bool)
     tried[[index for index, _ in done] + sorted(lost)] = True
@@ -112,7 +112,7 @@ def _at(runs: Evidence, found: Posterior) -> tuple[FloatArray, FloatArray, Float
     member = runs.member(found.kinds)
     log_s, slopes = runs.log_seconds(found.theta, member)
     slope = (runs.weight[..., None] * slopes).sum(-2)
-    new = np.where(member.sum(-1) > 0.0, 0.0, found.kind * slope[:, :3].sum(-1))
+    new = np.where(member.sum(-1) > 0.0, 0.0, found.kind * slope[:, :FACTORS].sum(-1))
     return (runs.weight * log_s).sum(-1), slope, new
 
 

@@ -47,6 +47,7 @@ Name = Literal[
     "site.compute",
     "site.memory",
     "site.communication",
+    "site.host",
     "site.kind",
     "site.residual",
     "site.residual_spread",
@@ -59,12 +60,14 @@ NEUTRAL: Final[dict[str, float]] = {
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
     "search.mesh_error": 0.0, "search.own_error": 0.0,
     "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
-    "site.communication": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0, "site.peak_memory": 0.0,
+    "site.communication": 0.0, "site.host": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0, "site.peak_memory": 0.0,
     "site.peak_memory_residual": 0.0,
 }  # fmt: skip
 """Constant -> the value that leaves it out."""
 FACTORS: Final = ("compute", "memory", "communication")
 SECONDS: Final = ("pass_s", "step_s")
+SITE_FACTORS: Final = (*FACTORS, "host")
+"""What a site's own runs move."""
 WIDTHS: Final = ("expected_error", "interval_factor", "allocated_error", "reserved_error", "memory_error")
 """Of these the narrowest group's holds, not the product of all."""
 UNFAMILIAR: Final = "unfamiliar"
@@ -90,6 +93,7 @@ MEANING: Final[dict[str, str]] = {
     "site.compute": "how much sources differ in their factor on compute beside that (sd of its logarithm)",
     "site.memory": "how much sources differ in their factor on memory-bound kernels beside that (sd of its logarithm)",
     "site.communication": "how much sources differ in their factor on communication beside that (sd of its logarithm)",
+    "site.host": "how much sources differ in their factor on the host's time beside that (scale of its logarithm)",
     "site.kind": "how much the kinds of runs of one source differ in one factor beside those (sd of its logarithm)",
     "site.residual": "scale of log(measured / predicted) between runs of one source, once its factors are right",
     "site.residual_spread": "how much sources differ in that scale (sd of its logarithm)",
@@ -102,7 +106,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
     "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 10e-3),
     "search.mesh_error": (0.0, 0.3), "search.own_error": (0.0, 0.3),
-    "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
+    "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0), "site.host": (0.0, 2.0),
     "site.kind": (0.0, 1.0),
     "site.residual": (0.0, 0.5), "site.residual_spread": (0.0, 2.0), "site.peak_memory": (0.0, 1.0),
     "site.peak_memory_residual": (0.0, 1.0),
@@ -200,11 +204,13 @@ class ConstantsFile(Spec):
 
 @dataclass(frozen=True, slots=True)
 class RunCalibration:
-    """The constants in force for one framework on one GPU: factors, seconds, and the widths of intervals, see `MEANING`."""
+    """The constants in force for one framework on one GPU: factors, seconds, and the widths of intervals, see `MEANING`; `host`, on
+    what the framework's host code takes, is a site's alone."""
 
     compute: float = 1.0
     memory: float = 1.0
     communication: float = 1.0
+    host: float = 1.0
     pass_s: float = 0.0
     step_s: float = 0.0
     expected_error: float = 0.0

@@ -1,7 +1,7 @@
 """A site: what simpar learned from a cluster's own runs, as `simpar adapt` writes it and `site = "site.toml"` uses it.
 
 Published runs say what a framework on a GPU takes on clusters on average; a site says how far one cluster is from that: a factor on
-compute, on memory-bound kernels and on communication, bytes on the device that no term explains, and how sure each of them is.
+compute, on memory-bound kernels, on communication and on the host, bytes on the device that no term explains, and how sure each of them is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from simpar.errors import InputError, Violation
 from simpar.specs.base import Spec, read_toml, validate
-from simpar.specs.calibration import FACTORS, RunCalibration
+from simpar.specs.calibration import SECONDS, SITE_FACTORS, RunCalibration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,7 @@ TERMS: Final[dict[str, str]] = {
     "matmul": "compute", "attention": "compute", "expert_matmul": "compute", "recompute": "compute",
     "memory_bound": "memory", "optimizer": "memory",
     "tp": "communication", "cp": "communication", "ep": "communication", "pp": "communication", "dp": "communication",
+    "launch": "host", "host": "host",
 }  # fmt: skip
 """Term of a step's breakdown -> the factor that scales it. A pipeline's bubble is idle time of the rest and grows with it."""
 
@@ -50,12 +51,12 @@ class SiteRun(Spec):
 
 
 class SiteKind(Spec):
-    """Runs of one kind (a model in a precision) and their own factor beside the site's three."""
+    """Runs of one kind (a model in a precision) and their own factor beside the site's own."""
 
     name: str
     """Model and precision, "8.03B bf16"."""
     factor: Factor
-    """On everything that the three factors scale."""
+    """On everything that the site's factors scale."""
 
 
 class Site(Spec):
@@ -74,12 +75,14 @@ class Site(Spec):
     """On seconds of memory-bound kernels and the optimizer."""
     communication: Factor = 1.0
     """On seconds of collectives and sends."""
+    host: Factor = 1.0
+    """On seconds of the host: launches, Python, what a step takes beside its kernels."""
     kinds: tuple[SiteKind, ...] = ()
     """Kinds of runs that the site had."""
     other_kind: Spread = 0.0
     """Of the factor of runs of another kind, whose median is 1."""
     covariance: Covariance | None = None
-    """Of the logarithms of the three factors, in that order, then of the kinds'."""
+    """Of the logarithms of the four factors, in that order, then of the kinds'."""
     residual: Spread = 0.0
     """Of log(measured / predicted) between the site's runs, once the factors are right."""
     peak_memory_bytes: float = 0.0
@@ -93,11 +96,11 @@ class Site(Spec):
     @classmethod
     def _is_a_covariance(cls, rows: Covariance | None, info: ValidationInfo) -> Covariance | None:
         kinds = len(info.data.get("kinds", ()))
-        size = len(FACTORS) + kinds
+        size = len(SITE_FACTORS) + kinds
         if rows is None:
             return rows
         if len(rows) != size or any(len(row) != size for row in rows):
-            raise ValueError(f"must be {size} rows of {size}: three factors and {kinds} kinds")
+            raise ValueError(f"must be {size} rows of {size}: four factors and {kinds} kinds")
         for i in range(size):
             for j in range(size):
                 bound = math.sqrt(max(rows[i][i], 0.0) * max(rows[j][j], 0.0))
@@ -112,8 +115,8 @@ class Site(Spec):
 
     @property
     def factors(self) -> dict[str, float]:
-        """compute, memory, communication."""
-        return {name: getattr(self, name) for name in FACTORS}
+        """compute, memory, communication, host."""
+        return {name: getattr(self, name) for name in SITE_FACTORS}
 
     def of_kind(self, kind: str) -> float:
         """The factor of runs of a kind."""
@@ -121,7 +124,8 @@ class Site(Spec):
 
     def applied(self, published: RunCalibration, kind: str) -> RunCalibration:
         """The constants of published runs with the site's factors, and those of a kind of runs, on top."""
-        moved = {name: getattr(published, name) * getattr(self, name) * self.of_kind(kind) for name in FACTORS}
+        own = {**dict.fromkeys(SECONDS, self.host), **self.factors}
+        moved = {name: getattr(published, name) * factor * self.of_kind(kind) for name, factor in own.items()}
         peak = TENTH * self.peak_memory_spread
         widths = {"allocated_error": peak, "reserved_error": peak, "memory_error": peak} if peak else {}
         return replace(published, **moved, expected_error=self.least_error, interval_factor=1.0, **widths)
@@ -138,14 +142,14 @@ class Site(Spec):
             shares: of the step that each factor scales.
             kind: of the run.
         """
-        weights = [shares.get(name, 0.0) for name in FACTORS]
+        weights = [shares.get(name, 0.0) for name in SITE_FACTORS]
         scaled = sum(weights)
         weights += [scaled * (each.name == kind) for each in self.kinds]
         size = len(weights)
         rows = self.covariance or ((0.0,) * size,) * size
         variance = sum(weights[i] * weights[j] * rows[i][j] for i in range(size) for j in range(size))
         new = 0.0 if any(each.name == kind for each in self.kinds) else scaled * self.other_kind
-        causes = {f"site's {name}": TENTH * weights[i] * math.sqrt(rows[i][i]) for i, name in enumerate(FACTORS)}
+        causes = {f"site's {name}": TENTH * weights[i] * math.sqrt(rows[i][i]) for i, name in enumerate(SITE_FACTORS)}
         causes |= {"a kind of run that the site never had": TENTH * new, "between the site's runs": TENTH * self.residual}
         return TENTH * math.sqrt(max(variance, 0.0) + new**2 + self.residual**2), causes
 
@@ -156,7 +160,7 @@ class Site(Spec):
             breakdown: seconds by term, as `Result.breakdown`.
         """
         busy = step_s - max(breakdown.get("bubble", 0.0), 0.0)
-        found = dict.fromkeys(FACTORS, 0.0)
+        found = dict.fromkeys(SITE_FACTORS, 0.0)
         for term, name in TERMS.items():
             found[name] += max(breakdown.get(term, 0.0), 0.0)
         return {name: seconds / busy if busy > 0 else 0.0 for name, seconds in found.items()}
