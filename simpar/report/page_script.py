@@ -112,7 +112,7 @@ function watch(div, g, r) {
     if (lane < 0 || x < 0 || x > g.step) return null;
     const i = find(lane, x, reach);
     if (i < 0) return g.lanes[lane][2] + "\nwaiting at " + time(x);
-    const lines = [g.label[i] + "   " + g.kinds[r.kind[i]][0], g.lanes[lane][2],
+    const lines = [(g.label[i] ? g.label[i] + "   " : "") + g.kinds[r.kind[i]][0], g.lanes[lane][2],
       "start " + time(r.start[i]) + ", lasts " + time(r.length[i])];
     if (r.length[i] - r.busy[i] > 1e-4 * r.length[i]) lines.push("of which busy " + time(r.busy[i]));
     let priced = 0;
