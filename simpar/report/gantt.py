@@ -250,7 +250,7 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
     names = list(WAITS)
     place = np.zeros(len(names), dtype=np.int64)
     place[causes] = len(named) + np.arange(len(causes))
-    named += [(WAITS[names[cause]], *[palette.WAITS[names[cause]]] * 2) for cause in causes]
+    named += [(WAITS[names[cause]], palette.WAITS[names[cause]], palette.WAITS[names[cause]]) for cause in causes]
     nothing = np.zeros(len(idle.lane))
     length = np.concatenate([drawn.finish - drawn.start, idle.length]) * factor
     busy = np.concatenate([drawn.busy, idle.length]) * factor

@@ -40,6 +40,16 @@ function drawFigure(figure) {
   return drawn(show(0));
 }
 
+function linked(first, second) {
+  const other = {[first.id]: second, [second.id]: first};
+  for (const div of [first, second]) div.on("plotly_relayout", change => {
+    if (!Object.keys(change).some(key => key.startsWith("xaxis"))) return;
+    const range = div._fullLayout.xaxis.range, there = other[div.id]._fullLayout.xaxis.range;
+    // Only what differs: setting the other's range calls this once more.
+    if (Math.abs(range[0] - there[0]) + Math.abs(range[1] - there[1]) > 1e-9) Plotly.relayout(other[div.id], {"xaxis.range": [...range]});
+  });
+}
+
 function polygons(lanes, r, wanted) {
   const x = [], y = [];
   for (let i = 0; i < r.start.length; i++) {
@@ -156,6 +166,8 @@ async function read(element) {
   const DATA = await read(document.getElementById("data"));
   if (DATA.gantt) await drawGantt(DATA.gantt);
   for (const figure of DATA.figures) await drawFigure(figure);
+  const over = document.getElementById("memory-time");
+  if (DATA.gantt && over) linked(document.getElementById("gantt"), over);
   document.body.dataset.ready = "1";
 })().catch(e => { document.body.dataset.errors = (document.body.dataset.errors || "") + e.message + "\n"; throw e; });
 """
