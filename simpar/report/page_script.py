@@ -46,7 +46,8 @@ function linked(first, second) {
     if (!Object.keys(change).some(key => key.startsWith("xaxis"))) return;
     const range = div._fullLayout.xaxis.range, there = other[div.id]._fullLayout.xaxis.range;
     // Only what differs: setting the other's range calls this once more.
-    if (Math.abs(range[0] - there[0]) + Math.abs(range[1] - there[1]) > 1e-9) Plotly.relayout(other[div.id], {"xaxis.range": [...range]});
+    const differs = Math.abs(range[0] - there[0]) + Math.abs(range[1] - there[1]) > 1e-9;
+    if (differs) Plotly.relayout(other[div.id], {"xaxis.range": [...range]});
   });
 }
 
