@@ -5,6 +5,7 @@ The pages themselves, with all their examples, are built by `mkdocs build --stri
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "_site"))
 
 import examples  # noqa: E402
+import lesson  # noqa: E402
+import notebooks  # noqa: E402
+import output  # noqa: E402
+import pictures  # noqa: E402
 import reference  # noqa: E402
 import schedule_pictures  # noqa: E402
 
@@ -71,3 +76,63 @@ def test_an_example_that_fails_stops_the_build(markdown: str, message: str) -> N
 def test_examples_share_their_files_and_show_what_is_printed() -> None:
     page = '```toml title="a.toml"\nx = 1\n```\n\n```python run\nprint(open("a.toml").read().strip() + "!")\n```\n'
     assert "```text\nx = 1!\n```" in examples.with_output(page, "page.md")
+
+
+def test_a_figure_of_a_lesson_holds_every_choice_and_its_reason() -> None:
+    block = (
+        '```lesson\ntitle = "t"\nscenario = "zero-7.5b_a100x64_zero0"\nshow = ["memory", "time", "pipeline"]\n'
+        'set = { global_batch_size = 64 }\n[[choices]]\nlabel = "stage"\nfield = "zero_stage"\nvalues = [0, 3]\n'
+        '[[choices]]\nlabel = "micro-batch"\nfield = "micro_batch_size"\nvalues = [1, 2]\n```\n'
+    )
+    page = lesson.with_figures(block)
+    data = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', page)[0])
+    assert data["sizes"] == [2, 2]
+    plain, wrong, sharded, _ = data["steps"]
+    assert sharded["gib"] < plain["gib"]
+    assert "must be a multiple" in wrong["wrong"]
+    assert sum(seconds for _, seconds in plain["parts"]) == pytest.approx(plain["s"], rel=0.02)
+    assert sum(size for _, size in plain["memory"]) == pytest.approx(plain["gib"], rel=0.02)
+    assert all(0 <= start <= end <= 1000 for row in plain["ranks"] for _, _, start, end in row)
+    assert page.count('type="radio"') == 4
+    with pytest.raises(ValueError, match="no choice"):
+        lesson.with_figures(block.replace("[1, 2]", "[7]"))
+
+
+def test_notebooks_are_stored_without_outputs() -> None:
+    found = sorted(notebooks.FOLDER.glob("*.ipynb"))
+    assert len(found) == 2
+    for path in found:
+        cells = json.loads(path.read_text())["cells"]
+        assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
+
+
+def test_a_notebook_is_executed_and_a_failing_one_stops_the_build(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbconvert")
+    path = tmp_path / "n.ipynb"
+    for source, raises in (("print(6 * 7)", False), ("1 / 0", True)):
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
+        if raises:
+            with pytest.raises(Exception, match="ZeroDivisionError"):
+                notebooks.page(path)
+        else:
+            assert "    42" in notebooks.page(path)
+
+
+def test_every_json_output_has_a_table_or_a_place() -> None:
+    import typer
+
+    from simpar.cli.app import app
+
+    told = {*output.COMMANDS, *output.SAME_AS}
+    for path, command in reference.commands(typer.main.get_command(app), ("simpar",)):
+        if any("--json" in parameter.opts for parameter in command.params):
+            name = " ".join(path)
+            assert any(name == each or name.startswith(f"{each} ") for each in told), name
+
+
+def test_families_are_drawn_from_runs_that_no_fit_has_seen() -> None:
+    found = pictures.unseen_by_family()
+    assert {"megatron-core", "nanotron", "deepspeed", "torchtitan"} <= set(found)
+    drawn = sum(len(points) for points in found.values() if len(points) >= 10)
+    assert pictures.families_picture().count('fill-opacity="0.55"') == drawn

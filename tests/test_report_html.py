@@ -25,9 +25,10 @@ from simpar.output import offline
 from simpar.program.program import OpKind
 from simpar.report import layout_plot, memory_plot
 from simpar.report.encode import compressed, decompressed, packed, unpacked
-from simpar.report.gantt import gantt, lanes_of, rectangles, thinned
+from simpar.report.gantt import WAITS, gantt, lanes_of, rectangles, thinned, waits
 from simpar.report.shown import shown_roles
 from simpar.report.step_html import step_page, write_html
+from simpar.result.accounting import account
 from simpar.result.result import Result
 from simpar.step import interpret, prepare, run, simulate
 
@@ -107,6 +108,35 @@ def test_lanes_do_not_overlap_and_stay_in_their_band() -> None:
     for above, below in pairwise(lanes):
         assert above.bottom <= below.top + 1e-9
     assert all(int(lane.top) == int(lane.bottom) for lane in lanes)
+
+
+@CASES
+def test_causes_of_waits_add_up_to_those_of_the_step(stem: str, detail: str, overrides: tuple[str, ...]) -> None:
+    result = step(stem, detail, overrides=overrides)
+    roles = shown_roles(result)
+    strips, idle = waits(result, roles, 100)
+    causes = list(WAITS)
+    told = account(result.program, result.timeline).waits
+    for index, shown in enumerate(roles):
+        mine = idle.lane == 100 + index
+        begin, length = idle.start[mine], idle.length[mine]
+        assert (begin[1:] >= (begin + length)[:-1] - 1e-9 * result.step_time_s).all()
+        for cause in ("bubble", "dp", "skew"):
+            seconds = length[idle.cause[mine] == causes.index(cause)].sum()
+            assert seconds == pytest.approx(float(told[cause][shown.role]) if cause in told else 0.0, abs=1e-6 * result.step_time_s)
+    ops = lanes_of(result.program, roles)
+    for strip in strips:
+        assert all(strip.bottom <= lane.top + 1e-9 or lane.bottom <= strip.top + 1e-9 for lane in ops)
+
+
+def test_a_shortened_timeline_fills_its_axis_and_says_what_it_is() -> None:
+    whole = scenario("gpt3-175b_a100x384_tp8pp12", "training.global_batch_size=6144", "plan.virtual_stages=1", "plan.schedule=1f1b")
+    result = simulate(whole, detail="stage")
+    shown = int(result.program.microbatch.max()) + 1
+    assert shown < result.layout.num_microbatches
+    chart = gantt(result)
+    assert (unpacked(chart["start"]) + unpacked(chart["length"])).max() == pytest.approx(chart["step"], rel=1e-6)
+    assert f"The timeline shows {shown} of {result.layout.num_microbatches:,} micro-batches" in chart["notes"][0]
 
 
 OP_70B = ("llama3.1-70b_h100x64_tp4cp2pp4", "op", SMALL_70B)

@@ -10,7 +10,7 @@ from simpar.specs.base import checkout_dir, data_dir
 from simpar.specs.calibration import ANY, BOUNDS, MEANING, NEUTRAL, Constant, Unseen, constants, unseen
 
 FAMILIES: Final = {
-    "megatron-core": "Megatron-LM, NeMo, Megatron-Bridge and kin", "torchtitan": "torchtitan, torchtune, prime-rl",
+    "megatron-core": "Megatron-LM, NeMo, Megatron-Bridge, others built on it", "torchtitan": "torchtitan, torchtune, prime-rl",
     "deepspeed": "DeepSpeed", "llm-foundry": "torch FSDP",
 }  # fmt: skip
 """Families by the names of frameworks in them."""

@@ -18,8 +18,9 @@ from simpar.report import palette
 from simpar.report.encode import packed, time_unit
 from simpar.report.ledger import price_terms
 from simpar.report.palette import PHASES, TRANSFERS
-from simpar.report.shown import ShownRole, shown_roles, subset_note
+from simpar.report.shown import ShownRole, drawn_note, drawn_s, shown_roles, subset_note
 from simpar.report.streams import ordered_streams, stream_position
+from simpar.result.accounting import waits_of
 from simpar.result.result import Result
 
 BoolArray = NDArray[np.bool_]
@@ -51,14 +52,54 @@ KINDS: dict[OpKind, tuple[str, str, str]] = {
 FOLDED = ("other micro-batches", palette.FOLDED, palette.FOLDED)
 
 
+WAITS: dict[str, str] = {
+    "bubble": "bubble: waits for another stage", "pp": "waits for a send", "dp": "waits for parameters or gradients",
+    "skew": "waits for other ranks' reductions", "other": "waits for another collective",
+}  # fmt: skip
+"""Cause of a wait -> what the page calls it."""
+MAX_WAITS = 8_000
+STRIP = 0.07
+"""Height of the strip of causes under a rank's compute."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Lane:
     """One stream of one shown role."""
 
     stream: int
+    """-1: the causes of the waits of its role."""
     top: float
     bottom: float
     title: str
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The causes of waits, as rectangles: lane, index of the cause, start and length in seconds; arrays [waits], sorted by lane."""
+
+    lane: IntArray
+    cause: IntArray
+    start: FloatArray
+    length: FloatArray
+
+
+def waits(result: Result, roles: tuple[ShownRole, ...], first_lane: int) -> tuple[list[_Lane], Waits]:
+    """A strip for each shown role with the causes of its waits; the longest where there are more than a page can draw."""
+    band = {shown.role: index for index, shown in enumerate(roles)}
+    found = [each for each in waits_of(result.program, result.timeline) if each[0] in band]
+    if len(found) > MAX_WAITS:
+        least = sorted((end - begin for _, begin, end, _ in found), reverse=True)[MAX_WAITS]
+        found = [each for each in found if each[2] - each[1] > least]
+    found.sort(key=lambda each: (band[each[0]], each[1]))
+    others = any(stream.kind != "compute" for stream in result.program.streams)
+    bottom = 0.03 + (0.52 if others else 0.84)
+    lanes = [_Lane(-1, index + bottom - STRIP, index + bottom, f"{shown.title}, waits") for index, shown in enumerate(roles)]
+    causes = list(WAITS)
+    return lanes, Waits(
+        np.array([first_lane + band[role] for role, _, _, _ in found], dtype=np.int64),
+        np.array([causes.index(cause if cause in WAITS else "other") for _, _, _, cause in found], dtype=np.int64),
+        np.array([begin for _, begin, _, _ in found]), np.array([end - begin for _, begin, end, _ in found]),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,7 +134,8 @@ def lanes_of(program: Program, roles: tuple[ShownRole, ...]) -> list[_Lane]:
         for stream in ordered_streams(program, shown.role):
             kind = program.streams[stream].kind
             top = band + (0.03 if kind == "compute" else 0.05 + compute + each * others.index(kind))
-            bottom = top + (compute if kind == "compute" else each * 0.85)
+            # Under compute stands the strip with the causes of its waits.
+            bottom = top + (compute - STRIP - 0.02 if kind == "compute" else each * 0.85)
             found.append(_Lane(stream, top, bottom, f"{shown.title}, {kind}"))
     return found
 
@@ -192,8 +234,11 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
     roles = shown_roles(result)
     lanes = lanes_of(result.program, roles)
     drawn, note = thinned(result, lanes, limit)
-    unit, factor = time_unit(result.step_time_s)
+    unit, factor = time_unit(drawn_s(result))
     signatures, tables = _terms(result, drawn)
+    strips, idle = waits(result, roles, len(lanes))
+    lanes += strips
+    causes = sorted({*idle.cause.tolist()})
     program = result.program
     microbatch = program.microbatch[drawn.first]
     own = program.kind[drawn.first[~drawn.folded]]
@@ -201,23 +246,31 @@ def gantt(result: Result, limit: int = MAX_RECTANGLES) -> dict[str, Any]:
     position = np.full(max(int(k) for k in OpKind) + 1, -1)
     position[[int(k) for k in kinds]] = np.arange(len(kinds))
     kind = np.where(drawn.folded, len(kinds), position[program.kind[drawn.first]])
+    named = [KINDS[k] for k in kinds] + ([FOLDED] if drawn.folded.any() else [])
+    names = list(WAITS)
+    place = np.zeros(len(names), dtype=np.int64)
+    place[causes] = len(named) + np.arange(len(causes))
+    named += [(WAITS[names[cause]], palette.WAITS[names[cause]], palette.WAITS[names[cause]]) for cause in causes]
+    nothing = np.zeros(len(idle.lane))
+    length = np.concatenate([drawn.finish - drawn.start, idle.length]) * factor
+    busy = np.concatenate([drawn.busy, idle.length]) * factor
     return {
         "unit": unit,
-        "step": result.step_time_s * factor,
-        "kinds": [KINDS[k] for k in kinds] + ([FOLDED] if drawn.folded.any() else []),
+        "step": drawn_s(result) * factor,
+        "kinds": named,
         "roles": [s.title for s in roles],
         "ticks": [f"rank {s.pipeline_rank}" + (" (slowest)" if s.pipeline else "") + _gpu(result, s.pipeline_rank) for s in roles],
         "lanes": [[round(lane.top, 4), round(lane.bottom, 4), lane.title] for lane in lanes],
-        "lane": packed(drawn.lane, "int16"),
-        "kind": packed(kind, "int8"),
-        "odd": packed(np.where((microbatch >= 0) & ~drawn.folded, microbatch % 2, 0), "int8"),
-        "start": packed(drawn.start * factor, "float64"),
-        "length": packed((drawn.finish - drawn.start) * factor),
-        "busy": packed(drawn.busy * factor),
-        "label": _labels(program, drawn),
-        "terms": packed(signatures, "int32"),
-        "tables": [[[name, seconds * factor] for name, seconds in table] for table in tables],
-        "notes": [text for text in (note, subset_note(result, roles)) if text],
+        "lane": packed(np.concatenate([drawn.lane, idle.lane]), "int16"),
+        "kind": packed(np.concatenate([kind, place[idle.cause]]), "int8"),
+        "odd": packed(np.concatenate([np.where((microbatch >= 0) & ~drawn.folded, microbatch % 2, 0), nothing]), "int8"),
+        "start": packed(np.concatenate([drawn.start, idle.start]) * factor, "float64"),
+        "length": packed(length),
+        "busy": packed(busy),
+        "label": [*_labels(program, drawn), *[""] * len(nothing)],
+        "terms": packed(np.concatenate([signatures, nothing + len(tables)]), "int32"),
+        "tables": [*([[name, seconds * factor] for name, seconds in table] for table in tables), []],
+        "notes": [text for text in (drawn_note(result), note, subset_note(result, roles)) if text],
     }
 
 

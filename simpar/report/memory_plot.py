@@ -8,6 +8,7 @@ import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.report.encode import packed, time_unit
+from simpar.report.shown import drawn_s
 from simpar.result.memory import CATEGORIES, RankMemory
 from simpar.result.result import Result
 
@@ -54,9 +55,9 @@ def over_time(result: Result) -> dict[str, Any]:
 
 
 def _rank_over_time(result: Result, memory: RankMemory) -> dict[str, Any]:
-    unit, factor = time_unit(result.step_time_s)
+    unit, factor = time_unit(drawn_s(result))
     keep = envelope(memory.times, memory.total)
-    moments = packed(np.append(memory.times[keep], result.step_time_s) * factor, "float64")
+    moments = packed(np.append(memory.times[keep], drawn_s(result)) * factor, "float64")
     base = np.zeros(len(keep) + 1)
     traces: list[dict[str, Any]] = []
     for name, values in _layers(memory, keep):
@@ -76,7 +77,7 @@ def _rank_over_time(result: Result, memory: RankMemory) -> dict[str, Any]:
         _note(capacity if in_view else top * 1.08, text, "#c00000", below=in_view and capacity < device),
         _note(device, f"peak use of the device {device:.2f} GiB (reserved + context + NCCL)", "#404040", below=device <= capacity),
     ]
-    peak, share = memory.allocated_bytes / GIB, memory.peak_time_s / result.step_time_s if result.step_time_s else 0.0
+    peak, share = memory.allocated_bytes / GIB, memory.peak_time_s / drawn_s(result) if result.step_time_s else 0.0
     side = "left" if share < 0.3 else "right" if share > 0.7 else "center"
     notes.append({
         "x": memory.peak_time_s * factor, "y": peak, "text": f"peak {peak:.2f} GiB at {memory.peak_time_s * factor:.4g} {unit}",
@@ -84,7 +85,7 @@ def _rank_over_time(result: Result, memory: RankMemory) -> dict[str, Any]:
         "bgcolor": "rgba(255,255,255,.85)", "bordercolor": "#404040",
     })  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": f"time in the step ({unit})"}, "range": [0, result.step_time_s * factor]},
+        "xaxis": {"title": {"text": f"time in the step ({unit})"}, "range": [0, drawn_s(result) * factor]},
         "yaxis": {"title": {"text": "allocated (GiB)"}, "range": [0, top * 1.14]},
         "hovermode": "x unified", "shapes": shapes, "annotations": notes, "legend": _LEGEND,
     }  # fmt: skip

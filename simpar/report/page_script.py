@@ -40,6 +40,17 @@ function drawFigure(figure) {
   return drawn(show(0));
 }
 
+function linked(first, second) {
+  const other = {[first.id]: second, [second.id]: first};
+  for (const div of [first, second]) div.on("plotly_relayout", change => {
+    if (!Object.keys(change).some(key => key.startsWith("xaxis"))) return;
+    const range = div._fullLayout.xaxis.range, there = other[div.id]._fullLayout.xaxis.range;
+    // Only what differs: setting the other's range calls this once more.
+    const differs = Math.abs(range[0] - there[0]) + Math.abs(range[1] - there[1]) > 1e-9;
+    if (differs) Plotly.relayout(other[div.id], {"xaxis.range": [...range]});
+  });
+}
+
 function polygons(lanes, r, wanted) {
   const x = [], y = [];
   for (let i = 0; i < r.start.length; i++) {
@@ -112,7 +123,7 @@ function watch(div, g, r) {
     if (lane < 0 || x < 0 || x > g.step) return null;
     const i = find(lane, x, reach);
     if (i < 0) return g.lanes[lane][2] + "\nwaiting at " + time(x);
-    const lines = [g.label[i] + "   " + g.kinds[r.kind[i]][0], g.lanes[lane][2],
+    const lines = [(g.label[i] ? g.label[i] + "   " : "") + g.kinds[r.kind[i]][0], g.lanes[lane][2],
       "start " + time(r.start[i]) + ", lasts " + time(r.length[i])];
     if (r.length[i] - r.busy[i] > 1e-4 * r.length[i]) lines.push("of which busy " + time(r.busy[i]));
     let priced = 0;
@@ -156,6 +167,8 @@ async function read(element) {
   const DATA = await read(document.getElementById("data"));
   if (DATA.gantt) await drawGantt(DATA.gantt);
   for (const figure of DATA.figures) await drawFigure(figure);
+  const over = document.getElementById("memory-time");
+  if (DATA.gantt && over) linked(document.getElementById("gantt"), over);
   document.body.dataset.ready = "1";
 })().catch(e => { document.body.dataset.errors = (document.body.dataset.errors || "") + e.message + "\n"; throw e; });
 """

@@ -35,5 +35,8 @@ TRANSFERS: Final[dict[str, str]] = {
 }  # fmt: skip
 """What the other streams run."""
 
+WAITS: Final[dict[str, str]] = {"bubble": VERMILION, "pp": BLUE, "dp": GREEN, "skew": "#cc79a7", "other": GREY}
+"""Causes of waits, in a strip of their own under what the compute stream runs."""
+
 FOLDED: Final = "#a9b4c0"
 """Micro-batches that are not drawn one by one."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from simpar.program.program import Program
 from simpar.result.result import Result
+from simpar.units import format_seconds
 
 MAX_ROLES = 256
 """More pipeline ranks than this in one report help nobody."""
@@ -86,3 +87,24 @@ def subset_note(result: Result, roles: tuple[ShownRole, ...]) -> str:
         return f"The first {len(roles)} of {total} pipeline ranks are shown."
     slow = ", and the pipeline of the slowest rank" if any(r.pipeline for r in roles) else "; no other rank is slower"
     return f"Of {total:,} simulated ranks the first pipeline is shown (dp 0, cp 0, tp 0){slow}."
+
+
+def drawn_s(result: Result) -> float:
+    """Seconds of the timeline: less than the step where only some of many alike micro-batches were simulated."""
+    return result.timeline.makespan if _is_short(result) else result.step_time_s
+
+
+def drawn_note(result: Result) -> str:
+    """What a timeline that is shorter than the step shows; "" for a whole one."""
+    if not _is_short(result):
+        return ""
+    every, shown = result.layout.num_microbatches, int(result.program.microbatch.max(initial=-1)) + 1
+    more = (result.step_time_s - result.timeline.makespan) / max(every - shown, 1)
+    return (
+        f"The timeline shows {shown} of {every:,} micro-batches, {format_seconds(result.timeline.makespan)} of the step; "
+        f"each of the others adds {format_seconds(more)} of the same steady pattern in its middle."
+    )
+
+
+def _is_short(result: Result) -> bool:
+    return int(result.program.microbatch.max(initial=-1)) + 1 < result.layout.num_microbatches

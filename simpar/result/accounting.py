@@ -123,13 +123,17 @@ class _Sinks:
             found = self.waits[name] = [0.0] * self.roles
         found[role] += seconds
 
+    def waited(self, name: str, role: int, begin: float, end: float) -> None:
+        """A wait of a role's compute stream, for one cause."""
+        self.add(name, role, end - begin)
+
     def gap(self, op: int, free: float, role: int) -> None:
         """Split the wait of `role` before `op`, from `free` on."""
         self._bubble(role, free, self.start[op] - self._explained(op, self._last_cause(op), free, role))
 
     def _bubble(self, role: int, begin: float, end: float) -> None:
         """What communication does not explain; that it ends a gap, so that the bubble begins it."""
-        self.add("bubble", role, end - begin)
+        self.waited("bubble", role, begin, end)
         self.phase_bubble[role] += max(min(end, self._end[role]) - max(begin, self._begin[role]), 0.0)
 
     def _explained(self, op: int, cause: int, free: float, role: int) -> float:
@@ -146,9 +150,9 @@ class _Sinks:
                 if self._kind[cause] in _SENDS:
                     break
                 name = "skew"
-            waited = self.finish[cause] - max(self.start[cause], free)
-            self.add(name, role, waited)
-            total += waited
+            begin = max(self.start[cause], free)
+            self.waited(name, role, begin, self.finish[cause])
+            total += self.finish[cause] - begin
             op, cause = cause, self._last_cause(cause)
         return total
 
@@ -199,6 +203,42 @@ class _Sinks:
         return found
 
 
+class _Spans(_Sinks):
+    """The waits themselves: (role, begin, end, cause)."""
+
+    def __init__(self, program: Program, timeline: Timeline, phase: tuple[FloatArray, FloatArray]) -> None:
+        super().__init__(program, timeline, phase)
+        self.found: list[tuple[int, float, float, str]] = []
+
+    def waited(self, name: str, role: int, begin: float, end: float) -> None:
+        """Keep it, where it takes any time."""
+        if end - begin > _TINY_S:
+            self.found.append((role, begin, end, name))
+
+
+def waits_of(program: Program, timeline: Timeline) -> list[tuple[int, float, float, str]]:
+    """(role, begin, end, cause) of every wait of a compute stream, seconds; what `account` adds up."""
+    none = np.zeros(_roles(program))
+    sinks = _Spans(program, timeline, (none, none))
+    for index, stream in enumerate(program.streams):
+        if stream.kind == "compute":
+            _waits_before(sinks, program, timeline, index)
+    return sorted(sinks.found)
+
+
+def _waits_before(sinks: _Sinks, program: Program, timeline: Timeline, index: int) -> None:
+    """The gaps of a compute stream, and that at its end."""
+    role = program.streams[index].role
+    ops = program.stream_ops[program.stream_ptr[index] : program.stream_ptr[index + 1]]
+    before = np.concatenate([[0.0], timeline.finish[ops[:-1]]])
+    late = np.flatnonzero(timeline.start[ops] - before > _TINY_S)
+    for op, free in zip(ops[late].tolist(), before[late].tolist(), strict=True):
+        sinks.gap(op, free, role)
+    end = float(timeline.finish[ops[-1]]) if len(ops) else 0.0
+    if timeline.makespan - end > _TINY_S:
+        sinks.tail(role, end)
+
+
 def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Accounting:
     """Attribute every second of every role's compute stream.
 
@@ -222,13 +262,7 @@ def account(program: Program, timeline: Timeline, *, waits: bool = True) -> Acco
         own = is_compute[ops]
         busy[stream.role] += float(lengths[own].sum())
         sinks.add("pp", stream.role, float(lengths[~own].sum()))
-        before = np.concatenate([[0.0], finish[ops[:-1]]])
-        late = np.flatnonzero(start[ops] - before > _TINY_S)
-        for op, free in zip(ops[late].tolist(), before[late].tolist(), strict=True):
-            sinks.gap(op, free, stream.role)
-        end = float(finish[ops[-1]]) if len(ops) else 0.0
-        if timeline.makespan - end > _TINY_S:
-            sinks.tail(stream.role, end)
+        _waits_before(sinks, program, timeline, index)
     found = {name: np.array(seconds) for name, seconds in sinks.waits.items()}
     every = _spans(program, timeline, np.ones(program.num_ops, dtype=bool))
     return Ledger(busy, found, np.array(sinks.phase_bubble), (first, last), every, timeline.makespan, waits).settled()

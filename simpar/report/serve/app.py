@@ -42,7 +42,10 @@ def make_app(
     from simpar.report.serve.style import INDEX
 
     bases = Bases(scenario, site)
-    app = Dash("simpar", title="simpar: what if", update_title="", assets_folder="no-assets", index_string=INDEX)
+    app = Dash(
+        "simpar", title="simpar: what if", update_title="", assets_folder="no-assets", index_string=INDEX,
+        meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+    )  # fmt: skip
     app.layout = lambda: page(bases, can_export=export is not None, can_read=runs is not None)
     app.searches = register(app, Answers(bases), export, runs)
     return app

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from simpar.report import palette
 from simpar.report.encode import packed, time_unit
-from simpar.report.gantt import FOLDED, KINDS, lanes_of, thinned
-from simpar.report.shown import shown_roles
+from simpar.report.gantt import FOLDED, KINDS, WAITS, lanes_of, thinned, waits
+from simpar.report.shown import drawn_s, shown_roles
 from simpar.result.result import Result
 
 MAX_RECTANGLES = 12_000
@@ -21,22 +22,29 @@ def canvas_data(result: Result) -> tuple[dict[str, Any], str]:
     lanes = lanes_of(result.program, roles)
     drawn, note = thinned(result, lanes, MAX_RECTANGLES)
     program = result.program
-    unit, factor = time_unit(result.step_time_s)
+    unit, factor = time_unit(drawn_s(result))
+    strips, idle = waits(result, roles, len(lanes))
     own = program.kind[drawn.first]
     present = [k for k in KINDS if ((own == int(k)) & ~drawn.folded).any()]
     index = np.full(int(max(KINDS, key=int)) + 1, len(present))
     index[[int(k) for k in present]] = np.arange(len(present))
     microbatch = program.microbatch[drawn.first]
     height = int(min(max(len(roles) * _ROW, _FEW[0]), _FEW[1])) + _AXIS
+    kinds = [list(KINDS[k]) for k in present] + ([list(FOLDED)] if drawn.folded.any() else [])
+    none = np.full(len(idle.lane), -1)
+    kind = np.concatenate([np.where(drawn.folded, len(present), index[own]), len(kinds) + idle.cause])
     data = {
-        "unit": unit, "step": result.step_time_s * factor, "height": height,
-        "kinds": [list(KINDS[k]) for k in present] + ([list(FOLDED)] if drawn.folded.any() else []),
+        "unit": unit, "step": drawn_s(result) * factor, "height": height,
+        "kinds": kinds + [[name, *[palette.WAITS[cause]] * 2] for cause, name in WAITS.items()],
         "ranks": [f"rank {role.pipeline_rank}" for role in roles],
-        "lanes": [[round(lane.top, 4), round(lane.bottom, 4), lane.title] for lane in lanes],
-        "lane": packed(drawn.lane, "int16"), "kind": packed(np.where(drawn.folded, len(present), index[own]), "int8"),
-        "microbatch": packed(np.where(drawn.folded, -1, microbatch), "int16"), "stage": packed(program.stage[drawn.first], "int16"),
-        "count": packed(drawn.count, "int32"), "start": packed(drawn.start * factor),
-        "end": packed(drawn.finish * factor), "busy": packed(drawn.busy * factor),
+        "lanes": [[round(lane.top, 4), round(lane.bottom, 4), lane.title] for lane in [*lanes, *strips]],
+        "lane": packed(np.concatenate([drawn.lane, idle.lane]), "int16"), "kind": packed(kind, "int8"),
+        "microbatch": packed(np.concatenate([np.where(drawn.folded, -1, microbatch), none]), "int16"),
+        "stage": packed(np.concatenate([program.stage[drawn.first], none]), "int16"),
+        "count": packed(np.concatenate([drawn.count, -none]), "int32"),
+        "start": packed(np.concatenate([drawn.start, idle.start]) * factor),
+        "end": packed(np.concatenate([drawn.finish, idle.start + idle.length]) * factor),
+        "busy": packed(np.concatenate([drawn.busy, idle.length]) * factor),
     }  # fmt: skip
     return data, note
 
@@ -153,7 +161,7 @@ function(data) {
   }
   d.groups = Object.values(groups);
   g.data = d; g.from = 0; g.to = d.step;
-  g.legend.replaceChildren(...[["waiting", "var(--off)"], ...d.kinds].map(k => {
+  g.legend.replaceChildren(...[["waiting", "var(--off)"], ...d.kinds.filter((_, k) => d.kind.includes(k))].map(k => {
     const item = document.createElement("span"), box = document.createElement("i");
     box.style.background = k[1] === "#000000" ? "var(--ink)" : k[1]; item.append(box, k[0]); return item;
   }));

@@ -152,10 +152,29 @@ ADDRESS: Final = _ADDRESS.replace("FIRST", FIRST)
 ASKED: Final = """
 function(ask) {
   document.body.dataset.ask = ask;
+  // Dash gives radio buttons the roles of a list box, and hides what takes the focus of a drop-down from screen readers.
+  const label = e => (e.closest(".row") || e.closest("fieldset") || e).querySelector("label, legend");
+  const named = () => {
+    for (const group of document.querySelectorAll(".dash-radioitems[role=listbox]")) {
+      group.setAttribute("role", "radiogroup");
+      group.setAttribute("aria-label", group.id === "ask" ? "question" : label(group).innerText);
+      for (const e of group.querySelectorAll("[role=option]")) { e.removeAttribute("role"); e.removeAttribute("aria-selected"); }
+    }
+    for (const e of document.querySelectorAll(".dash-dropdown-focus-target[aria-hidden]")) {
+      e.removeAttribute("aria-hidden");
+      e.setAttribute("aria-label", (label(e) || {innerText: "choice"}).innerText);
+    }
+    for (const e of document.querySelectorAll("input[type=file]:not([aria-label])")) e.setAttribute("aria-label", "file to read");
+  };
   if (!window.simparOpened) {
     window.simparOpened = true;
     const narrow = window.matchMedia("(max-width: 900px)").matches;
     if (narrow) for (const e of document.querySelectorAll(".side details.less")) e.open = false;
+    // Elements come and go as Dash draws them.
+    let due = false;
+    const soon = () => { if (!due) { due = true; setTimeout(() => { due = false; named(); }, 60); } };
+    new MutationObserver(soon).observe(document.body, {childList: true, subtree: true});
+    named();
   }
   return ask;
 }
