@@ -107,7 +107,7 @@ class Store:
 
     def _unborn(self) -> bool:
         """Whether it is a database without a table: a search was killed while it made its store."""
-        return self._one("pragma application_id") == 0 and self._one("select count(*) from sqlite_master") == 0
+        return bool(self._one("pragma application_id") == 0 and self._one("select count(*) from sqlite_master") == 0)
 
     def _run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
