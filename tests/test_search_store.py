@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from simpar.cli import main
 from simpar.errors import InputError
 from simpar.searching.find import Found, Watch, find, find_over
 from simpar.searching.parts import Wish
+from simpar.searching.sheets import Sheets
 from simpar.searching.store import Store, checksum, request_key
 
 REQUEST = {"what": "a test"}
 WISH = Wish(keep=4)
+QUICK = Wish(keep=20, fold=True, next_design=False, reach=1.3, tolerance=0.01)
 ASKED = ("--model", "llama3.1-8b", "--hardware", "dgx-h100", "--sequence-length", "8192", "--global-batch", "8")
 SMALL_SEARCH = (*ASKED, "--num-nodes", "1", "--framework", "megatron-core", "--fix", "tp=2,pp=2,cp=1", "--fix",
                 "recompute=none,micro_batch_size=1", "--quiet")  # fmt: skip
@@ -72,6 +75,66 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
     third = find(space, WISH, store=store, listener=lambda w: fresh.append(w.done))
     assert fresh[0] == 0
     assert answers(third) == answers(whole)
+
+
+class _KilledError(BaseException):
+    """In place of kill -9: nothing is written after it."""
+
+
+@pytest.mark.parametrize(
+    ("wish", "workers"), [(Wish(keep=20), 1), (QUICK, 1), (QUICK, 2)], ids=["proven", "quick", "quick on two processes"]
+)
+def test_a_search_killed_inside_its_parts_goes_on_there(
+    wish: Wish, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Designs of a part that is not done are on disk: killed again and again with only a few more, it still arrives."""
+    monkeypatch.setattr("simpar.searching.find.FINEST", 2)  # parts so long that none is done before a kill
+    monkeypatch.setattr("simpar.searching.executors.EVERY_S", 0.0)
+    space, opened = small_space(), [0]
+    outlook, written = Sheets.outlook, Store.designs_done
+
+    def counted(self: Sheets, design: Any) -> Any:
+        opened[-1] += 1
+        return outlook(self, design)
+
+    def killed(self: Store, part: int, closed: Any) -> None:
+        written(self, part, closed)
+        writes.append(part)
+        if len(writes) == 6 * workers - 5:
+            raise _KilledError
+
+    monkeypatch.setattr(Sheets, "outlook", counted)
+    whole, kept = find(space, wish), []
+    for attempt in range(100):
+        store, writes = Store(tmp_path / "s.db", REQUEST), list[int]()
+        opened.append(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "designs_done", killed)
+            try:
+                found = find(space, wish, store=store, resume=attempt > 0, workers=workers)
+                break
+            except _KilledError:
+                kept.append((store.progress[0], store.num_designs))
+        store.close()
+    assert len(kept) > 1
+    assert all(before < after for before, after in pairwise(kept)), "each attempt leaves more than it found"
+    assert kept[0][0] == 0, "no part is done, and yet designs are kept"
+    # A quick search stops where the rest cannot matter, which what was known before may move: what holds is its best.
+    few = 1 if wish is QUICK else None
+    assert answers(found)[:few] == answers(whole)[:few]
+    assert account(found) == space.size
+    assert workers > 1 or opened[-1] < opened[0], "designs that were closed are not opened again"
+    store = Store(tmp_path / "s.db", REQUEST)
+    assert (store.progress[0], store.num_designs) == (store.progress[1], 0), "what is kept of a part goes when it is done"
+
+
+def test_a_store_whose_search_was_killed_at_once_is_empty(tmp_path: Path) -> None:
+    """Between the file and its tables: it was refused as a database of another program."""
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        db.execute("pragma journal_mode = wal")
+    db.close()
+    assert (tmp_path / "s.db").stat().st_size > 0
+    assert Store(tmp_path / "s.db", REQUEST).progress == (0, 0, 0)
 
 
 def test_other_workers_go_on_with_the_parts_that_were_begun(tmp_path: Path) -> None:
@@ -224,6 +287,7 @@ def comparable(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_kill_9_and_resume_give_the_same_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed early: with the first layouts, before a tenth of its parts is done."""
     path = tmp_path / "s.db"
     command = [sys.executable, "-m", "simpar.cli", "search", *LONG_SEARCH, "--prove", "--store", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}

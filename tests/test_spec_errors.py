@@ -17,9 +17,10 @@ from simpar.specs.cluster import ClusterSpec
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.hardware import HardwareProfile, profile_path
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+from simpar.specs.models_io import load_model
 from simpar.specs.plan import PlanSpec
 from simpar.specs.planfile import PlanFile
-from simpar.specs.scenario import Scenario
+from simpar.specs.scenario import Scenario, apply_override, make_scenario, read_scenario
 from simpar.specs.training import TrainingSpec
 
 SPECS = (Scenario, PlanSpec, TrainingSpec, ClusterSpec, EffectsSpec, TransformerSpec, MlpSpec, CnnSpec, HardwareProfile, PlanFile)
@@ -138,3 +139,21 @@ def test_pydantic_itself_is_not_raised() -> None:
     with pytest.raises(InputError) as stop:
         PlanSpec(pq=1)  # type: ignore[call-arg]
     assert not isinstance(stop.value, ValidationError)
+
+
+def test_a_field_of_a_named_model_can_be_set() -> None:
+    """The preset is copied: what is published of it, and of the scenario, is not said of the copy."""
+    plain = read_scenario("korthikanti-22b_a100x8_tp8pp1")
+    table: dict[str, Any] = {"model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+             "training": {"sequence_length": 4096, "global_batch_size": 8}}  # fmt: skip
+    apply_override(table, "model.num_hidden_layers=16")
+    found = make_scenario(table).model
+    preset = load_model("llama3.1-8b")
+    assert found.model_dump(exclude={"name", "source", "published_parameters", "num_hidden_layers"}) == preset.model_dump(
+        exclude={"name", "source", "published_parameters", "num_hidden_layers"}
+    )
+    assert (found.num_hidden_layers, found.name) == (16, "llama3.1-8b, changed")  # type: ignore[union-attr]
+    assert plain.published
+    assert not read_scenario("korthikanti-22b_a100x8_tp8pp1", ["model.vocab_size=1024"]).published
+    with pytest.raises(InputError, match=r"'x/config\.json' is no shipped model whose fields can be set"):
+        apply_override({"model": "x/config.json"}, "model.num_hidden_layers=16")

@@ -249,7 +249,7 @@ def _add(store: Store, row: Mapping[str, Any], keys: tuple[str, str | None], whe
     try:
         step = int(float(number_of(str(row[key]))))
         wall = number_of(str(row[clock])) if clock and row.get(clock) not in (None, "") else None
-    except ValueError:
+    except (ValueError, OverflowError):  # "inf" is a number, and no whole one
         raise InputError(f"{where}: {key} = {row[key]!r} is no number; expected a whole number of steps") from None
     for name, value in row.items():
         if (

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from simpar.searching.account import Account, Glimpse, Progress
 from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, Variant, mesh_key
+from simpar.searching.closed import Closed, Closing
 from simpar.searching.design_bounds import Design, DesignBounds, OpenLayouts, Outlook
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
@@ -61,6 +62,13 @@ def on_device(choice: Choice) -> Choice:
     return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
 
 
+def _design_of(kind: str, payload: Any) -> Design | None:
+    """What a set of layouts is of, where all are of one design."""
+    if kind == "shardings":
+        return cast(Outlook, payload).design
+    return cast(OpenLayouts, payload[2]).design if kind in ("undercut", "timed", "layout") else None
+
+
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """The pipelines of a variant.
@@ -89,6 +97,7 @@ class Branch:
         examine: value of a simulated layout (None: it misses a constraint); none = its step time.
         least_headroom: bytes that must stay free on every device, as far as bounds of what it needs say.
         fits: whether a layout does that needs so many bytes, some of them cached without a tensor; none = as the bounds.
+        closing: follows designs until they are closed, and knows those that were closed before; none = nobody asks.
     """
 
     def __init__(
@@ -103,6 +112,7 @@ class Branch:
         on_progress: Callable[[Progress], None] | None = None,
         least_headroom: float = 0.0,
         fits: Callable[[float, float], bool] | None = None,
+        closing: Closing | None = None,
     ) -> None:
         self.space = space
         self.pricing = pricing or Pricing(space)
@@ -113,7 +123,7 @@ class Branch:
         self.examine = examine
         self.tighten: Callable[[Choice, float], float] | None = None
         """A bound of the value of a layout that takes so long, where that is more than its time."""
-        self.on_scored, self.on_progress = on_scored, on_progress
+        self.on_scored, self.on_progress, self.closing = on_scored, on_progress, closing
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.fits = fits or (lambda need, _: need <= self.capacity)
         self.set_bounds = SetBounds(space, self.pricing)
@@ -122,6 +132,7 @@ class Branch:
         self.heap: list[tuple[float, float, int, str, Any, int, float, MeshKey | None]] = []
         self._tick = itertools.count()
         self.pools: dict[Shape, list[Waiting]] = {}
+        self._swept: object = self.incumbents.limits
         self._started = time.monotonic()
         self.glimpses: dict[object, Glimpse] = {}
 
@@ -141,7 +152,7 @@ class Branch:
         """
         reason = self._reject(bound, device_bytes, design)
         if reason:
-            self.account.rejected[reason] += count
+            self._settle(reason, count, _design_of(kind, payload))
         else:
             key = self.incumbents.place(bound, device_bytes, leaf=kind in ("undercut", "timed", "layout"))
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
@@ -150,6 +161,15 @@ class Branch:
         if self.incumbents.late(np.array(bound)):
             return CONSTRAINT
         return BOUND if self.incumbents.beaten(np.array(bound), np.array(device_bytes), design) else ""
+
+    def _settle(self, reason: str, count: int, design: Design | None = None) -> None:
+        """Account for layouts, of a design where they are of one: rejected, or kept where there is no reason."""
+        if reason:
+            self.account.rejected[reason] += count
+        else:
+            self.account.kept += count
+        if self.closing is not None and design is not None:
+            self.closing.settle(design, reason, count, self.incumbents.skipped)
 
     def nodes(self, groups: Sequence[Group] | None = None) -> list[Node]:
         """Every mesh and micro-batch."""
@@ -173,6 +193,9 @@ class Branch:
         }  # fmt: skip
         single = not self.incumbents.front
         while self.heap:
+            if single and self.closing is not None and self.incumbents.limits is not self._swept:
+                self._sweep()
+                continue
             key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
             if single and self.incumbents.beats(key):
@@ -182,11 +205,30 @@ class Branch:
                 self.pools.clear()
                 break
             if single and design is not None and self.incumbents.beats(key, design):
-                self.account.rejected[BOUND] += count
+                self._settle(BOUND, count, _design_of(kind, payload))
             else:
                 openers[kind](bound, payload, count)
             if self.on_progress is not None:
                 self.on_progress(self.progress(self.incumbents.least(key)))
+
+    def _sweep(self) -> None:
+        """Reject what a new incumbent beats wherever it waits, so that the designs it is of close."""
+        self._swept = self.incumbents.limits
+        for pool in self.pools.values():
+            for rank, _, _, table, at in pool:
+                if self.incumbents.beats(rank):
+                    self._settle(BOUND, int(table.weight[at]), table.design)
+            pool[:] = [entry for entry in pool if not self.incumbents.beats(entry[0])]
+            heapq.heapify(pool)
+        left = []
+        for entry in self.heap:
+            key, _, _, kind, payload, count, _, _ = entry
+            if (design := _design_of(kind, payload)) is not None and self.incumbents.beats(key):
+                self._settle(BOUND, count, design)
+            else:
+                left.append(entry)
+        heapq.heapify(left)
+        self.heap = left
 
     def progress(self, bound: float) -> Progress:
         """Where the search stands."""
@@ -249,21 +291,32 @@ class Branch:
         self._next_pipeline(ranked, at + 1)
         count -= ranked.left[at + 1] if at + 1 < len(ranked.left) else 0
         group, _, m, _ = ranked.node
-        outlook = self.design_bounds.outlook(Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]]))
+        design = Design(*ranked.node, self.space.pipelines(group.pp, m)[ranked.order[at]])
+        if self.closing is not None and (closed := self.closing.open(design, count)) is not None:
+            self._pass_over(closed)
+            return
+        outlook = self.design_bounds.outlook(design)
         self.account.evaluated["bounds"] += count
         if len(outlook.columns):
             least = max(bound, float(outlook.least.min()))
             self.push(least, "shardings", outlook, count, ranked.design, self.set_bounds.least_bytes(group))
         else:
             # Not even the states fit, however they are spread.
-            self.account.rejected[MEMORY] += count
+            self._settle(MEMORY, count, design)
+
+    def _pass_over(self, closed: Closed) -> None:
+        """Take over what is known of a design that was closed before."""
+        self.account.merge(Account(closed.rejected, kept=closed.kept))
+        self.incumbents.skipped = min(self.incumbents.skipped, closed.skipped)
+        if closed.glimpse is not None:
+            self._keep_glimpse(closed.glimpse)
 
     def open_shardings(self, bound: float, payload: Outlook, count: int) -> None:
         """Bounds and memory of every recomputation x spread x offload at once."""
         del bound, count
         table = self.design_bounds.open_layouts(payload.design, self.incumbents, payload)
         for reason, number in zip((MEMORY, CONSTRAINT, BOUND), table.rejected, strict=True):
-            self.account.rejected[reason] += number
+            self._settle(reason, number, table.design)
         if len(table.order):
             self._glimpse(table)
             self._wait(table, table.order.tolist(), 0.0)
@@ -272,11 +325,17 @@ class Branch:
 
     def _glimpse(self, table: OpenLayouts) -> None:
         """Remember the best of a design."""
-        at, d = int(table.order[0]), table.design
-        name = (d.group, d.pipeline.schedule, d.pipeline.virtual_stages)
-        bound = float(table.time_s.flat[at])
-        if name not in self.glimpses or bound < self.glimpses[name].bound_s:
-            self.glimpses[name] = Glimpse(table.choice(at), bound, float(table.bytes.flat[at]))
+        at = int(table.order[0])
+        found = Glimpse(table.choice(at), float(table.time_s.flat[at]), float(table.bytes.flat[at]))
+        self._keep_glimpse(found)
+        if self.closing is not None:
+            self.closing.glimpsed(table.design, found)
+
+    def _keep_glimpse(self, found: Glimpse) -> None:
+        pipeline = found.choice.pipeline
+        name = (found.choice.group, pipeline.schedule, pipeline.virtual_stages)
+        if name not in self.glimpses or found.bound_s < self.glimpses[name].bound_s:
+            self.glimpses[name] = found
 
     def _wait(self, table: OpenLayouts, positions: Sequence[int], least_s: float) -> None:
         """Layouts at these positions, none faster than `least_s`, to be swept with others of their shape."""
@@ -317,7 +376,7 @@ class Branch:
             if not reason and self.incumbents.outdone(time_s, need, choice):
                 reason = BOUND
             if reason:
-                self.account.rejected[reason] += int(table.weight[at])
+                self._settle(reason, int(table.weight[at]), table.design)
             else:
                 take.append((choice, at, time_s, need, table))
         if payload.on_device:
@@ -338,20 +397,20 @@ class Branch:
 
     def open_undercut(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout that another undercuts in every price still is among the best: its own longest path."""
-        choice, need = payload[:2]
+        choice, need, table, _ = payload
         if self.incumbents.outdone(bound, need, choice):
-            self.account.rejected[BOUND] += count
+            self._settle(BOUND, count, table.design)
         else:
             value = max(bound, self.evaluation.longest_path(choice))
             self.push(value, "timed", payload, count, choice.mesh_key, need, choice.complexity)
 
     def open_timed(self, bound: float, payload: tuple[Choice, float, OpenLayouts, int], count: int) -> None:
         """A layout whose time is known: what it is ranked by, where that is more."""
-        choice, need = payload[:2]
+        choice, need, table, _ = payload
         if self.tighten is None:
             self.open_layout(bound, (*payload, bound), count)
         elif self.incumbents.outdone(bound, need, choice):
-            self.account.rejected[BOUND] += count
+            self._settle(BOUND, count, table.design)
         else:
             value = max(bound, self.tighten(choice, bound))
             self.push(value, "layout", (*payload, bound), count, choice.mesh_key, need, choice.complexity)
@@ -360,14 +419,14 @@ class Branch:
         """Simulate one layout; what moves more to the host waits for its outcome."""
         choice, need, table, at, time_s = payload
         if self.incumbents.outdone(bound, need, choice):
-            self.account.rejected[BOUND] += count
+            self._settle(BOUND, count, table.design)
             return
         reason = self._simulate(choice, bound, time_s)
+        self._settle(reason, 1, table.design)
         if reason:
-            self.account.rejected[reason] += 1
             self._wait(table, table.children(at), time_s)
         else:
-            self.account.rejected[DOMINATED] += count - 1
+            self._settle(DOMINATED, count - 1, table.design)
 
     def _simulate(self, choice: Choice, bound: float, time_s: float) -> str:
         """Value a layout; why it does not count, or nothing. SimPy runs only where memory depends on time.
@@ -379,7 +438,6 @@ class Branch:
         scored = next((s for s in self.incumbents.known if s.choice == choice), None)
         if scored is not None:
             # Known from another part of the search.
-            self.account.kept += 1
             return ""
         allocated = self.design_bounds.allocated(choice)
         need = self.evaluation.device_bytes(choice, allocated)
@@ -398,7 +456,6 @@ class Branch:
         if value is None or self.incumbents.late(np.array(time_s)):
             return CONSTRAINT
         scored = Scored(choice, time_s, need, value)
-        self.account.kept += 1
         if self.on_scored is not None:
             self.on_scored(scored)
         self.incumbents.add(scored)

@@ -23,12 +23,13 @@ from simpar.searching.account import Progress
 from simpar.searching.board import Board
 from simpar.searching.branch import Node
 from simpar.searching.choice import Choice
+from simpar.searching.closed import Closed, Closing
 from simpar.searching.incumbents import Incumbents, Limits, Scored
 from simpar.searching.parts import PartResult, Wish, solve_part, survey_part
 from simpar.searching.space import Space
 
 _RETRIES: Final = 3
-_EVERY_S: Final = 0.5
+EVERY_S: Final = 0.5
 
 
 @dataclass
@@ -41,6 +42,9 @@ class Task:
         incumbents: the best layouts found so far.
         on_scored: told every simulated layout.
         on_bound: told (part, bound) now and then.
+        surveyed: parts whose bounds are known.
+        closed: part -> designs that were closed before; none = nobody wants to know which are.
+        on_closed: told (part, designs closed since) now and then.
     """
 
     space: Space
@@ -49,33 +53,51 @@ class Task:
     incumbents: Incumbents
     on_scored: Callable[[Scored], None]
     on_bound: Callable[[int, float], None]
+    surveyed: frozenset[int] = frozenset()
+    closed: dict[int, list[Closed]] | None = None
+    on_closed: Callable[[int, list[Closed]], None] = lambda _part, _closed: None
+
+    def closing(self, part: int) -> list[Closed] | None:
+        """What a worker needs to know of a part's designs."""
+        return None if self.closed is None else self.closed.get(part, [])
+
+    def told(self, part: int, closed: list[Closed]) -> None:
+        """A worker has closed designs of a part."""
+        if self.closed is not None and closed:
+            self.closed.setdefault(part, []).extend(closed)
+            self.on_closed(part, closed)
 
 
-class _Now:
-    """Calls a function with the bound, not more often than anybody wants to know."""
+class Now:
+    """Calls a function with the bound and the designs closed since, not more often than anybody wants to know."""
 
-    def __init__(self, tell: Callable[[float], None]) -> None:
+    def __init__(self, tell: Callable[[float, list[Closed]], None], known: list[Closed] | None) -> None:
         self._tell, self._told = tell, 0.0
+        self.closing = None if known is None else Closing(known)
 
     def __call__(self, state: Progress) -> None:
         now = time.monotonic()
-        if now - self._told > _EVERY_S:
+        if now - self._told > EVERY_S:
             self._told = now
-            self._tell(state.bound)
+            self._tell(state.bound, [] if self.closing is None else self.closing.take())
 
 
 def in_process(task: Task) -> Iterator[PartResult]:
     """All parts here, one after the other."""
     for part, nodes in task.parts.items() if len(task.parts) > 1 else ():
-        task.on_bound(part, survey_part(task.space, task.wish, nodes))
+        if part not in task.surveyed:
+            task.on_bound(part, survey_part(task.space, task.wish, nodes))
     for part, nodes in task.parts.items():
 
-        def tell(bound: float, part: int = part) -> None:
+        def tell(bound: float, closed: list[Closed], part: int = part) -> None:
             task.on_bound(part, bound)
+            task.told(part, closed)
 
+        now = Now(tell, task.closing(part))
         yield solve_part(
-            task.space, task.wish, part, nodes, task.incumbents.known, on_scored=task.on_scored, on_progress=_Now(tell)
-        )
+            task.space, task.wish, part, nodes, task.incumbents.known, on_scored=task.on_scored, on_progress=now,
+            closing=now.closing,
+        )  # fmt: skip
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
@@ -86,16 +108,16 @@ def _worker(pipe: Connection, board: Board, space: Space, wish: Wish) -> None:
     follow_parent()
     with suppress(EOFError, OSError):
         while True:
-            part, nodes, known = pipe.recv()
+            part, nodes, known, closed = pipe.recv()
             try:
                 if known is None:
                     pipe.send(("bound", survey_part(space, wish, nodes)))
                     pipe.send(("surveyed", None))
                     continue
+                now = Now(lambda bound, closed: pipe.send(("progress", (bound, closed))), closed)
                 result = solve_part(
-                    space, wish, part, nodes, known, shared=board.read,
+                    space, wish, part, nodes, known, shared=board.read, closing=now.closing, on_progress=now,
                     on_scored=lambda scored: pipe.send(("scored", scored)),
-                    on_progress=_Now(lambda bound: pipe.send(("bound", bound))),
                 )  # fmt: skip
                 pipe.send(("done", result))
             except (EOFError, OSError):
@@ -132,7 +154,7 @@ class _Pool:
         self._board.write(task.incumbents.limits)
         self._waiting = list(task.parts)
         # Parts that wait for a worker have no bound yet; a glance at them costs little.
-        self._unseen = self._waiting[:] if len(task.parts) > count else []
+        self._unseen = [p for p in self._waiting if p not in task.surveyed] if len(task.parts) > count else []
         self._workers = [self._hire() for _ in range(min(count, len(task.parts)))]
 
     def _hire(self) -> _Busy:
@@ -178,7 +200,7 @@ class _Pool:
             self._waiting.remove(part)
         known = None if worker.surveys else self.task.incumbents.known
         with suppress(OSError):  # It died: its end of the pipe says so at the next look.
-            worker.pipe.send((part, self.task.parts[part], known))
+            worker.pipe.send((part, self.task.parts[part], known, self.task.closing(part)))
 
     def _hear(self, worker: _Busy) -> PartResult | None:
         try:
@@ -190,6 +212,9 @@ class _Pool:
             self.task.on_scored(content)
         elif kind == "bound" and worker.part is not None:
             self.task.on_bound(worker.part, content)
+        elif kind == "progress" and worker.part is not None:
+            self.task.on_bound(worker.part, content[0])
+            self.task.told(worker.part, content[1])
         elif kind == "failed":
             raise content
         elif kind == "surveyed":
@@ -239,7 +264,9 @@ _SILENCE_S: Final = 10.0
 """After so long without a word the scheduler is asked whether it is still there."""
 
 
-def _cluster_part(space: Space, wish: Wish, part: int, nodes: Sequence[Node], known: Sequence[Scored], topic: str) -> PartResult:
+def _cluster_part(
+    space: Space, wish: Wish, part: int, nodes: Sequence[Node], known: Sequence[Scored], closed: list[Closed] | None, topic: str
+) -> PartResult:  # fmt: skip
     """A part on a worker: layouts and bounds go to the client as events, what must be beaten comes as a shared variable."""
     from distributed import Variable, get_client, get_worker
 
@@ -250,13 +277,16 @@ def _cluster_part(space: Space, wish: Wish, part: int, nodes: Sequence[Node], kn
         row = (found.choice.flat(), found.step_time_s, found.device_bytes, found.value)
         worker.log_event(topic, {"part": part, "scored": row})
 
-    def tell(bound: float) -> None:
-        worker.log_event(topic, {"part": part, "bound": bound})
+    def tell(bound: float, closed: list[Closed]) -> None:
+        worker.log_event(topic, {"part": part, "bound": bound, "closed": [(c.name, c.to_json()) for c in closed]})
         with suppress(Exception):  # A lost message only costs pruning.
             value, other, of, points = best.get(timeout="2s")
             limits[0] = Limits(value, other, tuple(of) if of else None, tuple((v, b) for v, b in points))
 
-    return solve_part(space, wish, part, nodes, known, shared=lambda: limits[0], on_scored=scored, on_progress=_Now(tell))
+    now = Now(tell, closed)
+    return solve_part(
+        space, wish, part, nodes, known, shared=lambda: limits[0], on_scored=scored, on_progress=now, closing=now.closing
+    )
 
 
 def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:
@@ -311,9 +341,9 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
         while waiting or running:
             while waiting and len(running) < max(sum(client.nthreads().values()), 1):
                 part, nodes = waiting.pop(0)
-                known = task.incumbents.known
+                known, closed = task.incumbents.known, task.closing(part)
                 future = client.submit(
-                    _cluster_part, task.space, task.wish, part, nodes, known, topic, pure=False, retries=_RETRIES
+                    _cluster_part, task.space, task.wish, part, nodes, known, closed, topic, pure=False, retries=_RETRIES
                 )
                 running.add(future)
                 # Runs in another thread; everything is done in this one.
@@ -333,6 +363,7 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
                 task.on_scored(Scored(Choice.from_flat(flat), seconds, device_bytes, value))
             else:
                 task.on_bound(event["part"], event["bound"])
+                task.told(event["part"], [Closed.from_json(name, data) for name, data in event["closed"]])
             if task.incumbents.limits != before:
                 shared.set(tuple(task.incumbents.limits))
     except (CancelledError, OSError):
@@ -363,4 +394,4 @@ def _lost(scheduler: str) -> InputError:
     return InputError([Violation("--scheduler", scheduler, "has gone away", "start it again; with --store, --resume goes on")])
 
 
-__all__ = ["Task", "dask", "in_process", "processes"]
+__all__ = ["EVERY_S", "Now", "Task", "dask", "in_process", "processes"]

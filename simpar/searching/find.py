@@ -11,13 +11,13 @@ from typing import Any
 
 from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch
-from simpar.searching.executors import Task, dask, in_process, processes
+from simpar.searching.executors import EVERY_S, Now, Task, dask, in_process, processes
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.parts import PartResult, Wish, branch_for, parts_of
 from simpar.searching.pricing import Pricing
 from simpar.searching.seeds import seed_space
 from simpar.searching.space import Space
-from simpar.searching.store import Store
+from simpar.searching.store import SEED, Store
 
 FINEST = 1_000_000
 """Parts wanted where each is to be as small as it can: the meshes that share prices."""
@@ -136,6 +136,9 @@ def find(
     parts = dict(enumerate(cut))
     state = _State(replace(branch.incumbents, best=[], first={}))
     recalled = _recall(store, state, parts) if store is not None else set()
+    fresh: dict[int, float] = {}
+    written = [time.monotonic()]
+    seeded = len(state.incumbents.best) >= wish.keep or (store is not None and SEED in store.parts())
 
     def scored(found: Scored) -> None:
         state.simulated += 1
@@ -152,15 +155,24 @@ def find(
             listener(Watch(best, bound, state.done, count, state.simulated, seconds, slowest))
 
     def bounded(part: int, bound: float) -> None:
-        state.bounds[part] = bound
+        state.bounds[part] = fresh[part] = bound
+        if store is not None and time.monotonic() - written[0] > EVERY_S:
+            store.bounded(fresh)
+            fresh.clear()
+            written[0] = time.monotonic()
         tell()
 
     finished = True
     try:
-        if space.size > SEED_FROM and len(state.incumbents.best) < wish.keep and not wish.front:
-            _seed(space, wish, pricing if workers == 1 else None, scored)
+        closed = store.designs() if store is not None else None
+        task = Task(space, wish, dict(parts), state.incumbents, scored, bounded, frozenset(state.bounds), closed)
+        if store is not None:
+            task.on_closed = store.designs_done
+        if space.size > SEED_FROM and not wish.front and not seeded:
+            _seed(task, pricing if workers == 1 else None)
+            if store is not None:
+                store.part_done(SEED, {})
         tell()
-        task = Task(space, wish, dict(parts), state.incumbents, scored, bounded)
         for result in _executor(executor, task, workers, scheduler):
             for found in result.best:
                 state.incumbents.add(found)
@@ -193,6 +205,7 @@ def _executor(name: str, task: Task, workers: int | None, scheduler: str | None)
 def _recall(store: Store, state: _State, parts: dict[int, Any]) -> set[str]:
     """Take over what the store holds; the layouts by name."""
     names = set()
+    state.bounds = store.bounds()
     for scored in store.layouts():
         state.incumbents.add(scored)
         names.add(str(scored.choice))
@@ -225,12 +238,16 @@ def _part_count(executor: str, workers: int | None, stored: bool) -> int:
     return 16 if executor == "dask" else workers or os.cpu_count() or 1
 
 
-def _seed(space: Space, wish: Wish, pricing: Pricing | None, scored: Callable[[Scored], None]) -> None:
+def _seed(task: Task, pricing: Pricing | None) -> None:
     """The best of a small corner of the space, so that there is something to show and to beat from the start."""
-    corner = seed_space(space)
-    if corner.groups and 0 < corner.size < space.size / 4:
+    corner, wish = seed_space(task.space), task.wish
+    if corner.groups and 0 < corner.size < task.space.size / 4:
         first = replace(wish, keep=1, reach=1.0, next_design=False) if wish.fold else replace(wish, next_design=False)
-        branch_for(corner, first, pricing, on_scored=scored).run()
+        now = Now(lambda _, closed: task.told(SEED, closed), task.closing(SEED))
+        branch = branch_for(corner, first, pricing, on_scored=task.on_scored, on_progress=now, closing=now.closing)
+        for scored in task.incumbents.known:
+            branch.incumbents.add(scored)
+        branch.run()
 
 
 def find_over(spaces: Sequence[Space], wish: Wish, *, store: Store | None = None, **options: Any) -> list[Found]:

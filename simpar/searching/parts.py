@@ -292,7 +292,7 @@ def solve_part(
     shared: Callable[[], Limits] = Limits,
     **hooks: Any,
 ) -> PartResult:
-    """Search one part, knowing the best found elsewhere.
+    """Search one part, knowing the best found elsewhere; `hooks`: see `Branch`.
 
     The same part under the same knowledge gives the same result in any process; more knowledge only leaves out what cannot win.
     """

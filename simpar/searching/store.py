@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from importlib import resources
@@ -16,12 +16,15 @@ from typing import Any, Final
 from simpar import __version__
 from simpar.errors import InputError, Violation
 from simpar.searching.choice import Choice
+from simpar.searching.closed import Closed
 from simpar.searching.incumbents import Scored
 from simpar.specs.base import data_dir
 
 _APPLICATION: Final = 0x73696D70
 """SQLite's application_id of a store ("simp"): tells it from the database of any other program."""
-_FORMAT: Final = 2
+_FORMAT: Final = 3
+SEED: Final = -1
+"""The part under which the seed of a search is kept."""
 
 _TABLES: Final = (
     "create table searches (key text primary key, request text not null, started real not null, parts integer not null, "
@@ -30,6 +33,10 @@ _TABLES: Final = (
     "primary key (key, part))",
     "create table layouts (key text not null, choice text not null, step_time_s real not null, device_bytes real not null, "
     "value real not null, checksum text not null, primary key (key, choice))",
+    "create table designs (key text not null, part integer not null, design text not null, account text not null, "
+    "checksum text not null, primary key (key, part, design))",
+    "create table bounds (key text not null, part integer not null, bound real not null, checksum text not null, "
+    "primary key (key, part))",
 )
 
 
@@ -78,7 +85,7 @@ class Store:
         self._open()
 
     def _open(self) -> None:
-        empty = not self.path.exists() or self.path.stat().st_size == 0
+        empty = not self.path.exists() or self.path.stat().st_size == 0 or self._unborn()
         if not empty and self._one("pragma application_id") != _APPLICATION:
             right = "name another file; a missing one is made"
             raise InputError([Violation("--store", str(self.path), "is a database of another program", right)])
@@ -97,6 +104,10 @@ class Store:
             self._run(f"pragma application_id = {_APPLICATION}")
             self._run(f"pragma user_version = {_FORMAT}")
         self._run("commit")
+
+    def _unborn(self) -> bool:
+        """Whether it is a database without a table: a search was killed while it made its store."""
+        return bool(self._one("pragma application_id") == 0 and self._one("select count(*) from sqlite_master") == 0)
 
     def _run(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
@@ -158,17 +169,26 @@ class Store:
     @property
     def progress(self) -> tuple[int, int, int]:
         """(parts done, parts, layouts) of this search in all its spaces; zeros where it was never begun."""
-        mine = f"where key = '{self.key}' or key like '{self.key}/%'"
-        count = self._one(f"select sum(parts) from searches {mine}") or 0
-        done = self._one(f"select count(*) from parts {mine}")
-        return done, count, self._one(f"select count(*) from layouts {mine}")
+        count = self._one(f"select sum(parts) from searches where {self._mine}") or 0
+        done = self._one(f"select count(*) from parts where part != {SEED} and {self._mine}")
+        return done, count, self._one(f"select count(*) from layouts where {self._mine}")
+
+    @property
+    def num_designs(self) -> int:
+        """Designs closed in parts of this search that are not done, in all its spaces."""
+        return int(self._one(f"select count(*) from designs where {self._mine}"))
+
+    @property
+    def _mine(self) -> str:
+        """Rows of this search in all its spaces."""
+        return f"(key = '{self.key}' or key like '{self.key}/%')"
 
     def begin(self, parts: int, *, resume: bool) -> int:
         """Start this search anew in `parts` parts, or go on with it; returns into how many parts it is cut."""
         if resume and (known := self._one("select parts from searches where key = ?", (self.key,))):
             return int(known)
         self._run("begin immediate")
-        for table in ("searches", "parts", "layouts"):
+        for table in ("searches", "parts", "layouts", "designs", "bounds"):
             self._run(f"delete from {table} where key = ?", (self.key,))
         self._run("insert into searches values (?, ?, ?, ?, null, null)", (self.key, self._request, time.time(), parts))
         self._run("commit")
@@ -198,9 +218,48 @@ class Store:
                 raise self._refused("an entry is damaged") from None
 
     def part_done(self, part: int, account: dict[str, Any]) -> None:
-        """A part of the space is searched."""
+        """A part of the space is searched; what was kept of its designs is in its account."""
         row = (self.key, part, json.dumps(account))
+        self._run("begin immediate")
         self._run("insert or replace into parts values (?, ?, ?, ?)", (*row, checksum(*row)))
+        self._run("delete from designs where key = ? and part = ?", (self.key, part))
+        self._run("commit")
+
+    def designs_done(self, part: int, closed: Iterable[Closed]) -> None:
+        """Designs of a part that is not done yet are closed."""
+        self._run("begin immediate")
+        for design in closed:
+            row = (self.key, part, design.name, json.dumps(design.to_json()))
+            self._run("insert or replace into designs values (?, ?, ?, ?, ?)", (*row, checksum(*row)))
+        self._run("commit")
+
+    def bounded(self, bounds: Mapping[int, float]) -> None:
+        """What nothing in a part ranks before, but for layouts that were simulated."""
+        self._run("begin immediate")
+        for part, bound in bounds.items():
+            row = (self.key, part, float(bound))
+            self._run("insert or replace into bounds values (?, ?, ?, ?)", (*row, checksum(*row)))
+        self._run("commit")
+
+    def bounds(self) -> dict[int, float]:
+        """What `bounded` was told last, by part."""
+        found = {}
+        for part, bound, stored in self._run("select part, bound, checksum from bounds where key = ?", (self.key,)):
+            self._verify(stored, self.key, part, bound)
+            found[part] = float(bound)
+        return found
+
+    def designs(self) -> dict[int, list[Closed]]:
+        """Designs closed so far of parts that are not done."""
+        found: dict[int, list[Closed]] = {}
+        query = "select part, design, account, checksum from designs where key = ?"
+        for part, name, account, stored in self._run(query, (self.key,)):
+            self._verify(stored, self.key, part, name, account)
+            try:
+                found.setdefault(part, []).append(Closed.from_json(name, self._read(account)))
+            except (KeyError, TypeError, ValueError):
+                raise self._refused("an entry is damaged") from None
+        return found
 
     def parts(self) -> dict[int, dict[str, Any]]:
         """Parts searched so far with their accounts."""
@@ -211,4 +270,4 @@ class Store:
         return found
 
 
-__all__ = ["Store", "models_fingerprint", "request_key"]
+__all__ = ["SEED", "Store", "models_fingerprint", "request_key"]

@@ -88,8 +88,30 @@ class Scenario(Spec):
         return self.cluster.num_gpus or sum(part.own_gpus for part in self.cluster.parts or (self.cluster,))
 
 
+def _preset_table(name: str, assignment: str) -> dict[str, Any]:
+    """A shipped model as a table to change, without what is published of it.
+
+    Raises:
+        InputError: `name` is no shipped model.
+    """
+    from simpar.specs.models_io import load_model, model_names
+
+    if name not in model_names():
+        right = "write it as a [model] table, `simpar models show FILE --json` prints its fields"
+        raise InputError([Violation("--set", assignment, f"model = {name!r} is no shipped model whose fields can be set", right)])
+    found = load_model(name)
+    kept = found.model_dump(exclude={"source", "published_parameters"})
+    return {**kept, "name": f"{name}, changed"}
+
+
 def apply_override(table: dict[str, Any], assignment: str) -> None:
-    """Set one field of the raw `table`: "plan.pp=8" (values are TOML, bare words are strings)."""
+    """Set one field of the raw `table`: "plan.pp=8" (values are TOML, bare words are strings).
+
+    A field of a model that is named (`model = "llama3.1-8b"`) changes a copy of that preset.
+
+    Raises:
+        InputError: `assignment` is none, or what it goes through is no table.
+    """
     path, equals, text = assignment.partition("=")
     if not equals or not path.strip():
         raise InputError(f"--set {assignment}: write it as field=value, such as plan.pp=8")
@@ -97,6 +119,8 @@ def apply_override(table: dict[str, Any], assignment: str) -> None:
     *parents, last = path.strip().split(".")
     for parent in parents:
         nested = table.setdefault(parent, {})
+        if isinstance(nested, str) and path.strip().startswith("model."):
+            nested = table[parent] = _preset_table(nested, assignment)
         if not isinstance(nested, dict):
             raise InputError(f"--set {assignment}: {parent} is not a table")
         table = nested
