@@ -20,9 +20,9 @@ from search_layouts import every_layout, small_space
 
 from simpar.cli import main
 from simpar.errors import InputError
+from simpar.searching.design_bounds import DesignBounds
 from simpar.searching.find import Found, Watch, find, find_over
 from simpar.searching.parts import Wish
-from simpar.searching.sheets import Sheets
 from simpar.searching.store import Store, checksum, request_key
 
 REQUEST = {"what": "a test"}
@@ -91,9 +91,9 @@ def test_a_search_killed_inside_its_parts_goes_on_there(
     monkeypatch.setattr("simpar.searching.find.FINEST", 2)  # parts so long that none is done before a kill
     monkeypatch.setattr("simpar.searching.executors.EVERY_S", 0.0)
     space, opened = small_space(), [0]
-    outlook, written = Sheets.outlook, Store.designs_done
+    outlook, written = DesignBounds.outlook, Store.designs_done
 
-    def counted(self: Sheets, design: Any) -> Any:
+    def counted(self: DesignBounds, design: Any) -> Any:
         opened[-1] += 1
         return outlook(self, design)
 
@@ -103,7 +103,7 @@ def test_a_search_killed_inside_its_parts_goes_on_there(
         if len(writes) == 6 * workers - 5:
             raise _KilledError
 
-    monkeypatch.setattr(Sheets, "outlook", counted)
+    monkeypatch.setattr(DesignBounds, "outlook", counted)
     whole, kept = find(space, wish), []
     for attempt in range(100):
         store, writes = Store(tmp_path / "s.db", REQUEST), list[int]()
