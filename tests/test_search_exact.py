@@ -180,7 +180,7 @@ def test_a_seeded_search_finds_the_same(workers: int, monkeypatch: pytest.Monkey
 def test_an_interrupted_search_states_a_true_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     import simpar.searching.executors as module
 
-    monkeypatch.setattr(module, "_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "EVERY_S", 0.0)
 
     def stop(watch: Any) -> None:
         if watch.best is not None:

@@ -100,7 +100,7 @@ def test_a_search_killed_inside_its_parts_goes_on_there(
     def killed(self: Store, part: int, closed: Any) -> None:
         written(self, part, closed)
         writes.append(part)
-        if len(writes) == 6 * workers - 5:
+        if len(writes) == 2 * workers - 1:
             raise _KilledError
 
     monkeypatch.setattr(DesignBounds, "outlook", counted)
