@@ -15,7 +15,6 @@ from simpar.specs.checks import (
     check_scenario,
     model_stages,
     resolved_dp,
-    resolved_edp,
     resolved_etp,
 )
 from simpar.specs.models_io import load_model
@@ -225,7 +224,7 @@ def test_notes_are_not_errors() -> None:
 
 def test_resolved_degrees() -> None:
     moe = scenario("deepseek-v3", nodes=32, plan={"tp": 2, "pp": 4, "ep": 16})
-    assert (resolved_dp(moe), resolved_etp(moe.plan), resolved_edp(moe)) == (32, 1, 4)
+    assert (resolved_dp(moe), resolved_etp(moe.plan)) == (32, 1)
     dense = PlanSpec(tp=4)
     assert resolved_etp(dense) == 4
     assert [model_stages(PlanSpec(pp=4, schedule=s)) for s in ("zb-v", "dualpipe", "1f1b")] == [8, 4, 4]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 from engine_programs import prices, programs, send, table, transfer_program
@@ -10,11 +13,33 @@ from hypothesis import strategies as st
 from test_engine_equal import counted
 
 from simpar.engine import pressure
-from simpar.engine.contention import Contention, LinkSchedule, TableNetwork, flapping_link, slow_link
+from simpar.engine.contention import Contention, LinkLoads, LinkSchedule, flapping_link, merged_loads, slow_link
 from simpar.engine.discrete_event import run
 from simpar.engine.longest_path import longest_path
 from simpar.errors import InputError
 from simpar.program.program import Transfer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableNetwork:
+    """A network written down by hand: capacities, and the bytes per link of each group per transferred byte.
+
+    Attributes:
+        capacity_bytes_per_s: float array [links].
+        routes: group of ranks -> {link: bytes on it per byte of the transfer}.
+    """
+
+    capacity_bytes_per_s: np.ndarray
+    routes: Mapping[tuple[int, ...], Mapping[int, float]] = field(default_factory=dict)
+
+    def loads(self, transfer: Transfer) -> LinkLoads:
+        """Sum over the groups of the transfer."""
+        routes = [self.routes[group] for group in transfer.groups]
+        return merged_loads([(np.array(list(r), dtype=np.int64), transfer.bytes * np.array(list(r.values()))) for r in routes])
+
+    def describe(self, link: int) -> str:
+        """The index: there is no better name."""
+        return f"link {link}"
 
 
 def network(capacity, **routes):

@@ -11,8 +11,8 @@ sharing (siblings on one NIC, an oversubscribed layer) is not charged for it twi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -126,28 +126,6 @@ class Contention:
         ]
         if found:
             raise InputError(found)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TableNetwork:
-    """A network written down by hand: capacities, and the bytes per link of each group per transferred byte.
-
-    Attributes:
-        capacity_bytes_per_s: float array [links].
-        routes: group of ranks -> {link: bytes on it per byte of the transfer}.
-    """
-
-    capacity_bytes_per_s: FloatArray
-    routes: Mapping[tuple[int, ...], Mapping[int, float]] = field(default_factory=dict)
-
-    def loads(self, transfer: Transfer) -> LinkLoads:
-        """Sum over the groups of the transfer."""
-        routes = [self.routes[group] for group in transfer.groups]
-        return merged_loads([(np.array(list(r), dtype=np.int64), transfer.bytes * np.array(list(r.values()))) for r in routes])
-
-    def describe(self, link: int) -> str:
-        """The index: there is no better name."""
-        return f"link {link}"
 
 
 def merged_loads(parts: Sequence[tuple[IntArray, FloatArray]]) -> LinkLoads:

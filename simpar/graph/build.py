@@ -125,13 +125,12 @@ class LayerBuilder:
         return self.add(Scan(name, tuple(inputs), (y,), module, tuple(weights), **options))
 
     def elementwise(
-        self, name: str, inputs: Sequence[str], op: str, *, module: str = "", to: str = "", out: str = "", over: Sequence[str] = (),
-        weights: Sequence[str] = (),
+        self, name: str, inputs: Sequence[str], op: str, *, module: str = "", to: str = "", out: str = "", over: Sequence[str] = ()
     ) -> str:  # fmt: skip
         """A function of each element; axes of the output are those of the first input unless `out` says otherwise."""
         y = self.tensor(to or f"{name}.out", out or self.axes_of(inputs[0]))
         runs = tuple(tuple(axes.split()) for axes in over)
-        return self.add(Elementwise(name, tuple(inputs), (y,), module, tuple(weights), op, runs))
+        return self.add(Elementwise(name, tuple(inputs), (y,), module, (), op, runs))
 
     def residual(self, name: str, *inputs: str, to: str = "") -> str:
         """The sum of a layer's branches and its residual stream."""

@@ -46,10 +46,6 @@ class Mask:
         """Pairs within the document."""
         return MASKS[self.kind](self, n)
 
-    def mean_keys(self, length: int) -> float:
-        """Keys that a query sees on average in a document of `length` tokens."""
-        return self.attended(length) / length
-
     def describe(self) -> str:
         """The mask in a few words, as `models show` prints it."""
         if self.kind in ("causal", "bidirectional"):

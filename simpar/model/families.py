@@ -44,13 +44,10 @@ FLA = tuple(name for name in FLA_READERS if name not in ("rwkv6", "rwkv7", *FLA_
 
 SAME: Final[dict[str, Family]] = {
     **dict.fromkeys(
-        ("llama", "cwm", "granite", "iquestcoder", "smollm3", "internlm3", "aria_text", "granitemoe",
-         "granitemoeshared", "longcat_flash", "mllama_text_model", "nemotron-nas", "axk1", "deepseek_v2",
-         "deepseek_v3",
-         "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "minicpm3", "youtu", "mistral4",
-         "bamba", "falcon_h1", "zamba", "zamba2", "diffllama", "bitnet", "vaultgemma",
-         "hy_v4", "mamba", "mamba2", "falcon_mamba", "samba", "mla", "llama4_text",
-         "deepseek_v4", "exaone", "yi", "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm"),
+        ("llama", "cwm", "granite", "iquestcoder", "smollm3", "internlm3", "granitemoe", "granitemoeshared",
+         "mllama_text_model", "nemotron-nas", "kimi_k2", "bamba", "falcon_h1", "zamba", "zamba2", "diffllama", "bitnet",
+         "vaultgemma", "mamba", "mamba2", "falcon_mamba", "samba", "mla", "llama4_text", "deepseek_v4", "exaone", "yi",
+         "baichuan", "hunyuan_vl_text", "granite_docling_text", "internlm2", "deepseek", "minicpm"),
         LLAMA,
     ),
     **dict.fromkeys(
@@ -63,6 +60,11 @@ SAME: Final[dict[str, Family]] = {
          "hunyuan_v1_moe"),
         QWEN3,
     ),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "mistral4", "axk1", "axk2",
+         "longcat_flash", "minicpm3", "youtu", "hy_v4", "aria_text"),
+        Family(mlp_bias=False),
+    ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GATED_QWEN),
     **dict.fromkeys(("olmo2", "olmo3", "flex_olmo"), POST),
     **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), COHERE),
@@ -71,24 +73,6 @@ SAME: Final[dict[str, Family]] = {
 
 TABLE: Final[dict[str, Family]] = {
     **SAME,
-    **dict.fromkeys(
-        (
-            "deepseek_v2",
-            "deepseek_v3",
-            "deepseek_v32",
-            "glm_moe_dsa",
-            "glm4_moe_lite",
-            "mistral4",
-            "axk1",
-            "axk2",
-            "longcat_flash",
-            "minicpm3",
-            "youtu",
-            "hy_v4",
-            "aria_text",
-        ),
-        Family(mlp_bias=False),
-    ),
     **dict.fromkeys(("jamba", "granitemoehybrid"), Family(position="none")),
     "chatglm": Family(qkv_bias="add_qkv_bias", o_bias="add_bias_linear", mlp_bias="add_bias_linear"),
     "qwen": Family(qkv_bias=True, o_bias=False, mlp_bias=False),

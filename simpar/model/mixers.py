@@ -314,7 +314,8 @@ def _recurrent(w: Writer, m: RecurrentSpec, x: str) -> list[str]:
         moved=6.0 * m.width * w.tokens,
     )
     decay = (g.parameter(f"{path}/decay", (width,)),)
-    scanned = g.elementwise(f"{path}/scan", [u, gates], "recurrence", module=path, weights=(*held, *decay))
+    y = g.tensor(f"{path}/scan.out", g.axes_of(u))
+    scanned = g.add(Elementwise(f"{path}/scan", (u, gates), (y,), path, (*held, *decay), "recurrence"))
     return [w.linear(f"{path}/out", g.elementwise(f"{path}/gated", [scanned, y], "gate", module=path), TOKENS, path, bias=True)]
 
 

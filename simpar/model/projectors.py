@@ -329,11 +329,6 @@ def embedding_norm(k: Keys, h: int) -> Weights:
     return (norm("patch_norm", "rmsnorm", h),)
 
 
-def class_head(k: Keys, h: int) -> Weights:
-    """A pooler over the class token, once per image."""
-    return (linear("pooler", h, h),)
-
-
 def muse_positions(k: Keys, h: int) -> Weights:
     """A grid of positions for the largest image."""
     k.get("pos_emb_height", "pos_emb_width", "layer_types", "window_size")

@@ -13,9 +13,8 @@ from simpar.searching.choice import Choice, Group, Offload, Pipeline, State, Var
 from simpar.searching.refusals import check_space, check_values
 from simpar.searching.space import Space
 from simpar.specs.base import validate
-from simpar.specs.checks import check_scenario
 from simpar.specs.plan import PlanSpec
-from simpar.specs.scenario import Scenario, _model_table
+from simpar.specs.scenario import Scenario, make_scenario
 from simpar.topology.mesh import Mesh
 
 ANY: Final = "any"
@@ -125,24 +124,7 @@ def make_space(
 
 def make_template(table: dict[str, Any], file: str = "") -> Scenario:
     """A scenario whose plan does not matter, checked for everything else."""
-    table, base = dict(table), Path(file).parent if file else Path()
-    wrong: list[Violation] = []
-    if "model" in table:
-        table["model"], wrong = _model_table(table["model"], base, file)
-    cluster = table.get("cluster")
-    if isinstance(cluster, dict) and str(cluster.get("hardware", "")).endswith(".toml"):
-        relative = base / str(cluster["hardware"])
-        if relative.is_file():
-            table["cluster"] = {**cluster, "hardware": str(relative)}
-    table.setdefault("name", Path(file).stem if file else "search")
-    try:
-        scenario = validate(Scenario, {**table, "file": file}, file=file)
-    except InputError as error:
-        raise InputError([*wrong, *error.violations]) from None
-    found = wrong or [v for v in check_scenario(scenario) if not v.field.startswith(_LAYOUT_FIELDS)]
-    if found:
-        raise InputError(found)
-    return scenario
+    return make_scenario({"name": Path(file).stem if file else "search", **table}, file=file, undecided=_LAYOUT_FIELDS)
 
 
 def choice_of(scenario: Scenario) -> Choice:

@@ -46,12 +46,6 @@ def resolved_etp(plan: PlanSpec) -> int:
     return plan.etp or (plan.tp if plan.ep == 1 else 1)
 
 
-def resolved_edp(scenario: Scenario) -> int:
-    """Ranks that hold a copy of the same expert: world / (etp * ep * pp), at least 1."""
-    plan = scenario.plan
-    return max(1, scenario.world_size // (resolved_etp(plan) * plan.ep * plan.pp))
-
-
 def model_stages(plan: PlanSpec) -> int:
     """Virtual stages that one copy of the model is cut into."""
     chunks = max(plan.virtual_stages, 2) if plan.schedule in TWO_CHUNK_SCHEDULES else plan.virtual_stages
