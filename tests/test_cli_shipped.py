@@ -368,7 +368,8 @@ def test_the_shell_completes_names(tmp_path: Path) -> None:
         return done.stdout.split()
 
     assert complete("simpar simulate llama3.1-7") == [
-        "llama3.1-70b_h100x1_fp8", "llama3.1-70b_h100x64_tp4cp2pp4", "llama3.1-70b_tpu-v5px128_fsdp16tp8", "llama3.1-7-mine.toml",
+        "llama3.1-70b_a100x64h100x64_tp8pp4", "llama3.1-70b_h100x1_fp8", "llama3.1-70b_h100x64_tp4cp2pp4",
+        "llama3.1-70b_tpu-v5px128_fsdp16tp8", "llama3.1-7-mine.toml",
     ]  # fmt: skip
     assert complete("simpar search --hardware dgx-h") == ["dgx-h100", "dgx-h100-96gb-500w", "dgx-h200"]
 

@@ -230,12 +230,19 @@ def test_layers_within_memory() -> None:
 
 
 def test_layers_within_the_memory_of_every_kind_of_replica() -> None:
-    plan = {"tp": 4, "pp": 2, "replica_microbatches": [8, 8]}
-    even = simulate(scenario({**parts(part(H100), part(H100)), "parts_hold": "replicas"}, plan))
-    scale = 0.97 * even.worst_rank.device_bytes / even.worst_rank.capacity_bytes
-    cluster = {**parts(part(H100), part(H100, memory_scale=scale)), "parts_hold": "replicas"}
-    assert not simulate(scenario(cluster, plan)).fits
-    assert simulate(scenario(cluster, {**plan, "layers_per_stage": "auto"})).fits
+    """The first rank holds two micro-batches: with less memory on one part, both parts move a layer to the second."""
+    plan, training = {"tp": 4, "pp": 2, "replica_microbatches": [16, 16]}, {"micro_batch_size": 4, "global_batch_size": 128}
+
+    def step(scale: float, **more: Any) -> Result:
+        cluster = {**parts(part(H100), part(H100, memory_scale=scale)), "parts_hold": "replicas"}
+        return simulate(scenario(cluster, {**plan, **more}, training, model={**DENSE, "vocab_size": 1024}), detail="stage")
+
+    even = step(1.0)
+    scale = 0.975 * even.worst_rank.device_bytes / even.worst_rank.capacity_bytes
+    assert not step(scale).fits
+    found = step(scale, layers_per_stage="auto")
+    assert found.fits
+    assert [stage.count for stage in found.layout.stages] == [3, 5]
 
 
 # -- replicas ------------------------------------------------------------------------------------------------------------
