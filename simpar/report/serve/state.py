@@ -266,7 +266,7 @@ def _forget(table: dict[str, Any], changed: set[str]) -> None:
     if changed & {"nodes", "hardware"}:
         dropped += [(cluster, "num_gpus")]
     if "hardware" in changed:
-        dropped += [(cluster, "gpus_per_node"), (cluster, "nics_per_node")]
+        dropped += [(cluster, "gpus_per_node"), (cluster, "domain_size"), (cluster, "nics_per_node")]
         dropped += [(cluster, "oversubscription"), (cluster, "pod_oversubscription")]
     if changed & {"model", "pp", "v", "schedule"}:
         dropped += [(plan, "layers_per_stage"), (plan, "microbatch_group_size")]
