@@ -297,7 +297,8 @@ def _forget(table: dict[str, Any], changed: set[str]) -> None:
     if changed & {"nodes", "hardware", "gpn"}:
         dropped += [(cluster, "num_gpus")]
     if "hardware" in changed:
-        dropped += [(cluster, "nics_per_node"), *([] if "gpn" in changed else [(cluster, "gpus_per_node")])]
+        dropped += [(cluster, "domain_size"), (cluster, "nics_per_node")]
+        dropped += [] if "gpn" in changed else [(cluster, "gpus_per_node")]
         dropped += [(cluster, "oversubscription"), (cluster, "pod_oversubscription")]
     if changed & {"model", "pp", "v", "schedule"}:
         dropped += [(plan, "layers_per_stage"), (plan, "microbatch_group_size")]
