@@ -139,15 +139,15 @@ def test_a_source_of_many_runs_weighs_little_more_than_one_run() -> None:
 
 
 def test_left_out_errors_never_see_their_source() -> None:
-    """One source is twice as slow as all others: left out it is met as badly as without its rows, by the linearised fit too."""
-    odd = [replace(s, source="odd", measured=2.0 * s.measured) for s in runs(1, rows=40)]
+    """One source is slower than all others: left out it is met as badly as without its rows, by the linearised fit too."""
+    odd = [replace(s, source="odd", measured=1.3 * s.measured) for s in runs(1, rows=40)]
     entry = Constant(name="compute", family="f", value=1.0)
     data = Data.of([*runs(8), *odd])
     inside = np.array([s.source == "odd" for s in data.samples])
     alone = np.abs(errors(Data.of(odd), fit(Data.of(runs(8)), [entry])))
     quick = LeftOut.of(data, fit(data, [entry])).errors([0])
     assert quick[inside].mean() == pytest.approx(alone.mean(), abs=0.02)
-    assert quick[inside].mean() > 0.35
+    assert quick[inside].mean() > 0.18
     exact = left_out(data, source_of, select, workers=1)
     assert exact[inside] == pytest.approx(errors(Data.of(odd), select(Data.of(runs(8)))))
 
@@ -158,7 +158,7 @@ def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
     data = Data.of([*runs(14), *strange])
     found = select(data)
     assert {e.name for e in found} == {"compute"}
-    assert all(e.gain > e.gain_se > 0 for e in found)
+    assert all(e.gain > 2.0 * e.gain_se > 0 for e in found)
     assert "new" not in {e.gpu for e in found}
     calm = np.array([s.source != "strange" for s in data.samples])
     assert np.median(np.abs(errors(data, found))[calm]) < 0.05
@@ -181,6 +181,21 @@ def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms() -> 
     assert alone.holds("unseen", "a", "g")
     assert alone.group == "architecture=a, not right"
     assert len(alone.sources) == 16
+
+
+def test_a_constant_of_a_family_leaves_alone_an_architecture_that_it_harms() -> None:
+    slow = [replace(s, source=f"slow {s.source}") for s in runs(12, true={"compute": 1.3})]
+    right = [replace(s, source=f"right {s.source}", architecture="b") for s in runs(6, true={"compute": 1.0})]
+    (found,) = gated(Data.of([*slow, *right]), [Constant(name="compute", family="f", value=1.0)])
+    assert found.holds("f", "a", "g")
+    assert not found.holds("f", "b", "g")
+    assert found.value == pytest.approx(1.3, rel=0.05)
+
+
+def test_runs_that_no_constant_explains_carry_none() -> None:
+    """Three sources at several times the prediction are another cause's: the fourth, met as it is, would be charged for them."""
+    far = [replace(s, source=f"far {s.source}") for s in runs(3, true={"compute": 8.0}, noise=0.02)]
+    assert select(Data.of(far)) == ()
 
 
 def test_only_groups_of_three_sources_have_constants() -> None:

@@ -159,8 +159,7 @@ def test_what_tensor_ranks_gather_along_the_sequence_is_copied_into_order() -> N
 
     def copied(framework: str, **plan: Any) -> list[float]:
         block = Layout.of(scenario(framework, tp=4, **plan), 1).stage_blocks[0][1]
-        found = [op.work.bytes_moved for op in (*block.forward, *block.backward) if ".layout" in op.name]
-        return found
+        return [op.work.bytes_moved for op in (*block.forward, *block.backward) if ".layout" in op.name]
 
     assert copied("torchtitan", sequence_parallel=True) == [4.0 * 4096 * 4096] * 8
     assert copied("torchtitan", sequence_parallel=True, overlap_tp=True) == []
