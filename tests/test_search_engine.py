@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from search_random import CASES, random_choice, space_of
 from simpar.engine.discrete_event import run
 from simpar.engine.slowed_paths import makespans
 from simpar.parallel.keys import Gather, Offload, Reduce, Send
+from simpar.program.lower import lower
 from simpar.program.program import Program, Stream
 from simpar.searching.choice import Choice
 from simpar.searching.evaluation import Evaluation
@@ -65,6 +68,26 @@ def test_the_search_finds_the_step_time_of_simulate(name: str, seed: int) -> Non
     evaluation, choice = evaluation_of(name), drawn(name, seed)[0]
     result = simulate(choice.scenario(evaluation.pricing.template), detail=evaluation.detail(choice))
     assert evaluation.longest_path(choice) == pytest.approx(result.step_time_s, rel=1e-9), str(choice)
+
+
+@pytest.mark.parametrize("name", ["tiny", "torchtitan", "zero-bubble", "fsdp-moe", "tied"])
+def test_layouts_share_a_program_only_where_it_is_the_same(name: str) -> None:
+    """All shardings and offloads of one pipeline: whatever the search has for each is what `lower` makes of it."""
+    evaluation, draw = evaluation_of(name), random.Random(7)
+    space, checked = evaluation.pricing.space, 0
+    while checked < 2:
+        base = random_choice(space, draw)
+        passes = base and evaluation.microbatches(base) * base.group.pp * base.pipeline.virtual_stages
+        if not base or not passes or passes > 24 or base.group.dp * base.group.cp == 1 or (base.group.pp > 1) is bool(checked):
+            continue
+        checked += 1
+        for state, offload in product(space.states(base.group), space.offloads):
+            choice = replace(base, state=state, offload=offload)
+            step, layout = evaluation.step(choice), evaluation.pricing.layout(choice)
+            own = lower(layout, step.schedule, evaluation.detail(choice))
+            assert step.program.price_keys == own.price_keys, str(choice)
+            for column in ("price", "role", "dep_ptr", "dep_ops", "stream_ptr", "stream_ops"):
+                assert (getattr(step.program, column) == getattr(own, column)).all(), (column, str(choice))
 
 
 def test_every_way_to_cut_a_pass_was_drawn() -> None:
