@@ -64,7 +64,7 @@ def every(state: Tuning) -> dict[str, float]:
 def report(state: Tuning, seconds: dict[str, float]) -> dict[str, Any]:
     """How many trials it took, and how far what it found is from the best of all layouts."""
     best = min(seconds, key=lambda name: seconds[name])
-    chosen = state.to_dict()["best"]["layout"]
+    chosen = min((trial for trial in state.trials if trial.measured_s), key=lambda trial: trial.measured_s or 0.0).layout
     return {
         "layouts": len(seconds), "trials": len(state.trials), "chosen": chosen, "best": best, "why": state.why,
         "chosen_over_best": seconds[chosen] / seconds[best], "seconds": seconds,

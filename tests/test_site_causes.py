@@ -246,3 +246,22 @@ def test_launches_tell_a_starved_device_from_other_idling() -> None:
         found = explain_run(row, predicted("fsdp"), job("fsdp")).verdicts
         chances.append(next(v.probability for v in found if v.name == "host-bound launches"))
     assert chances[0] > chances[1] + 0.2
+
+
+def counted(draws: int = 12) -> None:
+    """Print how often each injected cause is named first, and among three, with traces of every rank and from a log alone."""
+    for traces in (True, False):
+        first, among, every = 0, 0, 0
+        for cause, name, run in INJECTED:
+            generator = np.random.default_rng(7)
+            for _ in range(draws):
+                row = run(float(generator.random()), generator)
+                if not traces:
+                    row.get("extra", {}).pop("traces", None)
+                names = [v.name for v in explain_run(row, predicted(name), job(name)).verdicts]
+                first, among, every = first + (names[0] == cause), among + (cause in names[:3]), every + 1
+        print(f"{'log and traces' if traces else 'log alone'}: {first} of {every} named first, {among} among the first three")
+
+
+if __name__ == "__main__":
+    counted()

@@ -112,7 +112,9 @@ def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[
             slopes[key].append(max(seconds.get(key, before) - before, 0.0) / math.expm1(STEP))
     lines = []
     for key, (weight, before) in readings.items():
-        parts = tuple(slopes[key])
+        # A step is the later of host and device again and again: where they are close, slopes upwards add up to more than the step.
+        total = sum(slopes[key])
+        parts = tuple(part * min(before / total, 1.0) if total else 0.0 for part in slopes[key])
         lines.append(Line(weight, parts, max(before - sum(parts), 0.0)))
     return tuple(lines)
 

@@ -4,9 +4,9 @@ Each run's predicted step is a straight line in the factors around the point tha
 
     T(theta) = sum_i part_i exp(theta_i + kind - at_i) + rest,     theta = log of (compute, memory, communication, host),
 
-theta has a normal prior, and so has what is common to the runs of one kind (a model in a precision): a cluster's runs of one model
-do not say all about those of another. What the four factors have in common is Student-t distributed: most clusters are close to the
-published ones, a few are far off in everything, and then runs that agree with each other are followed all the way.
+theta has a prior, and so has what is common to the runs of one kind (a model in a precision): a cluster's runs of one model do not
+say all about those of another. Together they are multivariate t: most clusters are close to the published ones, a few are far off,
+and then runs that agree with each other are followed all the way.
 log(measured / T) is Student-t distributed too: a run that contradicts all others moves little. How far a cluster is off (the
 stretch of the prior) and how much its runs scatter (the scale of the likelihood) are unknown and summed over a grid; what is open
 about a run (its readings) is summed as a mixture.
@@ -34,8 +34,8 @@ TENTH: Final = 1.2816
 GRID: Final[FloatArray] = np.linspace(-2.0, 2.0, 5)
 """Standard deviations of log(scale) that are summed over."""
 STRETCH: Final[FloatArray] = np.asarray(-1.0 / np.log1p(-(np.arange(4) + 0.5) / 4.0), dtype=np.float64)
-"""Equally likely factors on the variance of what the factors have in common: quantiles of 2 / chi^2 with two degrees of freedom, so
-that it is a t of two (at four, left-out sources are less likely: some are 40 % off and most within 5 %)."""
+"""Equally likely factors on the prior's covariance: quantiles of 2 / chi^2 with two degrees of freedom, so that it is a t of two
+(at four, left-out sources are less likely: some are 40 % off and most within 5 %)."""
 ROUNDS: Final = 40
 CLOSE: Final = 1e-5
 """Change of a logarithm at which the mode is found."""
@@ -62,15 +62,16 @@ class Prior:
     residual: float
     residual_spread: float
 
-    def covariance(self, stretch: float = 1.0) -> FloatArray:
-        """Of the logarithms of the four factors, with what they have in common stretched [4, 4]."""
+    @property
+    def covariance(self) -> FloatArray:
+        """Of the logarithms of the four factors, before it is stretched [4, 4]."""
         own = np.diag(np.square([self.compute, self.memory, self.communication, self.host]))
-        return np.asarray(own + stretch * self.common**2)
+        return np.asarray(own + self.common**2)
 
     @property
     def usual_covariance(self) -> FloatArray:
         """The same at the median stretch [4, 4]."""
-        return self.covariance(float(np.median(STRETCH)))
+        return self.covariance * float(np.median(STRETCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,9 @@ def learn(runs: Evidence, prior: Prior) -> Posterior:
     kinds = tuple(sorted(set(runs.kinds)))
     scales, stretch = (axis.ravel() for axis in np.meshgrid(prior.residual * np.exp(prior.residual_spread * GRID), STRETCH))
     inverse = np.zeros((len(stretch), *(FACTORS + len(kinds),) * 2))
-    inverse[:, :FACTORS, :FACTORS] = np.linalg.inv([prior.covariance(each) for each in stretch])
+    inverse[:, :FACTORS, :FACTORS] = np.linalg.inv(prior.covariance)
     inverse[:, range(FACTORS, inverse.shape[1]), range(FACTORS, inverse.shape[1])] = prior.kind**-2
+    inverse /= stretch[:, None, None]
     theta, hessian, log_post, believed = _modes(runs, kinds, inverse, scales)
     log_evidence = log_post + 0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * np.linalg.slogdet(hessian)[1]
     before = -0.5 * np.tile(GRID**2, len(STRETCH))
@@ -186,7 +188,8 @@ def learn(runs: Evidence, prior: Prior) -> Posterior:
     covariance = within + np.einsum("s,si,sj->ij", share, off, off)
     residual = float(np.exp(share @ np.log(scales))) * TENTH_OF_T / TENTH
     total = mass.max() + math.log(np.exp(mass - mass.max()).sum()) - math.log(np.exp(before).sum())
-    return Posterior(mean, covariance, kinds, prior.kind, residual, share @ believed, float(total))
+    kind = prior.kind * math.exp(0.5 * float(share @ np.log(stretch)))
+    return Posterior(mean, covariance, kinds, kind, residual, share @ believed, float(total))
 
 
 def _modes(

@@ -60,8 +60,8 @@ NEUTRAL: Final[dict[str, float]] = {
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
     "search.mesh_error": 0.0, "search.own_error": 0.0,
     "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
-    "site.communication": 0.0, "site.host": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0, "site.peak_memory": 0.0,
-    "site.peak_memory_residual": 0.0,
+    "site.communication": 0.0, "site.host": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0,
+    "site.peak_memory": 0.0, "site.peak_memory_residual": 0.0,
 }  # fmt: skip
 """Constant -> the value that leaves it out."""
 FACTORS: Final = ("compute", "memory", "communication")
@@ -106,8 +106,8 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
     "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 10e-3),
     "search.mesh_error": (0.0, 0.3), "search.own_error": (0.0, 0.3),
-    "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0), "site.host": (0.0, 2.0),
-    "site.kind": (0.0, 1.0),
+    "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
+    "site.host": (0.0, 2.0), "site.kind": (0.0, 1.0),
     "site.residual": (0.0, 0.5), "site.residual_spread": (0.0, 2.0), "site.peak_memory": (0.0, 1.0),
     "site.peak_memory_residual": (0.0, 1.0),
 }  # fmt: skip

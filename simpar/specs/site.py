@@ -1,7 +1,8 @@
 """A site: what simpar learned from a cluster's own runs, as `simpar adapt` writes it and `site = "site.toml"` uses it.
 
 Published runs say what a framework on a GPU takes on clusters on average; a site says how far one cluster is from that: a factor on
-compute, on memory-bound kernels, on communication and on the host, bytes on the device that no term explains, and how sure each of them is.
+compute, on memory-bound kernels, on communication and on the host, bytes on the device that no term explains, and how sure each of
+them is.
 """
 
 from __future__ import annotations
