@@ -26,12 +26,12 @@
     const line = make("b"); line.style.left = 100 * step.of / most + "%"; line.title = `the GPU has ${step.of.toFixed(1)} GiB`; bar.append(line);
     all.append(bar, key); return all;
   }
-  function pipeline(step, longest) {
+  function pipeline(step) {
     const all = make("div", "lesson-pipeline"), used = new Set(), svgns = "http://www.w3.org/2000/svg";
     const svg = document.createElementNS(svgns, "svg"), high = 20, gap = 4;
     svg.setAttribute("viewBox", `0 0 1000 ${step.ranks.length * (high + gap)}`); svg.setAttribute("preserveAspectRatio", "none"); svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", `Timeline of ${step.ranks.length} pipeline ranks over ${seconds(step.s)}`);
-    svg.style.width = 100 * step.s / longest + "%"; svg.style.height = step.ranks.length * (high + gap) + "px";
+    svg.style.width = "100%"; svg.style.height = step.ranks.length * (high + gap) + "px";
     step.ranks.forEach((row, r) => {
       const rect = (x, w, fill) => { const e = document.createElementNS(svgns, "rect"); e.setAttribute("x", x); e.setAttribute("width", Math.max(w, 0.3)); e.setAttribute("y", r * (high + gap)); e.setAttribute("height", high); e.setAttribute("fill", fill); svg.append(e); };
       rect(0, 1000, "var(--lesson-idle)");
@@ -57,7 +57,7 @@
       shown.append(make("p", "lesson-change", `${faster} than the choice before, ${less}.`));
     }
     const runs = data.steps.filter(s => !s.wrong);
-    if (step.ranks) shown.append(make("h4", "", "The pipeline"), pipeline(step, Math.max(...runs.map(s => s.s))));
+    if (step.ranks) shown.append(make("h4", "", `The pipeline: ${(100 * step.bubble).toFixed(0)} % bubble`), pipeline(step));
     if (step.parts) shown.append(make("h4", "", "Where the step goes"), bars(step.parts, Math.max(...runs.map(s => s.s))));
     if (step.memory) shown.append(make("h4", "", "Memory of the fullest GPU; the line is what it has"), memory(step, 1.02 * Math.max(...runs.map(s => Math.max(s.gib, s.of)))));
     return step;

@@ -173,7 +173,7 @@ function(ask) {
     // Elements come and go as Dash draws them.
     let due = false;
     const soon = () => { if (!due) { due = true; setTimeout(() => { due = false; named(); }, 60); } };
-    new MutationObserver(soon).observe(document.body, {childList: true, subtree: true});
+    new MutationObserver(soon).observe(document.body, {childList: true, subtree: true, attributeFilter: ["role", "aria-hidden"]});
     named();
   }
   return ask;
