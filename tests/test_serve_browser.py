@@ -191,7 +191,7 @@ def test_a_search_runs_reports_and_its_layout_can_be_used(page: Browser) -> None
     assert ("proven" in page.text("#search-done")) == ("DOES NOT FIT" not in page.text("#search"))
     best = page.text("#search tbody tr td:nth-child(2)")
     page.click("#search tbody button")
-    page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(best)}")
+    page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(best)} && {WHOLE}")
     assert page.text("#search tbody tr td:nth-child(3)").startswith(page.text("#tile-memory"))
     assert page.console == []
 
