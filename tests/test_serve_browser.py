@@ -263,7 +263,7 @@ def test_nothing_overlaps_and_nothing_is_cut_off(server: str, browser: Browser, 
 
 CONTROLS = """
 [...document.querySelectorAll('.side input:not([type=radio]):not(.dash-dropdown-focus-target), .side textarea, ' +
-  '.body button:not(:disabled)')].map(e => e.id || e.innerText)
+  '.body button:not(:disabled)')].filter(e => e.type !== 'file' && e.checkVisibility()).map(e => e.id || e.innerText)
 """
 FOCUSED = """
 (e => [e.id || e.innerText, e.getAttribute('aria-label') || (e.labels && e.labels.length && e.labels[0].innerText) || e.innerText,
@@ -273,10 +273,12 @@ FOCUSED = """
 
 
 def test_every_control_is_reached_by_keyboard_and_named(page: Browser) -> None:
+    page.js("for (const e of document.querySelectorAll('.side details')) e.open = true")
     wanted = set(page.js(CONTROLS))
+    assert "v-gpu_mem" in wanted
     page.js("document.activeElement.blur(); window.scrollTo(0, 0)")
     found = []
-    for _ in range(70):
+    for _ in range(160):
         page.key("Tab", 9)
         found.append(page.js(FOCUSED))
     assert wanted <= {at[0] for at in found}
