@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__: str
+
 if TYPE_CHECKING:
-    __version__: str
     from simpar.api.own_run import OwnRun, own_run
     from simpar.api.plans import PlanResult, plan
     from simpar.api.result import Comparison, Result

@@ -345,6 +345,7 @@ def test_a_dropped_config_and_an_own_gpu(page: Browser, server: str, tmp_path: P
     changed(page, before)
     page.wait("location.search.includes('config=')")
     step = page.text("#tile-step")
+    page.js("for (const e of document.querySelectorAll('.side details')) e.open = true")
     page.enter("#v-gpu_flops", "300")
     changed(page, step)
     page.wait("location.search.includes('gpu_flops=300')")

@@ -101,6 +101,9 @@ def hardware_of(base: str, values: Mapping[str, Value], folder: Path | None = No
             table[key] = str((path.parent / table[key]).resolve())
     for field, value in own.items():
         _put(table, field.profile, f"{value:g} {field.unit}")
+    if any(field.key == "gpu_flops" for field in own):
+        # Kernels that were measured on another GPU say nothing of one with another peak.
+        table.pop("kernels", None)
     table["name"] = f"{base}, own GPU"
     validate(HardwareProfile, included(table, path.parent), file="own GPU")
     text = toml(table)
