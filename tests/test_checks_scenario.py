@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import InputError, Violation
+from simpar.schedules import SCHEDULES
 from simpar.specs.base import validate
 from simpar.specs.checks import (
+    ONE_CHUNK_SCHEDULES,
+    TWO_CHUNK_SCHEDULES,
     check_scenario,
     model_stages,
     resolved_dp,
@@ -289,3 +292,18 @@ def test_a_wrong_model_comes_with_the_rest() -> None:
 def test_a_transformer_needs_a_sequence_length() -> None:
     (line,) = messages(model="llama3.1-8b")
     assert line == ("f.toml: training.sequence_length = None: is required for a transformer; at most 131072 for this model")
+
+
+def test_schedules_of_a_fixed_number_of_chunks_are_those_of_the_registry() -> None:
+    """The specs cannot import the schedules, so their two lists are held against them here."""
+    chunks = {name: family.virtual_stages for name, family in SCHEDULES.items()}
+    assert set(TWO_CHUNK_SCHEDULES) == {name for name, count in chunks.items() if count == 2}
+    assert set(ONE_CHUNK_SCHEDULES) == {name for name, count in chunks.items() if count == 1}
+
+
+@pytest.mark.parametrize("schedule", TWO_CHUNK_SCHEDULES)
+def test_layers_of_a_v_are_given_for_both_chunks(schedule: str) -> None:
+    plan = {"pp": 2, "schedule": schedule, "layers_per_stage": [10, 6, 6, 10]}
+    table = {"model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": plan,
+             "training": {"sequence_length": 1024, "global_batch_size": 32}}  # fmt: skip
+    assert make_scenario(table).plan.layers_per_stage == (10, 6, 6, 10)
