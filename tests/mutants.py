@@ -136,7 +136,7 @@ MUTANTS = (
     Mutant("the gate lets everything in", "simpar/evidence/pooled.py",
            "min(gain - errors * doubt, gain - LEAST_GAIN)", "1.0 + gain", ("tests/test_constants.py",)),
     Mutant("a family that is harmed is charged", "simpar/evidence/pooled.py",
-           "if gain - DOUBT * doubt < worst:", "if gain - DOUBT * doubt < worst - 9.0:", ("tests/test_constants.py",)),
+           "if gain - doubt < worst:", "if gain - doubt < worst - 9.0:", ("tests/test_constants.py",)),
     Mutant("intervals of half the runs", "simpar/evidence/intervals.py",
            "LEVEL: Final = 0.8", "LEVEL: Final = 0.4", ("tests/test_constants.py",)),
     Mutant("an unknown fact is the usual one", "simpar/evidence/row_open.py",

@@ -5,7 +5,7 @@ says how far groups differ. Runs of one source are alike, so a source of n runs 
 run. The fit is robust least squares on log errors (scipy, a pseudo-Huber loss).
 
 The gate asks the group itself. A constant stays only where the error of the sources of its own group, each left out of the fit,
-falls by more than two standard errors of that gain; the least useful one goes first, and all others are refitted. One that pays
+falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. One that pays
 for all together does not hold for a family whose own left-out sources it does not help (`Constant.not_for`), nor on such an
 architecture (`Constant.architectures`). A run that is off by more than `WORST` has another cause, and tells nothing there: a few
 such runs of a family would else carry a factor that harms its next source. Left-out errors while constants are dropped come from
@@ -44,10 +44,8 @@ LEAST_SOURCES: Final = 3
 """Fewest sources of a group with run-level constants of its own."""
 LEAST_GAIN: Final = 0.001
 """Least gain of a constant, a tenth of a point of error: less is not worth a number."""
-WORST: Final = 0.3
+WORST: Final = 0.5
 """Largest absolute relative error that a row counts with in a gain: no constant within its prior explains more."""
-DOUBT: Final = 2.0
-"""Standard errors that a gain has to exceed."""
 
 
 def level_of(entry: Constant) -> Level:
@@ -214,12 +212,12 @@ class LeftOut:
 def gated(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     """Those of `entries` that pay on the left-out sources of their own group, fitted on all of `data`, each with its gain.
 
-    First constants go that do not pay by one standard error; then a constant no longer holds for a family or on an architecture
-    whose left-out sources it does not help; then what does not pay by `DOUBT` beside the others goes.
+    First constants go that do not pay; then a constant no longer holds for a family or on an architecture whose left-out sources
+    it does not help; then what does not pay beside the others goes.
     """
     fitted = fit(data, entries)
     left = LeftOut.of(data, fitted)
-    kept, _ = _paying(left, list(range(len(entries))), 1.0)
+    kept, _ = _paying(left, list(range(len(entries))))
     found = list(entries)
     while (harmed := _harmed(left, kept)) is not None:
         index, kind, name = harmed
@@ -227,19 +225,18 @@ def gated(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
         entry = found[index]
         spared = {"not_for": (*entry.not_for, name)} if kind == "family" else {"architectures": _others(data, entry, name)}
         found[index] = entry.model_copy(update={key: tuple(sorted(value)) for key, value in spared.items()})
-    kept, gains = _paying(left, kept, DOUBT)
+    kept, gains = _paying(left, kept)
     chosen = fit(data, [found[k] for k in kept])
     return tuple(described(data, e, gains[k]) for k, e in zip(kept, chosen, strict=True))
 
 
-def _paying(left: LeftOut, kept: list[int], errors: float) -> tuple[list[int], dict[int, tuple[float, float]]]:
-    """(Constants whose gains exceed so many standard `errors` beside each other, their gains with standard errors); the least
-    useful one goes first."""
+def _paying(left: LeftOut, kept: list[int]) -> tuple[list[int], dict[int, tuple[float, float]]]:
+    """(Constants that pay beside each other, their gains with standard errors); the least useful one goes first."""
     while True:
         now = left.errors(kept)
         members = left.slopes != 0.0
         gains = {k: left.gain(left.errors([j for j in kept if j != k]) - now, members[:, k]) for k in kept if members[:, k].any()}
-        surplus = {k: min(gain - errors * doubt, gain - LEAST_GAIN) for k, (gain, doubt) in gains.items()}
+        surplus = {k: min(gain - doubt, gain - LEAST_GAIN) for k, (gain, doubt) in gains.items()}
         worst = min(kept, key=lambda k: surplus.get(k, -1.0), default=None)
         if worst is None or surplus.get(worst, -1.0) > 0.0:
             return kept, gains
@@ -256,7 +253,7 @@ def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, Part, str] | None:
     """(Constant, family or architecture, its name) of the part of at least `LEAST_SOURCES` sources that a constant helps least, or
     None if it helps all.
 
-    It helps where the error of the part's left-out sources falls by more than `DOUBT` standard errors of that gain.
+    It helps where the error of the part's left-out sources falls by more than the standard error of that gain.
     """
     now, worst, found = left.errors(kept), 0.0, None
     parts: list[tuple[Part, str]] = [("family", s) for s in sorted({s.family for s in left.data.samples})]
@@ -269,8 +266,8 @@ def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, Part, str] | None:
             if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < LEAST_SOURCES:
                 continue
             gain, doubt = left.gain(left.without(k, rows).errors(kept) - now, members)
-            if gain - DOUBT * doubt < worst:
-                worst, found = gain - DOUBT * doubt, (k, kind, name)
+            if gain - doubt < worst:
+                worst, found = gain - doubt, (k, kind, name)
     return found
 
 
