@@ -34,7 +34,8 @@ compute = 1.1
 memory = 1.05
 residual = 0.02
 group = "dense on hopper"
-covariance = [[1e-3, 0, 0, 0], [0, 2e-3, 0, 0], [0, 0, 3e-3, 0], [0, 0, 0, 1e-3]]
+host = 1.2
+covariance = [[1e-3, 0, 0, 0, 0], [0, 2e-3, 0, 0, 0], [0, 0, 3e-3, 0, 0], [0, 0, 0, 2e-3, 0], [0, 0, 0, 0, 1e-3]]
 [[runs]]
 id = "a"
 measured_s = 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -146,15 +145,3 @@ def test_prices_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> N
     whole = gemm_seconds(c, 132.0, GemmShapes(m, n, k))
     monkeypatch.setattr("simpar.costs.compute.CHUNK", 7)
     assert np.array_equal(whole, gemm_seconds(c, 132.0, GemmShapes(m, n, k)))
-
-
-@pytest.mark.parametrize(("name", "more"), [("dgx-h100", 1.15), ("dgx-b200", 1.0)])
-def test_gradients_of_one_scale_promote_their_sums_on_hopper_alone(name: str, more: float) -> None:
-    model = KernelModel(load_hardware(name))
-
-    def over_forward(dtype: str, direction: Literal["dgrad", "wgrad"]) -> float:
-        size = (8192, 8192, 8192)
-        return model.gemm(*size, dtype=dtype, direction=direction).seconds / model.gemm(*size, dtype=dtype).seconds
-
-    for direction in ("dgrad", "wgrad"):
-        assert over_forward("fp8", direction) / over_forward("fp8_row", direction) == pytest.approx(more, rel=1e-9)

@@ -234,7 +234,8 @@ OVERLAPS = """
     '.side legend, .side button, .side textarea, ' +
     '.tile span, .tile b, .body > .head > *, .buttons button, .card h2, .card > p, .gantt-legend, #gantt canvas, ' +
     '.js-plotly-plot, #wrong')]
-    .map(e => [e, e.getBoundingClientRect()]).filter(([e, r]) => r.width > 0 && r.height > 0);
+    // What a closed <details> holds has a place, but is not drawn.
+    .filter(e => e.checkVisibility()).map(e => [e, e.getBoundingClientRect()]).filter(([e, r]) => r.width > 0 && r.height > 0);
   const found = [];
   for (let i = 0; i < seen.length; i++) for (let j = i + 1; j < seen.length; j++) {
     const [a, p] = seen[i], [b, q] = seen[j];
@@ -257,6 +258,10 @@ def test_nothing_overlaps_and_nothing_is_cut_off(server: str, browser: Browser, 
     assert browser.js("document.documentElement.scrollWidth") <= width
     assert browser.js(OVERLAPS) == []
     assert browser.js(TEXTS) == []
+    browser.js("for (const e of document.querySelectorAll('details')) e.open = true")
+    assert browser.js("document.querySelector('#v-gpu_mem').checkVisibility()")
+    assert browser.js("document.documentElement.scrollWidth") <= width
+    assert browser.js(OVERLAPS) == []
     small = "[...document.querySelectorAll('.page *, .js-plotly-plot text')].filter(e => e.textContent.trim() && !e.children.length"
     assert browser.js(small + " && parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.textContent)") == []
 

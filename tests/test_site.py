@@ -15,12 +15,14 @@ import simpar
 from simpar.cli.app import app
 from simpar.errors import InputError
 from simpar.evidence.predicted import predict, predict_at
+from simpar.parallel.keys import Gather, OptimizerStep
 from simpar.site.learned import adapt, as_toml, memory_of_site, shipped_prior
 from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import Evidence, Prior, learn
 from simpar.site.rows import run_at
 from simpar.specs.scenario import make_scenario
 from simpar.specs.site import Site, read_site
+from simpar.step import prepare
 
 MODEL = {
     "kind": "transformer", "num_hidden_layers": 8, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -29,15 +31,16 @@ MODEL = {
 
 
 def table(name: str = "run", nodes: int = 2, plan: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
-    given = {"sequence_length": 2048, "global_batch_size": 64, "micro_batch_size": 1, **training}
+    given = {"sequence_length": 8192, "global_batch_size": 64, "micro_batch_size": 1, **training}
     return {"name": name, "model": MODEL, "cluster": {"hardware": "dgx-h100", "num_nodes": nodes}, "plan": plan or {"tp": 2},
             "training": given}  # fmt: skip
 
 
 TABLES = (
     table("a"), table("b", 1, {"tp": 4}), table("c", 2, {"tp": 1, "pp": 2}), table("d", 4, {"tp": 8}),
-    table("e", 1, {"tp": 1, "zero_stage": 3}), table("f", 2, {"tp": 2, "pp": 2}, sequence_length=4096),
+    table("e", 1, {"tp": 1, "zero_stage": 3}), table("f", 2, {"tp": 2, "pp": 2}, sequence_length=16384),
 )  # fmt: skip
+"""Long sequences: layers short enough to wait for the host show little of a slow device."""
 TRUE = Site(compute=1.15, memory=1.3, communication=1.6)
 
 
@@ -100,15 +103,39 @@ def test_runs_that_agree_on_being_far_off_are_followed() -> None:
 def test_a_slow_host_is_told_from_a_slow_network() -> None:
     """Small micro-batches leave the device waiting for launches, large ones do not: their runs tell whose fault it is."""
     slow, small = Site(host=1.6), {**MODEL, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8}
-    tables = [{**table(f"mbs{n}", 1, {"tp": 2}, micro_batch_size=n), "model": small} for n in (1, 4, 16)]
+    how: dict[str, Any] = {"nodes": 1, "plan": {"tp": 2}, "sequence_length": 4096}
+    tables = [{**table(f"mbs{n}", micro_batch_size=n, **how), "model": small} for n in (1, 4, 16)]
     host = [predict_at(slow, make_scenario(each)).step_time_s / predict(make_scenario(each)).step_time_s for each in tables]
     assert host[0] > 1.4
     assert host[2] < 1.1
     found = simpar.adapt([row(each, site=slow) for each in tables]).site
     assert found.host > 1.2
     assert found.host > found.communication
-    unseen = make_scenario({**table("mbs8", 1, {"tp": 2}, micro_batch_size=8), "model": small})
+    unseen = make_scenario({**table("mbs8", micro_batch_size=8, **how), "model": small})
     assert predict_at(found, unseen).step_time_s == pytest.approx(predict_at(slow, unseen).step_time_s, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("framework", "key", "plan", "training", "host_s"),
+    [
+        ("megatron-core", OptimizerStep, {"offload": {"optimizer": True}}, {}, 1.9e-3),
+        ("torch-fsdp", OptimizerStep, {}, {"optimizer": "adamw-8bit"}, 4e-3),
+        ("nanotron", Gather, {"zero_stage": 1}, {}, 20e-3),
+    ],
+)
+def test_the_host_of_an_update_is_the_sites(
+    framework: str, key: type, plan: dict[str, Any], training: dict[str, Any], host_s: float
+) -> None:
+    """Beside an update on the host, in one tensor by tensor, and in gathers unpacked piece by piece too: `host_s` at least."""
+    given = {**table("update", 8, {"tp": 1, **plan}, **training), "framework": framework}
+
+    def seconds(host: float) -> float:
+        priced = prepare(make_scenario({**given, "site": Site(host=host)}), detail="stage")
+        return float(sum(s for k, s in zip(priced.program.price_keys, priced.table.seconds, strict=True) if isinstance(k, key)))
+
+    found = [seconds(host) for host in (10.0, 15.0, 20.0)]
+    assert found[1] - found[0] > 5.0 * host_s
+    assert found[2] - found[1] == pytest.approx(found[1] - found[0], rel=1e-6)
 
 
 def test_one_bad_run_moves_little(rows: list[dict[str, Any]]) -> None:
@@ -189,13 +216,14 @@ def run_cli(*arguments: str, code: int = 0) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs.jsonl, rest.jsonl, site.toml and a scenario that names the site."""
+    """A folder with runs.jsonl, site.toml, scenario.toml that names the site, and plain.toml that does not."""
     found = tmp_path_factory.mktemp("site")
     (found / "runs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows[:4]))
     (found / "scenario.toml").write_text(
-        'site = "site.toml"\nmodel = "llama3.1-8b"\n[cluster]\nhardware = "dgx-h100"\nnum_nodes = 1\n[plan]\ntp = 8\n'
-        "[training]\nsequence_length = 4096\nglobal_batch_size = 16\n"
+        'site = "site.toml"\nmodel = "llama3.1-8b"\n[cluster]\nhardware = "dgx-h100"\nnum_nodes = 1\n[plan]\ntp = 4\n'
+        "[training]\nsequence_length = 8192\nglobal_batch_size = 16\n"
     )
+    (found / "plain.toml").write_text((found / "scenario.toml").read_text().replace('site = "site.toml"\n', ""))
     said = run_cli("adapt", str(found / "runs.jsonl"), "--out", str(found / "site.toml"))
     assert said["mean_error"]["after"] < said["mean_error"]["before"]
     assert said["half_width"]["after"] < said["half_width"]["before"]
@@ -210,7 +238,6 @@ def test_every_command_takes_the_site(folder: Path) -> None:
     plain = simpar.simulate(scenario, site=None).to_dict()
     assert "site" not in plain
     assert named["step_time_s"] > 1.05 * plain["step_time_s"]
-    (folder / "plain.toml").write_text((folder / "scenario.toml").read_text().replace('site = "site.toml"\n', ""))
     given = run_cli("simulate", str(folder / "plain.toml"), "--site", site)
     assert given["step_time_s"] == pytest.approx(named["step_time_s"], rel=1e-9)
     assert run_cli("explain", str(folder / "plain.toml"), "--site", site)["step_time_s"] == pytest.approx(named["step_time_s"])

@@ -29,9 +29,9 @@ framework = "megatron-core"
 [model]
 kind = "transformer"
 num_hidden_layers = 8
-hidden_size = 2048
-intermediate_size = 8192
-num_attention_heads = 16
+hidden_size = 4096
+intermediate_size = 14336
+num_attention_heads = 32
 num_key_value_heads = 8
 head_dim = 128
 vocab_size = 32000

@@ -15,10 +15,13 @@ from test_validate_rank_grid import CELLS, LAYERS, scenario
 
 from simpar.live.bench_gemm import sizes
 from simpar.live.bench_shapes import cases
+from simpar.live.bench_shapes import key_of as name_of
 from simpar.live.rank_layouts import Entry, read_layouts
 from simpar.live.rank_plan import RankPlan, rank_plan
-from simpar.live.rank_shapes import products_of, shapes_of, unpacked_s
+from simpar.live.rank_shapes import counted, ops_of, products_of, shapes_of, unpacked_s
 from simpar.live.rank_worker import measure
+from simpar.parallel.work import MemoryWork
+from simpar.specs.scenario import make_scenario
 from simpar.step import prepare
 
 pytestmark = pytest.mark.torch
@@ -74,3 +77,27 @@ def test_every_shape_is_one_that_calibrate_runs() -> None:
     assert {s["op"] for s in shapes} == {"gemm", "grouped_gemm", "attention", "memory"}
     for case in cases(shapes, "cpu", small=True):
         case.build()()
+
+
+def test_chains_and_backward_classes_are_measured_as_what_they_are() -> None:
+    """Before torch 2.9 a norm is a chain; every class and size that is priced has a shape, and repeated forwards stay forwards."""
+    model = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 512}
+    for version, norm in (("2025-06", ("composite", "norm")), ("2025-10", ("norm_backward", None))):
+        priced = prepare(make_scenario({
+            "name": version, "framework": "torchtitan", "framework_version": version, "model": model,
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"dp": 8, "zero_stage": 3, "recompute": "full"},
+            "training": {"sequence_length": 256, "global_batch_size": 8},
+        }), detail="op")  # fmt: skip
+        shapes = [s for s in shapes_of([(priced, 0)]) if s["op"] == "memory"]
+        ops = [op.work for key, _ in counted(priced, 0) for op, _, _ in ops_of(priced, key)]
+        asked = {(w.kernel, round(w.bytes_moved)) for w in ops if isinstance(w, MemoryWork)}
+        assert asked <= {(s["kernel"], s["shape"][0]) for s in shapes}
+        assert norm in {(s["kernel"], s.get("chain")) for s in shapes if s["direction"] == "backward"}
+        chains = {(s["chain"], s["direction"]): s for s in shapes if s["kernel"] == "composite"}
+        assert {"rope", "activation"} <= {chain for chain, _ in chains}
+        assert all(s["dims"]["complex"] for (chain, _), s in chains.items() if chain == "rope")
+        assert all(s["dims"]["gated"] == 2 for (chain, _), s in chains.items() if chain == "activation")
+        assert not [s for s in shapes if s["kernel"] == "norm" and s["direction"] == "backward"]
+        assert len({name_of(s) for s in shapes}) == len(shapes)
+        for case in cases(shapes, "cpu", small=True):
+            case.build()()

@@ -86,7 +86,7 @@ def unpacking_s(key: Gather, layout: Layout, work: Callable[[Work], Price]) -> f
     parameters = sum(layout.block_parameters(key.stage, key.first, key.last))
     copies = work(MemoryWork("copy", parameters * spec.data.gather_copy_bytes)).seconds * layout.calibration.memory
     pieces = parameters / tensor_parameters(layout) * layout.shard_ranks
-    return max(copies, pieces * spec.host.launch_s)
+    return max(copies, pieces * spec.host.launch_s * layout.calibration.host)
 
 
 __all__ = ["KeyPrice", "handled", "scaled", "unpacking_s"]

@@ -60,7 +60,7 @@ DEFAULT_CLASSES: Final[Mapping[str, MemoryClass]] = {
 elementary torch kernels, over all that they read and write; see `BYTES_PER_CLOCK`."""
 BYTES_PER_CLOCK: Final[Mapping[tuple[str, str], float]] = {
     **{("composite", tier): 8.3 for tier in ("tuned", "framework", "eager")},
-    ("cast_transpose", "framework"): 6.3, ("cast_column", "framework"): 2.8,
+    ("cast_transpose", "framework"): 6.3, **{("cast_column", tier): 2.8 for tier in ("framework", "eager")},
 }  # fmt: skip
 """(Class, implementation) -> what one SM reads and writes per clock in kernels whose rate the SMs set and not the memory.
 

@@ -45,7 +45,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
         state = layout.state_bytes
         copies = work(HostCopy(own * (state.gradient + 2.0)))
         seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
-        seconds += norm_s + spec.host.optimizer_cpu_s
+        seconds += norm_s + spec.host.optimizer_cpu_s * calibration.host
         spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
         return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), (("optimizer", Provenance.ASSUMED),))
     each = spec.optimizer.optimizer_traffic_bytes
@@ -75,7 +75,7 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
             gathers += _matrix_gathers(layout, same, work, expert=expert)
     update_s = sum(p.seconds for p in parts) + norm_s + spec.host.optimizer_cpu_s * calibration.host + calibration.step_s
     if kind.synchronises:
-        update_s += TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
+        update_s += calibration.host * TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
     busy = tuple((name, sum(p.seconds for p in prices)) for name, prices in (("tp", cut), ("dp", gathers)) if prices)
     spreads = [_spread("optimizer", parts), *(_spread(name, prices) for name, prices in (("tp", cut), ("dp", gathers)) if prices)]
     kinds = worst_each(

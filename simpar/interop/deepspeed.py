@@ -42,6 +42,7 @@ PLAIN: Final[dict[str, Any]] = {
     "plan.last_stage_less_layers": None, "training.cuda_graphs": False, "training.cuda_graph_scope": None,
     "training.trainable": "all", "training.lora_rank": None, "training.lora_modules": "attention", "training.lora_adapters": 1,
     "training.base_weights": "auto", "training.optimizer_in_backward": False, "training.fused_kernels": False,
+    "plan.stage_tp": None, "plan.replica_microbatches": "auto",
 }  # fmt: skip
 """Fields that DeepSpeed has no setting for, with the one value it runs."""
 

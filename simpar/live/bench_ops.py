@@ -91,6 +91,8 @@ def _memory(device: str, tiny: bool, dtype: str) -> dict[str, tuple[float, Calla
         "activation": (3 * n, activation), "activation_backward": (5 * n, activation_backward), "softmax": (2 * n, softmax),
         # Read the logits, read them again and write their gradient.
         "cross_entropy": (3 * n, cross_entropy),
+        # Of a chain all that its kernels move: the gate's non-linearity, then the product.
+        "composite": (5 * n, activation),
     }  # fmt: skip
 
 

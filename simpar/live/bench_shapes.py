@@ -26,7 +26,8 @@ SMALL = 64
 
 def key_of(shape: Shape) -> str:
     """The name of a shape's record."""
-    parts = [shape["op"], shape.get("kernel", ""), shape.get("dtype", "fp32"), shape.get("direction", "forward")]
+    parts = [shape["op"], shape.get("kernel", ""), shape.get("chain", "")]
+    parts += [shape.get("dtype", "fp32"), shape.get("direction", "forward")]
     parts.append("x".join(str(v) for v in shape["shape"]))
     if shape["op"] == "attention" and not shape.get("causal", True):
         parts.append("full")
@@ -153,9 +154,15 @@ def _as_it_is(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _memory(shape: Shape, device: str) -> Call:
-    """A memory-bound op of a layer; `dims` are its sizes on one rank."""
+    """A memory-bound op of a layer; `dims` are its sizes on one rank.
+
+    A class of one direction (norm_backward) runs the op's backward, a class that many ops run in (composite) what `chain` names.
+    """
     torch, kind, dims = torch_module(), torch_dtype(shape.get("dtype", "fp32")), shape["dims"]
     f, direction = torch.nn.functional, shape.get("direction", "forward")
+    runs = shape.get("chain") or shape["kernel"].removesuffix("_backward")
+    if shape["kernel"].endswith("_backward"):
+        direction = "backward"
     # Of a compiled block: what the compiler makes of the chain.
     fused = torch.compile if dims.get("compiled") and device == "cuda" else _as_it_is
 
@@ -164,9 +171,10 @@ def _memory(shape: Shape, device: str) -> Call:
 
     def norm() -> Call:
         width = dims["width"]
-        from simpar.live.kernels import rms_norm
+        from simpar.live.kernels import rms_norm, rms_norm_chain
 
-        return _both(fused(rms_norm), (tensor(dims["rows"], width), tensor(width)), direction)
+        of = rms_norm_chain if shape.get("chain") else rms_norm
+        return _both(fused(of), (tensor(dims["rows"], width), tensor(width)), direction)
 
     def rope() -> Call:
         s, h = dims["rows"], dims["head_dim"]
@@ -250,7 +258,7 @@ def _memory(shape: Shape, device: str) -> Call:
         "norm": norm, "rope": rope, "residual": residual, "activation": activation, "cross_entropy": cross_entropy,
         "embedding": embedding, "softmax": softmax, "permute": permute, "adam": adam,
     }  # fmt: skip
-    return rotating(builders[shape["kernel"]], float(shape["shape"][0]), device)
+    return rotating(builders[runs], float(shape["shape"][0]), device)
 
 
 BUILDERS: dict[str, Callable[[Shape, str], Call]] = {"gemm": _gemm, "grouped_gemm": _grouped, "memory": _memory}

@@ -95,8 +95,8 @@ class PricedBlock:
     def shapes(self) -> list[Shape]:
         """Kernel shapes for `simpar calibrate --shapes`; casts to fp8 have prices of their own."""
         found = []
-        for op, phase in self.works("step"):
-            for shape in shape_of(op, self.block, backward=phase != "F", gated=2, dtype="bf16"):
+        for op, _ in self.works("step"):
+            for shape in shape_of(op, self.block, gated=2, dtype="bf16"):
                 if shape["op"] == "attention":
                     shape["batch_first"] = 1
                 if shape["op"] == "memory" and self.layout.compiled:

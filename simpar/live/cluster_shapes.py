@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from simpar.costs.memory_bound import OPTIMIZER_TIERS
+from simpar.costs.memory_bound import OPTIMIZER_TIERS, STREAM
 from simpar.graph.kernels import Kernel
+from simpar.graph.types import Elementwise, Loss, Norm
 from simpar.live.cluster_predict import Predicted, calls_of, context_bytes, op_of, optimizer_parameters, sharded_bytes
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Gather, Reduce
@@ -24,6 +25,8 @@ ADDED_WIDTH, ADDED_BYTES = 4096, {"fp32": 12.0, "bf16": 6.0}
 """Width of rows that stand for a sum of gradients, and bytes read and written for each element."""
 COPIED_BYTES = {"fp32": 8.0, "bf16": 4.0}
 """Bytes read and written for each element of a copy."""
+CHAINS = ("composite", STREAM)
+"""Classes that several ops run in: their shapes name the op as well (`chain`)."""
 _ACTIVATIONS = {"fp32": "fp32"}
 """Precision of training -> dtype of activations; bf16 for all others."""
 
@@ -68,9 +71,7 @@ def _shapes(p: Predicted) -> Iterator[Shape]:
             if beside := round(context_bytes(layout, op_of(layout, key)) / 64) * 64:
                 dims = {"rows": 4, "width": beside // 64}
                 yield {"op": "memory", "kernel": "permute", "shape": [beside], "dtype": "fp32", "dims": {**dims, "transposed": 1}}
-            yield from shape_of(
-                op_of(layout, key), block, backward=key.phase != "F", gated=_gated(layout.scenario.model), dtype=dtype
-            )
+            yield from shape_of(op_of(layout, key), block, gated=_gated(layout.scenario.model), dtype=dtype)
         elif isinstance(key, Gather | Reduce) and layout.plan.zero_stage == 3:
             for call, moved in zip(calls_of(layout, key), sharded_bytes(layout, key), strict=True):
                 ranks, reduces = layout.placement(call.dimension).size, int(isinstance(key, Reduce))
@@ -89,7 +90,7 @@ def _gated(model: object) -> int:
     return int(isinstance(model, TransformerSpec) and model.gated_mlp)
 
 
-def shape_of(op: LocalOp, block: LocalBlock, *, backward: bool, gated: int, dtype: str) -> Iterator[Shape]:
+def shape_of(op: LocalOp, block: LocalBlock, *, gated: int, dtype: str) -> Iterator[Shape]:
     """The shape of an op; none for collectives.
 
     Args:
@@ -111,7 +112,10 @@ def shape_of(op: LocalOp, block: LocalBlock, *, backward: bool, gated: int, dtyp
             "shape": [work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim],
         }  # fmt: skip
     elif isinstance(work, MemoryWork):
+        # By name and not by phase: recomputation runs forwards in a backward.
         name = op.name.removesuffix(".backward")
+        direction = "forward" if name == op.name else "backward"
+        chain: Shape = {}
         local = LocalLayer(block.layer, block.options)
         source = next((k for k in local.kernels if k.node.name == name), None)
         if source is None:
@@ -121,9 +125,21 @@ def shape_of(op: LocalOp, block: LocalBlock, *, backward: bool, gated: int, dtyp
             dims = {"rows": max(1, round(work.bytes_moved / each / width)), "width": width}
         else:
             dims = _dims(source, local, gated=gated)
-        direction = "backward" if backward else "forward"
+            chain = {"chain": chain_of(source)} if source.price in CHAINS else {}
         moved = [round(work.bytes_moved)]
-        yield {"op": "memory", "kernel": work.kernel, "shape": moved, "dtype": dtype, "direction": direction, "dims": dims}
+        yield {"op": "memory", "kernel": work.kernel, **chain, "shape": moved, "dtype": dtype, "direction": direction, "dims": dims}
+
+
+def chain_of(kernel: Kernel) -> str:
+    """What a memory-bound kernel computes, by the class of one kernel that does it, where its own class tells only how it runs."""
+    node = kernel.node
+    if kernel.price not in CHAINS:
+        return kernel.price
+    if isinstance(node, Norm):
+        return "norm"
+    if isinstance(node, Loss):
+        return "cross_entropy"
+    return "rope" if isinstance(node, Elementwise) and node.op == "rope" else "activation"
 
 
 def _direction(work: Gemm | GroupedGemm) -> str:
@@ -138,14 +154,16 @@ def _dims(kernel: Kernel, local: LocalLayer, *, gated: int) -> dict[str, int]:
         return max(1, round(local.shards.local(axes, layout)))
 
     axes = kernel.forward[0][0] if kernel.forward else local.axes(kernel.node.outputs[0])
-    if kernel.price == "rope":
+    runs = chain_of(kernel)
+    if runs == "rope":
         heads = sum(elements(axes[2:3]) for axes, _ in kernel.forward)
         return {"rows": elements(axes[:2]), "heads": heads, "head_dim": local.layer.size("head_dim")}
     if kernel.price == "embedding":
         table = local.axes(kernel.node.parameters[0])
         vocabulary = round(local.shards.extent(table[0], "tensor"))
         return {"rows": elements(axes[:-1]), "width": local.layer.size(axes[-1]), "vocabulary": vocabulary}
-    if kernel.price == "activation" and len(kernel.forward) > 1:
-        narrow = kernel.forward[-1][0]
+    if runs == "activation" and (len(kernel.forward) > 1 or kernel.price in CHAINS):
+        # A chain is a gate's non-linearity and its product, over what is narrow.
+        narrow, gated = kernel.forward[-1][0], max(gated, int(kernel.price in CHAINS))
         return {"rows": elements(axes[:-1]), "width": elements(narrow) // elements(axes[:-1]), "gated": gated}
     return {"rows": elements(axes[:-1]), "width": elements(axes) // elements(axes[:-1])}

@@ -32,6 +32,12 @@ def rms_norm(x: Any, weight: Any, eps: float = 1e-5) -> Any:
     return _FusedNorm.apply(x, weight, eps)
 
 
+def rms_norm_chain(x: Any, weight: Any, eps: float = 1e-5) -> Any:
+    """RMSNorm as eager torch runs it without a kernel of its own (before 2.9): in fp32 and back, one elementary kernel a step."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)).type_as(x)
+
+
 class Scaled(torch.autograd.Function):
     """x [rows, depth] times weight [columns, depth] transposed, and both gradients, in fp8; the result is in bf16.
 

@@ -123,13 +123,13 @@ def shapes_of(roles: Sequence[tuple[Priced, int]]) -> list[Shape]:
 def _shapes(priced: Priced, role: int) -> Iterator[tuple[Shape, float]]:
     pricer, gated = _pricer(priced), 2 if _model(priced.layout).gated_mlp else 0
     for key, count in counted(priced, role):
-        for op, block, phase in ops_of(priced, key):
+        for op, block, _ in ops_of(priced, key):
             for part in executed(op, block) or (op.work,):
                 own = replace(op, work=part)
-                for shape in shape_of(own, block, backward=phase != "F", gated=gated, dtype="bf16"):
+                for shape in shape_of(own, block, gated=gated, dtype="bf16"):
                     if shape["op"] == "attention":
                         shape["batch_first"] = 1
-                    if shape.get("kernel") == "rope":
+                    if "rope" in (shape.get("kernel"), shape.get("chain")):
                         shape["dims"]["complex"] = 1
                     yield shape, count * pricer.op_price(own).seconds
         if isinstance(key, OptimizerStep) and key.rank == role:

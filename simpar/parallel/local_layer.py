@@ -20,8 +20,7 @@ from simpar.specs.model import MoeSpec
 WeightGradients = Literal["none", "each", "shapes"]
 """16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
 SOFTMAX_BATCHES: Final = 4
-"""Batch times heads of a rank must divide by this for Megatron's scale-mask-softmax kernel; else the chain of torch's runs
-(Megatron-LM model/fused_softmax.py since v2.0, is_kernel_available)."""
+"""What batch times heads must divide by for Megatron's softmax kernel, else torch's chain runs (model/fused_softmax.py)."""
 CHAIN_KERNELS: Final = 5
 """Kernels that the chain has more: to fp32, scale, mask, softmax and back to 16 bits instead of one (two of the mask's)."""
 

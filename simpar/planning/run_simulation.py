@@ -22,8 +22,7 @@ from simpar.planning.run_model import CAUSES, RunModel, SlowNodeModel, Source
 
 Wait = Generator[Any, Any, None]
 
-GIVE_UP_AT = 10.0
-"""A run this many times longer than without losses is given up: it makes no progress worth the name."""
+GIVE_UP_AT = 10.0  # times as long as without losses: a run that makes no progress worth the name
 
 
 @dataclass(slots=True)

@@ -47,23 +47,18 @@ class Kernels(Policy):
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
         compile: graphs are compiled by default.
-        compiles_checkpoints: layers that are recomputed are compiled too where a run compiles; False: they run eager, since torch
-            neither traces a checkpointed call with a graph break inside nor the frames that it starts.
-        saves_gathered_input: under sequence parallelism a column-parallel matmul saves its gathered input (torch eager) and does
-            not gather again in the backward.
-        rank_major_gathers: tensor ranks gather and scatter along the first axis, and tensors with the sequence as another are
-            copied into that order and back (torch\'s functional collectives).
+        compiles_checkpoints: recomputed layers are compiled too; False: eager, as torch does not trace them over a graph break.
+        saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
+        rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
         value_views, expert_output_fp32: see graph/kernels.py.
-        qkv_copies: further copies of the packed queries, keys and values kept per layer (layout copies, rotary embedding out of
-            place).
+        qkv_copies: further copies of the packed queries, keys and values kept per layer (layouts, rotary out of place).
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
         fp8_storage: (saved tensor, bytes per element) of what is kept in a narrow format under fp8 beside the inputs of matmuls.
         saves_exchanged_output: under context parallelism by all-to-all the attention output is kept before its exchange as well.
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
         attention_head_dim: (architecture, widest head) pairs: wider heads run without a fused kernel there.
-        te_scaling: fp8 runs on TransformerEngine; scale of a tensor with one of them: from steps before (delayed) or of its values
-            (current). "" = on something else.
+        te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
         separate_casts: under fp8 casts are kernels of their own between matmuls, made by the compiler (torchao); tensors with one
@@ -165,11 +160,9 @@ class Optimizer(Policy):
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
             reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
-        gradients_persist: gradients live in buffers of their own; False: they are set to none after the update and exist from the
-            first backward on.
+        gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
-        parameter_bytes: working copy of the weights, bytes per parameter (bf16: 2; FSDP with fp32 shards: 0, counted in the
-            optimizer's 12).
+        parameter_bytes: working copy of the weights, a parameter (bf16: 2; FSDP with fp32 shards: 0, in the optimizer's 12).
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         update_bytes: per parameter that a rank updates, what exists only meanwhile: fp32 gradients of a 16-bit optimizer, the
             intermediate tensors of an update that is not fused (but the one of `foreach`).
@@ -181,8 +174,7 @@ class Optimizer(Policy):
             weight's size in between), loop (per tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
-        whole_gradient_bytes: the same per parameter of a rank, however few of them its optimizer owns: norm, clipping and zeroing
-            of a gradient buffer that is never sharded.
+        whole_gradient_bytes: the same per parameter of a rank: norm, clipping and zeroing of a buffer that is never sharded.
         optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated after the
             fact and rolled back if the global norm asks for it.
     """

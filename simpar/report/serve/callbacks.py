@@ -95,10 +95,8 @@ def _register_load(app: Dash, answers: Answers) -> None:
         Input({"type": "near", "index": ALL}, "n_clicks"), State("pins", "data"), State("found", "data"), State("near", "data"),
         prevent_initial_call="initial_duplicate",
     )  # fmt: skip
-    def load(
-        search: str | None, base: str, _reset: Any, _restore: Any, _use: Any, _near: Any, pins: list[str], found: list[str],
-        near: str,
-    ) -> list[Any]:  # fmt: skip
+    def load(search: str | None, base: str, *others: Any) -> list[Any]:
+        *_, pins, found, near = others
         cause = ctx.triggered_id
         query, keep = f"scenario={base}", True
         if cause in (None, "url"):

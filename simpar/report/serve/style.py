@@ -66,6 +66,7 @@ body[data-ask=fit] .card-memory, body[data-ask=why] .card-waterfall { order: -1;
 .unit .soft { white-space: nowrap; }
 .side .dash-input-container { border: 0; padding: 0; margin: 0; width: 100%; background: none; box-shadow: none; height: auto; }
 .side .dash-input-stepper { display: none; }
+input[type=file] { display: none !important; }
 .side .dash-input-container input:not([type=range]), .side textarea { width: 100%; font: inherit; font-size: 14px; height: 28px;
   padding: 3px 6px !important; border: 1px solid var(--edge) !important; border-radius: 5px !important;
   background: var(--paper) !important;
