@@ -114,10 +114,10 @@ def test_a_search_killed_inside_its_parts_goes_on_there(
             except _KilledError:
                 kept.append((store.progress[0], store.num_designs))
         store.close()
-    # Two processes may be through before anything of a part is written.
+    # Two processes may be through before anything of a part is written, or finish one while the other is killed.
     assert workers > 1 or len(kept) > 1
     assert all(before < after for before, after in pairwise(kept)), "each attempt leaves more than it found"
-    assert not kept or kept[0][0] == 0, "no part is done, and yet designs are kept"
+    assert workers > 1 or kept[0][0] == 0, "no part is done, and yet designs are kept"
     # A quick search stops where the rest cannot matter, which what was known before may move: what holds is its best.
     few = 1 if wish is QUICK else None
     assert answers(found)[:few] == answers(whole)[:few]
