@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Final
 
 from simpar.costs import scans
 from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.held_sms import loads, slowed
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
@@ -51,12 +51,8 @@ from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
 ATTENTION_SHARE = 0.5
-"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (the kernels of
-router, dispatch and experts are counted one by one)."""
-PERSISTENT_LOSS: Final = {"hopper": 0.5}
-"""How much longer matmuls take beside a collective where their kernels are persistent, one block to each SM and no scheduler that
-finds the free ones (Blackwell's has one): the blocks of the SMs that the collective holds come in a second wave. FSDP on H100,
-pytorch issue 143988: twice as long for a matmul that is met, half as long again over all."""
+"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (assumed: attention
+and feed-forward alike; the kernels of router, dispatch and experts are counted one by one)."""
 
 
 class LayoutPricer:
@@ -69,6 +65,7 @@ class LayoutPricer:
         self._pairs: dict[tuple[int, int], BlockPrice] = {}
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
+        self._slowed: dict[int, float] = {}
         self._gaps: dict[tuple[int, str], tuple[float, tuple[float, ...]]] = {}
 
     def price(self, key: Key) -> KeyPrice:
@@ -324,14 +321,15 @@ class LayoutPricer:
 
     # -- communication ---------------------------------------------------------------------------------------------
 
-    def _interference(self, name: str, amount: float, placement: GroupPlacement) -> float:
-        """How much longer compute takes beside a collective: by the SMs that it holds over those that it leaves, and on Hopper
-        by what persistent kernels lose."""
-        if placement.size == 1 or amount <= 0:
-            return 0.0
-        sms, gpu = self.collectives.choice(name, amount, placement).sms, self.layout.hardware.gpu
-        total = gpu.sm_count.value
-        return max(sms / (total - sms), PERSISTENT_LOSS.get(gpu.architecture, 0.0)) if 0 < sms < total else 0.0
+    def slowed(self, held: int) -> float:
+        """How much longer compute takes beside a collective on `held` SMs."""
+        if held not in self._slowed:
+            gpu = self.layout.hardware.gpu
+            self._slowed[held] = slowed(loads(self.layout, self.op_price), gpu.sm_count.value, held, gpu.architecture)
+        return self._slowed[held]
+
+    def _held_sms(self, name: str, amount: float, placement: GroupPlacement) -> int:
+        return self.collectives.choice(name, amount, placement).sms if placement.size > 1 and amount > 0 else 0
 
     def _hop(self, dimension: str, pair: int = -1) -> GroupPlacement:
         """Where two consecutive members sit: a pair of the pipeline, or the slowest there is."""
@@ -357,10 +355,13 @@ class LayoutPricer:
         prices = [self._collective(c) for c in calls]
         seconds = sum(p.seconds for p in prices)
         spread = ((dimension, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)),)
-        interference = max(self._interference(c.name, c.bytes, self._placement(c)) for c in calls)
+        held = max(self._held_sms(c.name, c.bytes, self._placement(c)) for c in calls)
         kind = worst([p.provenance for p in prices])
         latency = sum(c.repeat * self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
-        return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), ((dimension, kind),), min(latency, seconds))
+        found = KeyPrice(
+            seconds, ((dimension, seconds),), spread, self.slowed(held), (), ((dimension, kind),), min(latency, seconds)
+        )
+        return replace(found, held_sms=held)
 
     def _placement(self, work: Collective) -> GroupPlacement:
         return self._hop(work.dimension, work.pair) if work.name == "send_recv" else self.layout.placement(work.dimension)

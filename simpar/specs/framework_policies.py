@@ -214,6 +214,7 @@ class DataParallel(Policy):
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
             the weights, and reduces them bucket by bucket.
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
+        reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
             backward where that is asked for, or ("all_reduce") all-reduced whole once the last backward is through.
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
@@ -239,6 +240,7 @@ class DataParallel(Policy):
     ddp_buckets: bool = False
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+    reduces_together: bool = False
     sharded_grad_reduce: Literal["scatter", "all_reduce"] = "scatter"
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0

@@ -65,7 +65,7 @@ _MEGATRON: Final = (
         (2023, 8),
         {
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
-            "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
+            "reduces_together": True, "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
             "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.7e-3,
             "expert_layer_cpu_s": 4.4e-3,
             "weight_gradients": "each", "grouped_weight_gradients": "none", "fp8_weight_cache": True,
@@ -142,8 +142,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
-             "dropout": 0.0},
-                "NeMo recipes: distributed fused Adam with overlapped reduction and gather"),
+             "reduces_together": True, "dropout": 0.0},
+                "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
+                "as by Megatron's (grad_sync_func)"),
             Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True, "loss": "fused",
                             "cross_entropy_all_reduces": 2},
                 "NeMo 24.07 performance recipes: cross_entropy_loss_fusion = True (two all-reduces); grad_reduce_in_fp32 = False, "
