@@ -291,6 +291,8 @@ class Layout:
                 # torchao multiplies through scaled_mm, whose op is none of those that the policy saves (torch
                 # _functorch/partitioners.py, compute_intensive_ops: mm and _scaled_mm).
                 more.add("op_unlisted")
+            if self.attention_kernel in self.framework.kernels.unlisted_attention:
+                more.add("op_attention")
             recompute = Recompute(modules=recompute.modules | more)
         moe = model.moe if isinstance(model, TokenModel) else None
         capacity = training.routing.capacity_factor
