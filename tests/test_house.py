@@ -23,7 +23,7 @@ WIDE = {
 """Functions of more parameters than a reader keeps in mind; commands are left out, whose parameters are their options."""
 LONG = {
     "evidence/row_plan.py", "live/cluster_steps.py", "model/decoder.py", "model/mixers.py", "parallel/blocks.py",
-    "parallel/layout.py", "searching/branch.py", "searching/command.py", "searching/pricing.py", "searching/space.py",
+    "searching/branch.py", "searching/command.py", "searching/pricing.py", "searching/space.py",
     "specs/checks.py", "specs/framework_rows.py",
 }  # fmt: skip
 """Files of more lines than fit one sitting."""
@@ -49,7 +49,7 @@ def test_no_file_is_longer_than_one_sitting() -> None:
     paths = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
     found = {name for name, path in paths.items() if len(path.read_text().splitlines()) > MOST_LINES}
     assert found <= LONG, "one file, one thing"
-    assert len(LONG) <= 12
+    assert len(LONG) <= 11
 
 
 def test_a_wide_function_would_be_found() -> None:
