@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.costs.kernels import KernelModel
 from simpar.costs.memory_bound import DEFAULT_CLASSES
-from simpar.costs.moe import moe_shapes, rank_loads
 from simpar.errors import UnknownNameError
+from simpar.evidence.moe import moe_shapes, rank_loads
 from simpar.parallel.work import AttentionWork
 from simpar.specs.hardware import load_hardware
 from simpar.specs.kernel_constants import AttentionConstants, HeadConstants

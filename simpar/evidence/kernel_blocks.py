@@ -15,7 +15,8 @@ from simpar.costs.attention import AttentionShapes, attention_flops, attention_s
 from simpar.costs.compute import GemmShapes
 from simpar.costs.kernel_choice import pick_attention
 from simpar.costs.kernel_points import band_arrays
-from simpar.costs.kernel_tables import (
+from simpar.costs.kernels import KernelModel
+from simpar.evidence.kernel_tables import (
     MICRO,
     alpha_of,
     attention_name,
@@ -27,8 +28,7 @@ from simpar.costs.kernel_tables import (
     read_rows,
     usable,
 )
-from simpar.costs.kernels import KernelModel
-from simpar.costs.moe import moe_flops, moe_seconds, moe_shapes
+from simpar.evidence.moe import moe_flops, moe_seconds, moe_shapes
 from simpar.specs.kernel_constants import AttentionConstants, MoeConstants
 
 Array = NDArray[np.float64]

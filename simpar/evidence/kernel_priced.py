@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from simpar.costs import attention_charts, memory_tables, training_ops
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import ZERO, Price
+from simpar.evidence import attention_charts, memory_tables, training_ops
 from simpar.evidence.kernel_blocks import Block, kernel_model
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm
 from simpar.specs.hardware import load_hardware
