@@ -23,7 +23,7 @@ WIDE = {
 LONG = {
     "evidence/row_plan.py", "live/cluster_steps.py", "model/decoder.py", "model/mixers.py", "parallel/blocks.py",
     "searching/branch.py", "searching/command.py", "searching/pricing.py", "searching/space.py",
-    "specs/checks.py", "specs/framework_rows.py",
+    "specs/framework_rows.py",
 }  # fmt: skip
 """Files of more lines than fit one sitting."""
 
@@ -48,7 +48,7 @@ def test_no_file_is_longer_than_one_sitting() -> None:
     paths = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
     found = {name for name, path in paths.items() if len(path.read_text().splitlines()) > MOST_LINES}
     assert found <= LONG, "one file, one thing"
-    assert len(LONG) <= 11
+    assert len(LONG) <= 10
 
 
 def test_a_wide_function_would_be_found() -> None:
