@@ -9,11 +9,11 @@ import pytest
 
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import fitted
-from simpar.costs.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.costs.kernels import KernelModel
 from simpar.errors import InputError
 from simpar.evidence import fit, fit_gemm, fit_kernels
 from simpar.evidence.kernel_errors import bands, halves
+from simpar.evidence.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.evidence.robust import soft_l1
 from simpar.specs.hardware import load_hardware
 

@@ -181,7 +181,7 @@ def test_scales_per_row_cost_more_than_one_scale_and_less_than_they_save() -> No
 
 def test_the_rowwise_kernel_is_slower_than_cublas() -> None:
     model = KernelModel(load_hardware("dgx-h100"))
-    ratio = model.gemm(8192, 8192, 8192, dtype="fp8_row").seconds / model.gemm(8192, 8192, 8192, dtype="fp8").seconds
+    ratio = model.gemm(Gemm(8192, 8192, 8192, dtype="fp8_row")).seconds / model.gemm(Gemm(8192, 8192, 8192, dtype="fp8")).seconds
     assert 1.0 < ratio <= 1 / 0.9
 
 
@@ -245,13 +245,16 @@ def test_runs_with_rows_of_scales_and_power_limits_are_told() -> None:
     assert machine_of({**row, "notes": "power limited B200"}).cluster["hardware"] == "dgx-b200-750w"
     assert machine_of(row).cluster["hardware"] == "dgx-b200"
     limited, full = KernelModel(load_hardware("dgx-b200-750w")), KernelModel(load_hardware("dgx-b200"))
-    assert limited.gemm(8192, 8192, 8192).seconds > full.gemm(8192, 8192, 8192).seconds
+    assert limited.gemm(Gemm(8192, 8192, 8192)).seconds > full.gemm(Gemm(8192, 8192, 8192)).seconds
 
 
 def test_a_softmax_of_torch_operations_costs_more_than_a_fused_one() -> None:
     model = KernelModel(load_hardware("dgx-a100-80gb"))
     for direction in ("forward", "backward"):
-        fused, eager = (model.attention(4, 2048, 2048, 16, 16, 128, kernel=k, direction=direction) for k in ("unfused", "eager"))
+        fused, eager = (
+            model.attention(AttentionWork(4, 2048, 2048, 16, 16, 128, 128, kernel=k, backward=direction == "backward"))
+            for k in ("unfused", "eager")
+        )
         assert fused.seconds < eager.seconds < 2.5 * fused.seconds
     for name, kernel in (("aa-scaling-torch-softmax", "eager"), ("megatron-core", "unfused")):
         chosen = scenario("bf16", name, zero_stage=1, attention_kernel="unfused")

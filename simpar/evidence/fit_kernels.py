@@ -16,9 +16,9 @@ import numpy as np
 
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import UNREAL
-from simpar.costs.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.errors import InputError
 from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_moe, fit_training_ops
+from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.evidence.kernel_toml import dump
 from simpar.evidence.tables import tables, there
 from simpar.specs.hardware import HardwareProfile

@@ -8,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simpar.specs.framework_options import Ability
-from simpar.specs.losses import LOSS_WORK, LossKind
-
-AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
-GradientDtype = Literal["fp32", "bf16", "fp16"]
-Recompute = Literal["none", "selective", "full"]
-Placeholders = Literal["none", "each", "shapes"]
+from simpar.specs.framework_words import LOSS_WORK, Ability, AttentionKernel, GradientDtype, LossKind, Placeholders, Recompute
 
 _NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}
 """FlashAttention-2 and cuDNN's fused attention start with Ampere, FlashAttention with Turing (Dao-AILab/flash-attention README)."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.specs.framework import Base
-from simpar.specs.framework import FrameworkRow as Row
 from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
+from simpar.specs.framework_releases import Base
+from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
 from simpar.specs.framework_torch import NANOTRON
 from simpar.specs.framework_torch import TORCH as _TORCH
-from simpar.specs.losses import LOSS_WORK
+from simpar.specs.framework_words import LOSS_WORK
 
 _LOSS_CHAINS: Final = (("unfused", "stream", 38.0, 14.0), ("fused", "stream", 24.0, 14.0))
 """Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum
