@@ -162,13 +162,14 @@ def measure_sustained(call: Callable[[], object], clock: Clock, budget_s: float)
     Args:
         budget_s: for both regimes; at least `LEAST` samples of each are taken whatever it is.
     """
-    repeats, begin = _repeats(call, clock), time.monotonic()
+    now = clock.on.now_s
+    repeats, begin = _repeats(call, clock), now()
     bursts: list[float] = []
-    while len(bursts) < LEAST or (len(bursts) < BURSTS and time.monotonic() - begin < 0.3 * budget_s):
+    while len(bursts) < LEAST or (len(bursts) < BURSTS and now() - begin < 0.3 * budget_s):
         clock.wait()
         time.sleep(PAUSE_S)
         bursts.append(max(clock.sample(call, repeats), 1e-9))
-    host_s, heated = clock.host_s, time.monotonic()
+    host_s, heated = clock.host_s, now()
     samples: list[float] = []
     most = min(SUSTAINED_S, 0.7 * budget_s)
     while True:
@@ -176,10 +177,10 @@ def measure_sustained(call: Callable[[], object], clock: Clock, budget_s: float)
         marks = [clock.queued(call, repeats) for _ in range(LEAST)] if clock.on.cuda else []
         chunk = [clock.on.between(a, b) / repeats for a, b in marks] or [clock.sample(call, repeats) for _ in range(LEAST)]
         samples = [*samples, *(max(s, 1e-9) for s in chunk)][-MOST:]
-        passed = time.monotonic() - heated
+        passed = now() - heated
         if passed >= most and (timing_of(samples).narrow or len(samples) >= MOST or passed >= max(2.0 * most, 0.7 * budget_s)):
             break
-    return samples, {"burst_s": timing_of(bursts).median_s, "host_s": host_s, "sustained_s": time.monotonic() - heated,
+    return samples, {"burst_s": timing_of(bursts).median_s, "host_s": host_s, "sustained_s": now() - heated,
                      "precision": NARROW}  # fmt: skip
 
 
