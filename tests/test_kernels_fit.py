@@ -15,6 +15,7 @@ from simpar.evidence import fit, fit_gemm, fit_kernels
 from simpar.evidence.kernel_errors import bands, halves
 from simpar.evidence.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.evidence.robust import soft_l1
+from simpar.parallel.work import Gemm
 from simpar.specs.hardware import load_hardware
 
 
@@ -119,4 +120,4 @@ def test_less_power_makes_no_product_faster() -> None:
     """A B200 of 1,000 W beside a GB200 of 1,200 W, sustained, in every precision."""
     b200, gb200 = (KernelModel(load_hardware(name)) for name in ("dgx-b200", "gb200-nvl72"))
     for dtype in ("bf16", "fp8"):
-        assert b200.gemm(16384, 8192, 8192, dtype=dtype).seconds > gb200.gemm(16384, 8192, 8192, dtype=dtype).seconds
+        assert b200.gemm(Gemm(16384, 8192, 8192, dtype=dtype)).seconds > gb200.gemm(Gemm(16384, 8192, 8192, dtype=dtype)).seconds
