@@ -238,7 +238,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
               "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
-              "unlisted_attention": ("cudnn",)},
+              "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3), "fsdp_weight_cpu_s": (67e-6, 108e-6),
+              "optimizer_tensor_cpu_s": 43e-6},
              "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
              "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
              "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao "
@@ -249,7 +250,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); "
              "torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states; _fsdp_param.py: without a "
              "reduction, as in a pipeline, each backward adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: "
-             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit)"),
+             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit); hooks of FSDP2 "
+             "around groups of one and of nine weights, norm and fused AdamW of distributed tensors (torch 2.13, processes that "
+             "are not there, one server core; 1 ms a pre_forward in pytorch issue 173680)"),
          Row((2024, 12), {"expandable_segments_one_node": True},
              "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
@@ -276,10 +279,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
               "logits_fp32_copies": 2.0, "attention": (("", "fa1"),), "te_scaling": "delayed",
-              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6},
+              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "fsdp_group_cpu_s": (0.92e-3, 1.28e-3),
+              "optimizer_tensor_cpu_s": 44e-6},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
-             "with elementwise kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
+             "with elementwise kernels (traffic counted from its update rule); hooks of FSDP1 around a layer, norm and AdamW "
+             "tensor by tensor (torch 2.13, processes that are not there, one server core)"),),
     ),
     "torch-fsdp": (
         "llm-foundry",
@@ -307,7 +312,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full"},
+              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full",
+              "optimizer_tensor_cpu_s": 0.0},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
          Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3},
