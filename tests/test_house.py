@@ -21,7 +21,7 @@ WIDE = {
 }  # fmt: skip
 """Functions of more parameters than a reader keeps in mind; commands are left out, whose parameters are their options."""
 LONG = {
-    "evidence/row_plan.py", "live/cluster_steps.py", "model/decoder.py", "model/mixers.py", "parallel/blocks.py",
+    "evidence/row_plan.py", "model/decoder.py", "model/mixers.py", "parallel/blocks.py",
     "searching/branch.py", "searching/command.py", "searching/pricing.py", "searching/space.py",
     "specs/framework_rows.py",
 }  # fmt: skip
