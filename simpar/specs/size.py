@@ -79,10 +79,12 @@ def limits() -> dict[str, int]:
 def passes_of(scenario: Scenario) -> Passes:
     """What one pipeline of `scenario` runs."""
     from simpar.specs.checks import layer_count, model_stages, resolved_dp
+    from simpar.specs.encoders import layer_counts
 
     training = scenario.training
     count = training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
-    return Passes(max(count, 1), model_stages(scenario.plan), layer_count(scenario.model))
+    layers = layer_count(scenario.model) + layer_counts(scenario)
+    return Passes(max(count, 1), model_stages(scenario.plan), layers)
 
 
 def check_ops(scenario: Scenario, ops: int) -> None:
@@ -172,7 +174,8 @@ def _steps(scenario: Scenario) -> Iterator[Violation]:
 def _bytes(scenario: Scenario, most: int) -> Iterator[Violation]:
     """Parameters, and the largest tensor of a micro-batch."""
     model, training = scenario.model, scenario.training
-    tokens = training.micro_batch_size * training.sequence_length
+    inputs = max(given.per_sample * (given.tokens or 1) for given in (training.images, training.audio))
+    tokens = training.micro_batch_size * max(training.sequence_length, inputs)
     if isinstance(model, TransformerSpec):
         experts = model.moe.num_experts * model.moe.moe_intermediate_size if model.moe is not None else 0
         heads = model.num_attention_heads * model.head_dim
