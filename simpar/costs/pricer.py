@@ -189,21 +189,26 @@ class LayoutPricer:
             found = self._hidden[id(block)] = hidden_share(block.forward, block.backward, self.op_price)
         return found
 
+    def host_seconds(self, block: LocalBlock, phase: str) -> float:
+        """Host time to launch a block's kernels in one phase; there is nothing to launch in a frozen block's backward."""
+        return 0.0 if block.options.frozen and phase != "F" else self._launch_seconds(self.block(block, phase), phase)
+
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         return launch_seconds(self.layout, price, phase)
 
     def layer_seconds(self, stage: int) -> list[float]:
         """Forward and backward of one micro-batch of embedding, every layer and head (0 where there is none), as if they were on
-        this stage."""
+        this stage; encoders without stages of their own count with the embedding."""
         blocks = [block for blocks in self.layout.stage_blocks for block in blocks]
         found = [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
-        before = int(self.layout.network.embedding is not None)
-        layers = len(self.layout.network.layers)
-        return [sum(found[:before]), *found[before : before + layers], sum(found[before + layers :])]
+        network = self.layout.network
+        layers, before = len(network.layers), len(network.encoders) + int(network.embedding is not None)
+        apart = len(network.encoders) if self.layout.plan.encoder_stages else 0
+        return [sum(found[apart:before]), *found[before : before + layers], sum(found[before + layers :])]
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
         price = self.block(block, phase)
-        return max(price.seconds, self._launch_seconds(price, phase))
+        return max(price.seconds, self.host_seconds(block, phase))
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
@@ -232,8 +237,8 @@ class LayoutPricer:
 
     def _host_and_device(self, stage: int, phase: str) -> tuple[list[float], float]:
         """(host seconds of each block of a stage's pass, device seconds of all of them)."""
-        prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
-        return [self._launch_seconds(p, phase) for p in prices], sum(p.seconds for p in prices)
+        blocks = self.layout.stage_blocks[stage]
+        return [self.host_seconds(b, phase) for b in blocks], sum(self.block(b, phase).seconds for b in blocks)
 
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""

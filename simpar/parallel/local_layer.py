@@ -44,6 +44,8 @@ class SplitOptions:
         casts: recipe of casts to fp8 that are kernels of their own (graph/casts.py), "" = none.
         lora_rank: > 0: base weights are frozen; matmuls of `lora_modules` have a trained pair of this rank.
         lora_modules: attention, or all matmuls of a layer but the router.
+        borrowed: nodes whose weights another layer of the stage holds.
+        frozen: nothing of the layer is trained, nor anything before it: it has a forward alone.
         dequantised_bytes: read and written per frozen weight of a layer to turn it into 16 bits before each use.
         weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
         engine_casts: casts to fp8 by TransformerEngine, none = it makes none.
@@ -66,6 +68,8 @@ class SplitOptions:
     casts: str = ""
     lora_rank: int = 0
     lora_modules: str = "attention"
+    borrowed: frozenset[str] = frozenset()
+    frozen: bool = False
     dequantised_bytes: float = 0.0
     weight_gradients: WeightGradients = "none"
     grouped_weight_gradients: WeightGradients = "none"
@@ -335,7 +339,13 @@ class LocalLayer:
         """(rows, columns) -> bytes of the placeholders that are kept for this layer's weight gradients."""
         found: dict[tuple[int, int], float] = {}
         for node in self.layer.nodes:
-            if not isinstance(node, Einsum) or node.wide or not node.weight:
+            if (
+                not isinstance(node, Einsum)
+                or node.wide
+                or not node.weight
+                or self.options.frozen
+                or node.name in self.options.borrowed
+            ):
                 continue
             kind = self.options.grouped_weight_gradients if self.grouped(node) else self.options.weight_gradients
             if kind == "shapes":

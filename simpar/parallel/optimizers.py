@@ -51,7 +51,7 @@ class Matrix:
 def _matrices(layer: Layer, options: SplitOptions) -> tuple[Matrix, ...]:
     local = LocalLayer(layer, options)
     found: list[Matrix] = []
-    for node in layer.nodes:
+    for node in (node for node in layer.nodes if node.name not in options.borrowed):
         found += _lora(local, node) if options.lora_rank else _of_node(local, node)
     return tuple(found)
 
@@ -61,7 +61,7 @@ def matrices(blocks: Iterable[LocalBlock]) -> tuple[Matrix, ...]:
 
     Packed queries, keys and values count as three matrices (Megatron-LM: muon_split_qkv).
     """
-    return tuple(matrix for block in blocks for matrix in _matrices(block.layer, block.options))
+    return tuple(matrix for block in blocks if not block.options.frozen for matrix in _matrices(block.layer, block.options))
 
 
 def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:
