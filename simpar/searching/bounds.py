@@ -164,7 +164,7 @@ def pipeline_bound(
         if shape.style == "full":
             backward = seconds[:, B]
             around_tail = backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send
-    slowed: FloatArray = 2.0 * (1.0 + sends.blocks) * send
+    slowed = (2.0 * send * (1.0 + sends.blocks)).astype(np.float64)
     return PipelineBound(
         head, work, tail, around_head, around_tail, sent, shape.order, shape.style == "full", group > 0,
         sends.beside * send, sends.loss, sends.density, slowed,
