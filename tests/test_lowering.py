@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from simpar.engine.longest_path import longest_path
 from simpar.parallel.keys import Compute, OptimizerStep, Send
+from simpar.program.lower import _Lowering
 from simpar.program.program import COMPUTE_KINDS, OpKind, PriceTable
+from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import interpret, prepare, run
 
@@ -182,3 +186,20 @@ def test_wire_delay_of_1f1b(p: int, m: int) -> None:
     timeline = longest_path(priced.program, PriceTable(seconds, np.zeros_like(seconds)))
     expected = (m + p - 1) * (forward + backward) + 2 * delay * (m * (p - 1) / p + p - 2)
     assert timeline.makespan == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize("detail", ["stage", "layer"])
+@pytest.mark.parametrize("expand", [False, True])
+def test_passes_alike_are_put_as_the_first_of_them(
+    schedule: str, detail: str, expand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is, op by op, the one that is worked out anew for every pass."""
+    virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
+    s = scenario({"tp": 8, "pp": 2, "schedule": schedule, "virtual_stages": virtual}, batch=16)
+    stamped = prepare(s, detail=detail, expand=expand).program
+    monkeypatch.setattr(_Lowering, "is_plain", lambda self, leaf: False)
+    whole = prepare(s, detail=detail, expand=expand).program
+    for field in fields(whole):
+        one, other = getattr(stamped, field.name), getattr(whole, field.name)
+        assert np.array_equal(one, other) if isinstance(other, np.ndarray) else one == other, field.name

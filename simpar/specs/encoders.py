@@ -8,7 +8,7 @@ from typing import Final, Literal
 from simpar.errors import Violation
 from simpar.specs.architecture import ArchitectureSpec, StackSpec
 from simpar.specs.mixers import AttentionSpec
-from simpar.specs.scenario import Scenario
+from simpar.specs.scenario_spec import Scenario
 from simpar.specs.training import EncoderInputSpec
 
 FIELDS: Final[dict[str, Literal["images", "audio"]]] = {"vision": "images", "audio": "audio"}
