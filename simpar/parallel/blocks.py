@@ -16,7 +16,8 @@ from simpar.graph.ledger import node_flops
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
-from simpar.parallel.local_layer import LocalLayer, Product, SplitOptions
+from simpar.parallel.local_layer import LocalLayer, Product
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
 
 

@@ -13,8 +13,8 @@ from simpar.model.layered import layered_network
 from simpar.model.network import EncoderInput, EncoderLayer, Network, padded_vocabulary, simple_network, transformer_network
 from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.job import Job
-from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
+from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
 from simpar.specs.encoders import encoders_of, input_tokens

@@ -14,7 +14,8 @@ from simpar.graph.kernels import HALF, Kernel, is_product
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Einsum, Elementwise, Layer, Loss, Norm, Permute, Select
 from simpar.parallel.blocks import LocalBlock
-from simpar.parallel.local_layer import LocalLayer, SplitOptions
+from simpar.parallel.local_layer import LocalLayer
+from simpar.parallel.split_options import SplitOptions
 
 Step = tuple[str, int]
 """(tensor, bytes asked for or 0: given back)."""

@@ -11,7 +11,8 @@ from typing import Final
 
 from simpar.graph.types import Convolution, Custom, Einsum, Layer, Lookup, Node, View
 from simpar.parallel.blocks import LocalBlock
-from simpar.parallel.local_layer import LocalLayer, SplitOptions
+from simpar.parallel.local_layer import LocalLayer
+from simpar.parallel.split_options import SplitOptions
 from simpar.specs.optimizers import OptimizerKind
 
 NEWTON_SCHULZ_STEPS: Final = 5

@@ -42,6 +42,9 @@ _KIND = {
 }  # fmt: skip
 
 
+_LETTER: dict[Phase, PhaseLetter] = {Phase.F: "F", Phase.B: "B", Phase.I: "I", Phase.W: "W"}
+
+
 def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
     """Whether a send holds the sender's compute stream (batched isend/irecv waited for between steps)."""
     if layout.plan.overlap_p2p is not None:
@@ -165,7 +168,7 @@ class _Lowering(Pipelines):
                     self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"),
                     deps=tuple(deps), stage=stage, microbatch=microbatch,
                     layer=first if self.detail == "layer" or len(pieces) > 1 else -1,
-                    price=Compute(_letter(leaf.phase), self.model_stage(stage), first, last),
+                    price=Compute(_LETTER[leaf.phase], self.model_stage(stage), first, last),
                 )  # fmt: skip
             self.after_piece(leaf, first, name)
             if self.offloads and leaf.phase is Phase.F:
@@ -175,7 +178,7 @@ class _Lowering(Pipelines):
 
     def block_ops(self, rank: int, leaf: Action, block: int, name: tuple[object, ...], inputs: list[object]) -> None:
         """Every op of one block; the key `name` is its last compute op, which waits for everything in the block."""
-        phase, stage = _letter(leaf.phase), self.model_stage(leaf.stage)
+        phase, stage = _LETTER[leaf.phase], self.model_stage(leaf.stage)
         local = self.layout.stage_blocks[stage][block]
         ops, hides = ops_of(self.layout, local, phase), hides_exchanges(self.layout, local, phase)
         used: set[int] = set()
@@ -400,11 +403,6 @@ class _Lowering(Pipelines):
     def _stage_end(self, stage: int) -> list[object]:
         leaf = self.last_backward[stage]
         return self.everywhere(("end", stage, leaf.microbatch, "W" if leaf.phase is Phase.W else "B"))
-
-
-def _letter(phase: Phase) -> PhaseLetter:
-    letters: dict[Phase, PhaseLetter] = {Phase.F: "F", Phase.B: "B", Phase.I: "I", Phase.W: "W"}
-    return letters[phase]
 
 
 def lower(layout: Layout, schedule: Schedule, detail: Detail = "layer", *, expand: bool = False) -> Program:

@@ -16,8 +16,8 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes, state_memory
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray, IntArray
 from simpar.result.gathers import update_bytes
