@@ -33,7 +33,7 @@ def traffic(name: str, version: str, plan: dict[str, Any], **training: Any) -> f
         ("megatron-core", "2021-09", {"tp": 4, "pp": 2}, {"precision": "fp16"}, 6.0),
         ("megatron-core", "2021-09", {"tp": 4, "pp": 2}, {}, 10.0),
         ("megatron-core", "2022-06", {"tp": 4, "pp": 2}, {}, 0.0),
-        ("megatron-deepspeed", "2022-03", {"tp": 4, "pp": 2}, {}, 10.0),
+        ("megatron-deepspeed", "2022-03", {"tp": 4, "pp": 2}, {}, 18.0),
         ("megatron-deepspeed", "2022-03", {"tp": 4, "pp": 2}, {"gradient_dtype": "fp16", "precision": "fp16"}, 6.0),
         ("torchtitan", "2025-01", {"tp": 4, "pp": 2, "zero_stage": 3}, {}, 10.0),
         ("torchtitan", "2025-01", {"tp": 4, "zero_stage": 3}, {}, 0.0),

@@ -170,15 +170,14 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "gradient_adds": "always",
+                 "gradient_adds": "always", "gradient_add_casts": True,
                  "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones and adds those up after every backward, fp16 gradients are added by autograd; the cast of 16-bit "
-                "gradients before that, 8 bytes a parameter, is left out: with it the chronicles' bf16 runs come out too slow"),
+                "ones, casts and adds them up after every backward (update_hp_grads), fp16 gradients are added by autograd"),
         ),
     ),
     "zero-bubble": (
