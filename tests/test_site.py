@@ -179,7 +179,7 @@ def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
 
 def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     """All of a step is compute, many runs agree: the mean of their logarithms, with a normal posterior's spread."""
-    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=0.08, residual=0.05, residual_spread=0.6)
+    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=1.5, reach=4.0, residual=0.05, residual_spread=0.6)
     generator = np.random.default_rng(0)
     measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
     runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(4))

@@ -29,6 +29,7 @@ from simpar.specs.model import TransformerSpec
 from simpar.specs.optimizers import KINDS, OptimizerKind
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.kinds import Kind
 from simpar.specs.site import Site
 from simpar.specs.stage_plan import Host, hosts, joint_profile
 from simpar.specs.training import BASE_BYTES, TrainingSpec
@@ -208,7 +209,7 @@ class Layout:
         return site_of(self.scenario)
 
     @cached_property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """What the job is one of, at a site with runs of its own."""
         return kind_of(self.scenario)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from simpar.model.kind import group_of, kind_of
 from simpar.readings import Open
 from simpar.site.posterior import Evidence, FloatArray
 from simpar.specs.calibration import SITE_FACTORS
+from simpar.specs.kinds import UNKNOWN, Kind
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -59,7 +60,19 @@ class Observed:
     predicted: tuple[float, float, float]
     memory: tuple[float, float] | None = None
     group: str = ""
-    kind: str = ""
+    kind: Kind = UNKNOWN
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(replace(self, kind=UNKNOWN)), "kind": self.kind.model_dump()}
+
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any]) -> Observed:
+        """The inverse of `as_table`."""
+        lines = tuple(Line(line["weight"], tuple(line["parts"]), line["rest"]) for line in table["lines"])
+        memory = table["memory"] and tuple(table["memory"])
+        given = {"lines": lines, "predicted": tuple(table["predicted"]), "memory": memory, "kind": Kind(**table["kind"])}
+        return cls(**{**table, **given})
 
 
 @dataclass(frozen=True, slots=True)

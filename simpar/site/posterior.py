@@ -4,9 +4,9 @@ Each run's predicted step is a straight line in the factors around the point tha
 
     T(theta) = sum_i part_i exp(theta_i + kind - at_i) + rest,     theta = log of (compute, memory, communication, host),
 
-theta has a prior, and so has what is common to the runs of one kind (a model in a precision): a cluster's runs of one model do not
-say all about those of another. Together they are multivariate t: most clusters are close to the published ones, a few are far off,
-and then runs that agree with each other are followed all the way.
+theta is multivariate t: most clusters are close to the published ones, a few are far off, and then runs that agree with each other
+are followed all the way. What is off in one job is not all off in the next: `kind` is a Gaussian process over jobs, runs of like
+jobs share it (`simpar.specs.kinds`), and its scale goes with the residual's.
 log(measured / T) is Student-t distributed too: a run that contradicts all others moves little. How far a cluster is off (the
 stretch of the prior) and how much its runs scatter (the scale of the likelihood) are unknown and summed over a grid; what is open
 about a run (its readings) is summed as a mixture.
@@ -22,6 +22,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.specs.kinds import JITTER, UNKNOWN, Kind, correlation, interpolated
+
 FloatArray = NDArray[np.float64]
 FACTORS: Final = 4
 """Compute, memory, communication, host (`simpar.specs.calibration.SITE_FACTORS`)."""
@@ -33,9 +35,8 @@ TENTH: Final = 1.2816
 """A normal distribution's."""
 GRID: Final[FloatArray] = np.linspace(-2.0, 2.0, 5)
 """Standard deviations of log(scale) that are summed over."""
-STRETCH: Final[FloatArray] = np.asarray(-1.0 / np.log1p(-(np.arange(4) + 0.5) / 4.0), dtype=np.float64)
-"""Equally likely factors on the prior's covariance: quantiles of 2 / chi^2 with two degrees of freedom, so that it is a t of two
-(at four, left-out sources are less likely: some are 40 % off and most within 5 %)."""
+STRETCH: Final[FloatArray] = np.array([3.2820, 1.5324, 0.9443, 0.5545])
+"""Equally likely factors on the prior's covariance: quantiles of 4 / chi^2 (4 degrees of freedom), so that it is a t of four."""
 ROUNDS: Final = 40
 CLOSE: Final = 1e-5
 """Change of a logarithm at which the mode is found."""
@@ -48,7 +49,8 @@ class Prior:
     Attributes:
         common: of one factor on everything.
         compute, memory, communication, host: of each factor beside it.
-        kind: of the same between kinds of runs of one cluster.
+        kind: of the same between unlike jobs of one cluster, in units of the residual's scale.
+        reach: doublings between two jobs over which they stop being alike.
         residual: median over sources of the t's scale of log(measured / predicted) of one source's runs.
         residual_spread: of the logarithm of that scale between sources.
     """
@@ -59,6 +61,7 @@ class Prior:
     communication: float
     host: float
     kind: float
+    reach: float
     residual: float
     residual_spread: float
 
@@ -91,7 +94,7 @@ class Evidence:
     rest: FloatArray
     weight: FloatArray
     log_measured: FloatArray
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     at: FloatArray
 
     @classmethod
@@ -100,7 +103,7 @@ class Evidence:
         lines: Sequence[Sequence[tuple[float, Sequence[float], float]]],
         measured: Sequence[float] | FloatArray,
         at: FloatArray,
-        kinds: Sequence[str] = (),
+        kinds: Sequence[Kind] = (),
     ) -> Evidence:
         """From (weight, parts, rest) of each run's readings and measured seconds; without `kinds` all are of one."""
         most = max((len(run) for run in lines), default=1)
@@ -109,7 +112,7 @@ class Evidence:
             for j, (share, scaled, left) in enumerate(run):
                 parts[i, j], rest[i, j], weight[i, j] = scaled, left, share
         weight /= np.maximum(weight.sum(1, keepdims=True), 1e-30)
-        named = tuple(kinds) or ("",) * len(lines)
+        named = tuple(kinds) or (UNKNOWN,) * len(lines)
         return cls(parts, rest, weight, np.log(np.asarray(measured, dtype=float)), named, np.asarray(at, dtype=float))
 
     def __len__(self) -> int:
@@ -121,17 +124,17 @@ class Evidence:
         kinds = tuple(self.kinds[i] for i in index)
         return Evidence(self.parts[index], self.rest[index], self.weight[index], self.log_measured[index], kinds, self.at)
 
-    def member(self, kinds: Sequence[str]) -> FloatArray:
-        """1 where a run is of a kind [runs, kinds]."""
-        return np.array([[float(own == kind) for kind in kinds] for own in self.kinds]).reshape(len(self), len(kinds))
+    def log_seconds(self, theta: FloatArray, alike: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """log T [..., runs, readings] and its slopes [..., runs, readings, 4 + kinds] at theta [..., 4 + kinds].
 
-    def log_seconds(self, theta: FloatArray, member: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """log T [..., runs, readings] and its slopes [..., runs, readings, 4 + kinds] at theta [..., 4 + kinds]."""
-        factors = (theta[..., :FACTORS] - self.at)[..., None, :] + (theta[..., FACTORS:] @ member.T)[..., None]
+        Args:
+            alike: what each kind's share is in each run [runs, kinds].
+        """
+        factors = (theta[..., :FACTORS] - self.at)[..., None, :] + (theta[..., FACTORS:] @ alike.T)[..., None]
         scaled = self.parts * np.exp(factors)[..., :, None, :]
         seconds = np.maximum(scaled.sum(-1) + self.rest, 1e-12)
         slopes = scaled / seconds[..., None]
-        return np.log(seconds), np.concatenate([slopes, slopes.sum(-1, keepdims=True) * member[:, None, :]], axis=-1)
+        return np.log(seconds), np.concatenate([slopes, slopes.sum(-1, keepdims=True) * alike[:, None, :]], axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,8 @@ class Posterior:
         theta: median logarithms of the factors, then of each kind [4 + kinds].
         covariance: of them.
         kinds: that had runs.
-        kind: spread of a kind that had none.
+        kind: spread of a kind that is like none of them.
+        reach: the prior's.
         residual: of log(measured / predicted) of a further run once the factors are right: the standard deviation of a normal
             distribution with the same 80 % interval.
         weight: how far each run was believed [runs], 1 = fully.
@@ -151,31 +155,32 @@ class Posterior:
 
     theta: FloatArray
     covariance: FloatArray
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     kind: float
+    reach: float
     residual: float
     weight: FloatArray
     log_evidence: float
 
     def predict(self, runs: Evidence) -> tuple[FloatArray, FloatArray]:
         """Median seconds of runs and half the 80 % interval of their logarithm [runs]."""
-        member = runs.member(self.kinds)
-        log_s, slopes = runs.log_seconds(self.theta, member)
+        alike, left = interpolated(runs.kinds, self.kinds, self.reach)
+        log_s, slopes = runs.log_seconds(self.theta, alike)
         slope = (runs.weight[..., None] * slopes).sum(-2)
         variance = np.einsum("ri,ij,rj->r", slope, self.covariance, slope)
-        new = np.where(member.sum(-1) > 0.0, 0.0, self.kind * slope[:, :FACTORS].sum(-1))
-        half = TENTH * np.sqrt(np.maximum(variance, 0.0) + new**2 + self.residual**2)
+        new = np.maximum(np.diag(left), 0.0) * (self.kind * slope[:, :FACTORS].sum(-1)) ** 2
+        half = TENTH * np.sqrt(np.maximum(variance, 0.0) + new + self.residual**2)
         return np.exp((runs.weight * log_s).sum(-1)), half
 
 
 def learn(runs: Evidence, prior: Prior) -> Posterior:
     """The posterior of the factors; without runs the prior, with the factors at 1."""
-    kinds = tuple(sorted(set(runs.kinds)))
+    kinds = tuple(dict.fromkeys(runs.kinds))
     scales, stretch = (axis.ravel() for axis in np.meshgrid(prior.residual * np.exp(prior.residual_spread * GRID), STRETCH))
     inverse = np.zeros((len(stretch), *(FACTORS + len(kinds),) * 2))
-    inverse[:, :FACTORS, :FACTORS] = np.linalg.inv(prior.covariance)
-    inverse[:, range(FACTORS, inverse.shape[1]), range(FACTORS, inverse.shape[1])] = prior.kind**-2
-    inverse /= stretch[:, None, None]
+    inverse[:, :FACTORS, :FACTORS] = np.linalg.inv(prior.covariance) / stretch[:, None, None]
+    between = correlation(kinds, kinds, prior.reach) + JITTER * np.eye(len(kinds))
+    inverse[:, FACTORS:, FACTORS:] = np.linalg.inv(between) / (prior.kind * scales[:, None, None]) ** 2
     theta, hessian, log_post, believed = _modes(runs, kinds, inverse, scales)
     log_evidence = log_post + 0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * np.linalg.slogdet(hessian)[1]
     before = -0.5 * np.tile(GRID**2, len(STRETCH))
@@ -186,24 +191,25 @@ def learn(runs: Evidence, prior: Prior) -> Posterior:
     within = np.einsum("s,sij->ij", share, np.linalg.inv(hessian))
     off = theta - mean
     covariance = within + np.einsum("s,si,sj->ij", share, off, off)
-    residual = float(np.exp(share @ np.log(scales))) * TENTH_OF_T / TENTH
+    scale = float(np.exp(share @ np.log(scales)))
     total = mass.max() + math.log(np.exp(mass - mass.max()).sum()) - math.log(np.exp(before).sum())
-    kind = prior.kind * math.exp(0.5 * float(share @ np.log(stretch)))
-    return Posterior(mean, covariance, kinds, kind, residual, share @ believed, float(total))
+    residual = scale * TENTH_OF_T / TENTH
+    return Posterior(mean, covariance, kinds, prior.kind * scale, prior.reach, residual, share @ believed, float(total))
 
 
 def _modes(
-    runs: Evidence, kinds: Sequence[str], inverse: FloatArray, scales: FloatArray
+    runs: Evidence, kinds: Sequence[Kind], inverse: FloatArray, scales: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Most likely theta [scales, size] for every scale and its prior `inverse` [scales, size, size], the curvature there, the log
     posterior [scales] and how far each run is believed [scales, runs]: Gauss-Newton steps of reweighted least squares."""
-    theta, member = np.zeros(inverse.shape[:2]), runs.member(kinds)
+    theta = np.zeros(inverse.shape[:2])
+    alike = np.array([[float(own == kind) for kind in kinds] for own in runs.kinds]).reshape(len(runs), len(kinds))
     wide = scales[:, None, None]
     log_weight = np.log(np.maximum(runs.weight, 1e-300))
     norm = math.lgamma((FREEDOM + 1) / 2) - math.lgamma(FREEDOM / 2) - 0.5 * math.log(FREEDOM * math.pi)
 
     def at(theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        log_s, slopes = runs.log_seconds(theta, member)
+        log_s, slopes = runs.log_seconds(theta, alike)
         off = (runs.log_measured[:, None] - log_s) / wide
         each = log_weight + norm - np.log(wide) - 0.5 * (FREEDOM + 1) * np.log1p(off**2 / FREEDOM)
         top = each.max(-1, keepdims=True)
