@@ -272,6 +272,7 @@ LABELS: Final[Mapping[str, str]] = {
     "reliability.slow_nodes.source": "where the figures stand",
     "site.name": "what the site is called",
     "site.runs": "what the site was learned from, for people",
+    "site.facts": "of scenarios with open facts alone: tests/test_site.py",
     "model.published": "the published count, which `models` and the tests compare",
 }
 """Fields (and all that begin so) that no output need show, with the reason."""

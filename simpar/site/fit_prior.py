@@ -27,7 +27,7 @@ from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.samples import RUN_LEVEL, Data, Sample
-from simpar.site.observed import Line, Observed, evidence_of, observe
+from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
 from simpar.specs.calibration import FACTORS, FILE, Constant, calibrated_by, calibration_for, constants, unseen
 from simpar.specs.framework import family_of
@@ -152,7 +152,7 @@ def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     ratios = [*(getattr(after, name) / before for name, before in zip(FACTORS, seen.factors, strict=True)), 1.0]
     more = after.step_s - seen.step_s
     lines = tuple(
-        Line(line.weight, tuple(p * r for p, r in zip(line.parts, ratios, strict=True)), max(line.rest + more, 0.0))
+        replace(line, parts=tuple(p * r for p, r in zip(line.parts, ratios, strict=True)), rest=max(line.rest + more, 0.0))
         for line in seen.observed.lines
     )
     old = sum(line.weight * line.seconds for line in seen.observed.lines)

@@ -21,7 +21,7 @@ from simpar.specs.calibration import SECONDS, SITE_FACTORS, RunCalibration
 from simpar.specs.kinds import Kind, interpolated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Factor = Annotated[float, Field(ge=0.05, le=20.0)]
 Covariance = tuple[tuple[float, ...], ...]
@@ -64,6 +64,15 @@ class SiteKind(Kind):
         return Kind(**{name: getattr(self, name) for name in Kind.model_fields})
 
 
+class SiteFact(Spec):
+    """A value of a fact that runs left open, and what the site's runs say of it."""
+
+    fact: str
+    """Field and value: "plan.recompute = full"."""
+    factor: Annotated[float, Field(gt=0)]
+    """On how likely it is."""
+
+
 class Site(Spec):
     """site.toml.
 
@@ -90,6 +99,8 @@ class Site(Spec):
     """Doublings between two kinds over which their likeness falls to 1/e (`simpar.specs.kinds`)."""
     covariance: Covariance | None = None
     """Of the logarithms of the four factors, in that order, then of the kinds'."""
+    facts: tuple[SiteFact, ...] = ()
+    """Open facts (docs/open_facts.md) that the site's runs tell something of."""
     residual: Spread = 0.0
     """Of log(measured / predicted) between the site's runs, once the factors are right."""
     peak_memory_bytes: float = 0.0
@@ -129,6 +140,11 @@ class Site(Spec):
         """The factor of runs of a kind: what the site's own kinds that are like it had."""
         weights, _ = interpolated([kind], [each.kind for each in self.kinds], self.reach)
         return math.exp(sum(w * math.log(each.factor) for w, each in zip(weights[0], self.kinds, strict=True)))
+
+    def believes(self, facts: Iterable[str]) -> float:
+        """Factor on how likely a reading with these facts is (`open_values.facts_of`)."""
+        known = {each.fact: each.factor for each in self.facts}
+        return math.prod(known.get(fact, 1.0) for fact in facts)
 
     def applied(self, published: RunCalibration, kind: Kind) -> RunCalibration:
         """The constants of published runs with the site's factors, and those of a kind of runs, on top."""
@@ -208,4 +224,4 @@ def site_beside(site: str | Site | None, file: str) -> Site | None:
     return read_site(beside if beside.is_file() else site)
 
 
-__all__ = ["TENTH", "TERMS", "Kind", "Site", "SiteKind", "SiteRun", "read_site", "site_beside"]
+__all__ = ["TENTH", "TERMS", "Kind", "Site", "SiteFact", "SiteKind", "SiteRun", "read_site", "site_beside"]
