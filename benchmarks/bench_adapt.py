@@ -29,6 +29,7 @@ from simpar.site.learned import shipped_prior
 from simpar.site.observed import evidence_of
 from simpar.site.posterior import FACTORS, Evidence, FloatArray, Prior, learn
 from simpar.specs.calibration import SITE_FACTORS
+from simpar.specs.kinds import interpolated
 from simpar.specs.site import Site
 
 DRAWS = 60
@@ -157,7 +158,7 @@ def check(files: Sequence[Path], sites: Sites, count: int) -> str:
         if len(run.lines) > 1 or scenario is None:
             continue
         plain = predict_at(Site(), scenario).step_time_s
-        own = found.theta[FACTORS + found.kinds.index(run.kind)] if run.kind in found.kinds else 0.0
+        own = float(interpolated([run.kind], found.kinds, found.reach)[0][0] @ found.theta[FACTORS:])
         factors = dict(zip(SITE_FACTORS, map(float, np.exp(found.theta[:FACTORS] + own)), strict=True))
         moved = predict_at(Site(**factors), scenario).step_time_s
         change = found.predict(evidence_of([run]))[0][0] / sum(line.weight * line.seconds for line in run.lines)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
-from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, predict_at, stalled
+from simpar.evidence.predicted import AtSite, Prediction, Predictor, bubble_of, memory_of, predict, stalled
 from simpar.evidence.row_framework import framework_of, stated_precision
 from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows, run_of
@@ -388,7 +388,7 @@ def run(
     if html is not None:
         check_writable(Path(html), "--html")  # now, not after minutes of simulation
     data = data or stored_runs()
-    predictor = predict if site is None else partial(predict_at, read_site(site))
+    predictor = predict if site is None else AtSite(read_site(site))
     report = validate_runs(data, where, workers, predictor, progress=True)
     if html is not None:
         write_html(report, Path(html), data)

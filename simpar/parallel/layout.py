@@ -21,6 +21,7 @@ from simpar.specs.encoders import encoders_of, input_tokens
 from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.kinds import Kind
 from simpar.specs.site import Site
 from simpar.specs.stage_plan import Host, hosts, joint_profile
 from simpar.specs.training import BASE_BYTES
@@ -122,7 +123,7 @@ class Layout(Job):
         return site_of(self.scenario)
 
     @cached_property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """What the job is one of, at a site with runs of its own."""
         return kind_of(self.scenario)
 
