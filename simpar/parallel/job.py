@@ -156,6 +156,8 @@ class Job:
                 # torchao multiplies through scaled_mm, whose op is none of those that the policy saves (torch
                 # _functorch/partitioners.py, compute_intensive_ops: mm and _scaled_mm).
                 more.add("op_unlisted")
+            if self.attention_kernel in self.framework.kernels.unlisted_attention:
+                more.add("op_attention")
             recompute = Recompute(modules=recompute.modules | more)
         capacity = training.routing.capacity_factor
         whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
