@@ -18,6 +18,7 @@ import numpy as np
 from simpar.boundary import read_records, reader
 from simpar.costs.collective_defaults import shipped
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.expert_parallel import Exchange
 from simpar.costs.price import Price
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import Row, harness_costs, parse
@@ -149,10 +150,10 @@ def _custom(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Co
 
 def _exchange_price(row: KernelRow, model: CollectiveModel) -> Price:
     assert row.placement is not None
-    call = model.expert_dispatch if row.direction == "dispatch" else model.expert_combine
     dispatcher = "deepep" if row.mode == "normal" else "deepep_low_latency"
-    return call(row.tokens, row.hidden, row.topk, row.experts, row.placement, dtype_bytes=row.value_bytes,
-                dispatcher=dispatcher, sms=row.sms)  # fmt: skip
+    direction = "dispatch" if row.direction == "dispatch" else "combine"
+    exchange = Exchange(direction, row.tokens, row.hidden * row.value_bytes, row.topk, row.experts, row.sms)
+    return model.exchange(exchange, row.placement, dispatcher)
 
 
 def _custom_price(row: KernelRow, model: CollectiveModel) -> Price:
