@@ -10,6 +10,7 @@ from functools import cached_property
 from simpar.costs import scans
 from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.expert_parallel import Exchange
 from simpar.costs.held_sms import loads, slowed
 from simpar.costs.host import launch_seconds
 from simpar.costs.kernels import KernelModel
@@ -156,10 +157,12 @@ class LayoutPricer:
 
     def _exchange(self, work: ExpertExchange) -> Price:
         placement = self.layout.placement("ep")
-        call = self.collectives.expert_combine if work.combine else self.collectives.expert_dispatch
-        return call(work.tokens, work.hidden, work.topk, self.layout.options.moe.num_experts if self.layout.options.moe else 1,
-                    placement, dtype_bytes=work.element_bytes, dispatcher=work.dispatcher,
-                    nodes_limit=self._nodes_reached(work, placement))  # fmt: skip
+        experts = self.layout.options.moe.num_experts if self.layout.options.moe else 1
+        exchange = Exchange(
+            "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, work.topk, experts,
+            nodes_limit=self._nodes_reached(work, placement),
+        )  # fmt: skip
+        return self.collectives.exchange(exchange, placement, work.dispatcher)
 
     def _nodes_reached(self, work: ExpertExchange, placement: GroupPlacement) -> int | None:
         """Nodes that a token may reach where its experts come from so many groups; none = no limit."""

@@ -19,9 +19,9 @@ from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
 from simpar.specs.encoders import encoders_of, input_tokens
 from simpar.specs.framework import framework
+from simpar.specs.kinds import Kind
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
-from simpar.specs.kinds import Kind
 from simpar.specs.site import Site
 from simpar.specs.stage_plan import Host, hosts, joint_profile
 from simpar.specs.training import BASE_BYTES
