@@ -142,7 +142,7 @@ class _Lowering(Pipelines):
 
     def is_plain(self, leaf: Action) -> bool:
         """Whether nothing hangs on an action but its sends: no gather, no reduction, no copy to the host."""
-        if self.detail == "op" or self.gather_always or self.reduce_always or self.offloads:
+        if self.detail == "op" or self.gather_always or self.reduce_always or self.offloads or leaf in self.launched_after:
             return False
         if leaf.phase is Phase.F:
             return not (self._gathers_at_start and leaf == self.first_forward[leaf.stage])
