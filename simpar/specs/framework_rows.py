@@ -266,8 +266,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 12), {"unlisted_attention": ()},
              "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
              "not cuDNN's"),
-         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
-                         "fp4_layers": 0.85},
+         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
+                         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); "
              "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
              "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
          Row((2026, 6), {"attention": (("", "fa2"),)},
@@ -326,7 +327,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "loops over experts, and ZeRO-3 fetches each weight of them, which is not priced: the one run known, 5 ms per expert "
              "and pass, tells no law"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-             "torch 2.8 SDPA, the default of transformers' models")),
+             "torch 2.8 SDPA, the default of transformers' models"),
+         Row((2026, 3), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)")),
     ),
     "internevo": (
         "megatron-core",
