@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from simpar.costs.pricer import LayoutPricer
+from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
 from simpar.parallel.layout import Layout
 from simpar.parallel.modules import containers, weights
 from simpar.specs.scenario import Scenario, make_scenario
@@ -59,3 +60,16 @@ def test_only_a_drained_host_shows_the_tensors_of_its_update() -> None:
     tensors = 28 * 10 + 2
     update = simulate(tiny("torchtitan")).breakdown["optimizer"]
     assert update == pytest.approx(tensors * spec.optimizer_tensor_cpu_s + spec.optimizer_cpu_s, rel=0.1)
+
+
+def test_an_update_on_the_host_moves_what_the_framework_adds_to_adam() -> None:
+    """DeepSpeed scales the gradients and casts the weights there: 14 bytes a weight beside Adam's 28."""
+    found = {}
+    for version in ("2021-12", "2022-01"):  # the first is older than what was read
+        scenario = make_scenario({
+            "model": "llama3.1-8b", "framework": "deepspeed", "framework_version": version,
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"zero_stage": 3, "offload": {"optimizer": True}},
+            "training": {"sequence_length": 1024, "global_batch_size": 8},
+        })  # fmt: skip
+        found[version] = simulate(scenario).breakdown["optimizer"]
+    assert found["2022-01"] - found["2021-12"] == pytest.approx(12.0 * 8.03e9 / 8 / HOST_ADAM_BYTES_PER_S, rel=0.01)

@@ -46,7 +46,8 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
     if layout.plan.offload.optimizer:
         state = layout.state_bytes
         copies = work(HostCopy(own * (state.gradient + 2.0)))
-        seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
+        traffic = own * (state.gradient + 2.0 * state.optimizer + spec.optimizer.host_update_bytes)
+        seconds = copies.seconds + traffic / HOST_ADAM_BYTES_PER_S
         seconds += norm_s + spec.host.optimizer_cpu_s * calibration.host
         spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
         return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), (("optimizer", Provenance.ASSUMED),))

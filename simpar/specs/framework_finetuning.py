@@ -43,6 +43,11 @@ TRANSFORMERS: Final = (
         "transformers 5: from_pretrained keeps the dtype of the checkpoint (bf16 ones today), so that no fp32 weights exist unless "
         "FSDP or DeepSpeed makes them",
     ),
+    Row(
+        (2026, 3),
+        {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+        "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)",
+    ),
 )  # fmt: skip
 """Hugging Face Trainer and accelerate."""
 

@@ -169,6 +169,7 @@ class Optimizer(Policy):
             weight's size in between), loop (per tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
+        host_update_bytes: host memory traffic per weight of an update on the CPU beside Adam's own.
         whole_gradient_bytes: the same per parameter of a rank: norm, clipping and zeroing of a buffer that is never sharded.
         optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated after the
             fact and rolled back if the global norm asks for it.
@@ -189,6 +190,7 @@ class Optimizer(Policy):
     sharded_weights_fp32: bool = False
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0
+    host_update_bytes: float = 2.0
     whole_gradient_bytes: float = 0.0
     optimizer_post_validation: bool = False
 

@@ -265,8 +265,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 12), {"unlisted_attention": ()},
              "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
              "not cuDNN's"),
-         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
-                         "fp4_layers": 0.85},
+         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
+                         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); "
              "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
              "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
          Row((2026, 6), {"attention": (("", "fa2"),)},
@@ -315,8 +316,11 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "optimizer_tensor_cpu_s": 0.0},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
-         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3},
-             "DeepSpeed stage3.py, partition_parameters.py: each weight is put together from its ranks' parts, gradients are put "
+         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
+                         "host_update_bytes": 14.0},
+             "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
+             "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
+             "first (6); stage3.py, partition_parameters.py: each weight is put together from its ranks' parts, gradients are put "
              "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
              "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
@@ -325,7 +329,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "loops over experts, and ZeRO-3 fetches each weight of them, which is not priced: the one run known, 5 ms per expert "
              "and pass, tells no law"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-             "torch 2.8 SDPA, the default of transformers' models")),
+             "torch 2.8 SDPA, the default of transformers' models"),
+         Row((2026, 3), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)")),
     ),
     "internevo": (
         "megatron-core",
