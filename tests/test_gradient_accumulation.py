@@ -35,6 +35,8 @@ def traffic(name: str, version: str, plan: dict[str, Any], **training: Any) -> f
         ("megatron-core", "2022-06", {"tp": 4, "pp": 2}, {}, 0.0),
         ("megatron-deepspeed", "2022-03", {"tp": 4, "pp": 2}, {}, 18.0),
         ("megatron-deepspeed", "2022-03", {"tp": 4, "pp": 2}, {"gradient_dtype": "fp16", "precision": "fp16"}, 6.0),
+        ("aa-scaling", "2023-07", {"tp": 4, "pp": 2}, {}, 6.0),
+        ("internevo", "2023-11", {"tp": 2}, {}, 6.0),
         ("torchtitan", "2025-01", {"tp": 4, "pp": 2, "zero_stage": 3}, {}, 10.0),
         ("torchtitan", "2025-01", {"tp": 4, "zero_stage": 3}, {}, 0.0),
         ("llama3-internal", "2024-07", {"tp": 4, "pp": 2, "zero_stage": 2}, {}, 10.0),
