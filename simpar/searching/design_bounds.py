@@ -23,6 +23,8 @@ from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateByt
 
 BoolArray = NDArray[np.bool_]
 _LARGEST_MEMO = 20_000
+ROUNDING = 1e-9
+"""Relative slack of bytes that are summed in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +342,7 @@ class DesignBounds:
         """Which block tables may fit under one of these shardings, by what blocks keep alone, bool array [names]."""
         held = [self.pricing.held_table(design.group, design.batch, design.variant, name) for name in again.names]
         need = self.needs(design, again, held, np.arange(len(again.texts)), columns, whole=False)
-        fits = (need <= self.capacity).any(axis=(0, 2))
+        fits = (need * (1.0 - ROUNDING) <= self.capacity).any(axis=(0, 2))
         return np.asarray(np.bincount(again.table, weights=fits, minlength=len(again.names)) > 0)
 
     # -- memory --------------------------------------------------------------------------------------------------------

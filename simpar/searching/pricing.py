@@ -16,12 +16,13 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes, state_memory
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
+from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray, IntArray
 from simpar.result.gathers import update_bytes
-from simpar.result.memory import block_bytes, receive_buffers
+from simpar.result.memory import receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES, Schedule
@@ -198,13 +199,16 @@ class Pricing:
         key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, plain, recompute)
         if key not in self._held:
             layout, found = self.probe(group, batch, variant, recompute), np.zeros(self.kinds.count)
-            releases = layout.framework.pipeline.input_gradient_releases
+            plainly = None if recompute == "none" else self.held(group, batch, variant, "none")
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
-                local = layout.split(block, layout.options if recomputes else self._lasting(layout))
-                found[kind] = sum(block_bytes(local, 0.0, 0.0, releases=releases)[:2])
+                if plainly is not None and not recomputes:
+                    found[kind] = plainly[kind]
+                    continue
+                local = LocalLayer(block, layout.options if recomputes else self._lasting(layout))
+                found[kind] = sum(amount for _, amount in local.saved()[0])
             for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
-                local = layout.split(encoder.layer, layout.encoder_options(encoder))
-                found[kind] = sum(block_bytes(local, 0.0, 0.0, releases=releases)[:2])
+                local = LocalLayer(encoder.layer, layout.encoder_options(encoder))
+                found[kind] = sum(amount for _, amount in local.saved()[0])
             self._held[key] = found
         return self._held[key]
 
