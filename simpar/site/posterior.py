@@ -131,7 +131,7 @@ class Evidence:
     def only(self, rows: Sequence[int] | NDArray[np.intp]) -> Evidence:
         """Some of the runs."""
         index = np.asarray(rows, dtype=np.intp)
-        kinds, facts = (tuple(each[i] for i in index) for each in (self.kinds, self.facts))
+        kinds, facts = tuple(self.kinds[i] for i in index), tuple(self.facts[i] for i in index)
         return Evidence(self.parts[index], self.rest[index], self.weight[index], self.log_measured[index], kinds, self.at, facts)
 
     def believing(self, facts: Mapping[str, float]) -> Evidence:
