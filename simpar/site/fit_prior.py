@@ -163,8 +163,8 @@ def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     return replace(seen.observed, lines=lines, predicted=(middle, low, high))
 
 
-def fit_prior(sites: Sites, start: Prior = START) -> Prior:
-    """The spreads with which a few runs of a source predict its others best (`missed`)."""
+def fit_prior(sites: Sites, start: Prior = START, tries: int = 200) -> Prior:
+    """The spreads with which a few runs of a source predict its others best (`missed`), after at most `tries` evaluations."""
     from scipy.optimize import minimize  # an extra: only fits need it
 
     jobs = [job for runs in sites.values() for job in given_back(evidence_of(runs))]
@@ -174,7 +174,7 @@ def fit_prior(sites: Sites, start: Prior = START) -> Prior:
 
     first = np.log([getattr(start, name) for name in Prior.__slots__])
     simplex = first + np.vstack([np.zeros(len(first)), 0.5 * np.eye(len(first))])
-    options = {"xatol": 0.1, "fatol": 2e-4, "maxfev": 200, "initial_simplex": simplex}
+    options = {"xatol": 0.1, "fatol": 2e-4, "maxfev": tries, "initial_simplex": simplex}
     found = minimize(worse, first, method="Nelder-Mead", options=options)
     return Prior(*(float(v) for v in np.maximum(np.exp(found.x), LEAST)))
 
