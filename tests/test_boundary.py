@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.boundary import MOST_DEPTH, parse_json, parse_toml, parse_yaml, read_bytes, read_json, read_records, read_text, reader
-from simpar.errors import InputError, SimparError
+from simpar.errors import InputError, SimparError, Violation
 from simpar.evidence.collectives import validate_collectives
 from simpar.evidence.run_rows import read_runs
 from simpar.interop import (
