@@ -24,13 +24,13 @@ def test_soft_l1_ignores_outliers() -> None:
     x = rng.uniform(0, 3, 400)
     y = 0.7 + 1.3 * x + rng.normal(0, 0.01, 400)
     y[::10] += 2.0
-    found, _ = soft_l1(lambda p: p[0] + p[1] * x, y, np.zeros(2), np.zeros(2), np.full(2, 3.0))
+    found = soft_l1(lambda p: p[0] + p[1] * x, y, np.zeros(2), np.zeros(2), np.full(2, 3.0))
     assert found == pytest.approx([0.7, 1.3], abs=0.02)
 
 
 def test_soft_l1_holds_what_has_no_width() -> None:
     x = np.linspace(0, 1, 50)
-    found, _ = soft_l1(lambda p: p[0] + p[1] * x, 1.0 + 2.0 * x, np.array([0.0, 5.0]), np.zeros(2), np.array([3.0, 0.0]))
+    found = soft_l1(lambda p: p[0] + p[1] * x, 1.0 + 2.0 * x, np.array([0.0, 5.0]), np.zeros(2), np.array([3.0, 0.0]))
     assert found[1] == 5.0
 
 

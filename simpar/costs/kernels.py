@@ -147,7 +147,7 @@ class KernelModel:
         return banded(seconds, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, (("gemm", seconds),))
 
     def _promotion(self, dtype: str, direction: str) -> float:
-        slow = self.hardware.gpu.architecture in ("hopper", "ada") and dtype_key(dtype) == "fp8"
+        slow = self.hardware.gpu.architecture == "hopper" and dtype_key(dtype) == "fp8"
         return PROMOTED if slow and direction != "forward" else 1.0
 
     def _spread(self, c: GemmConstants) -> float:

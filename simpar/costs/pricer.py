@@ -10,6 +10,7 @@ from functools import cached_property
 from simpar.costs import scans
 from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.expert_parallel import Exchange
 from simpar.costs.held_sms import loads, slowed
 from simpar.costs.host import launch_seconds
 from simpar.costs.kernels import KernelModel
@@ -156,10 +157,12 @@ class LayoutPricer:
 
     def _exchange(self, work: ExpertExchange) -> Price:
         placement = self.layout.placement("ep")
-        call = self.collectives.expert_combine if work.combine else self.collectives.expert_dispatch
-        return call(work.tokens, work.hidden, work.topk, self.layout.options.moe.num_experts if self.layout.options.moe else 1,
-                    placement, dtype_bytes=work.element_bytes, dispatcher=work.dispatcher,
-                    nodes_limit=self._nodes_reached(work, placement))  # fmt: skip
+        experts = self.layout.options.moe.num_experts if self.layout.options.moe else 1
+        exchange = Exchange(
+            "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, work.topk, experts,
+            nodes_limit=self._nodes_reached(work, placement),
+        )  # fmt: skip
+        return self.collectives.exchange(exchange, placement, work.dispatcher)
 
     def _nodes_reached(self, work: ExpertExchange, placement: GroupPlacement) -> int | None:
         """Nodes that a token may reach where its experts come from so many groups; none = no limit."""
@@ -189,21 +192,26 @@ class LayoutPricer:
             found = self._hidden[id(block)] = hidden_share(block.forward, block.backward, self.op_price)
         return found
 
+    def host_seconds(self, block: LocalBlock, phase: str) -> float:
+        """Host time to launch a block's kernels in one phase; there is nothing to launch in a frozen block's backward."""
+        return 0.0 if block.options.frozen and phase != "F" else self._launch_seconds(self.block(block, phase), phase)
+
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         return launch_seconds(self.layout, price, phase)
 
     def layer_seconds(self, stage: int) -> list[float]:
         """Forward and backward of one micro-batch of embedding, every layer and head (0 where there is none), as if they were on
-        this stage."""
+        this stage; encoders without stages of their own count with the embedding."""
         blocks = [block for blocks in self.layout.stage_blocks for block in blocks]
         found = [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
-        before = int(self.layout.network.embedding is not None)
-        layers = len(self.layout.network.layers)
-        return [sum(found[:before]), *found[before : before + layers], sum(found[before + layers :])]
+        network = self.layout.network
+        layers, before = len(network.layers), len(network.encoders) + int(network.embedding is not None)
+        apart = len(network.encoders) if self.layout.plan.encoder_stages else 0
+        return [sum(found[apart:before]), *found[before : before + layers], sum(found[before + layers :])]
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
         price = self.block(block, phase)
-        return max(price.seconds, self._launch_seconds(price, phase))
+        return max(price.seconds, self.host_seconds(block, phase))
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
@@ -232,8 +240,8 @@ class LayoutPricer:
 
     def _host_and_device(self, stage: int, phase: str) -> tuple[list[float], float]:
         """(host seconds of each block of a stage's pass, device seconds of all of them)."""
-        prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
-        return [self._launch_seconds(p, phase) for p in prices], sum(p.seconds for p in prices)
+        blocks = self.layout.stage_blocks[stage]
+        return [self.host_seconds(b, phase) for b in blocks], sum(self.block(b, phase).seconds for b in blocks)
 
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""

@@ -154,6 +154,7 @@ class Optimizer(Policy):
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
             reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
+        gradient_add_casts: another kernel casts each gradient to the sum's dtype first.
         gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
         parameter_bytes: working copy of the weights, a parameter (bf16: 2; FSDP with fp32 shards: 0, in the optimizer's 12).
@@ -178,6 +179,7 @@ class Optimizer(Policy):
     gradient_dtype_fp16: GradientDtype | None = None
     gradient_reduce_dtype: GradientDtype | None = None
     gradient_adds: Literal["", "always", "pipelines"] = ""
+    gradient_add_casts: bool = False
     gradients_persist: bool = True
     gradient_copy_bytes: float = 0.0
     parameter_bytes: float = 2.0

@@ -33,6 +33,7 @@ _MEGATRON: Final = (
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
             "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "activation_kernel": "framework",
+            "tp_backward_overlap": False,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
@@ -48,6 +49,11 @@ _MEGATRON: Final = (
         {"gradient_dtype": "fp32", "gradient_dtype_fp16": "fp16"},
         "Megatron-LM v2.4 arguments.py: --accumulate-allreduce-grads-in-fp32 comes with --bf16, not with --fp16; the scripts of "
         "Narayanan et al. 2021 (examples/sc21/CONFIG.sh) train in fp16 without it",
+    ),
+    Row(
+        (2021, 9),
+        {"tp_backward_overlap": True},
+        "Megatron-LM commit 16c9044 of 2021-09, ColumnParallelLinearWithAsyncAllreduce; mpu/layers.py of v2.4 reduces first",
     ),
     Row(
         (2022, 5),
@@ -75,7 +81,8 @@ _MEGATRON: Final = (
         "capability 9 on, else 4) and get_weight_workspace: fp8 copies of weights are cached as "
         "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
         "the gradient so that "
-        "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
+        "hooks run; Megatron-LM --overlap-grad-reduce, launched at the same time on all pipeline ranks (--align-grad-reduce, "
+        "pipeline_parallel/schedules.py of 2023-05: grad_sync_func), --overlap-p2p-communication, bucket size "
         "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: an 8B model on H100 levels off at 4.3 to 4.5 "
         "ms per layer and micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 "
         "without graphs on Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of "
@@ -144,7 +151,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
              "reduces_together": True, "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
-                "as by Megatron's (grad_sync_func)"),
+                "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
             Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True, "loss": "fused",
                             "cross_entropy_all_reduces": 2},
                 "NeMo 24.07 performance recipes: cross_entropy_loss_fusion = True (two all-reduces); grad_reduce_in_fp32 = False, "
@@ -170,15 +177,16 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "gradient_adds": "always",
+                 "gradient_adds": "always", "gradient_add_casts": True, "tp_backward_overlap": False,
                  "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones and adds those up after every backward, fp16 gradients are added by autograd; the cast of 16-bit "
-                "gradients before that, 8 bytes a parameter, is left out: with it the chronicles' bf16 runs come out too slow"),
+                "ones, casts and adds them up after every backward (update_hp_grads), fp16 gradients are added by autograd; "
+                "bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py reduces input gradients before it goes on "
+                "(copy_to_tensor_model_parallel_region)"),
         ),
     ),
     "zero-bubble": (
@@ -206,12 +214,14 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "dropout": 0.0, "loss_work": LOSS_WORK,
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
-              "recompute_default": "none", "wgrad_accumulation_fusion": False, "tp_scatter_gather_p2p": False,
+              "recompute_default": "none", "wgrad_accumulation_fusion": False, "gradient_adds": "always",
+              "tp_scatter_gather_p2p": False,
               "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
                "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
-             "the named kernels. Inferred from which of its runs fit: 13B without model parallelism does, so "
+             "the named kernels, so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: "
+             "13B without model parallelism does, so "
              "gradients take 2 bytes; "
              "long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
     ),
@@ -342,11 +352,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
                "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
-              "wgrad_accumulation_fusion": False, "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "layer_rounding": "last",
+              "wgrad_accumulation_fusion": False, "gradient_adds": "always", "fsdp_reduce_dtype": "bf16",
+              "update_bytes": 12.0, "layer_rounding": "last",
               "loss": "fused", "loss_work": LOSS_WORK},
              "InternEvo doc/en/train_performance.md; flash-attn's cross-entropy (model/losses/ce_loss.py); reduce_bucket_size "
              "512 MiB; solver/pipeline_utils.py partition_uniform; "
-             "bf16 gradients, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, hybrid_zero_optim.py) by "
+             "bf16 gradients, which autograd adds up, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, "
+             "hybrid_zero_optim.py) by "
              "torch's AdamW, whose lists of operations (torch 2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second "
              "moment and the denominator of all parameters"),),
     ),
