@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from simpar.engine.longest_path import longest_path
 from simpar.parallel.keys import Compute, OptimizerStep, Send
+from simpar.program.lower import _Lowering
 from simpar.program.program import COMPUTE_KINDS, OpKind, PriceTable, Program
+from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import interpret, prepare, run
 
@@ -221,3 +225,20 @@ def test_reductions_together_are_closer_in_time_than_each_at_its_end() -> None:
         first = [timeline.start[chunk & (program.role == rank)].min() for rank in range(4)]
         starts[name] = (max(first) - min(first)) / np.median((timeline.finish - timeline.start)[program.kind == OpKind.BACKWARD])
     assert starts["megatron-core"] < 1.1 < starts["torchtitan"]
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize("detail", ["stage", "layer"])
+@pytest.mark.parametrize("expand", [False, True])
+def test_passes_alike_are_put_as_the_first_of_them(
+    schedule: str, detail: str, expand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is, op by op, the one that is worked out anew for every pass."""
+    virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
+    s = scenario({"tp": 8, "pp": 2, "schedule": schedule, "virtual_stages": virtual}, batch=16)
+    stamped = prepare(s, detail=detail, expand=expand).program
+    monkeypatch.setattr(_Lowering, "is_plain", lambda self, leaf: False)
+    whole = prepare(s, detail=detail, expand=expand).program
+    for field in fields(whole):
+        one, other = getattr(stamped, field.name), getattr(whole, field.name)
+        assert np.array_equal(one, other) if isinstance(other, np.ndarray) else one == other, field.name

@@ -197,7 +197,7 @@ class KernelModel:
     def attention(self, work: AttentionWork) -> Price:
         """Scaled dot-product attention of one rank; a causal mask is aligned at the end.
 
-        Kernels: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, trtllm-gen, unfused (fused softmax), eager.
+        Kernels: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, cudnn9.19, trtllm-gen, unfused (fused softmax), eager.
 
         Raises:
             UnknownNameError: no such kernel.

@@ -10,7 +10,7 @@ from simpar.graph.kernels import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.hardware import HardwareProfile

@@ -240,7 +240,7 @@ class Evaluation:
 
     def _scopes(self, choice: Choice) -> dict[str, object]:
         """What each kind of price depends on, besides its description."""
-        site = self.pricing.host_site(choice.group)
+        site = self.pricing.block_site(choice.group, choice.micro_batch_size, choice.variant)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
         sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
         block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded)

@@ -248,7 +248,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
               "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
-              "unlisted_attention": ("cudnn",)},
+              "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3), "fsdp_weight_cpu_s": (67e-6, 108e-6),
+              "optimizer_tensor_cpu_s": 43e-6},
              "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
              "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
              "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao "
@@ -259,7 +260,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); "
              "torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states; _fsdp_param.py: without a "
              "reduction, as in a pipeline, each backward adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: "
-             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit)"),
+             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit); hooks of FSDP2 "
+             "around groups of one and of nine weights, norm and fused AdamW of distributed tensors (torch 2.13, processes that "
+             "are not there, one server core; 1 ms a pre_forward in pytorch issue 173680)"),
          Row((2024, 12), {"expandable_segments_one_node": True},
              "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
@@ -273,8 +276,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 12), {"unlisted_attention": ()},
              "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
              "not cuDNN's"),
-         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
-                         "fp4_layers": 0.85},
+         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
+                         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); "
              "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
              "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
          Row((2026, 6), {"attention": (("", "fa2"),)},
@@ -286,10 +290,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
               "logits_fp32_copies": 2.0, "attention": (("", "fa1"),), "te_scaling": "delayed",
-              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6},
+              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "fsdp_group_cpu_s": (0.92e-3, 1.28e-3),
+              "optimizer_tensor_cpu_s": 44e-6},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
-             "with elementwise kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
+             "with elementwise kernels (traffic counted from its update rule); hooks of FSDP1 around a layer, norm and AdamW "
+             "tensor by tensor (torch 2.13, processes that are not there, one server core)"),),
     ),
     "torch-fsdp": (
         "llm-foundry",
@@ -317,11 +323,15 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full"},
+              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full",
+              "optimizer_tensor_cpu_s": 0.0},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
-         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3},
-             "DeepSpeed stage3.py, partition_parameters.py: each weight is put together from its ranks' parts, gradients are put "
+         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
+                         "host_update_bytes": 14.0},
+             "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
+             "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
+             "first (6); stage3.py, partition_parameters.py: each weight is put together from its ranks' parts, gradients are put "
              "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
              "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
@@ -330,7 +340,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "loops over experts, and ZeRO-3 fetches each weight of them, which is not priced: the one run known, 5 ms per expert "
              "and pass, tells no law"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-             "torch 2.8 SDPA, the default of transformers' models")),
+             "torch 2.8 SDPA, the default of transformers' models"),
+         Row((2026, 3), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)")),
     ),
     "internevo": (
         "megatron-core",
