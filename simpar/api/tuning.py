@@ -34,6 +34,7 @@ from simpar.site.rows import run_at
 from simpar.site.trials import Belief, Candidate, Outcome, believe, next_trial
 from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.counts import resolved_dp
+from simpar.specs.kinds import Kind
 from simpar.specs.scenario import Scenario, make_scenario
 
 WORTH: Final = 0.003
@@ -124,7 +125,7 @@ class Tuning:
         """
         table = {
             "candidates": [
-                {"name": c.name, "axes": dict(c.axes), "kind": c.kind, "scenario": raw,
+                {"name": c.name, "axes": dict(c.axes), "kind": c.kind.model_dump(), "scenario": raw,
                  "lines": [[line.weight, list(line.parts), line.rest] for line in c.lines]} for c, raw in self.candidates
             ],
             "trials": [t.as_json() for t in self.trials], "why": self.why,
@@ -142,7 +143,7 @@ class Tuning:
         table = read_json(file, "the state of a tuning")
         try:
             candidates = [
-                (Candidate(c["name"], tuple(Line(w, _parts(p), rest) for w, p, rest in c["lines"]), c["axes"], c["kind"]),
+                (Candidate(c["name"], tuple(Line(w, _parts(p), rest) for w, p, rest in c["lines"]), c["axes"], Kind(**c["kind"])),
                  c["scenario"]) for c in table["candidates"]
             ]  # fmt: skip
             keep = ("number", "layout", "worth", "expected_s", "measured_s")

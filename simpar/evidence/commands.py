@@ -6,12 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from simpar.evidence.cases import chosen_cases, load_cases, run_cases
 from simpar.evidence.collectives import validate_collectives
-from simpar.evidence.predicted import predict, predict_at
+from simpar.evidence.predicted import AtSite, predict
 from simpar.evidence.report_collectives import print_report as print_collectives
 from simpar.evidence.report_runs import print_report
 from simpar.evidence.results_md import check_bounds, print_cases, write_results
@@ -82,7 +81,7 @@ def runs(
     if html is not None:
         check_writable(Path(html), "--html")  # now, not after minutes of simulation
     data = data or stored_runs()
-    predictor = predict if site is None else partial(predict_at, read_site(site))
+    predictor = predict if site is None else AtSite(read_site(site))
     report = validate_runs(data, where, workers, predictor, progress=True)
     if html is not None:
         write_html(report, Path(html), data)

@@ -236,7 +236,8 @@ def calibrate(options: Options, say: Report = print) -> int:
     Raises:
         CalibrationError: no torch, no NCCL, a rank that hangs, a wrong file; what was measured is kept.
     """
-    if options.resume and options.out is not None and not options.budget_s and _elsewhere(options.store):
+    if options.resume and options.out is not None and not options.budget_s:
+        # The profile of a store, on whatever machine it was measured: torch is not needed.
         return _written(Store(options.store), options, options.out, say)
     torch = torch_module()
     device = _device(torch, options.device)
@@ -264,20 +265,6 @@ def calibrate(options: Options, say: Report = print) -> int:
     if missed:
         say(f"time is up with {missed} cases not measured; go on with --resume {options.store}")
     return 0 if options.out is None else _written(store, options, options.out, say)
-
-
-def _elsewhere(path: Path) -> bool:
-    """Whether another machine wrote the store, so that nothing but its profile can be made of it here; torch is not needed."""
-    old = Store(path).records.get("machine")
-    if old is None:
-        return False
-    try:
-        torch = torch_module()
-    except CalibrationError:
-        return True
-    if old["device"] == "cuda" and not torch.cuda.is_available():
-        return True
-    return bool(old["name"] != machine(old["device"])["name"])
 
 
 def _written(store: Store, options: Options, out: Path, say: Report) -> int:
