@@ -153,10 +153,12 @@ class Layout(Job):
                              "all" if training.trainable == "lora" else given.frozen)
                 for stack, given in encoders_of(self.scenario)
             )  # fmt: skip
-            return layered_network(model, training.micro_batch_size, training.sequence_length, vocab, inputs)
+            shape = (training.micro_batch_size, training.sequence_length)
+            return layered_network(model, *shape, vocab, inputs, training.document_lengths)
         if isinstance(model, TransformerSpec):
             vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
-            return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
+            shape = (training.micro_batch_size, training.sequence_length)
+            return transformer_network(model, *shape, vocab, training.document_lengths)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
     @cached_property

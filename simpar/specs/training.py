@@ -58,6 +58,9 @@ class TrainingSpec(Spec):
 
     sequence_length: Annotated[int, Field(gt=0)] = 1
     """Tokens per sequence (1 for models without a sequence)."""
+    document_lengths: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """Tokens of documents that are packed into sequences, a sample of their lengths: attention stays inside each of them, which a
+    sequence's end cuts. Empty: a sequence is one document."""
     global_batch_size: Annotated[int, Field(gt=0)]
     """Sequences (samples) per step."""
     micro_batch_size: Annotated[int, Field(gt=0)] = 1
