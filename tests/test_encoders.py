@@ -213,3 +213,40 @@ def test_weights_that_layers_share_are_held_once_on_a_stage() -> None:
         parameters.append(sum(sum(layout.block_parameters(s, 0, len(b))) for s, b in enumerate(layout.stage_blocks)))
     assert parameters[0] == total_parameters(model_from_table(table))
     assert parameters[1] == parameters[0] + 3 * 64 * 64 + 64  # gated, with its norm, on the second stage as well
+
+
+# -- a reference beside the model ----------------------------------------------------------------------------------------
+
+
+def with_reference(plan: dict[str, Any], *, reference: bool = True, **training: Any) -> Scenario:
+    return make_scenario({
+        "model": "llama3.1-8b", "plan": plan, "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "training": {"sequence_length": 2048, "global_batch_size": 16, "reference_model": reference, **training},
+        **({"framework": "torchtitan"} if plan.get("zero_stage") == 3 else {}),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "plan", [{"pp": 2, "tp": 2}, {"zero_stage": 3}, {"pp": 4, "layers_per_stage": "auto"}, {"recompute": "full"}]
+)
+def test_a_reference_adds_its_forward_and_its_weights(plan: dict[str, Any]) -> None:
+    with_, without = (with_reference(plan, reference=given) for given in (True, False))
+    whole, plain = simulate(with_), simulate(without)
+    assert whole.layout.model_flops == pytest.approx(4 / 3 * plain.layout.model_flops)
+    assert 1.1 * plain.step_time_s < whole.step_time_s < 1.6 * plain.step_time_s
+    assert whole.step_time_s == pytest.approx(simulate(with_, detail="stage").step_time_s, rel=1e-9)
+    assert whole.hardware_flops - plain.hardware_flops == pytest.approx(plain.layout.model_flops / 3)
+    frozen = sum(b.frozen_parameters for blocks in whole.layout.stage_blocks for b in blocks)
+    trained = sum(b.dense_parameters for blocks in whole.layout.stage_blocks for b in blocks)
+    assert frozen == trained
+    assert sum(m.allocated_bytes for m in whole.memory) > sum(m.allocated_bytes for m in plain.memory)
+    if "pp" in plan:
+        assert whole.layout.entering_bytes(1) == 2 * plain.layout.entering_bytes(1)
+        assert whole.layout.stages == plain.layout.stages
+
+
+def test_the_reference_of_adapters_is_their_base() -> None:
+    plain, whole = (simulate(with_reference({"tp": 2}, reference=given, trainable="lora")) for given in (False, True))
+    assert sum(b.frozen_parameters for blocks in whole.layout.stage_blocks for b in blocks) == 0.0
+    assert dict(whole.memory[0].static) == dict(plain.memory[0].static)
+    assert whole.step_time_s > plain.step_time_s
