@@ -156,17 +156,18 @@ def pipeline_bound(
         through = np.arange(shape.stages)[None, :] < last[:, None]
         others = shape.share.copy()
         others[:, -shape.ranks :] = 0.0
-        spared = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
+        blocked = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
         # What the rank sends meanwhile is not beside what comes after.
-        own = spared + sends.loss * send * _passed(shape, group, sends.beside)
-        around_head = forward @ through.T + last * send - group * (forward @ others.T) - own
+        spared = blocked + sends.loss * send * _passed(shape, group, sends.beside)
+        around_head = forward @ through.T + last * send - group * (forward @ others.T) - spared
         sent = sent + 2.0 * last * send
         if shape.style == "full":
             backward = seconds[:, B]
-            around_tail = backward @ through.T + last * send - group * (backward @ others.T) - own - blocking * send
+            around_tail = backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send
+    slowed = (2.0 * send * (1.0 + sends.blocks)).astype(np.float64)
     return PipelineBound(
         head, work, tail, around_head, around_tail, sent, shape.order, shape.style == "full", group > 0,
-        sends.beside * send, sends.loss, sends.density, 2.0 * (1.0 + sends.blocks) * send,
+        sends.beside * send, sends.loss, sends.density, slowed,
     )  # fmt: skip
 
 

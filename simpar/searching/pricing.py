@@ -16,8 +16,9 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes, state_memory
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.local_layer import LocalLayer, SplitOptions
+from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray, IntArray
 from simpar.result.gathers import update_bytes
@@ -26,7 +27,20 @@ from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.searching import axes
-from simpar.searching.blocks import B, BlockTable, Column, Composition, F, Gathered, I, Kinds, W, block_kinds, has_experts
+from simpar.searching.blocks import (
+    B,
+    BlockTable,
+    Column,
+    Composition,
+    F,
+    Gathered,
+    I,
+    Kinds,
+    W,
+    block_kinds,
+    encoder_kinds,
+    has_experts,
+)
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
 from simpar.searching.in_flight import InFlight, in_flight, turns
@@ -165,6 +179,17 @@ class Pricing:
                         column = replace(column, dense=column.dense - layout.tied_extra)
                     self._columns[name] = column
                 columns[kind] = self._columns[name]
+            for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
+                name = ("encoder", kind, *self._column_name(group, batch, variant, experts=False), recompute, phases)
+                if name not in self._columns:
+                    found = [
+                        Column.of(
+                            each, pricer, each.split(encoder.layer, each.encoder_options(encoder)), phases, sharded=self.shards
+                        )
+                        for each, pricer in zip(layouts, pricers, strict=True)
+                    ]
+                    self._columns[name] = found[0].no_longer_than(found[1:])
+                columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
 
@@ -180,6 +205,9 @@ class Pricing:
                     found[kind] = plainly[kind]
                     continue
                 local = LocalLayer(block, layout.options if recomputes else self._lasting(layout))
+                found[kind] = sum(amount for _, amount in local.saved()[0])
+            for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
+                local = LocalLayer(encoder.layer, layout.encoder_options(encoder))
                 found[kind] = sum(amount for _, amount in local.saved()[0])
             self._held[key] = found
         return self._held[key]
@@ -299,7 +327,7 @@ class Pricing:
                     "layers_per_stage": None}
         )  # fmt: skip
         shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
-        return split_layers(len(self.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet)
+        return split_layers(len(self.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet, encoders=len(self.kinds.encoders))
 
     def plain_stages(self, pipeline: Pipeline, pp: int) -> Stages:
         """The stages of a pipeline without recomputation."""

@@ -59,7 +59,8 @@ class Shape:
         if self.style == "pairs" or self.replicas > 1:
             return np.zeros(self.ranks)
         passes = 2 if self.style == "full" else 3
-        return np.maximum(m * (self.sends - passes * empty) - 1.0, 0.0)
+        beside: FloatArray = np.maximum(m * (self.sends - passes * empty) - 1.0, 0.0)
+        return beside
 
     @property
     def ends_meet(self) -> bool:
