@@ -77,13 +77,8 @@ class _Lowering(Pipelines):
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
         self.reductions: list[object] = []
-<<<<<<< HEAD
-        self._compute: dict[tuple[Phase, int, int, int], Compute] = {}
-        self._send: dict[tuple[int, int], Send] = {}
-=======
         self._stamps: dict[tuple[int, int, int, Phase], Stamp] = {}
         self._gathers_at_start = self.gathers_at_start
->>>>>>> main
 
     def start_gathers(self) -> None:
         """Parameter gathers of the step's start, bucket by bucket in the order of the forward."""
@@ -122,13 +117,13 @@ class _Lowering(Pipelines):
     def inputs(self, leaf: Action) -> list[object]:
         """Keys of what must have arrived before `leaf` (its prerequisites, through sends where ranks differ)."""
         found: list[object] = []
-        rank = self.rank_of(leaf.stage)
-        for stage, phase in self.schedule.needs(leaf):
-            letter = "F" if phase is Phase.F else ("W" if phase is Phase.W else "B")
-            if self.rank_of(stage) != rank:
-                found.append(self.local(("send", stage, leaf.stage, leaf.microbatch, letter)))
+        for needed in self.schedule.prerequisites(leaf):
+            letter = "F" if needed.phase is Phase.F else ("W" if needed.phase is Phase.W else "B")
+            crossing = self.rank_of(needed.stage) != self.rank_of(leaf.stage)
+            if crossing:
+                found.append(self.local(("send", needed.stage, leaf.stage, needed.microbatch, letter)))
             else:
-                found.append(self.local(("end", stage, leaf.microbatch, letter)))
+                found.append(self.local(("end", needed.stage, needed.microbatch, letter)))
         return found
 
     def passed(self, rank: int, leaf: Action) -> None:
@@ -173,11 +168,7 @@ class _Lowering(Pipelines):
                     self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"),
                     deps=tuple(deps), stage=stage, microbatch=microbatch,
                     layer=first if self.detail == "layer" or len(pieces) > 1 else -1,
-<<<<<<< HEAD
-                    price=self.compute_price(leaf.phase, stage, first, last),
-=======
                     price=Compute(_LETTER[leaf.phase], self.model_stage(stage), first, last),
->>>>>>> main
                 )  # fmt: skip
             self.after_piece(leaf, first, name)
             if self.offloads and leaf.phase is Phase.F:
@@ -336,21 +327,9 @@ class _Lowering(Pipelines):
             self.local(("send", leaf.stage, target, leaf.microbatch, letter)),
             kind=OpKind.SEND_FORWARD if forward else OpKind.SEND_BACKWARD, role=self.role(rank), streams=streams,
             deps=(self.local(("end", leaf.stage, leaf.microbatch, letter)),), stage=leaf.stage, microbatch=leaf.microbatch,
-            price=self.send_price(leaf.stage, target),
+            price=Send(self.model_stage(leaf.stage), self.model_stage(target), not forward,
+                       pair_of(rank, self.rank_of(target), self.schedule.num_ranks)),
         )  # fmt: skip
-
-    def compute_price(self, phase: Phase, stage: int, first: int, last: int) -> Compute:
-        name = (phase, stage, first, last)
-        if name not in self._compute:
-            self._compute[name] = Compute(_letter(phase), self.model_stage(stage), first, last)
-        return self._compute[name]
-
-    def send_price(self, stage: int, target: int) -> Send:
-        name = (stage, target)
-        if name not in self._send:
-            pair = pair_of(self.rank_of(stage), self.rank_of(target), self.schedule.num_ranks)
-            self._send[name] = Send(self.model_stage(stage), self.model_stage(target), target < stage, pair)
-        return self._send[name]
 
     def overlapped(self, rank: int, action: Action) -> None:
         """A forward and a backward as one op; both results leave when it ends."""

@@ -43,7 +43,6 @@ class Schedule:
     # The (stage, microbatch) pairs, as stage * m + microbatch, that run B: there B is what I means in the
     # rule.
     _full_backward: frozenset[int] = field(init=False, repr=False, compare=False)
-    _chain_stages: tuple[range, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         m = self.num_microbatches
@@ -57,9 +56,6 @@ class Schedule:
             if leaf.phase is Phase.B
         )
         object.__setattr__(self, "_full_backward", full)
-        every = range(len(self.stage_to_rank))
-        stages = tuple(next((c.stages for c in self.chains if stage in c.stages), range(0)) for stage in every)
-        object.__setattr__(self, "_chain_stages", stages)
 
     @property
     def num_stages(self) -> int:
@@ -103,17 +99,16 @@ class Schedule:
 
         For an overlapped pair: what either part needs. The answer holds no pairs, only F, B, I and W.
         """
-        return [Action(stage, phase, leaf.microbatch) for leaf in action.leaves for stage, phase in self.needs(leaf)]
-
-    def needs(self, leaf: Action) -> list[tuple[int, Phase]]:
-        """The prerequisites of one F, B, I or W as (stage, phase) of the same micro-batch."""
-        found: list[tuple[int, Phase]] = []
-        stages = self._chain_stages[leaf.stage]
-        for offset, phase in PREREQUISITES[leaf.phase]:
-            stage = leaf.stage + offset
-            if stage in stages:
-                whole = phase is Phase.I and stage * self.num_microbatches + leaf.microbatch in self._full_backward
-                found.append((stage, Phase.B if whole else phase))
+        found: list[Action] = []
+        for leaf in action.leaves:
+            stages = self.chain_of(leaf.stage).stages
+            for offset, phase in PREREQUISITES[leaf.phase]:
+                stage = leaf.stage + offset
+                if stage not in stages:
+                    continue
+                whole = stage * self.num_microbatches + leaf.microbatch in self._full_backward
+                wanted = Phase.B if phase is Phase.I and whole else phase
+                found.append(Action(stage, wanted, leaf.microbatch))
         return found
 
     def as_arrays(self) -> OrderArrays:
