@@ -124,7 +124,7 @@ BASES: Final[Mapping[str, Table]] = {
         "name": "ours", "compute": 1.1, "memory": 1.1, "communication": 1.1, "residual": 0.02, "peak_memory_bytes": 1e9,
         "peak_memory_spread": 0.05, "runs": [{"id": "a", "measured_s": 1.0, "before_s": 0.9, "after_s": 0.99}],
         "group": group_of(make_scenario(_scenario(DENSE, {"tp": 2}))),
-        "kinds": [{"name": kind_of(make_scenario(_scenario(DENSE, {"tp": 2}))), "factor": 1.05}],
+        "kinds": [{**kind_of(make_scenario(_scenario(DENSE, {"tp": 2}))).model_dump(), "gpus": 2, "factor": 1.05}], "reach": 4.0,
         "host": 1.1, "covariance": [[v * (i == j) for j in range(5)] for i, v in enumerate((1e-3, 2e-3, 3e-3, 2e-3, 1e-3))],
     }},
     "site of other jobs": {**_scenario(DENSE, {"tp": 2}), "site": {"compute": 1.1, "other_kind": 0.05}},
@@ -249,7 +249,7 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "effects.link_faults[0].down": ("0.1 ms",),
     "site": ("no such.toml",),
     "site.covariance": (tuple(tuple(v * (i == j) for j in range(5)) for i, v in enumerate((4e-3, 2e-3, 3e-3, 2e-3, 1e-3))),),
-    "site.kinds[0].name": ("another",),
+    "site.kinds[0].precision": ("fp8",),
     "site.group": ("plain on another GPU",),
     "phases[0].scenario": (str(Path(SMALL).with_name("megatron-3.6b_a100x64_tp2pp1.toml")), "no such"),
     "phases[0].set": (("plan.tp=2",),),
@@ -283,6 +283,7 @@ LABELS: Final[Mapping[str, str]] = {
     "reliability.slow_nodes.source": "where the figures stand",
     "site.name": "what the site is called",
     "site.runs": "what the site was learned from, for people",
+    "site.facts": "of scenarios with open facts alone: tests/test_site.py",
     "model.published": "the published count, which `models` and the tests compare",
 }
 """Fields (and all that begin so) that no output need show, with the reason."""

@@ -18,7 +18,7 @@ from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, No
 from simpar.parallel import context, expert
 from simpar.parallel.local_layer import LocalLayer, Product
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.work import Collective, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
+from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,8 @@ class _Lists(LocalLayer):
 
     def _exchange(self, node: Permute, ops: OpList, *, backward: bool) -> None:
         """Rows to their experts or back; the gradient of the one has the way of the other."""
-        assert self.options.moe is not None
+        moe = self.options.moe
+        assert moe is not None
         combine = node.back is not backward
         element = self.element
         if not (combine or backward or element > 2.0):
@@ -285,8 +286,9 @@ class _Lists(LocalLayer):
         name = ("moe_combine" if node.back else "moe_dispatch") + (".backward" if backward else "")
         rows = self.axes(self.shards.exchanged(node))
         elements = self.shards.local(rows[:1], "expert") / self.degrees.etp
-        expert.exchange(name, elements, self.layer.size(rows[-1]), self.degrees, self.options.moe, ops, combine=combine,
-                        element_bytes=element)  # fmt: skip
+        topk, width = moe.num_experts_per_tok, self.layer.size(rows[-1])
+        work = ExpertExchange(combine, elements / topk, width, topk, element, self.degrees.dispatcher, moe.topk_group)
+        expert.exchange(name, ops, self.degrees, work)
 
     # -- backward ------------------------------------------------------------------------------------------------------
 

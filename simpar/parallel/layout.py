@@ -20,6 +20,7 @@ from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
 from simpar.specs.encoders import encoders_of, input_tokens
 from simpar.specs.framework import framework
+from simpar.specs.kinds import Kind
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
@@ -123,7 +124,7 @@ class Layout(Job):
         return site_of(self.scenario)
 
     @cached_property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """What the job is one of, at a site with runs of its own."""
         return kind_of(self.scenario)
 

@@ -142,7 +142,7 @@ class _Lowering(Pipelines):
 
     def is_plain(self, leaf: Action) -> bool:
         """Whether nothing hangs on an action but its sends: no gather, no reduction, no copy to the host."""
-        if self.detail == "op" or self.gather_always or self.reduce_always or self.offloads:
+        if self.detail == "op" or self.gather_always or self.reduce_always or self.offloads or leaf in self.launched_after:
             return False
         if leaf.phase is Phase.F:
             return not (self._gathers_at_start and leaf == self.first_forward[leaf.stage])
@@ -173,6 +173,7 @@ class _Lowering(Pipelines):
             self.after_piece(leaf, first, name)
             if self.offloads and leaf.phase is Phase.F:
                 self.offload(rank, leaf, first, last, name)
+        self.launch_reductions(leaf)
         self.send(rank, leaf)
 
     def block_ops(self, rank: int, leaf: Action, block: int, name: tuple[object, ...], inputs: list[object]) -> None:
@@ -280,12 +281,20 @@ class _Lowering(Pipelines):
         if not self.data_parallel or leaf.phase in (Phase.F, Phase.I):
             return
         stage = leaf.stage
+        if stage in self.launched_late:
+            return
         final = leaf == self.last_backward[stage]
         if not (final or self.reduce_always):
             return
         last = self.bucket_ends(stage).get(first)
         if last is not None and (self.layout.overlap_grad_reduce or self.reduce_always):
             self.reduce(stage, first, last, leaf.microbatch, name)
+
+    def launch_reductions(self, leaf: Action) -> None:
+        """Gradient reductions of the stages whose turn is after this backward (`launched_after`)."""
+        for stage in self.launched_after.get(leaf, ()):
+            for first, last in self.buckets(stage):
+                self.reduce(stage, first, last, self.last_backward[stage].microbatch, ("end", leaf.stage, leaf.microbatch, "B"))
 
     def reduce(self, stage: int, first: int, last: int, microbatch: int, after: tuple[object, ...]) -> None:
         rank = self.rank_of(stage)
@@ -345,6 +354,7 @@ class _Lowering(Pipelines):
         if backward == self.last_backward.get(backward.stage):
             for first, _ in self.buckets(backward.stage):
                 self.after_piece(backward, first, ("end", backward.stage, backward.microbatch, "B"))
+        self.launch_reductions(backward)
 
     # -- end of the step -------------------------------------------------------------------------------------------
 

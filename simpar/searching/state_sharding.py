@@ -203,7 +203,7 @@ class Shardings:
             own = self._first_buckets(blocks, stages, cut, hidden, reduces_always)[:, shape.first]
             # Every rank ends with the last backward of its first stage; what waits for that waits in the order of the stages (of
             # two pipelines, on the ranks of the second half, the other stage has ended before).
-            behind = whole if shape.replicas == 1 else np.where(np.arange(ranks) < ranks // 2, whole, own)
+            behind = whole if shape.replicas == 1 else own
             reduce = np.where(in_buckets, np.where(hidden, own, behind), 0.0)
             reduces = np.where(in_buckets, np.where(hidden, whole, reduce), 0.0)
         if reduces_always.any():

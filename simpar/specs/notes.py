@@ -9,7 +9,7 @@ from simpar.specs.counts import layer_count, model_stages
 from simpar.specs.encoders import FIELDS, encoders_of, idle_encoders, input_tokens
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
-from simpar.specs.scenario import Scenario
+from simpar.specs.scenario_spec import Scenario
 from simpar.specs.stage_plan import hosts, part_notes
 
 
