@@ -24,10 +24,11 @@ from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower, optimizer_waits
+from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
+from simpar.program.waiting import optimizer_waits
 from simpar.result.accounting import account
 from simpar.result.folded import all_counts, extended, is_drawn, keeps_all, repeats, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
