@@ -34,7 +34,7 @@ from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
 from simpar.program.stamps import Stamp
 from simpar.program.units import Units
-from simpar.program.waiting import one_queue, optimizer_waits, p2p_blocks
+from simpar.program.waits import one_queue, optimizer_waits, p2p_blocks
 from simpar.schedules import Action, Phase, Schedule
 from simpar.specs.stage_plan import rank_gpus
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from simpar.parallel.layout import Layout
 from simpar.program.pipelines import Detail
 from simpar.program.program import Program
-from simpar.program.waiting import one_queue
+from simpar.program.waits import one_queue
 from simpar.schedules import Schedule
 
 PRICES_ONLY = {

@@ -14,7 +14,7 @@ from simpar.engine.timeline import Timeline
 from simpar.model.kind import group_of
 from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.program.program import FloatArray, PriceTable, Program
-from simpar.program.waiting import optimizer_waits
+from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account, bubble_fraction, communication_seconds, compute_counts
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import memory_over_time

@@ -17,7 +17,7 @@ from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import FloatArray, IntArray, PriceTable, Program, Stream
 from simpar.program.shared import program_key, with_ranks
-from simpar.program.waiting import optimizer_waits
+from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
 from simpar.result.allocations import Pass, Replays, passes_of
 from simpar.result.memory import memory_over_time

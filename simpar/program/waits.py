@@ -1,4 +1,4 @@
-"""What a framework makes wait: a sender, kernels behind others in one hardware queue, updates."""
+"""What waits for what by a framework's choice: sends, launches, the update."""
 
 from __future__ import annotations
 
