@@ -131,13 +131,6 @@ class Open:
     dropped: tuple[tuple[tuple[tuple[str, Any], ...], str], ...]
     look_up: tuple[tuple[str, float], ...]
 
-    @property
-    def spanning(self) -> tuple[Reading, ...]:
-        """The likeliest reading, and the fastest and the slowest of those that matter."""
-        matter = [r for r in self.readings if r.weight >= 0.05] or list(self.readings[:1])
-        chosen = (self.readings[0], min(matter, key=lambda r: r.seconds), max(matter, key=lambda r: r.seconds))
-        return tuple({reading.key: reading for reading in chosen}.values())
-
     def as_json(self) -> dict[str, Any]:
         """The object under "readings" in `simulate --json`."""
         return {

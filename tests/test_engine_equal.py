@@ -147,15 +147,11 @@ def test_rendezvous_waits_for_both_streams():
     assert timeline.start.tolist() == [0.0, 0.0, 3.0]
     assert timeline.makespan == 3.5
     assert timeline.busy_s().tolist() == [1.5, 3.5]
-    assert timeline.occupied_s(0) == 1.5
-    assert timeline.intervals(0).tolist() == [[0.0, 1.0], [3.0, 3.5]]
 
 
-def test_occupied_is_the_union_of_intervals():
+def test_ops_of_streams_stand_in_order_of_time():
     program = chain("overlap", [("f", [(0, "compute")], []), ("c", [(0, "dp")], []), ("d", [(0, "dp")], ["f"])]).build()
     timeline = run(program, table([4.0, 1.0, 2.0]))
-    assert timeline.occupied_s(0) == 6.0
-    assert timeline.occupied_s(0, ["dp"]) == 3.0
     assert timeline.stream_ops(0, ["compute", "dp"]).tolist() == [1, 0, 2]
     assert timeline.stream_ops(7).tolist() == []
 

@@ -87,6 +87,14 @@ LAYERS: Final[Table] = {
         "layers": {"a": {"sublayers": STEPS_OF_A_LAYER}, "b": {"sublayers": STEPS_OF_A_LAYER[1:]}}, "extra": [PROJECTION],
     }],
 }  # fmt: skip
+BESIDE: Final[Table] = {
+    "kind": "layers", "vocab_size": 32000,
+    "stacks": [
+        {"name": name, "hidden_size": 512, "pattern": ["a*2"], "tower": True, "input_tokens": 256, "merge": 4,
+         "extra": [PROJECTION], "layers": {"a": {"sublayers": [{"branches": [{"kind": "mlp", "width": 2048}]}]}}}
+        for name in ("vision", "audio")
+    ] + LAYERS["stacks"],
+}  # fmt: skip
 STEP: Final[Table] = {"sequence_length": 4096, "global_batch_size": 32, "micro_batch_size": 1}
 
 
@@ -144,6 +152,8 @@ BASES: Final[Mapping[str, Table]] = {
     "learned positions": _scenario({**DENSE, "position": "learned"}, {}),
     "encoder": _scenario(ENCODER, {"tp": 2}),
     "layers": _scenario(LAYERS, {"tp": 2, "pp": 2}),
+    "beside": _scenario(BESIDE, {"tp": 2, "pp": 4, "encoder_stages": 1},
+                        {"images": {"per_sample": 4}, "audio": {"per_sample": 2, "tokens": 512}}),
     "mlp": _scenario(MLP, {"tp": 2}, {"sequence_length": 1}),
     "cnn": _scenario(CNN, {}, {"sequence_length": 1}),
     "wide": _scenario(DENSE, {"tp": 2, "pp": 2}, {"global_batch_size": 1024}, nodes=64),

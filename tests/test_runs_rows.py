@@ -14,7 +14,8 @@ from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
-from simpar.evidence.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, layout_of, parse_layout, recompute_of
+from simpar.evidence.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, recompute_of
+from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
 from simpar.model.ledger import total_parameters
 from simpar.schedules import SCHEDULES

@@ -161,20 +161,19 @@ def _parts(given: list[float]) -> tuple[float, ...]:
 
 
 def tune(
-    source: Source, /, *, framework: str | None = None, budget: int = 6, folder: str | Path = "tune", run_command: str = "",
+    source: Source, /, *, budget: int = 6, folder: str | Path = "tune", run_command: str = "",
     worth: float = WORTH, top: int = TOP, say: Callable[[str], None] = lambda _: None, **settings: Any,
 ) -> Tuning:  # fmt: skip
     """Go on with a tuning as far as it goes without a person: until a trial waits to be run, or no further trial is worth its time.
 
     Args:
-        framework: whose semantics and launch files; none = the scenario's.
         budget: trials at most.
         folder: of the state and the trials.
         run_command: runs a trial: a command with {folder}, {scenario} and {launch} in it, which prints a log, or a JSON line with
             step_time_s; without it a person runs the trials.
         worth: a trial is not proposed below this share of the step.
         top: layouts of the search to choose from.
-        settings: of the search, such as fix, allow, where.
+        settings: of the search, such as fix, allow, where, and framework: whose semantics and launch files.
 
     Raises:
         InputError: scenario, settings or folder are wrong.
@@ -186,7 +185,7 @@ def tune(
         state = Tuning.load(home)
         say(f"going on from {home / 'tune.json'}: {len(state.trials)} of {budget} trials")
     else:
-        state = Tuning(home, _candidates(source, framework, top, settings, say))
+        state = Tuning(home, _candidates(source, top, settings, say))
         state.save()
     while True:
         if (trial := state.pending) is not None:
@@ -213,14 +212,15 @@ def tune(
 
 
 def _candidates(
-    source: Source, framework: str | None, top: int, settings: dict[str, Any], say: Callable[[str], None]
+    source: Source, top: int, settings: dict[str, Any], say: Callable[[str], None]
 ) -> list[tuple[Candidate, dict[str, Any]]]:
     """The best layouts of the search, as straight lines in the site's factors."""
     from simpar.api.searches import search
 
     table, file = raw_table(source)
-    wanted: dict[str, Any] = {"top": top, **({} if framework is None else {"framework": framework}), **settings}
-    found = search({**table, "file": file}, **wanted)
+    if settings.get("framework") is None:
+        settings.pop("framework", None)
+    found = search({**table, "file": file}, top=top, **settings)
     if not found.results:
         raise InputError("no layout of this scenario fits; `simpar search` says why")
     say(f"{len(found.results)} layouts to choose from, of {found.space_size:,}")

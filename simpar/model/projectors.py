@@ -25,6 +25,12 @@ def mlp2(name: str, inputs: int, inner: int, outputs: int, bias: bool = True) ->
     return (linear(f"{name}_1", inputs, inner, bias), linear(f"{name}_2", inner, outputs, bias))
 
 
+def joined_weight(weight: WeightSpec, joined: int) -> WeightSpec:
+    """A projector's weight, which meets `joined` tokens of the encoder as one."""
+    once = joined > 1 and weight.kind == "linear" and weight.copies == 1 and weight.uses is None
+    return weight.model_copy(update={"uses": 1.0 / joined}) if once else weight
+
+
 def qwen2_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Merger of 2 x 2 patches: a norm and two layers."""
     wide = h * k.number("spatial_merge_size", default=2) ** 2
