@@ -528,3 +528,9 @@ def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
 def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, routing: dict[str, object]) -> None:
     """Loads of experts are even only where a source says so, or where recipes force it."""
     assert _routing(stated, task) == routing
+
+
+def test_a_dense_model_that_is_tuned_has_no_router() -> None:
+    run = run_of(row(task="sft"))
+    assert run.skipped == "" and run.scenario is not None
+    assert run.scenario.training.routing.kind == "balanced"

@@ -246,7 +246,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
-        "routing": _routing(str(row.get("moe_routing") or ""), str(row.get("task") or "")),
+        "routing": _routing(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
     if table["optimizer"] == "adamw-8bit" and _overflows(row):
