@@ -14,7 +14,7 @@ STAGE_INPUT: Final = "input_norm_in"
 
 
 def receive_buffers(layout: Layout, stages: list[int]) -> float:
-    """Buffers for what arrives from other stages where every micro-batch has its own; an activation in flight is one of them."""
+    """Buffers for what arrives from other stages where every micro-batch has its own; an input that is saved is one."""
     if not layout.framework.pipeline.receive_buffers_per_microbatch or layout.plan.pp == 1:
         return 0.0
     total, count = 0.0, layout.num_microbatches
@@ -24,7 +24,9 @@ def receive_buffers(layout: Layout, stages: list[int]) -> float:
         if not stage.head:
             total += count * boundary_bytes(sizes[stage.first + stage.count], layout.plan)
         if not stage.embedding:
-            total += max(count - (layout.num_stages - index), 0) * boundary_bytes(sizes[stage.first], layout.plan)
+            kept = STAGE_INPUT in dict(layout.stage_blocks[index][0].saved)
+            in_flight = layout.num_stages - index if kept else 0
+            total += max(count - in_flight, 0) * boundary_bytes(sizes[stage.first], layout.plan)
     return total
 
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simpar.registry import unknown
+from simpar.specs.framework_allocator import Allocator
 from simpar.specs.framework_policies import (
-    Allocator,
     Conventions,
     DataParallel,
     Host,

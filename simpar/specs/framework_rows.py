@@ -228,7 +228,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "torchtitan": (
         "",
         (Row((2024, 3),
-             {**_TORCH, "fused_norm": False, "saves_gathered_input": True, "rank_major_gathers": True,
+             {**_TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
               "gradient_dtype": "fp32", "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
@@ -237,6 +237,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
               "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0},
+             "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); "
              "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
              "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
              "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao "
@@ -253,11 +254,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
              "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed "
              "from the row statistics)"),
+         Row((2025, 4), {"normed_bytes": 4.0}, "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203)"),
          Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
              "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
          Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
              "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
              "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
+         Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
          Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
                          "fp4_layers": 0.85},
              "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
@@ -305,8 +308,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full"},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
-         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3},
-             "DeepSpeed stage3.py, partition_parameters.py: each weight is put together from its ranks' parts, gradients are put "
+         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
+                         "gradients_to_host": True},
+             "DeepSpeed stage3.py (the flat buffer of gradients lies on the device of the optimizer), partition_parameters.py: "
+             "each weight is put together from its ranks' parts, gradients are put "
              "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
              "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
@@ -395,9 +400,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                        "torch modules with DistributedDataParallel"),)),
     "lit-gpt": (
         "torchtitan",
-        (Row((2023, 6), {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": ""},
-             "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; lightning-thunder's "
-             "benchmark_litgpt.py sets the same default dtype"),),
+        (Row((2023, 6), {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "",
+                         "normed_bytes": 4.0},
+             "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight "
+             "in fp32; lightning-thunder's benchmark_litgpt.py sets the same default dtype"),),
     ),
     **FINETUNING,
 }  # fmt: skip
