@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from simpar.registry import unknown
 from simpar.specs.framework_allocator import Allocator
+from simpar.specs.framework_policies import AttentionKernel as AttentionKernel
 from simpar.specs.framework_policies import (
     Conventions,
     DataParallel,
@@ -23,7 +24,6 @@ from simpar.specs.framework_policies import (
     Pipeline,
     Policy,
 )
-from simpar.specs.framework_policies import AttentionKernel as AttentionKernel
 from simpar.specs.framework_releases import NEWEST as NEWEST
 from simpar.specs.framework_releases import Month as Month
 from simpar.specs.framework_releases import month_of as month_of
