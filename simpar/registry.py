@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from simpar.errors import UnknownNameError
@@ -11,10 +11,14 @@ from simpar.errors import UnknownNameError
 T = TypeVar("T")
 
 
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` was probably meant to be; "" where none is near."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), "")
+
+
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """The error for a `name` that is not among the `known` parts of this `kind`."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close!r}?" if (close := closest(name, known)) else ""
     return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(sorted(known))}")
 
 

@@ -62,7 +62,7 @@ def test_products_beside_tensor_collectives_run_in_pieces(precision: str, reduce
     work = ops["mlp/fc2"].work
     assert isinstance(work, Gemm)
     sms = pricer.layout.hardware.gpu.sm_count.value
-    quarter = pricer.kernels.gemm(work.m // 4, work.n, work.k, dtype=work.dtype).seconds
+    quarter = pricer.kernels.gemm(Gemm(work.m // 4, work.n, work.k, dtype=work.dtype)).seconds
     assert pricer._work(work).seconds == pytest.approx(4.0 * quarter * sms / (sms - reduced[1]))
     plain = ops_of(pricer_of(precision=precision, tp=4, sequence_parallel=True))
     assert all(op.work.pieces == 1 for op in plain.values() if isinstance(op.work, Gemm))
@@ -74,6 +74,6 @@ def test_products_beside_tensor_collectives_run_in_pieces(precision: str, reduce
 def test_gradients_in_fp8_promote_their_sums_on_hopper(hardware: str, dtype: str, slower: bool) -> None:
     """A square product has the same shape in every direction."""
     model = KernelModel(load_hardware(hardware))
-    forward, gradient = (model.gemm(4096, 4096, 4096, dtype=dtype, direction=d).seconds for d in ("forward", "dgrad"))
+    forward, gradient = (model.gemm(Gemm(4096, 4096, 4096, dtype=dtype, direction=d)).seconds for d in ("forward", "dgrad"))
     free = model._directions.dgrad
     assert gradient == pytest.approx(forward * free * (1.15 if slower else 1.0))

@@ -17,6 +17,7 @@ from simpar.live import profile_cpu, profile_out
 from simpar.live.calibrate import Options, calibrate, seconds
 from simpar.live.measure import timing_of
 from simpar.live.store import CalibrationError, Store
+from simpar.parallel.work import Gemm
 
 
 def test_interval_of_the_median_covers_it_at_least_as_often_as_it_says() -> None:
@@ -129,14 +130,14 @@ def test_a_gpu_profile_with_measured_products_loads_and_prices_them(tmp_path: Pa
     for size in (4096, 8192):
         store.append({
             "key": f"{size}", "kind": "gemm", "shape": [size] * 3, "dtype": "bf16", "direction": "forward", "spread": 0.01,
-            "seconds": shipped.gemm(size, size, size).seconds,
+            "seconds": shipped.gemm(Gemm(size, size, size)).seconds,
         })  # fmt: skip
     out = tmp_path / "mine.toml"
     profile_out.write(store, out, base)
     mine = KernelModel(load_hardware(str(out)))
-    assert mine.gemm(4096, 4096, 4096).provenance == "measured"
+    assert mine.gemm(Gemm(4096, 4096, 4096)).provenance == "measured"
     # Shapes beside the measured ones: the one scale must bring back the model that made the times.
-    assert mine.gemm(8192, 4096, 4096).seconds == pytest.approx(shipped.gemm(8192, 4096, 4096).seconds, rel=0.15)
+    assert mine.gemm(Gemm(8192, 4096, 4096)).seconds == pytest.approx(shipped.gemm(Gemm(8192, 4096, 4096)).seconds, rel=0.15)
 
 
 @given(st.floats(1e-12, 1e-10), st.floats(0.0, 1e-9), st.floats(0.0, 1e-4))

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from simpar.errors import InputError, Violation
 from simpar.schedules import SCHEDULES
 from simpar.specs.base import validate
-from simpar.specs.checks import (
-    ONE_CHUNK_SCHEDULES,
-    TWO_CHUNK_SCHEDULES,
-    check_scenario,
-    model_stages,
-    resolved_dp,
-    resolved_etp,
-)
+from simpar.specs.checks import ONE_CHUNK_SCHEDULES, check_scenario
+from simpar.specs.counts import TWO_CHUNK_SCHEDULES, model_stages, resolved_dp, resolved_etp
 from simpar.specs.models_io import load_model
 from simpar.specs.notes import scenario_notes
 from simpar.specs.plan import PlanSpec

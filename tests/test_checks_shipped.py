@@ -9,7 +9,8 @@ import pytest
 from simpar.model.ledger import active_parameters, total_parameters
 from simpar.schedules import SCHEDULES
 from simpar.specs.base import data_dir
-from simpar.specs.checks import check_scenario, resolved_dp
+from simpar.specs.checks import check_scenario
+from simpar.specs.counts import resolved_dp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import read_scenario
 

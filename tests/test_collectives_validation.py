@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from simpar.costs.collective_defaults import shipped
-from simpar.costs.collective_rows import MACHINES, machine, parse
 from simpar.errors import InputError
 from simpar.evidence.collective_cells import Cell, cells_of, errors, predict, read_rows
+from simpar.evidence.collective_rows import MACHINES, machine, parse
 from simpar.evidence.collective_stages import fit_network
 from simpar.evidence.collectives import CollectiveReport, run, validate_collectives
 from simpar.evidence.robust import Parameter, minimise

@@ -357,7 +357,9 @@ def test_a_constant_of_another_group_changes_nothing(name: str, value: float) ->
 
 
 def test_what_was_read_off_runs_stands_in_the_registry_as_it_is_used() -> None:
-    entries = {entry.name: entry for entry in constants() if entry.status == "read off"}
-    spec = framework("megatron-core")
-    assert entries["host.layer_s"].value == spec.host.layer_cpu_s
-    assert entries["host.expert_layer_s"].value == spec.host.expert_layer_cpu_s
+    entries = {(entry.name, entry.family): entry.value for entry in constants() if entry.status == "read off"}
+    host = {family: framework(family).host for name, family in entries if name.startswith("host.")}
+    layers = {family: policy.layer_cpu_s for family, policy in host.items()}
+    assert {"megatron-core", "nanotron"} == set(host)
+    assert layers == {family: value for (name, family), value in entries.items() if name == "host.layer_s"}
+    assert entries["host.expert_layer_s", "megatron-core"] == host["megatron-core"].expert_layer_cpu_s

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
 from simpar.costs.kernels import KernelModel
 from simpar.costs.memory_bound import DEFAULT_CLASSES
-from simpar.costs.moe import moe_shapes, rank_loads
 from simpar.errors import UnknownNameError
+from simpar.evidence.moe import moe_shapes, rank_loads
+from simpar.parallel.work import AttentionWork
 from simpar.specs.hardware import load_hardware
 from simpar.specs.kernel_constants import AttentionConstants, HeadConstants
 
@@ -58,46 +59,53 @@ def test_longest_tile_bounds_a_small_batch() -> None:
 )  # fmt: skip
 def test_never_faster_than_the_data_sheet(b: int, s: int, h: int, d: int, name: str) -> None:
     hardware = load_hardware(name)
-    price = KernelModel(hardware).attention(b, s, s, h, h, d)
+    price = KernelModel(hardware).attention(AttentionWork(b, s, s, h, h, d, d))
     assert price.seconds > 2.0 * b * h * s * s * d / hardware.peak_flops_per_s("bf16")
     assert price.low <= price.seconds <= price.high
 
 
 def test_published_h100_rates(h100: KernelModel) -> None:
     """FlashAttention-3 chart, head size 128, 16k tokens, causal at 8k: 602 TFLOP/s; backward over forward 2.9."""
-    forward, backward = (h100.attention(2, 8192, 8192, 16, 16, 128, direction=d) for d in ("forward", "backward"))
+    forward, backward = (
+        h100.attention(AttentionWork(2, 8192, 8192, 16, 16, 128, 128, backward=d == "backward")) for d in ("forward", "backward")
+    )
     rate = 2.0 * 2 * 16 * 8192**2 * 128 / forward.seconds
     assert rate == pytest.approx(602e12, rel=0.12)
     assert 2.6 < backward.seconds / forward.seconds < 3.2
 
 
 def test_mask_and_window(h100: KernelModel) -> None:
-    causal = h100.attention(1, 16384, 16384, 32, 8, 128).seconds
-    full = h100.attention(1, 16384, 16384, 32, 8, 128, causal=False).seconds
+    causal = h100.attention(AttentionWork(1, 16384, 16384, 32, 8, 128, 128)).seconds
+    full = h100.attention(AttentionWork(1, 16384, 16384, 32, 8, 128, 128, causal=False)).seconds
     assert 1.7 < full / causal < 2.2
-    assert h100.attention(1, 16384, 16384, 32, 8, 128, window=16384).seconds == pytest.approx(causal)
-    narrow = h100.attention(1, 16384, 16384, 32, 8, 128, window=1024).seconds
+    assert h100.attention(AttentionWork(1, 16384, 16384, 32, 8, 128, 128, window=16384)).seconds == pytest.approx(causal)
+    narrow = h100.attention(AttentionWork(1, 16384, 16384, 32, 8, 128, 128, window=1024)).seconds
     assert 0.1 < narrow / causal < 0.2
 
 
 def test_kernels_by_age(h100: KernelModel) -> None:
-    by = {k: h100.attention(2, 8192, 8192, 16, 16, 128, kernel=k).seconds for k in ("fa1", "fa2", "fa3", "unfused")}
+    by = {
+        k: h100.attention(AttentionWork(2, 8192, 8192, 16, 16, 128, 128, kernel=k)).seconds
+        for k in ("fa1", "fa2", "fa3", "unfused")
+    }
     assert by["fa3"] < by["fa2"] < by["fa1"] < by["unfused"]
     with pytest.raises(UnknownNameError, match="fa3"):
-        h100.attention(1, 1024, 1024, 8, 8, 128, kernel="fa9")
+        h100.attention(AttentionWork(1, 1024, 1024, 8, 8, 128, 128, kernel="fa9"))
 
 
 def test_latent_attention_counts_both_widths(h100: KernelModel) -> None:
-    latent = h100.attention(1, 8192, 8192, 128, 128, 192, v_head_dim=128).seconds
+    latent = h100.attention(AttentionWork(1, 8192, 8192, 128, 128, 192, 128)).seconds
     assert (
-        h100.attention(1, 8192, 8192, 128, 128, 128).seconds < latent < h100.attention(1, 8192, 8192, 128, 128, 192).seconds * 1.05
+        h100.attention(AttentionWork(1, 8192, 8192, 128, 128, 128, 128)).seconds
+        < latent
+        < h100.attention(AttentionWork(1, 8192, 8192, 128, 128, 192, 192)).seconds * 1.05
     )
 
 
 def test_context_parallel_chunk(h100: KernelModel) -> None:
     """The last quarter of the queries sees 7/16 of the triangle's pairs."""
-    whole = h100.attention(1, 32768, 32768, 32, 8, 128).seconds
-    last = h100.attention(1, 8192, 32768, 32, 8, 128).seconds
+    whole = h100.attention(AttentionWork(1, 32768, 32768, 32, 8, 128, 128)).seconds
+    last = h100.attention(AttentionWork(1, 8192, 32768, 32, 8, 128, 128)).seconds
     assert last / whole == pytest.approx(7 / 16, rel=0.05)
 
 

@@ -14,6 +14,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.costs.price import Provenance
 from simpar.errors import InputError
 from simpar.evidence.kernel_toml import dump
+from simpar.parallel.work import AttentionWork, Gemm
 from simpar.specs.base import read_toml, validate
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.kernel_constants import Band, KernelConstants, MeasuredPoint
@@ -46,7 +47,7 @@ def test_files_survive_writing(name: str, tmp_path: Path) -> None:
 
 def test_own_constants_are_a_model_and_others_scaled() -> None:
     own, bare = KernelModel(load_hardware("dgx-h200")), KernelModel(without("dgx-h200"))
-    a, b = own.gemm(8192, 8192, 8192), bare.gemm(8192, 8192, 8192)
+    a, b = own.gemm(Gemm(8192, 8192, 8192)), bare.gemm(Gemm(8192, 8192, 8192))
     assert a.provenance is Provenance.MODEL
     assert b.provenance is Provenance.SCALED
     assert b.high / b.low > 1.2 * a.high / a.low
@@ -58,30 +59,19 @@ def test_interval_of_an_unknown_gpu_reaches_the_fitted_price(name: str, limit: f
     """Scaled from peaks only, most big products stay inside the wider interval."""
     own, bare = KernelModel(load_hardware(name)), KernelModel(without(name))
     shapes = [(m, n, k) for m in (4096, 8192) for n in (4096, 14336) for k in (4096, 8192)]
-    inside = [bare.gemm(*s).low <= own.gemm(*s).seconds <= bare.gemm(*s).high for s in shapes]
-    error = [abs(bare.gemm(*s).seconds / own.gemm(*s).seconds - 1) for s in shapes]
+    inside = [bare.gemm(Gemm(*s)).low <= own.gemm(Gemm(*s)).seconds <= bare.gemm(Gemm(*s)).high for s in shapes]
+    error = [abs(bare.gemm(Gemm(*s)).seconds / own.gemm(Gemm(*s)).seconds - 1) for s in shapes]
     assert np.median(error) < limit
     assert sum(inside) >= 0.6 * len(shapes)
-
-
-def test_one_point_rescales_the_rest() -> None:
-    bare = KernelModel(without("dgx-a100-80gb"))
-    own = KernelModel(load_hardware("dgx-a100-80gb"))
-    truth = own.gemm(8192, 8192, 8192).seconds
-    one = bare.one_point(8192, 8192, 8192, 1.2 * truth)
-    assert one.gemm(8192, 8192, 8192).seconds == pytest.approx(1.2 * truth)
-    assert one.gemm(4096, 14336, 4096).seconds == pytest.approx(1.2 * own.gemm(4096, 14336, 4096).seconds, rel=0.1)
-    before, after = bare.gemm(4096, 4096, 4096), one.gemm(4096, 4096, 4096)
-    assert after.high / after.low < before.high / before.low
 
 
 def test_a_measured_shape_wins() -> None:
     point = MeasuredPoint(op="gemm", shape=(512, 1024, 2048), seconds=1e-3)
     kernels = load_hardware("dgx-h100").kernels.model_copy(update={"points": (point,)})
     model = KernelModel(load_hardware("dgx-h100").model_copy(update={"kernels": kernels}))
-    price = model.gemm(512, 1024, 2048)
+    price = model.gemm(Gemm(512, 1024, 2048))
     assert (price.seconds, price.provenance) == (1e-3, Provenance.MEASURED)
-    assert model.gemm(512, 1024, 4096).provenance is Provenance.MODEL
+    assert model.gemm(Gemm(512, 1024, 4096)).provenance is Provenance.MODEL
 
 
 def test_library_choice() -> None:
@@ -94,7 +84,7 @@ def test_library_choice() -> None:
 
 def test_base_and_scale() -> None:
     pcie, sxm = KernelModel(load_hardware("a100-pcie")), KernelModel(load_hardware("dgx-a100-80gb"))
-    ratio = pcie.gemm(8192, 8192, 8192).seconds / sxm.gemm(8192, 8192, 8192).seconds
+    ratio = pcie.gemm(Gemm(8192, 8192, 8192)).seconds / sxm.gemm(Gemm(8192, 8192, 8192)).seconds
     assert ratio == pytest.approx(1 / 0.924, rel=0.02)
     assert pcie.resolved.spread > sxm.resolved.spread == 0
 
@@ -105,7 +95,7 @@ def test_what_a_profile_measured_beside_its_base_is_not_called_scaled() -> None:
     own = fitted("a100").gemm
     kernels = profile.kernels.model_copy(update={"gemm": own})
     based, mine = KernelModel(profile), KernelModel(profile.model_copy(update={"kernels": kernels}))
-    a, b = based.gemm(8192, 8192, 8192), mine.gemm(8192, 8192, 8192)
+    a, b = based.gemm(Gemm(8192, 8192, 8192)), mine.gemm(Gemm(8192, 8192, 8192))
     assert (a.provenance, b.provenance) == (Provenance.SCALED, Provenance.MODEL)
     assert b.high / b.low < a.high / a.low
     assert mine.memory_bound("norm", 1e9).provenance is Provenance.SCALED
@@ -113,14 +103,13 @@ def test_what_a_profile_measured_beside_its_base_is_not_called_scaled() -> None:
 
 def test_attention_scales_apart_from_products() -> None:
     def seconds(name: str, direction: str) -> float:
-        return KernelModel(load_hardware(name)).attention(
-            2, 8192, 8192, 64, 8, 128, causal=True, direction=direction, kernel="cudnn"
-        ).seconds  # fmt: skip
+        work = AttentionWork(2, 8192, 8192, 64, 8, 128, 128, backward=direction == "backward", kernel="cudnn")
+        return KernelModel(load_hardware(name)).attention(work).seconds
 
     base, sibling = "gb200-nvl72", "gb300-nvl72"
     assert seconds(base, "forward") / seconds(sibling, "forward") == pytest.approx(1.17, rel=0.01)
     assert seconds(base, "backward") / seconds(sibling, "backward") == pytest.approx(1.10, rel=0.01)
-    products = [KernelModel(load_hardware(name)).gemm(8192, 8192, 8192).seconds for name in (base, sibling)]
+    products = [KernelModel(load_hardware(name)).gemm(Gemm(8192, 8192, 8192)).seconds for name in (base, sibling)]
     assert products[0] / products[1] == pytest.approx(load_hardware(sibling).kernels.compute_scale, rel=0.02)
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.costs.gemm_residual import NODES, corners, correction
-from simpar.costs.moe import MoeShapes, moe_seconds, moe_shapes
 from simpar.evidence.fit_residual import fit_grid
+from simpar.evidence.moe import MoeShapes, moe_seconds, moe_shapes
 from simpar.specs.kernel_constants import MoeConstants
 
 PLAIN = MoeConstants(

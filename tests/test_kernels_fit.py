@@ -9,11 +9,13 @@ import pytest
 
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.kernel_choice import fitted
-from simpar.costs.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
+from simpar.costs.kernels import KernelModel
 from simpar.errors import InputError
-from simpar.evidence import fit, fit_gemm
+from simpar.evidence import fit, fit_gemm, fit_kernels
 from simpar.evidence.kernel_errors import bands, halves
+from simpar.evidence.kernel_tables import Source, alpha_of, attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.evidence.robust import soft_l1
+from simpar.parallel.work import Gemm
 from simpar.specs.hardware import load_hardware
 
 
@@ -98,3 +100,24 @@ def test_command_refuses_a_folder_without_tables(tmp_path: Path, capsys: pytest.
     assert fit.main(["kernels", "--data", str(tmp_path), "--out", str(tmp_path / "o")]) == 2
     assert "gemm_" in capsys.readouterr().err
     assert fit.main(["kernels", "--data", str(tmp_path / "no")]) == 2
+
+
+def test_fp8_is_held_in_the_power_state_that_prices_bf16() -> None:
+    """What nobody measured sustained takes the ratio of real operands where there are any, and an own set is left alone."""
+    sets = list(KernelModel(load_hardware("dgx-b200")).resolved.constants.gemm)
+    measured = [c for c in sets if not c.derived]
+    made = fit_kernels.narrow_sustained(measured, [], 148.0)
+    assert [(c.dtype, c.mode) for c in made] == [("fp8", "sustained"), ("fp8_block", "sustained")]
+    real = next(c for c in measured if c.library == "transformer_engine" and c.dtype == "bf16")
+    burst = next(c for c in measured if c.mode == "burst" and c.dtype == "bf16")
+    share = fit_kernels._typical(burst, 148.0) / fit_kernels._typical(real, 148.0)
+    fp8 = next(c for c in measured if c.dtype == "fp8" and c.mode == "burst")
+    assert made[0].rate_flops_per_s == pytest.approx(share * fp8.rate_flops_per_s)
+    assert not fit_kernels.narrow_sustained([*measured, *made], [], 148.0)
+
+
+def test_less_power_makes_no_product_faster() -> None:
+    """A B200 of 1,000 W beside a GB200 of 1,200 W, sustained, in every precision."""
+    b200, gb200 = (KernelModel(load_hardware(name)) for name in ("dgx-b200", "gb200-nvl72"))
+    for dtype in ("bf16", "fp8"):
+        assert b200.gemm(Gemm(16384, 8192, 8192, dtype=dtype)).seconds > gb200.gemm(Gemm(16384, 8192, 8192, dtype=dtype)).seconds

@@ -14,6 +14,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.errors import InputError
 from simpar.evidence.kernel_blocks import Block
 from simpar.evidence.kernels import read_blocks, run, validate_kernels
+from simpar.parallel.work import Gemm
 from simpar.specs.hardware import load_hardware
 
 DATA = Path(os.environ.get("SIMPAR_SHARED_DATA", Path(__file__).parent / "data" / "measured")) / "kernels"
@@ -91,7 +92,7 @@ def made_table(folder: Path, gpu: str, factor: float, rows: int = 60) -> Path:
     lines = ["m,n,k,us_trtllm200"]
     for i in range(rows):
         m, n, k = 512 + 64 * i, 4096, 2048 + 128 * (i % 7)
-        lines.append(f"{m},{n},{k},{model.gemm(m, n, k).seconds * 1e6 * factor:.4f}")
+        lines.append(f"{m},{n},{k},{model.gemm(Gemm(m, n, k)).seconds * 1e6 * factor:.4f}")
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -132,7 +133,7 @@ def test_past_tolerance_exits_one(tmp_path: Path) -> None:
     model = KernelModel(load_hardware("dgx-h100"), library="trtllm130rc10", sustained=False)
     for factor, code in ((1.0, 0), (1.5, 1)):
         lines = ["m,n,k,us_trtllm130rc10"]
-        lines += [f"{m},4096,4096,{model.gemm(m, 4096, 4096).seconds * 1e6 * factor}" for m in range(512, 4096, 64)]
+        lines += [f"{m},4096,4096,{model.gemm(Gemm(m, 4096, 4096)).seconds * 1e6 * factor}" for m in range(512, 4096, 64)]
         (tmp_path / "gemm_h100_bf16.csv").write_text("\n".join(lines) + "\n")
         assert run(tmp_path, False) == code
 

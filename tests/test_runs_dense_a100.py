@@ -16,7 +16,7 @@ from simpar.model.network import padded_vocabulary
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import send_collectives
-from simpar.parallel.work import AttentionWork, LocalOp
+from simpar.parallel.work import AttentionWork, Gemm, LocalOp
 from simpar.specs.calibration import constant
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware
@@ -46,7 +46,9 @@ def test_gradients_of_fp16_runs_may_have_a_type_of_their_own() -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_products_over_unaligned_heads_run_outside_tensor_cores(direction: str) -> None:
     def seconds(width: int, kernel: str = "unfused") -> float:
-        return A100.attention(4, 2048, 2048, 12, 12, width, kernel=kernel, direction=direction).seconds  # type: ignore[arg-type]
+        return A100.attention(
+            AttentionWork(4, 2048, 2048, 12, 12, width, width, kernel=kernel, backward=direction == "backward")
+        ).seconds  # type: ignore[arg-type]
 
     # 8 columns more cost nothing like the four- to tenfold that leaving the tensor cores does.
     assert seconds(144) < 1.1 * seconds(152)
@@ -59,14 +61,14 @@ def test_products_over_unaligned_heads_run_outside_tensor_cores(direction: str) 
 
 def test_rows_of_odd_length_cost_the_tensor_cores() -> None:
     def head(words: int, rows: int = 4096, direction: str = "forward") -> float:
-        return A100.gemm(rows, words, 2048, direction=direction).seconds  # type: ignore[arg-type]
+        return A100.gemm(Gemm(rows, words, 2048, direction=direction)).seconds  # type: ignore[arg-type]
 
     for direction in ("forward", "dgrad", "wgrad"):
         assert head(50264, direction=direction) < head(50257, direction=direction)
         assert head(50257, direction=direction) == pytest.approx(constant(ODD_ROWS) * head(50264, direction=direction), rel=0.02)
     # The number of rows, and products that tensor cores are not for, have nothing to align.
     assert head(50264, rows=4095) < 1.05 * head(50264)
-    assert A100.gemm(4096, 1, 2048).seconds <= A100.gemm(4096, 8, 2048).seconds
+    assert A100.gemm(Gemm(4096, 1, 2048)).seconds <= A100.gemm(Gemm(4096, 8, 2048)).seconds
     assert unaligned(np.array([8.0, 4.0, 3.0]) * 1001, np.array(64.0), 2.0).tolist() == [1.0, 1.0, constant(ODD_ROWS)]
     assert unaligned(np.array(1001.0), np.array(64.0), 4.0).item() == 1.0
 

@@ -67,12 +67,12 @@ def test_a_cast_moves_its_tensor_and_kept_scales_are_not_made_again() -> None:
     assert moved == [3.0 * product.m * product.k, 3.0 * product.n * product.k]
 
 
-def on_blackwell(precision: str, **training: Any) -> Layout:
+def on_blackwell(precision: str, version: str = "2026-08", **training: Any) -> Layout:
     """Llama 3 8B on one node of GB200 under torchtitan's per-op checkpointing."""
     wanted = {"sequence_length": 2048, "global_batch_size": 16, "micro_batch_size": 4, "precision": precision, "compile": True}
     plan = {"zero_stage": 3, "recompute": {"granularity": "selective", "modules": ["op"]}}
     return Layout.of(make_scenario({
-        "model": "llama3.1-8b", "framework": "torchtitan", "framework_version": "2026-08",
+        "model": "llama3.1-8b", "framework": "torchtitan", "framework_version": version,
         "cluster": {"hardware": "gb200-nvl72", "num_nodes": 1}, "plan": plan, "training": {**wanted, **training},
     }), 1)  # fmt: skip
 
@@ -87,6 +87,16 @@ def test_products_in_four_bits_run_again_and_the_last_layers_stay_in_sixteen() -
     dtypes = [{op.work.dtype for op in b.forward if isinstance(op.work, Gemm)} for b in narrow[1:-1]]
     assert dtypes == [{"fp4"}] * 27 + [{"bf16"}] * 5  # 85 % of 32 layers (torchtitan nvfp4.md)
     assert narrow[-2].saved == wide[-2].saved
+
+
+def test_cudnn_attention_ran_again_until_the_policy_listed_it() -> None:
+    """torchtitan PR 2095 of December 2025; flash attention was on the list from the start."""
+    before, after = (on_blackwell("bf16", month).stage_blocks[0][1] for month in ("2025-11", "2025-12"))
+    assert "attention/core" in [op.name for op in before.backward]
+    assert "attention/core" not in [op.name for op in after.backward]
+    assert sum(b for _, b in before.saved) < sum(b for _, b in after.saved)
+    flash = on_blackwell("bf16", "2025-11", attention_kernel="fa2").stage_blocks[0][1]
+    assert "attention/core" not in [op.name for op in flash.backward]
 
 
 def test_a_slow_host_launches_slower() -> None:
@@ -171,7 +181,7 @@ def test_scales_per_row_cost_more_than_one_scale_and_less_than_they_save() -> No
 
 def test_the_rowwise_kernel_is_slower_than_cublas() -> None:
     model = KernelModel(load_hardware("dgx-h100"))
-    ratio = model.gemm(8192, 8192, 8192, dtype="fp8_row").seconds / model.gemm(8192, 8192, 8192, dtype="fp8").seconds
+    ratio = model.gemm(Gemm(8192, 8192, 8192, dtype="fp8_row")).seconds / model.gemm(Gemm(8192, 8192, 8192, dtype="fp8")).seconds
     assert 1.0 < ratio <= 1 / 0.9
 
 
@@ -235,13 +245,16 @@ def test_runs_with_rows_of_scales_and_power_limits_are_told() -> None:
     assert machine_of({**row, "notes": "power limited B200"}).cluster["hardware"] == "dgx-b200-750w"
     assert machine_of(row).cluster["hardware"] == "dgx-b200"
     limited, full = KernelModel(load_hardware("dgx-b200-750w")), KernelModel(load_hardware("dgx-b200"))
-    assert limited.gemm(8192, 8192, 8192).seconds > full.gemm(8192, 8192, 8192).seconds
+    assert limited.gemm(Gemm(8192, 8192, 8192)).seconds > full.gemm(Gemm(8192, 8192, 8192)).seconds
 
 
 def test_a_softmax_of_torch_operations_costs_more_than_a_fused_one() -> None:
     model = KernelModel(load_hardware("dgx-a100-80gb"))
     for direction in ("forward", "backward"):
-        fused, eager = (model.attention(4, 2048, 2048, 16, 16, 128, kernel=k, direction=direction) for k in ("unfused", "eager"))
+        fused, eager = (
+            model.attention(AttentionWork(4, 2048, 2048, 16, 16, 128, 128, kernel=k, backward=direction == "backward"))
+            for k in ("unfused", "eager")
+        )
         assert fused.seconds < eager.seconds < 2.5 * fused.seconds
     for name, kernel in (("aa-scaling-torch-softmax", "eager"), ("megatron-core", "unfused")):
         chosen = scenario("bf16", name, zero_stage=1, attention_kernel="unfused")

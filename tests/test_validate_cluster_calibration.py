@@ -22,6 +22,7 @@ from simpar.live.cluster_predict import Setup, predict
 from simpar.live.cluster_shapes import collectives_of, shapes_of
 from simpar.live.measure import Clock
 from simpar.live.store import CalibrationError
+from simpar.parallel.work import Gemm
 from simpar.specs.hardware import load_hardware
 
 pytestmark = pytest.mark.torch
@@ -55,7 +56,7 @@ def test_every_shape_of_the_layouts_becomes_a_measured_price(tmp_path: Path, set
         if shape["op"] == "gemm":
             m, n, k = shape["shape"]
             adds = shape["direction"] == "wgrad_accumulate"
-            price = model.gemm(m, n, k, dtype="fp32", direction="wgrad" if adds else shape["direction"], accumulate_fp32=adds)
+            price = model.gemm(Gemm(m, n, k, dtype="fp32", direction="wgrad" if adds else shape["direction"], accumulate_fp32=adds))
             assert price.provenance is Provenance.MEASURED, shape
         elif shape["op"] == "memory":
             assert model.memory_bound(shape["kernel"], float(shape["shape"][0])).provenance is Provenance.MEASURED, shape

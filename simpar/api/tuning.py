@@ -33,7 +33,7 @@ from simpar.site.observed import Line, lines_of
 from simpar.site.rows import run_at
 from simpar.site.trials import Belief, Candidate, Outcome, believe, next_trial
 from simpar.specs.calibration import SITE_FACTORS
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario, make_scenario
 
 WORTH: Final = 0.003

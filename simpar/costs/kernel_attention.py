@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from simpar.costs.attention import AttentionShapes, attention_seconds
-from simpar.costs.kernel_choice import band_at, pick_attention
+from simpar.costs.kernel_choice import Resolved, band_at, pick_attention
 from simpar.costs.price import Price, Provenance
+from simpar.parallel.work import AttentionWork, Gemm, Implementation
 from simpar.registry import unknown
 from simpar.specs.calibration import constant
+from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants
-
-if TYPE_CHECKING:
-    from simpar.costs.kernels import KernelModel
 
 KERNELS: Final = ("auto", "fa1", "fa2", "fa3", "fa4", "cudnn", "trtllm-gen", "unfused", "eager")
 AUTO: Final = {"hopper": "fa3", "blackwell": "trtllm-gen"}
@@ -45,33 +43,31 @@ SMALL_SEQUENCE: Final = 1024
 """Smallest length inside the fitted region."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of `KernelModel.attention`."""
+class Model(Protocol):
+    """What attention asks of the model of all kernels (kernels.py)."""
 
-    batch: int
-    queries: int
-    keys: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    causal: bool
-    direction: str
-    kernel: str
-    window: int | None
-    dtype: str
+    hardware: HardwareProfile
+    resolved: Resolved
+    sm_count: float
+    sustained: bool
+    library: str | None
+
+    def gemm(self, work: Gemm, batch: int) -> Price:
+        """Price of `batch` products."""
+
+    def memory_bound(self, kernel: str, bytes_moved: float, *, implementation: Implementation, launches: int) -> Price:
+        """Price of memory-bound kernels."""
 
 
-def _shapes(call: Call) -> AttentionShapes:
-    values = (call.batch, call.queries, call.keys, call.heads, max(call.kv_heads, 1), call.head_dim, call.v_head_dim)
+def _shapes(call: AttentionWork) -> AttentionShapes:
+    values = (call.batch, call.sequence_q, call.sequence_kv, call.heads, max(call.kv_heads, 1), call.head_dim, call.v_head_dim)
     b, q, k, h, kv, d, v = (np.array([float(value)]) for value in values)
     return AttentionShapes(b, q, k, h, kv, d, v)
 
 
-def _pairs(call: Call) -> float:
+def _pairs(call: AttentionWork) -> float:
     """Query-key pairs inside the mask, per head."""
-    q, k = float(call.queries), float(call.keys)
+    q, k = float(call.sequence_q), float(call.sequence_kv)
     if not call.causal:
         return q * k
     full = q * max(k - q / 2.0, k / 2.0)
@@ -81,18 +77,18 @@ def _pairs(call: Call) -> float:
     return min(full, q * w - (w * w / 2.0 if q >= k else 0.0))
 
 
-def _ratio(model: KernelModel, call: Call, kernel: str) -> float:
+def _ratio(model: Model, call: AttentionWork, kernel: str) -> float:
     """Backward over forward time."""
     if call.v_head_dim != call.head_dim:
         return RATIO["latent"]
     found = [b for b in model.resolved.constants.backward if b.kernel == kernel]
     if found:
         best = min(found, key=lambda b: abs(math.log2(b.head_dim / call.head_dim)))
-        return best.ratio * (1.0 + best.short_sequence / call.keys)
+        return best.ratio * (1.0 + best.short_sequence / call.sequence_kv)
     return RATIO["small"] if call.head_dim <= 64 else RATIO["usual"]
 
 
-def price(model: KernelModel, call: Call) -> Price:
+def price(model: Model, call: AttentionWork) -> Price:
     """Price of one attention.
 
     Raises:
@@ -108,23 +104,23 @@ def price(model: KernelModel, call: Call) -> Price:
     sets = model.resolved.constants.attention
     if latent and any(a.kernel == _LATENT and _measures(a, call.head_dim) for a in sets):
         order = (_LATENT, *order)
-    own = _pick(model, sets, order, call, "backward") if call.direction == "backward" else None
+    own = _pick(model, sets, order, call, "backward") if call.backward else None
     factor = 1.0
     if own is None or own.kernel != order[0]:
         own = _pick(model, sets, order, call, "forward")
-        if own is not None and call.direction == "backward":
+        if own is not None and call.backward:
             factor = _ratio(model, call, own.kernel) * model.resolved.constants.backward_over_forward
     if own is None:
         return _unfused(model, call)
-    seconds = float(attention_seconds(own, model.sm_count, _shapes(call))[0]) * model.scale
+    seconds = float(attention_seconds(own, model.sm_count, _shapes(call))[0])
     if call.causal and call.window is not None:
-        whole = float(call.queries) * max(call.keys - call.queries / 2.0, call.keys / 2.0)
+        whole = float(call.sequence_q) * max(call.sequence_kv - call.sequence_q / 2.0, call.sequence_kv / 2.0)
         seconds = own.latency_s + (seconds - own.latency_s) * _pairs(call) / whole
     seconds *= factor * (FA1_OVER_FA2 if kernel == "fa1" else 1.0)
     slower = BEFORE_ITS_TIME.get((model.hardware.gpu.architecture, kernel))
     if slower is not None and own.kernel != kernel:
-        seconds *= slower[call.direction == "backward"]
-    if call.dtype.startswith("fp8") and call.direction == "forward":
+        seconds *= slower[call.backward]
+    if call.dtype.startswith("fp8") and not call.backward:
         seconds /= FP8_SPEEDUP
     return _banded(model, call, own, kernel, seconds, factor)
 
@@ -134,7 +130,7 @@ def _measures(a: AttentionConstants, head_dim: int) -> bool:
 
 
 def _pick(
-    model: KernelModel, sets: tuple[AttentionConstants, ...], order: tuple[str, ...], call: Call, direction: str
+    model: Model, sets: tuple[AttentionConstants, ...], order: tuple[str, ...], call: AttentionWork, direction: str
 ) -> AttentionConstants | None:
     return pick_attention(
         sets,
@@ -147,12 +143,12 @@ def _pick(
     )
 
 
-def _banded(model: KernelModel, call: Call, own: AttentionConstants, kernel: str, seconds: float, factor: float) -> Price:
+def _banded(model: Model, call: AttentionWork, own: AttentionConstants, kernel: str, seconds: float, factor: float) -> Price:
     flops = 2.0 * call.batch * call.heads * _pairs(call) * (call.head_dim + call.v_head_dim)
     standing, extra = model.resolved.standing(own)
     spread = math.hypot(extra, BACKWARD_SPREAD if factor != 1.0 else 0.0)
     exact = own.kernel == kernel
-    bands = own.bands if call.keys >= SMALL_SEQUENCE else own.bands_small or own.bands
+    bands = own.bands if call.sequence_kv >= SMALL_SEQUENCE else own.bands_small or own.bands
     low, high = band_at(bands, flops, math.hypot(spread, 0.0 if exact else 0.1))
     provenance = standing if exact else Provenance.SCALED
     return Price(seconds, seconds * min(low, 1.0), seconds * max(high, 1.0), provenance, (("attention", seconds),))
@@ -172,7 +168,7 @@ UNALIGNED_HEADS: Final = "kernels.unaligned_heads"
 BLOOM's chronicles with heads 150 or 108 wide, a fifth longer than those with 144 or 224."""
 
 
-def _on_cuda_cores(model: KernelModel, price: Price, flops: float) -> Price:
+def _on_cuda_cores(model: Model, price: Price, flops: float) -> Price:
     """The price of a batched product that tensor cores do not take."""
     seconds = flops / (constant(UNALIGNED_HEADS) * model.hardware.peak_flops_per_s("fp32"))
     if seconds <= price.seconds:
@@ -180,19 +176,19 @@ def _on_cuda_cores(model: KernelModel, price: Price, flops: float) -> Price:
     return Price(seconds, 0.8 * seconds, 1.25 * seconds, Provenance.SCALED, price.terms)
 
 
-def _unfused(model: KernelModel, call: Call, *, eager: bool = False) -> Price:
+def _unfused(model: Model, call: AttentionWork, *, eager: bool = False) -> Price:
     """Two batched products and the passes over the scores that the masked, scaled softmax and dropout make."""
-    rows, columns, count = call.queries, call.keys, call.batch * call.heads
+    rows, columns, count = call.sequence_q, call.sequence_kv, call.batch * call.heads
     scores = float(count) * rows * columns
     products = [
-        model.gemm(rows, columns, call.head_dim, batch=count, dtype="bf16"),
-        model.gemm(rows, call.v_head_dim, columns, batch=count, dtype="bf16"),
+        model.gemm(Gemm(rows, columns, call.head_dim), count),
+        model.gemm(Gemm(rows, call.v_head_dim, columns), count),
     ]
-    if call.direction == "backward":
+    if call.backward:
         products = [p for p in products for _ in range(2)]
     if call.head_dim % ALIGNED_HEAD or call.v_head_dim % ALIGNED_HEAD:
         products = [_on_cuda_cores(model, p, 2.0 * scores * call.head_dim) for p in products]
-    each, launches = SCORE_BYTES[call.direction, eager]
+    each, launches = SCORE_BYTES["backward" if call.backward else "forward", eager]
     passes = model.memory_bound("softmax", scores * each, implementation="eager" if eager else "framework", launches=launches)
     parts = [*products, passes]
     total = sum(p.seconds for p in parts)

@@ -1,7 +1,7 @@
 """Seconds of every kernel of a training step on one GPU: the facade that lowering asks.
 
-Each price carries an 80 % interval and its provenance. Kernel times are the device's; the host time to launch them is
-separate (`launch`), because a host that runs ahead hides it. Forms and sources: docs/formulas_kernels.md.
+Each price carries an 80 % interval and its provenance. Kernel times are the device's; what the host takes to launch them is not
+part of them, because a host that runs ahead hides it. Forms and sources: docs/formulas_kernels.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final, Literal, cast
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,12 @@ from simpar.costs.memory_bound import (
     memory_seconds,
 )
 from simpar.costs.price import ZERO, Price, Provenance
+from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, Implementation
 from simpar.registry import unknown
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import DirectionConstants, GemmConstants, GroupedConstants, MeasuredPoint
 
-Direction = Literal["forward", "dgrad", "wgrad"]
-Implementation = Literal["tuned", "framework", "eager"]
 Array = NDArray[np.float64]
-LAUNCH_S: Final = 5e-6
-"""Host time of one eager launch (4-6 us raw on current hosts)."""
 DIRECTION_SPREAD: Final = 0.03
 SMALL_GEMM: Final = 512
 """Smallest m, n and k inside the fitted region."""
@@ -59,25 +56,12 @@ class KernelModel:
         hardware: whose GPU, with its fitted constants.
         sustained: clocks at the power cap (training) or a short burst.
         library: prefer the constants of this kernel library; None takes the default of the power mode.
-        launch_overhead_s: host time to issue one kernel; None takes 5 us eager, 0 in graphs.
-        graphs: the step is replayed as CUDA graphs.
-        scale: every GEMM and attention time times this (`one_point`).
     """
 
-    def __init__(
-        self,
-        hardware: HardwareProfile,
-        *,
-        sustained: bool = True,
-        library: str | None = None,
-        launch_overhead_s: float | None = None,
-        graphs: bool = False,
-        scale: float = 1.0,
-    ) -> None:
-        self.hardware, self.sustained, self.library, self.graphs, self.scale = hardware, sustained, library, graphs, scale
+    def __init__(self, hardware: HardwareProfile, *, sustained: bool = True, library: str | None = None) -> None:
+        self.hardware, self.sustained = hardware, sustained
         self.sm_count = float(hardware.gpu.sm_count.value)
         self.resolved: Resolved = resolve(hardware)
-        self._launch = launch_overhead_s if launch_overhead_s is not None else (0.0 if graphs else LAUNCH_S)
         c = self.resolved.constants
         self.library = library or c.default_library or None
         self.best_share = c.memory_bandwidth_share or BEST_SHARE.get(hardware.gpu.architecture, 0.8)
@@ -91,10 +75,6 @@ class KernelModel:
         self._cached_grouped = _memoised(self._grouped_gemm)
         self._cached_attention = _memoised(self._attention)
         self._cached_memory = _memoised(self._memory_bound)
-
-    def launch(self) -> float:
-        """Host seconds to issue one kernel: a floor on the step where the host cannot run ahead, not part of any price."""
-        return self._launch
 
     # -- GEMM ------------------------------------------------------------------------------------------------------
 
@@ -130,70 +110,41 @@ class KernelModel:
         }
         return base.model_copy(update=update), Provenance.SCALED
 
-    def gemm(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        dtype: str = "bf16",
-        direction: Direction = "forward",
-        accumulate_fp32: bool = False,
-        batch: int = 1,
-        quantize: bool = False,
-    ) -> Price:
-        """`batch` products y[m, n] = x[m, k] W[k, n], or one of the gradients.
+    def gemm(self, work: Gemm, batch: int = 1) -> Price:
+        """`batch` products in one kernel, without what runs beside them (`pieces`, `held_sms`).
 
-        Args:
-            m, n, k: the forward's sizes, whatever the `direction`.
-            dtype: of the operands: bf16, fp16, fp8 (one scale), fp8_row (one per row, torch's kernel), fp8_block, mxfp8, fp4,
-                tf32, fp32.
-            direction: forward, dgrad (of x) or wgrad (of W).
-            accumulate_fp32: wgrad adds into an fp32 buffer (8 bytes per weight).
-            quantize: include the dynamic cast of the left operand.
+        Dtypes: bf16, fp16, fp8 (one scale), fp8_row (one per row, torch's kernel), fp8_block, mxfp8, fp4, tf32, fp32. A weight
+        gradient that accumulates adds into an fp32 buffer (8 bytes per weight).
 
         Raises:
-            UnknownNameError: no constants and no peak for `dtype`.
+            UnknownNameError: no constants and no peak for the dtype.
         """
-        return self._cached_gemm(m, n, k, dtype, direction, accumulate_fp32, batch, quantize)
+        return self._cached_gemm(work, batch)
 
-    def _shapes(
-        self, m: Any, n: Any, k: Any, direction: str, accumulate: bool, batch: Any, quantize: bool
-    ) -> tuple[GemmShapes, float]:
-        """The product as the library sees it, and the direction's factor."""
-        d = self._directions
-        if direction == "dgrad":
-            return GemmShapes(m, k, n, batch, None, quantize), d.dgrad
-        if direction == "wgrad":
-            out = 8.0 if accumulate else None
-            return GemmShapes(n, k, m, batch, out, quantize), d.wgrad_accumulate if accumulate else d.wgrad
-        return GemmShapes(m, n, k, batch, None, quantize), 1.0
-
-    def _gemm(self, m: int, n: int, k: int, dtype: str, direction: str, accumulate: bool, batch: int, quantize: bool) -> Price:
+    def _gemm(self, work: Gemm, batch: int) -> Price:
+        m, n, k = work.m, work.n, work.k
         if min(m, n, k, batch) <= 0:
             return ZERO
-        if batch == 1 and not quantize and self._points:
-            adds = direction == "wgrad" and accumulate
-            point = self._points.get(("gemm", (m, n, k), dtype, "wgrad_accumulate" if adds else direction, True))
-            point = point or self._points.get(("gemm", (m, n, k), dtype, direction, True))
+        adds = work.direction == "wgrad" and work.accumulate_fp32
+        if batch == 1 and self._points:
+            point = self._points.get(("gemm", (m, n, k), work.dtype, "wgrad_accumulate" if adds else work.direction, True))
+            point = point or self._points.get(("gemm", (m, n, k), work.dtype, work.direction, True))
             if point is not None:
                 return measured(point)
-        c, provenance = self.gemm_set(dtype)
+        c, provenance = self.gemm_set(work.dtype)
         rows, columns, depth = (np.array([float(v)]) for v in (m, n, k))
-        shapes, factor = self._shapes(
-            rows, columns, depth, direction, accumulate, float(batch), quantize and bool(c.cast_bytes_per_s)
-        )
-        total = float(gemm_seconds(c, self.sm_count, shapes)[0])
-        cast_s = float(cast_seconds(c, shapes.m * batch, shapes.k)[0]) if shapes.quantize else 0.0
-        if quantize and not shapes.quantize:
-            cast_s = self._plain_cast(float(shapes.m[0] * shapes.k[0]) * batch)
-            total += cast_s
-        factor *= self._promotion(dtype, direction)
-        kernel = (total - cast_s) * factor * self.scale * float(unaligned(columns, depth, c.input_bytes)[0])
-        spread = math.hypot(self._spread(c), DIRECTION_SPREAD if direction != "forward" else 0.0)
-        terms = (("gemm", kernel), ("cast", cast_s)) if cast_s else (("gemm", kernel),)
+        d, factor = self._directions, 1.0
+        shapes = GemmShapes(rows, columns, depth, float(batch))
+        if work.direction == "dgrad":
+            shapes, factor = GemmShapes(rows, depth, columns, float(batch)), d.dgrad
+        elif work.direction == "wgrad":
+            shapes = GemmShapes(columns, depth, rows, float(batch), 8.0 if adds else None)
+            factor = d.wgrad_accumulate if adds else d.wgrad
+        factor *= self._promotion(work.dtype, work.direction)
+        seconds = float(gemm_seconds(c, self.sm_count, shapes)[0]) * factor * float(unaligned(columns, depth, c.input_bytes)[0])
+        spread = math.hypot(self._spread(c), DIRECTION_SPREAD if work.direction != "forward" else 0.0)
         bands = c.bands if min(m, n, k) >= SMALL_GEMM else c.bands_small or c.bands
-        return banded(kernel + cast_s, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, terms)
+        return banded(seconds, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, (("gemm", seconds),))
 
     def _promotion(self, dtype: str, direction: str) -> float:
         slow = self.hardware.gpu.architecture in ("hopper", "ada") and dtype_key(dtype) == "fp8"
@@ -202,68 +153,37 @@ class KernelModel:
     def _spread(self, c: GemmConstants) -> float:
         return math.hypot(self.resolved.standing(c)[1], DERIVED_SPREAD if c.derived else 0.0)
 
-    def _plain_cast(self, elements: float) -> float:
-        """amax (2 bytes per element) and cast (3) with the memory-bound classes."""
-        amax = self._memory_bound("amax", 2.0 * elements, "tuned", 1).seconds
-        return amax + self._memory_bound("cast", 3.0 * elements, "tuned", 1).seconds
-
-    def gemm_array(
-        self,
-        m: Array,
-        n: Array,
-        k: Array,
-        *,
-        dtype: str = "bf16",
-        direction: Direction = "forward",
-        accumulate_fp32: bool = False,
-        batch: Array | float = 1.0,
-        quantize: bool = False,
-    ) -> tuple[Array, Array, Array]:
-        """(seconds, low, high) [shapes] of many products at once, by the same law as `gemm`."""
+    def gemm_array(self, shapes: GemmShapes, dtype: str = "bf16") -> tuple[Array, Array, Array]:
+        """(seconds, low, high) [shapes] of many products at once, by the same law as `gemm`, with their casts where those are
+        part of what was measured."""
         c, _ = self.gemm_set(dtype)
-        m, n, k = (np.asarray(v, dtype=float) for v in (m, n, k))
-        shapes, factor = self._shapes(m, n, k, direction, accumulate_fp32, batch, quantize and bool(c.cast_bytes_per_s))
-        factor *= self._promotion(dtype, direction)
+        if shapes.quantize and not c.cast_bytes_per_s:
+            shapes = replace(shapes, quantize=False)
         seconds = gemm_seconds(c, self.sm_count, shapes)
-        cast_s = cast_seconds(c, shapes.m * np.asarray(batch), shapes.k) if shapes.quantize else np.zeros_like(seconds)
-        seconds = (seconds - cast_s) * factor * self.scale * unaligned(n, k, c.input_bytes) + cast_s
-        inside = np.minimum(np.minimum(m, n), k) >= SMALL_GEMM
-        low, high = band_arrays(c.bands, c.bands_small, inside, 2.0 * m * n * k * np.asarray(batch), self._spread(c))
+        cast_s = cast_seconds(c, shapes.m, shapes.k) if shapes.quantize else np.zeros_like(seconds)
+        seconds = (seconds - cast_s) * unaligned(shapes.n, shapes.k, c.input_bytes) + cast_s
+        inside = np.minimum(np.minimum(shapes.m, shapes.n), shapes.k) >= SMALL_GEMM
+        flops = 2.0 * shapes.m * shapes.n * shapes.k
+        low, high = band_arrays(c.bands, c.bands_small, inside, flops, self._spread(c))
         return seconds, seconds * low, seconds * high
 
-    def grouped_gemm(
-        self,
-        groups: int,
-        tokens: float,
-        n: int,
-        k: int,
-        *,
-        dtype: str = "bf16",
-        direction: Direction = "forward",
-        accumulate_fp32: bool = False,
-        imbalance: float = 1.0,
-    ) -> Price:
-        """`groups` products k -> n of the local experts with `tokens` rows in total: one library call each, spread over
-        streams (Transformer Engine's GroupedLinear: four); how many really run beside each other is measured.
+    def grouped_gemm(self, work: GroupedGemm) -> Price:
+        """Products of the local experts: one library call each, spread over streams (Transformer Engine's GroupedLinear: four);
+        how many really run beside each other is measured."""
+        return self._cached_grouped(work)
 
-        Args:
-            imbalance: rows of this rank over the mean rank's; scales `tokens`.
-        """
-        return self._cached_grouped(groups, tokens, n, k, dtype, direction, accumulate_fp32, imbalance)
-
-    def _grouped_gemm(
-        self, groups: int, tokens: float, n: int, k: int, dtype: str, direction: str, accumulate: bool, imbalance: float
-    ) -> Price:
+    def _grouped_gemm(self, work: GroupedGemm) -> Price:
+        groups, tokens, n, k, direction = work.groups, work.tokens, work.n, work.k, work.direction
         if groups <= 0 or tokens <= 0 or min(n, k) <= 0:
             return ZERO
-        point = self._points.get(("grouped_gemm", (groups, round(tokens * imbalance), n, k), dtype, direction, True))
+        point = self._points.get(("grouped_gemm", (groups, round(tokens), n, k), work.dtype, direction, True))
         if point is not None:
             return measured(point)
-        c, _ = self.gemm_set(dtype)
-        rows = max(1, math.ceil(tokens * imbalance / groups))
+        c, _ = self.gemm_set(work.dtype)
+        rows = max(1, math.ceil(tokens / groups))
         g = self._grouped
         beside = min(groups, g.streams)
-        part = self._cached_gemm(rows, n, k, dtype, direction, accumulate, beside, False)
+        part = self.gemm(Gemm(rows, n, k, work.dtype, direction, work.accumulate_fp32), beside)
         share = {"forward": g.forward, "dgrad": g.dgrad, "wgrad": g.wgrad_accumulate}[direction] if groups > 1 else 1.0
         seconds = groups / beside * part.seconds * share
         spread = math.hypot(self._spread(c), 0.05)
@@ -274,60 +194,22 @@ class KernelModel:
 
     # -- attention -------------------------------------------------------------------------------------------------
 
-    def attention(
-        self,
-        batch: int,
-        sequence_q: int,
-        sequence_kv: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        *,
-        v_head_dim: int | None = None,
-        causal: bool = True,
-        direction: str = "forward",
-        kernel: str = "auto",
-        window: int | None = None,
-        dtype: str = "bf16",
-    ) -> Price:
-        """Scaled dot-product attention of one rank.
+    def attention(self, work: AttentionWork) -> Price:
+        """Scaled dot-product attention of one rank; a causal mask is aligned at the end.
 
-        Args:
-            batch, sequence_q, sequence_kv, heads, kv_heads, head_dim: sizes; a causal mask is aligned at the end.
-            v_head_dim: width of the values where it differs (latent attention: 192 and 128).
-            direction: forward or backward (all three gradients).
-            kernel: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, trtllm-gen, unfused (fused softmax), eager.
-            window: causal sliding window, in keys.
+        Kernels: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, trtllm-gen, unfused (fused softmax), eager.
 
         Raises:
             UnknownNameError: no such kernel.
         """
-        return self._cached_attention(
-            batch,
-            sequence_q,
-            sequence_kv,
-            heads,
-            kv_heads,
-            head_dim,
-            v_head_dim or head_dim,
-            causal,
-            direction,
-            kernel,
-            window,
-            dtype,
-        )
+        return self._cached_attention(work)
 
-    def _attention(self, *arguments: Any) -> Price:
-        batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype = arguments
-        if min(batch, queries, keys, heads) <= 0:
+    def _attention(self, work: AttentionWork) -> Price:
+        sizes = (work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim)
+        if min(sizes[:4]) <= 0:
             return ZERO
-        point = self._points.get(("attention", (batch, queries, keys, heads, kv_heads, head_dim), dtype, direction, causal))
-        if point is not None:
-            return measured(point)
-        call = kernel_attention.Call(
-            batch, queries, keys, heads, kv_heads, head_dim, v_head_dim, causal, direction, kernel, window, dtype
-        )
-        return kernel_attention.price(self, call)
+        point = self._points.get(("attention", sizes, work.dtype, "backward" if work.backward else "forward", work.causal))
+        return kernel_attention.price(self, work) if point is None else measured(point)
 
     # -- memory-bound ----------------------------------------------------------------------------------------------
 
@@ -373,19 +255,3 @@ class KernelModel:
             raise unknown("optimizer implementation", implementation, sorted(OPTIMIZER_TIERS))
         tier = cast(Implementation, OPTIMIZER_TIERS[implementation])
         return self.memory_bound("adam", parameters * bytes_per_parameter, implementation=tier)
-
-    # -- calibration -----------------------------------------------------------------------------------------------
-
-    def one_point(self, m: int, n: int, k: int, seconds: float, *, dtype: str = "bf16") -> KernelModel:
-        """A model whose compute times are rescaled so that this forward GEMM takes `seconds`."""
-        predicted = self.gemm(m, n, k, dtype=dtype).seconds
-        narrowed = KernelModel(
-            self.hardware,
-            sustained=self.sustained,
-            library=self.library,
-            launch_overhead_s=self._launch,
-            graphs=self.graphs,
-            scale=self.scale * seconds / predicted,
-        )
-        narrowed.resolved = replace(self.resolved, spread=self.resolved.spread / 2)
-        return narrowed

@@ -129,19 +129,13 @@ class LayoutPricer:
     def _work(self, work: object) -> Price:
         kernels = self.kernels
         if isinstance(work, Gemm):
-            piece = kernels.gemm(max(work.m // work.pieces, 1), work.n, work.k, dtype=work.dtype, direction=work.direction,
-                                 accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+            piece = kernels.gemm(replace(work, m=max(work.m // work.pieces, 1), pieces=1, held_sms=0))
             sms = self.layout.hardware.gpu.sm_count.value
             return scaled(piece, work.pieces * sms / max(sms - work.held_sms, 1.0)) if work.pieces > 1 else piece
         if isinstance(work, GroupedGemm):
-            return kernels.grouped_gemm(work.groups, work.tokens, work.n, work.k, dtype=work.dtype,
-                                        direction=work.direction, accumulate_fp32=work.accumulate_fp32)  # fmt: skip
+            return kernels.grouped_gemm(work)
         if isinstance(work, AttentionWork):
-            return kernels.attention(
-                work.batch, work.sequence_q, work.sequence_kv, work.heads, work.kv_heads, work.head_dim,
-                v_head_dim=work.v_head_dim, causal=work.causal, direction="backward" if work.backward else "forward",
-                kernel=work.kernel, window=work.window, dtype=work.dtype,
-            )  # fmt: skip
+            return kernels.attention(work)
         if isinstance(work, MemoryWork):
             return kernels.memory_bound(work.kernel, work.bytes_moved, implementation=work.implementation,
                                         launches=work.launches)  # fmt: skip

@@ -18,7 +18,7 @@ from simpar.costs import nccl, point_to_point
 from simpar.costs.collective_defaults import key_of
 from simpar.costs.collective_geometry import Geometry, geometry
 from simpar.costs.collective_law import seconds_of
-from simpar.costs.collective_rows import Row, parse
+from simpar.evidence.collective_rows import Row, parse
 from simpar.evidence.robust import Array
 from simpar.specs.collective_constants import NetworkConstants, ScaleUpConstants
 

@@ -15,8 +15,8 @@ from simpar.costs.collective_defaults import key_of
 from simpar.costs.collective_geometry import geometry
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import Exchange
-from simpar.costs.kernel_rows import KernelRow, custom_row, expert_rows
 from simpar.evidence.collective_cells import Key
+from simpar.evidence.kernel_rows import KernelRow, custom_row, expert_rows
 from simpar.evidence.robust import Array, Parameter, minimise
 from simpar.evidence.tables import there
 from simpar.specs.collective_constants import CollectiveFit, CustomConstants, ExpertConstants, Scope, TimeBand

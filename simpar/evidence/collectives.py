@@ -20,11 +20,11 @@ import numpy as np
 
 from simpar.boundary import read_records, reader
 from simpar.costs.collective_defaults import shipped
-from simpar.costs.collective_rows import Row, harness_costs, parse
 from simpar.costs.collectives import CollectiveModel
-from simpar.costs.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
 from simpar.costs.price import Price
 from simpar.errors import InputError
+from simpar.evidence.collective_rows import Row, harness_costs, parse
+from simpar.evidence.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
 from simpar.evidence.tables import tables
 from simpar.specs.base import data_dir
 from simpar.specs.hardware import HardwareProfile

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
-from simpar.costs.kernel_tables import MICRO, usable
 from simpar.evidence.kernel_errors import bands, halves, record
+from simpar.evidence.kernel_tables import MICRO, usable
 from simpar.evidence.robust import soft_l1
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import AttentionConstants, HeadConstants

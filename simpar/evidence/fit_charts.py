@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.attention import attention_seconds
-from simpar.costs.attention_charts import LENGTHS, ChartRow, chart_rows, chart_seconds, chart_shapes
+from simpar.evidence.attention_charts import LENGTHS, ChartRow, chart_rows, chart_seconds, chart_shapes
 from simpar.evidence.robust import soft_l1
 from simpar.specs.kernel_constants import AttentionConstants, BackwardConstants, Band, FitRecord, HeadConstants
 

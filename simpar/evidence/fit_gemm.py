@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from simpar.costs.compute import TILE_FIELDS, GemmShapes, compute_seconds, seconds_on
 from simpar.costs.gemm_tiles import Geometry, geometry
-from simpar.costs.kernel_tables import MICRO, Source, usable
 from simpar.evidence.fit_residual import fit_grid
 from simpar.evidence.kernel_errors import bands, halves, record
+from simpar.evidence.kernel_tables import MICRO, Source, usable
 from simpar.evidence.robust import soft_l1
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import GemmConstants

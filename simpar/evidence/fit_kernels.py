@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from simpar.costs.compute import GemmShapes, gemm_seconds
-from simpar.costs.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
+from simpar.costs.kernel_choice import UNREAL
 from simpar.errors import InputError
 from simpar.evidence import fit_attention, fit_charts, fit_gemm, fit_memory, fit_moe, fit_training_ops
+from simpar.evidence.kernel_tables import attention_name, column_source, columns, gemm_name, moe_name, profile_of
 from simpar.evidence.kernel_toml import dump
 from simpar.evidence.tables import tables, there
 from simpar.specs.hardware import HardwareProfile
@@ -56,6 +57,8 @@ class Found:
     gemm: list[GemmConstants] = field(default_factory=list)
     attention: list[AttentionConstants] = field(default_factory=list)
     moe: list[MoeConstants] = field(default_factory=list)
+    same_die: list[GemmConstants] = field(default_factory=list)
+    """Sets of the GPU of the same die and power cap, where there is one."""
 
 
 def _say(text: str) -> None:
@@ -109,60 +112,45 @@ def _typical(c: GemmConstants, sm_count: float) -> float:
 
 
 def _sustained_ratio(sets: list[GemmConstants], sm_count: float) -> float | None:
-    """Burst over sustained time of big bf16 GEMMs: the share of the rate that the power cap leaves."""
+    """Burst over sustained time of big bf16 GEMMs: the share of the rate that the power cap leaves.
+
+    Of several sustained sets the one that prices bf16 counts, so that all precisions are priced in one power state.
+    """
     burst = [c for c in sets if c.dtype == "bf16" and c.mode == "burst" and "uninit" not in c.library]
     held = [c for c in sets if c.dtype == "bf16" and c.mode == "sustained" and not c.derived]
     if not burst or not held:
         return None
-    return _typical(burst[0], sm_count) / _typical(held[0], sm_count)
+    real = [c for c in held if not any(word in c.library for word in UNREAL)]
+    return _typical(burst[0], sm_count) / _typical((real or held)[0], sm_count)
 
 
 def derive_sustained(found: dict[str, Found]) -> None:
-    """Adds sustained sets where a GPU has burst tables only."""
+    """Adds sustained bf16 sets where a GPU has burst tables only."""
     for gpu, own in found.items():
-        hardware = profile_of(gpu)
-        assert hardware is not None
-        sm_count = float(hardware.gpu.sm_count.value)
         twin = SAME_DIE.get(gpu)
-        ratio = _sustained_ratio(own.gemm, sm_count)
-        if ratio is None and twin in found:
-            ratio = _sustained_ratio(found[twin].gemm, sm_count)
+        own.same_die = found[twin].gemm if twin in found else []
         bf16 = [c for c in own.gemm if c.dtype == "bf16"]
         if bf16 and not any(c.mode == "sustained" for c in bf16):
-            donor = (
-                next((c for c in found[twin].gemm if c.dtype == "bf16" and c.mode == "sustained"), None) if twin in found else None
-            )
-            if donor is not None and twin is not None:
-                own.gemm.append(
-                    donor.model_copy(
-                        update={
-                            "bandwidth_bytes_per_s": bf16[0].bandwidth_bytes_per_s,
-                            "derived": f"{twin} {donor.library} (same die and power cap) with the memory bandwidth of {gpu}",
-                        }
-                    )
-                )
+            donor = next((c for c in own.same_die if c.dtype == "bf16" and c.mode == "sustained"), None)
+            if donor is not None:
+                text = f"{twin} {donor.library} (same die and power cap) with the memory bandwidth of {gpu}"
+                own.gemm.append(donor.model_copy(update={"bandwidth_bytes_per_s": bf16[0].bandwidth_bytes_per_s, "derived": text}))
             else:
-                own.gemm.append(
-                    bf16[0].model_copy(
-                        update={
-                            "mode": "sustained",
-                            "derived": f"{bf16[0].library}: no sustained table; random cold operands at 400 W",
-                        }
-                    )
-                )
-        for dtype in ("fp8", "fp8_block"):
-            sets = [c for c in own.gemm if c.dtype == dtype]
-            if sets and not any(c.mode == "sustained" for c in sets):
-                share = ratio or SUSTAINED_PRIOR
-                own.gemm.append(
-                    sets[0].model_copy(
-                        update={
-                            "mode": "sustained",
-                            "rate_flops_per_s": sets[0].rate_flops_per_s * share,
-                            "derived": f"{sets[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16",
-                        }
-                    )
-                )
+                text = f"{bf16[0].library}: no sustained table; random cold operands at 400 W"
+                own.gemm.append(bf16[0].model_copy(update={"mode": "sustained", "derived": text}))
+
+
+def narrow_sustained(sets: list[GemmConstants], same_die: list[GemmConstants], sm_count: float) -> list[GemmConstants]:
+    """Sustained fp8 sets where there are burst ones only: the burst rate times the sustained over burst ratio of bf16."""
+    share = _sustained_ratio(sets, sm_count) or _sustained_ratio(same_die, sm_count) or SUSTAINED_PRIOR
+    made = []
+    for dtype in ("fp8", "fp8_block"):
+        own = [c for c in sets if c.dtype == dtype]
+        if own and not any(c.mode == "sustained" for c in own):
+            text = f"{own[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16"
+            rate = own[0].rate_flops_per_s * share
+            made.append(own[0].model_copy(update={"mode": "sustained", "rate_flops_per_s": rate, "derived": text}))
+    return made
 
 
 def _ordered(gpu: str, sets: list[GemmConstants]) -> list[GemmConstants]:
@@ -191,6 +179,7 @@ def assemble(data: Path, gpu: str, own: Found, hardware: HardwareProfile) -> Ker
                 grouped = fit_training_ops.fit_grouped(training, machine, pair[0], pair[1], sm_count)
                 attention += fit_training_ops.fit_sdp(training, machine, sm_count)
                 _say(f"{training.name} {machine}: {pair[0].fit.median:.2%} / {pair[0].fit.p90:.2%}, scalar {directions.scale:.3f}")
+    gemm += narrow_sustained(gemm, own.same_die, sm_count)
     backward: tuple[BackwardConstants, ...] = ()
     if there(charts):
         attention += fit_charts.forward_constants(charts, gpu, sm_count)

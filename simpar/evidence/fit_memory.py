@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from simpar.costs.memory_bound import BEST_SHARE, DEFAULT_CLASSES, class_share
-from simpar.costs.memory_tables import MemoryRow, memory_rows
+from simpar.evidence.memory_tables import MemoryRow, memory_rows
 from simpar.specs.kernel_constants import MemoryClass
 
 TIERS = ("tuned", "framework", "eager")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.costs.kernel_tables import MICRO, alpha_of, columns, moe_name, read_rows, usable
-from simpar.costs.moe import MoeShapes, moe_flops, moe_seconds, moe_shapes
 from simpar.evidence.kernel_errors import bands, record
+from simpar.evidence.kernel_tables import MICRO, alpha_of, columns, moe_name, read_rows, usable
+from simpar.evidence.moe import MoeShapes, moe_flops, moe_seconds, moe_shapes
 from simpar.evidence.robust import soft_l1
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import Band, MoeConstants

@@ -15,10 +15,10 @@ from simpar.costs.attention import AttentionShapes, attention_seconds
 from simpar.costs.compute import GemmShapes, gemm_seconds
 from simpar.costs.gemm_tiles import geometry
 from simpar.costs.kernels import SMALL_GEMM
-from simpar.costs.training_ops import TrainingRow, gemm_rows, grouped_rows, sdp_rows
 from simpar.evidence.fit_gemm import Entry, Rows, errors, fit_rows, subset
 from simpar.evidence.kernel_errors import bands, halves, record
 from simpar.evidence.robust import soft_l1
+from simpar.evidence.training_ops import TrainingRow, gemm_rows, grouped_rows, sdp_rows
 from simpar.specs.kernel_constants import (
     AttentionConstants,
     Band,

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes, attention_flops, attention_seconds
+from simpar.costs.compute import GemmShapes
 from simpar.costs.kernel_choice import pick_attention
 from simpar.costs.kernel_points import band_arrays
-from simpar.costs.kernel_tables import (
+from simpar.costs.kernels import KernelModel
+from simpar.evidence.kernel_tables import (
     MICRO,
     alpha_of,
     attention_name,
@@ -26,8 +28,7 @@ from simpar.costs.kernel_tables import (
     read_rows,
     usable,
 )
-from simpar.costs.kernels import KernelModel
-from simpar.costs.moe import moe_flops, moe_seconds, moe_shapes
+from simpar.evidence.moe import moe_flops, moe_seconds, moe_shapes
 from simpar.specs.kernel_constants import AttentionConstants, MoeConstants
 
 Array = NDArray[np.float64]
@@ -129,7 +130,7 @@ def gemm_blocks(path: Path) -> list[Block]:
             continue
         m, n, k = shape.values()
         c, _ = model.gemm_set(source.dtype)
-        seconds, low, high = model.gemm_array(m, n, k, dtype=source.dtype, quantize=source.quantized)
+        seconds, low, high = model.gemm_array(GemmShapes(m, n, k, quantize=source.quantized), source.dtype)
         own = c.library == source.library
         far = 1.0 if own else np.exp(_FAR)
         core = (m >= CORE["gemm"]) & (n >= CORE["gemm"]) & (k >= CORE["gemm"])

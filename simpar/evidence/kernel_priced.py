@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from simpar.costs import attention_charts, memory_tables, training_ops
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import ZERO, Price
+from simpar.evidence import attention_charts, memory_tables, training_ops
 from simpar.evidence.kernel_blocks import Block, kernel_model
+from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm
 from simpar.specs.hardware import load_hardware
 
 PricedRow = tuple[int, float, Price, float, dict[str, float]]
@@ -78,14 +79,14 @@ def _training_gemms(path: Path, machine: str, model: KernelModel) -> list[Block]
         rows: list[PricedRow] = []
         for r in training_ops.gemm_rows(path, machine, direction):
             m, n, k = {"forward": (r.m, r.n, r.k), "dgrad": (r.m, r.k, r.n), "wgrad": (r.k, r.m, r.n)}[which]
-            price = model.gemm(m, n, k, direction=which, accumulate_fp32=accumulate)
+            price = model.gemm(Gemm(m, n, k, direction=which, accumulate_fp32=accumulate))
             rows.append((r.line, r.seconds, price, 2.0 * m * n * k, {"m": float(m), "n": float(n), "k": float(k)}))
         if rows:
             found.append(_block(f"{path.name}:{machine}", "gemm_training", machine, "bf16", f"{direction}", rows))
         grouped: list[PricedRow] = []
         for r in training_ops.grouped_rows(path, machine, direction) if direction in training_ops.STAGES else []:
             tokens, n, k = {"forward": (r.m, r.n, r.k), "dgrad": (r.m, r.k, r.n), "wgrad": (r.k, r.m, r.n)}[which]
-            price = model.grouped_gemm(r.groups, tokens * r.groups, n, k, direction=which, accumulate_fp32=accumulate)
+            price = model.grouped_gemm(GroupedGemm(r.groups, tokens * r.groups, n, k, "bf16", which, accumulate))
             grouped.append(
                 (
                     r.line,
@@ -105,9 +106,10 @@ def _training_attention(path: Path, machine: str, model: KernelModel) -> list[Bl
     for direction in ("forward", "backward"):
         rows: list[PricedRow] = []
         for r in training_ops.sdp_rows(path, machine, direction):
-            price = model.attention(
-                r.batch, r.m, r.m, r.heads, r.n, r.head_dim, v_head_dim=r.v_head_dim, direction=direction, kernel="cudnn"
+            work = AttentionWork(
+                r.batch, r.m, r.m, r.heads, r.n, r.head_dim, r.v_head_dim, backward=direction == "backward", kernel="cudnn"
             )
+            price = model.attention(work)
             sizes = {"b": float(r.batch), "s": float(r.m), "h": float(r.heads), "kv": float(r.n)}
             sizes |= {"d": float(r.head_dim), "v": float(r.v_head_dim)}
             rows.append((r.line, r.seconds, price, r.flops, sizes))
@@ -140,21 +142,11 @@ def chart_blocks(path: Path) -> list[Block]:
 
 def _chart_price(model: KernelModel, row: attention_charts.ChartRow, s: int) -> Price:
     heads = attention_charts.WIDTH // row.head_dim
-    parts = {"fwd": ("forward",), "bwd": ("backward",), "fwd+bwd": ("forward", "backward")}[row.which]
+    backward = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, True)}[row.which]
+    d, dtype = row.head_dim, "fp8" if row.fp8 else "bf16"
     prices = [
-        model.attention(
-            attention_charts.TOKENS // s,
-            s,
-            s,
-            heads,
-            heads,
-            row.head_dim,
-            causal=row.causal,
-            direction=direction,
-            kernel=row.kernel,
-            dtype="fp8" if row.fp8 else "bf16",
-        )
-        for direction in parts
+        model.attention(AttentionWork(attention_charts.TOKENS // s, s, s, heads, heads, d, d, row.causal, way, row.kernel, dtype))
+        for way in backward
     ]
     return Price(sum(p.seconds for p in prices), sum(p.low for p in prices), sum(p.high for p in prices), prices[0].provenance)
 

@@ -211,11 +211,6 @@ def _matches(rule: MachineRule, gpu: str, text: str, memory: float | None, row: 
     return re.fullmatch(rule.gpu, gpu, re.IGNORECASE) is not None and stated and per_node and named
 
 
-_JOINED: Final = re.compile(r"\bdomains of (\d+) GPUs each", re.IGNORECASE)
-"""A job over pieces of several racks. That NCCL leaves the links between nodes alone (MNNVL off) cuts no rack: hybridep's buffers
-are its own."""
-
-
 def _cluster(row: Row, profile: str) -> Machine:
     hardware = load_hardware(profile)
     per_node = hardware.gpus_per_node
@@ -231,9 +226,8 @@ def _cluster(row: Row, profile: str) -> Machine:
         cluster["num_gpus"] = gpus
     if gpus > per_node:
         cluster |= _network(row, hardware, notes)
-    joined = _JOINED.search(str(row.get("interconnect") or ""))
-    if joined and int(joined[1]) < hardware.domain_size:
-        cluster["domain_size"] = int(joined[1])
+    if 0 < (domain := row.get("domain_size") or 0) < hardware.domain_size:
+        cluster["domain_size"] = domain
     cluster |= _memory(row, hardware, notes)
     return Machine(cluster, notes)
 

@@ -72,7 +72,7 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
         dropped |= {name for name in saved if name not in layer.inputs and not isinstance(made_by.get(name), Attention)}
         repeated |= _between(layer, plan, dropped)
     elif "op" in recompute.modules:
-        names, again = _per_op(layer, plan)
+        names, again = _per_op(layer, plan, attention="op_attention" in recompute.modules)
         dropped, repeated = dropped | names, repeated | again
         parts, shares = _halves(layer, repeated)
     if "op_compiled" in recompute.modules:
@@ -122,9 +122,18 @@ def _between(layer: Layer, plan: KernelPlan, dropped: set[str]) -> set[str]:
     return {name for name in found if name}
 
 
-def _per_op(layer: Layer, plan: KernelPlan) -> tuple[set[str], set[str]]:
-    """torchtitan keeps wq, wv, the attention output, w1 and w2 outputs and repeats the rest of a dense layer."""
+def _per_op(layer: Layer, plan: KernelPlan, *, attention: bool) -> tuple[set[str], set[str]]:
+    """torchtitan keeps wq, wv, the attention output, w1 and w2 outputs and repeats the rest of a dense layer.
+
+    Args:
+        attention: the attention kernel is none of the ops that are saved, so that it runs again too.
+    """
     dropped, again = set[str](), set[str]()
+    made_by = makers(layer, plan)
+    if attention:
+        runs = {node.name for node in layer.nodes if isinstance(node, Attention)}
+        dropped |= {name for name in kept(layer, plan) if (maker := made_by.get(name)) is not None and maker.name in runs}
+        again |= runs
     for node in layer.nodes:
         norm = isinstance(node, Norm) and node.module == "layernorm"
         if norm or (node.module == "mlp" and isinstance(node, Elementwise)):

@@ -24,7 +24,6 @@ from simpar.parallel.work import Collective, ExpertExchange
 from simpar.program.program import OpKind
 from simpar.result.interpret import Priced
 from simpar.specs.scenario import Scenario
-from simpar.specs.stage_plan import check_one_kind
 from simpar.step import prepare, run
 
 MOST_NODES: Final = 5_000_000
@@ -267,7 +266,7 @@ def write(scenario: Scenario, out: Path) -> list[Path]:
     Raises:
         InputError: parts of several kinds, more nodes than can be written, or the folder cannot be.
     """
-    check_one_kind(scenario, "the format has one kind of rank")
+    scenario.check_one_kind("the format has one kind of rank")
     priced = prepare(scenario, detail="op")
     found = graphs(priced)
     peers = Peers(priced, len(found))

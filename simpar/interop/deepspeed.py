@@ -11,7 +11,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop.launch import gpu_violations, nodes_and_gpus, rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics
 from simpar.interop.scenario_text import model_text
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 

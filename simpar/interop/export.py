@@ -15,7 +15,6 @@ from simpar.interop import axolotl, deepspeed, huggingface, megatron, nanotron, 
 from simpar.registry import Registry
 from simpar.searching.abilities import launched_as
 from simpar.specs.scenario import Scenario
-from simpar.specs.stage_plan import check_one_kind
 from simpar.step import decided
 
 Exporter = Callable[[Scenario], dict[str, str]]
@@ -45,7 +44,7 @@ def export_files(name: str, scenario: Scenario) -> dict[str, str]:
         InputError: everything of the scenario that the framework cannot run.
     """
     exporter = FORMATS[name]
-    check_one_kind(scenario, "a launch script starts the same command with the same kernels on machines of one kind")
+    scenario.check_one_kind("a launch script starts the same command with the same kernels on machines of one kind")
     return exporter(decided(scenario))
 
 

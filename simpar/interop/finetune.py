@@ -8,7 +8,7 @@ from typing import Any, Final
 from simpar.errors import Violation
 from simpar.interop.launch import gpu_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
 from simpar.specs.scenario import Scenario

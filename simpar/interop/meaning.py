@@ -12,7 +12,8 @@ from simpar.interop.megatron_hybrid import same_steps, steps_of, steps_per_stage
 from simpar.parallel.pipeline import split_layers
 from simpar.schedules import SCHEDULES
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
-from simpar.specs.checks import DIMENSIONS, layer_count, model_stages, resolved_dp, resolved_etp
+from simpar.specs.checks import DIMENSIONS
+from simpar.specs.counts import layer_count, model_stages, resolved_dp, resolved_etp
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec

@@ -14,7 +14,7 @@ from simpar.errors import Violation
 from simpar.interop.megatron_flags import Flags
 from simpar.parallel.pipeline import split_layers
 from simpar.specs.architecture import ArchitectureSpec
-from simpar.specs.checks import model_stages
+from simpar.specs.counts import model_stages
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, Mamba2Spec
 from simpar.specs.scenario import Scenario
 

@@ -8,7 +8,7 @@ from typing import Any
 from simpar.errors import InputError, Violation
 from simpar.interop.stage_cuts import split_fields
 from simpar.parallel.pipeline import split_layers
-from simpar.specs.checks import layer_count, model_stages
+from simpar.specs.counts import layer_count, model_stages
 from simpar.specs.scenario import Scenario
 
 

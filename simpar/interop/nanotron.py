@@ -19,7 +19,7 @@ from simpar.interop.carried import Imported, Reading, carried, settled
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
 from simpar.interop.meaning import meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.specs.base import Spec, validate
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.layer_split import split_by_cost
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario

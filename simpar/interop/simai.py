@@ -15,7 +15,6 @@ from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.pipeline import boundary_bytes
 from simpar.result.interpret import Priced
 from simpar.specs.scenario import Scenario
-from simpar.specs.stage_plan import check_one_kind
 from simpar.step import prepare, run
 
 _TYPES: Final = {"all_reduce": "ALLREDUCE", "all_gather": "ALLGATHER", "reduce_scatter": "REDUCESCATTER", "all_to_all": "ALLTOALL"}
@@ -38,7 +37,7 @@ def export(scenario: Scenario) -> dict[str, str]:
     Raises:
         InputError: parts of several kinds, or a dimension that the format has no group for.
     """
-    check_one_kind(scenario, "the format has one kind of rank")
+    scenario.check_one_kind("the format has one kind of rank")
     plan = scenario.plan
     if plan.cp > 1:
         raise InputError([Violation("plan.cp", plan.cp, "SimAI's workload has no group of context-parallel ranks", "1")])

@@ -16,7 +16,7 @@ from simpar.interop.scenario_text import toml_value
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
 from simpar.interop.torchtitan_models import Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import recipe
-from simpar.specs.checks import resolved_dp, resolved_etp
+from simpar.specs.counts import resolved_dp, resolved_etp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
 from simpar.interop.torchtitan_import import schedule_names
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario
 
 COMMIT: Final = "b5bcd76c6 (21 August 2026)"

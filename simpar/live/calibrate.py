@@ -130,9 +130,8 @@ def _open(options: Options, device: str, rank: int) -> Store:
     return store
 
 
-def _slice(deadline: float, left: int) -> float:
+def _slice(now: float, deadline: float, left: int) -> float:
     """When the next of `left` cases should end, for all to get a share of the time."""
-    now = time.monotonic()
     return now + max(0.0, deadline - now) / max(left, 1)
 
 
@@ -142,7 +141,8 @@ def _collectives(group: Group, clock: Clock, store: Store, options: Options, dea
     for i, case in enumerate(todo):
         if group.from_first(time.monotonic() >= deadline):
             return
-        samples = bench_collectives.measure_collective(case.build(), group, clock, _slice(deadline, len(todo) + 1 - i))
+        end = _slice(time.monotonic(), deadline, len(todo) + 1 - i)
+        samples = bench_collectives.measure_collective(case.build(), group, clock, end)
         if group.rank == 0:
             _keep(store, record_of(case, samples), say)
     key = f"overlap/{group.size}"
@@ -167,15 +167,16 @@ def _local(store: Store, clock: Clock, device: str, options: Options, deadline: 
     todo = sorted((c for c in cases if not store.finished(c.key)), key=lambda c: c.key in store.records)
     with telemetry(clock.on) as beside:
         for i, case in enumerate(todo):
-            if time.monotonic() >= deadline:
+            if (now := clock.on.now_s()) >= deadline:
                 return sum(c.key not in store.records for c in todo[i:])
-            _one(store, case, clock, _slice(deadline, len(todo) - i), beside, say)
+            _one(store, case, clock, _slice(now, deadline, len(todo) - i), beside, say)
     return 0
 
 
 def _one(store: Store, case: Case, clock: Clock, deadline: float, beside: Telemetry, say: Report) -> None:
     """Measure a case and keep it; what this device cannot do is said and left out."""
     begin, known = time.monotonic(), store.records.get(case.key, {}).get("samples_s", ())
+    left = max(deadline - clock.on.now_s(), 0.0)
     more: Record = {}
     call: Callable[[], object] | None = None
     try:
@@ -183,7 +184,7 @@ def _one(store: Store, case: Case, clock: Clock, deadline: float, beside: Teleme
         if clock.device == "cpu":
             samples = measure(call, clock, deadline, known)
         else:
-            samples, more = measure_sustained(call, clock, max(deadline - begin, 0.0))
+            samples, more = measure_sustained(call, clock, left)
     except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         say(f"{case.key}: left out: {reason}")
@@ -194,8 +195,8 @@ def _one(store: Store, case: Case, clock: Clock, deadline: float, beside: Teleme
     _keep(store, {**record_of(case, samples, beside, begin), **more}, say)
 
 
-def _host(group: Group, store: Store, device: str, options: Options, deadline: float, say: Report) -> None:
-    """Measure the shapes and collectives of a run, all ranks taking part."""
+def _host(group: Group, store: Store, device: str, options: Options, deadline: float, say: Report) -> int:
+    """Measure the shapes and collectives of a run, all ranks taking part; how many shapes had no time left."""
     assert options.shapes is not None
     try:
         wanted = json.loads(options.shapes.read_text(encoding="utf-8"))
@@ -207,7 +208,7 @@ def _host(group: Group, store: Store, device: str, options: Options, deadline: f
         if not group.from_first(f"scheduler/{group.size}" in store.records) and (found := bench_host.measure_scheduler(group)):
             store.append(found)
             say(f"{found['key']:58s} slice {1e3 * found['slice_s']:.2f} ms, waking {1e3 * found['wake_s']:.2f} ms")
-        share = COLLECTIVE_SHARE * (deadline - time.monotonic())
+        share = COLLECTIVE_SHARE * (deadline - Device(device).now_s())
         for record in bench_host.measure_collectives(collectives, group, store.finished, share):
             _keep(store, record, say)
     every = bench_shapes.cases(shapes, Device(device).tensors, small=device == "fake")
@@ -215,31 +216,32 @@ def _host(group: Group, store: Store, device: str, options: Options, deadline: f
     known = set(group.from_first(done) if group.size > 1 else done)
     todo = [case for case in every if case.key not in known]
     if device != "cpu":
-        _gpu_shapes(todo, group, store, Clock(device), deadline, say)
-        return
+        return _gpu_shapes(todo, group, store, Clock(device), deadline, say)
     for i, case in enumerate(todo):
         budget = max(0.0, deadline - time.monotonic()) / (len(todo) - i)
         samples = bench_host.measure_shape(case.build, group, Clock(device, alone=True), budget)
         if group.rank == 0:
             _keep(store, {**record_of(case, samples), "ranks": group.size}, say)
+    return 0
 
 
-def _gpu_shapes(todo: Sequence[Case], group: Group, store: Store, clock: Clock, deadline: float, say: Report) -> None:
-    """Shapes of a run on every GPU at once; rank 0's times count. What has no time left is named once."""
+def _gpu_shapes(todo: Sequence[Case], group: Group, store: Store, clock: Clock, deadline: float, say: Report) -> int:
+    """Shapes of a run on every GPU at once; rank 0's times count. What has no time left is named once, and counted."""
     tell: Report = say if group.rank == 0 else (lambda _: None)
     with telemetry(clock.on) as beside:
         for i, case in enumerate(todo):
-            over = time.monotonic() >= deadline
+            over = clock.on.now_s() >= deadline
             if group.from_first(over) if group.size > 1 else over:
                 tell(f"time is up with {len(todo) - i} shapes not measured; go on with --resume {store.path}")
-                return
+                return len(todo) - i
             if group.size > 1:
                 group.torch.distributed.barrier()
-            _one(store, case, clock, _slice(deadline, len(todo) - i), beside, tell)
+            _one(store, case, clock, _slice(clock.on.now_s(), deadline, len(todo) - i), beside, tell)
+    return 0
 
 
 def calibrate(options: Options, say: Report = print) -> int:
-    """Measure, and write the profile on rank 0; 0 = done.
+    """Measure, and write the profile on rank 0; 0 = done, 1 = no profile is asked for and some of the shapes had no time left.
 
     Raises:
         CalibrationError: no torch, no NCCL, a rank that hangs, a wrong file; what was measured is kept.
@@ -252,15 +254,17 @@ def calibrate(options: Options, say: Report = print) -> int:
         torch.set_num_threads(options.threads)
     if options.out is not None:
         profile_out.profiles_dir()
-    begin = time.monotonic()
+    begin = Device(device).now_s()
     store, clock = _open(options, device, int(os.environ.get("RANK", "0"))), Clock(device)
     if options.shapes is not None and device == "cpu":
         pin()
     group = Group(device, options.timeout_s)
     if options.shapes is not None:
-        _host(group, store, device, options, begin + options.budget_s, say)
+        left = _host(group, store, device, options, begin + options.budget_s, say)
         group.close()
-        return _written(store, options, options.out, say) if group.rank == 0 and options.out is not None else 0
+        if options.out is None:
+            return 1 if left else 0
+        return _written(store, options, options.out, say) if group.rank == 0 else 0
     if group.size > 1:
         _collectives(group, clock, store, options, begin + COLLECTIVE_SHARE * options.budget_s, say)
         group.close()

@@ -4,15 +4,19 @@
 
 Run in the bundle's folder, with torch and numpy and nothing else. Everything measured lies under results/ as soon as it is
 measured and is packed into OUT/results.tgz after every piece; a command that is started again, here or on another machine that
-was given results/, goes on where the last one stopped. No piece begins that cannot end within the limit.
+was given results/, goes on where the last one stopped. No piece begins that cannot end within the limit. On the fake device the
+limit counts processor seconds, so that a trial does not depend on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -21,6 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from simpar.live.device import now_s
 
 STEPS: Final = ("smoke", "calibrate", "plans", "blocks", "physics", "repeat")
 START_S: Final = 40.0
@@ -40,7 +46,7 @@ class Call:
 
     Attributes:
         folder: of the bundle. out: where results are packed to; none = nowhere.
-        end: of time.monotonic().
+        end: of the device's clock (`now_s`).
     """
 
     folder: Path
@@ -56,16 +62,19 @@ class Call:
     @property
     def left_s(self) -> float:
         """Until nothing may run any more."""
-        return self.end - MARGIN_S - time.monotonic()
+        return self.end - MARGIN_S - now_s(self.device)
 
     def python(self, name: str, *words: object) -> int:
         """Run a module in a process of its own for as long as there is; its exit code, 124 where it had to be ended."""
         command = [sys.executable, "-m", f"simpar.live.{name}", *map(str, words)]
         paths = [str(self.folder.resolve()), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        begin = time.monotonic()
+        begin, seconds = time.monotonic(), max(self.left_s, 1.0)
         try:
-            code = subprocess.run(command, cwd=self.folder, env=env, check=False, timeout=max(self.left_s, 1.0)).returncode
+            if self.device == "fake":
+                code = _limited(command, self.folder, env, seconds)
+            else:
+                code = subprocess.run(command, cwd=self.folder, env=env, check=False, timeout=seconds).returncode
         except subprocess.TimeoutExpired:
             code = 124
         self.note({"ran": name, "words": list(map(str, words)), "exit": code, "wall_s": time.monotonic() - begin})
@@ -87,6 +96,16 @@ class Call:
         with tarfile.open(part, "w:gz") as archive:
             archive.add(self.results, arcname="results", filter=lambda t: None if t.name.endswith(".part") else t)
         part.replace(self.out / "results.tgz")
+
+
+def _limited(command: list[str], folder: Path, env: dict[str, str], seconds: float) -> int:
+    """Run a command on one core for at most so many processor seconds; 124 where it had to be ended."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds)))
+
+    code = subprocess.run(command, cwd=folder, env={"OMP_NUM_THREADS": "1", **env}, check=False, preexec_fn=limit).returncode
+    return 124 if code in (-signal.SIGXCPU, -signal.SIGKILL) else code
 
 
 def tell(text: str) -> None:
@@ -178,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     parser.add_argument("--device", choices=("cuda", "fake"), default="cuda")
     given = parser.parse_args(arguments)
-    call = Call(Path.cwd(), given.out, given.device, time.monotonic() + given.limit)
+    call = Call(Path.cwd(), given.out, given.device, now_s(given.device) + given.limit)
     if not (call.folder / "plans").is_dir():
         sys.stderr.write("collect: no plans/ here; run it in the folder that `simpar validate rank --bundle` wrote\n")
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,15 @@ GPU_CACHE_BYTES: Final = 64 * 2**20
 """L2 of a GPU whose driver does not say."""
 SMI_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
 SMI_PERIOD_S: Final = 0.2
+
+
+def now_s(name: str) -> float:
+    """The clock that time limits are counted on: the wall's, as a GPU machine is lent by the minute.
+
+    Of "fake" it counts the processor seconds of this process and its ended children: a trial takes nobody's machine, and what
+    else runs beside it must not use up its time.
+    """
+    return sum(os.times()[:4]) if name == "fake" else time.monotonic()
 
 
 def torch_module() -> Any:
@@ -48,6 +58,10 @@ class Device:
         self.name, self.torch = name, torch_module()
         self.cuda = name == "cuda"
         self.tensors = "cuda" if self.cuda else "cpu"
+
+    def now_s(self) -> float:
+        """The clock that time limits are counted on."""
+        return now_s(self.name)
 
     def wait(self) -> None:
         """Until the device has nothing left to do."""

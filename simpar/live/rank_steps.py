@@ -74,6 +74,14 @@ class Job:
         for stage in self.stages:
             stage.zero_grad()
 
+    def make_states(self) -> None:
+        """Make the optimizers' states, which are there from the second step on, with gradients of zero."""
+        for own, optimizer in zip(self.parameters, self.optimizers, strict=False):
+            for parameter in own:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+
     def write_inputs(self) -> int:
         """Write random values into what a pipeline receives, which no neighbour sends here; how many tensors were written.
 

@@ -166,13 +166,11 @@ def _on_fakes(plan: dict[str, Any], mesh: Any) -> dict[str, Any]:
         blocks = _blocks(plan, mesh, "cpu")
         stages = build_stages(plan, mesh, "cpu", whole=False)
         job = Job(plan, mesh, stages, "cpu", fused=False)
+        job.make_states()
         meter = Meter()
-        meter.follow(stages, job.followed)
-        for _ in range(2):
-            # The first step makes the optimizer's state.
-            meter.reset()
-            with meter:
-                job.step()
+        meter.follow(stages, job.followed, [o.state for o in job.optimizers])
+        with meter:
+            job.step()
         wire = [
             {"collective": kind, "ranks": ranks, "element_bytes": width, "calls": calls, "bytes": total}
             for (kind, ranks, width), (calls, total) in sorted(meter.wire.items())

@@ -23,7 +23,7 @@ from simpar.live.cluster_launch import launch
 from simpar.live.cluster_layouts import RunLayout, impossible
 from simpar.live.cluster_predict import predict
 from simpar.live.cluster_setup import config_of, setup_of
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.model import MlpSpec
 from simpar.specs.scenario import Scenario, read_scenario
 

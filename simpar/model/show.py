@@ -8,7 +8,7 @@ from simpar.errors import InputError, Violation
 from simpar.model.forms import general
 from simpar.model.ledger import active_parameters, pattern_of, total_parameters, totals
 from simpar.specs.architecture import ArchitectureSpec
-from simpar.specs.checks import layer_count
+from simpar.specs.counts import layer_count
 from simpar.specs.mixers import AttentionSpec, LatentAttentionSpec
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model

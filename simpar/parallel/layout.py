@@ -7,103 +7,31 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
-from simpar.graph.casts import GATHERED, engine_casts
-from simpar.graph.kernels import KernelPlan
-from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Layer
 from simpar.model.kind import kind_of, site_of
 from simpar.model.layered import layered_network
 from simpar.model.network import Network, padded_vocabulary, simple_network, transformer_network
 from simpar.parallel.blocks import LocalBlock, split_block
-from simpar.parallel.data import StateBytes
-from simpar.parallel.degrees import Degrees
+from simpar.parallel.job import Job
 from simpar.parallel.local_layer import SplitOptions
 from simpar.parallel.pipeline import StageLayers, split_layers
-from simpar.parallel.work import Implementation
-from simpar.specs.architecture import ArchitectureSpec, TokenModel
+from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
-from simpar.specs.framework import FrameworkSpec, framework
-from simpar.specs.hardware import HardwareProfile
-from simpar.specs.losses import loss_of
+from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
-from simpar.specs.optimizers import KINDS, OptimizerKind
-from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 from simpar.specs.stage_plan import Host, hosts, joint_profile
-from simpar.specs.training import BASE_BYTES, TrainingSpec
+from simpar.specs.training import BASE_BYTES
 from simpar.topology.mesh import Mesh
 from simpar.topology.placement import GroupPlacement
 
-_KERNEL_DTYPE = {"fp8-block": "fp8_block", "fp8-rowwise": "fp8_row", "nvfp4": "fp4"}
-"""Precisions whose matmuls the kernel tables call otherwise."""
-_FP8 = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
-_SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
-"""Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32, one per 16 of 4 bits."""
-
-
-def _compiled(scenario: Scenario, spec: FrameworkSpec) -> bool:
-    """Whether layers run as compiled graphs."""
-    asked = spec.kernels.compile if scenario.training.compile is None else scenario.training.compile
-    return asked and (spec.kernels.compiles_checkpoints or not _recompute(scenario.plan)[0].full)
-
-
-def _kernel_plan(scenario: Scenario, spec: FrameworkSpec, *, kernel: str) -> KernelPlan:
-    training, plan, own = scenario.training, scenario.plan, spec.kernels
-    compiled = _compiled(scenario, spec)
-    library = compiled or training.fused_kernels
-    model, tokens = scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
-    sizes = (
-        (tokens, float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (tokens, 1.0, 1.0)
-    )
-    loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=sizes)
-    fp8 = training.precision in _FP8
-    narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
-    made = replace(
-        own,
-        fused_activation=own.fused_activation or library,
-        fused_residual=own.fused_residual or compiled,
-        fused_norm=own.fused_norm or library,
-        fused_rope=own.fused_rope or library,
-        # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
-        fused_expert_bias=own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
-        saves_gathered_input=own.saves_gathered_input and plan.tp > 1,
-        whole_embedding_gradient=own.whole_embedding_gradient and plan.tp > 1,
-    )
-    return KernelPlan(
-        library=made,
-        loss=loss,
-        element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
-        flash_attention=kernel != "unfused",
-        dropout=training.dropout,
-        linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
-        loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
-        loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
-        logits_gathered=1 if spec.head.logits_vocab_parallel else plan.tp,
-        gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
-        overlapped_gathers=not (own.separate_casts and training.precision == "fp8-rowwise"),
-        output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
-        stored=own.fp8_storage if fp8 else (),
-    )
-
-
-def _recompute(plan: PlanSpec) -> tuple[Recompute, RecomputeSpec]:
-    spec = plan.recompute if isinstance(plan.recompute, RecomputeSpec) else RecomputeSpec(granularity=plan.recompute)
-    if spec.granularity == "full":
-        return Recompute(full=True), spec
-    if spec.granularity == "selective":
-        return Recompute(modules=frozenset(spec.modules or ("core_attn",))), spec
-    return Recompute(), spec
-
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Job):
     """One scenario laid out.
 
     Attributes:
-        scenario: what the user wrote.
-        hardware, framework: resolved.
-        mesh: ranks and groups.
         num_stages: virtual stages of one copy of the model.
         replicas: copies of the model in the pipeline (2: DualPipe).
         ends_meet: the schedule puts the first stage and the last on one rank.
@@ -113,13 +41,8 @@ class Layout:
         vocabulary_tp: tensor ranks that the vocabulary is padded for: of all stages, where they differ; 0 = tp.
     """
 
-    scenario: Scenario
-    hardware: HardwareProfile
-    framework: FrameworkSpec
-    mesh: Mesh
     num_stages: int
     replicas: int = 1
-    load_factor: float = 1.0
     ends_meet: bool = False
     alone: tuple[Layout, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -138,7 +61,7 @@ class Layout:
             replica: of which host's replicas, where hosts hold replicas.
         """
         spec = framework(scenario.framework, scenario.framework_version)
-        more = (num_stages, replicas, load_factor, ends_meet)
+        more = (load_factor, num_stages, replicas, ends_meet)
         found = hosts(scenario)
         if not found:
             return cls(scenario, scenario.hardware, spec, Mesh.of(scenario.plan, scenario.world_size), *more)
@@ -182,16 +105,6 @@ class Layout:
         """What holds for a model stage."""
         return self.of_rank(self.ranks[stage]) if self.alone else self
 
-    @property
-    def plan(self) -> PlanSpec:
-        """The scenario's plan."""
-        return self.scenario.plan
-
-    @property
-    def training(self) -> TrainingSpec:
-        """The scenario's training step."""
-        return self.scenario.training
-
     @cached_property
     def calibration(self) -> RunCalibration:
         """What published runs of this framework on this GPU add to the priced parts (nothing on a calibrated machine), with
@@ -219,47 +132,13 @@ class Layout:
 
     @cached_property
     def num_microbatches(self) -> int:
-        """Micro-batches per step and data-parallel rank."""
-        if self.alone:
-            return self.of_rank(0).num_microbatches
-        return self.training.global_batch_size // (self.training.micro_batch_size * self.mesh.dp)
+        """Micro-batches per step and data-parallel rank; of replicas that differ, of this one."""
+        return self.of_rank(0).num_microbatches if self.alone else super().num_microbatches
 
     @property
     def microbatches_in_all(self) -> int:
         """Micro-batches per step of all replicas."""
         return self.training.global_batch_size // self.training.micro_batch_size
-
-    @cached_property
-    def attention_kernel(self) -> str:
-        """The attention kernel in force."""
-        if self.training.attention_kernel != "auto":
-            return self.training.attention_kernel
-        model = self.scenario.model
-        mla = model.mla if isinstance(model, TokenModel) else None
-        wide = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else getattr(model, "head_dim", 0)
-        return self.framework.kernels.attention_kernel(self.hardware.gpu.architecture, wide)
-
-    @cached_property
-    def compiled(self) -> bool:
-        """Whether graphs are compiled."""
-        return _compiled(self.scenario, self.framework)
-
-    @cached_property
-    def kernels(self) -> KernelPlan:
-        """Which kernels the framework runs layers with."""
-        return _kernel_plan(self.scenario, self.framework, kernel=self.attention_kernel)
-
-    @cached_property
-    def degrees(self) -> Degrees:
-        """Block-level degrees."""
-        plan = self.plan
-        sequence_parallel = plan.sequence_parallel and plan.tp > 1 and isinstance(self.scenario.model, TokenModel)
-        return Degrees(
-            tp=plan.tp, sequence_parallel=sequence_parallel, cp=plan.cp, cp_style=plan.cp_style, ep=plan.ep,
-            etp=self.mesh.expert_tp, overlap_tp=plan.overlap_tp, overlap_ep=plan.overlap_ep,
-            ring_merges=("fused" if self.compiled else "eager") if self.framework.kernels.torch_ring else "",
-            async_tp=self.framework.kernels.tp_backward_overlap, dispatcher=plan.ep_dispatcher,
-        )  # fmt: skip
 
     @cached_property
     def network(self) -> Network:
@@ -274,79 +153,10 @@ class Layout:
             return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
-    @property
-    def host_counts_tokens(self) -> bool:
-        """Whether the host waits for the tokens of each expert before it launches them: without a capacity, where tokens are not
-        counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
-        return self.training.routing.capacity_factor is None and self.plan.ep_dispatcher != "hybridep"
-
-    @cached_property
-    def options(self) -> SplitOptions:
-        """How blocks are split, with the plan's recomputation."""
-        model, training = self.scenario.model, self.training
-        recompute, _ = _recompute(self.plan)
-        if "op" in recompute.modules:
-            more = {"op_compiled"} if self.compiled else set()
-            if self._casts == "fp4":
-                # torchao multiplies through scaled_mm, whose op is none of those that the policy saves (torch
-                # _functorch/partitioners.py, compute_intensive_ops: mm and _scaled_mm).
-                more.add("op_unlisted")
-            recompute = Recompute(modules=recompute.modules | more)
-        moe = model.moe if isinstance(model, TokenModel) else None
-        capacity = training.routing.capacity_factor
-        load = capacity if capacity is not None else self.load_factor
-        whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
-        unfused = self.attention_kernel == "unfused"
-        implementation: Implementation = (
-            "tuned" if self.framework.kernels.fused_norm and self.framework.kernels.fused_activation else "framework"
-        )
-        return SplitOptions(
-            degrees=self.degrees, kernels=self.kernels, recompute=recompute,
-            dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
-            attention_kernel="eager" if unfused and not self.framework.kernels.fused_softmax else self.attention_kernel,
-            memory_implementation=implementation, activation_implementation=self.framework.kernels.activation_kernel,
-            accumulate_fp32=self.framework.kernels.wgrad_accumulation_fusion and self.gradient_dtype == "fp32", moe=moe,
-            load_factor=load,
-            casts=self._casts,
-            dispatch_bytes=1.0 if training.precision in _FP8 and self.framework.kernels.fp8_dispatch else 2.0,
-            lora_rank=training.lora_rank if training.trainable == "lora" else 0,
-            lora_modules=training.lora_modules,
-            dequantised_bytes=BASE_BYTES.get(training.base_weights, -2.0) + 2.0,
-            # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
-            weight_gradients="none" if whole else self.framework.kernels.weight_gradients,
-            grouped_weight_gradients="none" if whole else self.framework.kernels.grouped_weight_gradients,
-            engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, self.framework.kernels.te_scaling),
-            accumulation_bytes=self._accumulation_bytes,
-            gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
-            reduce_copy_bytes=self.framework.data.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0,
-        )  # fmt: skip
-
-    @property
-    def gathers_by_layer(self) -> bool:
-        """Weights are gathered for every pass of a layer (full sharding, no pipeline that keeps them)."""
-        sharded = self.plan.zero_stage == 3 and self.mesh.dp * self.mesh.cp > 1 and self.training.optimizer != "none"
-        return sharded and not (self.plan.pp > 1 and self.framework.data.fsdp_unsharded_with_pp)
-
-    @property
-    def _accumulation_bytes(self) -> float:
-        """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written."""
-        adds = self.framework.optimizer.gradient_adds
-        if not adds or (adds == "pipelines" and self.plan.pp == 1):
-            return 0.0
-        return 2.0 + 2.0 * (4.0 if self.gradient_dtype == "fp32" else 2.0)
-
     @cached_property
     def boundary_bytes(self) -> tuple[float, ...]:
         """Activation passed between layers, one micro-batch, unsplit, before each layer (and after the last)."""
         return tuple(elements * self.kernels.element for elements in self.network.boundary_elements)
-
-    @cached_property
-    def _casts(self) -> str:
-        """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
-        precision = self.training.precision
-        if precision not in _FP8 or not self.framework.kernels.separate_casts:
-            return ""
-        return GATHERED if precision == "fp8" and self.plan.zero_stage == 3 else _KERNEL_DTYPE.get(precision, precision)
 
     @cached_property
     def stages(self) -> tuple[StageLayers, ...]:
@@ -362,17 +172,17 @@ class Layout:
         return tuple(tuple(self._blocks_of(stage)) for stage in self.stages)
 
     def _blocks_of(self, stage: StageLayers) -> list[LocalBlock]:
-        network, plain = self.network, self._plain
-        _, spec = _recompute(self.plan)
+        network, plain = self.network, self.plain_options
+        spec = self.recompute
         blocks: list[LocalBlock] = []
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
-        narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self._casts == "fp4" else len(network.layers)
+        narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self.casts == "fp4" else len(network.layers)
         for offset in range(stage.count):
             options = self.options if offset < limit else plain
             layer = stage.first + offset
-            blocks.append(self.split(network.layers[layer], options if layer < narrow else self._wide(options)))
+            blocks.append(self.split(network.layers[layer], options if layer < narrow else self.wide(options)))
         if stage.head:
             for block in network.mtp:
                 blocks.append(self.split(block, self.options))
@@ -384,98 +194,9 @@ class Layout:
                 blocks.append(replace(head, dense_parameters=head.dense_parameters - self.tied_extra) if stage.shares else head)
         return blocks
 
-    def _wide(self, options: SplitOptions) -> SplitOptions:
-        """`options` of a layer that stays in 16 bits among narrow ones."""
-        recompute = replace(options.recompute, modules=options.recompute.modules - {"op_unlisted"})
-        return replace(
-            options, dtype="bf16", casts="", recompute=recompute, kernels=replace(options.kernels, linear_input_bytes=2.0)
-        )
-
-    @cached_property
-    def _plain(self) -> SplitOptions:
-        """Options without recomputation: embedding, head, layers past the block method's limit."""
-        return replace(self.options, recompute=Recompute())
-
     def split(self, block: Layer, options: SplitOptions) -> LocalBlock:
         """One rank's share of a layer, each computed once."""
         return split_block(block, options)
-
-    # -- states ----------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def gradient_dtype(self) -> str:
-        """Accumulation dtype of gradients."""
-        return self.training.gradient_dtype or self.framework.optimizer.gradients(self.training.precision)
-
-    @cached_property
-    def state_bytes(self) -> StateBytes:
-        """Bytes per parameter of each state."""
-        spec, training = self.framework, self.training
-        gradient = 4.0 if self.gradient_dtype == "fp32" else 2.0
-        reduce_dtype = spec.optimizer.gradient_reduce_dtype or self.gradient_dtype
-        if training.gradient_dtype is not None:
-            reduce_dtype = training.gradient_dtype
-        full = training.precision in ("fp32", "tf32")
-        parameter = 4.0 if full else spec.optimizer.parameter_bytes
-        if training.precision in _FP8 and (spec.optimizer.fp8_parameters or spec.kernels.fp8_weight_cache):
-            # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
-            single = training.precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
-            parameter = (1.0 if single else 2.0) + (0.0 if spec.optimizer.fp8_parameters else parameter)
-        # torchao gathers weights with a scale per row in 16 bits, as its enable_fsdp_float8_all_gather takes one per tensor, and
-        # those of nvfp4 (torchtitan components/quantization/nvfp4.md).
-        formats = _FP8 - ({"fp8-rowwise", "nvfp4"} if spec.kernels.separate_casts else {"fp8-rowwise"})
-        narrow = training.precision in formats and self.plan.zero_stage == 3
-        gather = 4.0 if full else 1.0 if narrow else 2.0
-        if self.plan.zero_stage == 3 and not full:
-            reduce_dtype = training.gradient_dtype or spec.data.fsdp_reduce_dtype
-            # Shards of fp32 weights have fp32 gradients, whatever they were reduced in.
-            gradient = 4.0 if reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 else 2.0
-        if spec.optimizer.autocast and self.plan.zero_stage < 3 and _recompute(self.plan)[1].granularity == "none" and not full:
-            parameter = 2.0
-        if self.pure_bf16:
-            # Autograd's gradients and torch's moments are in the weight's dtype; nothing is left to cast on the way.
-            reduce_dtype, gradient, parameter = training.gradient_dtype or "bf16", 2.0, max(parameter, 2.0)
-        master = 0.0 if full or self.pure_bf16 or training.optimizer == "none" else 4.0
-        # With several micro-batches they are there from the first one's backward on, that is at the peak.
-        persist = spec.optimizer.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1
-        copy = spec.optimizer.gradient_copy_bytes if gradient > 2.0 else 0.0
-        if spec.data.ddp_buckets and self.plan.zero_stage == 0:
-            copy += parameter
-        return StateBytes(parameter, gradient + copy, master, self.optimizer.moments,
-                          4.0 if reduce_dtype == "fp32" or full else 2.0, gather, persist)  # fmt: skip
-
-    @cached_property
-    def pure_bf16(self) -> bool:
-        """Trained weights, gradients and optimizer states rest in bf16 without an fp32 copy."""
-        spec, chosen = self.framework, self.training.pure_bf16
-        if self.training.precision in ("fp32", "tf32", "fp16") or (
-            self.plan.zero_stage == 3 and spec.optimizer.sharded_weights_fp32
-        ):
-            return False
-        return spec.optimizer.pure_bf16 if chosen is None else chosen
-
-    @property
-    def weight_bytes(self) -> float:
-        """Width of the weights that the optimizer updates."""
-        return 2.0 if self.pure_bf16 else 4.0
-
-    @cached_property
-    def optimizer(self) -> OptimizerKind:
-        """The optimizer beside weights of this width."""
-        return KINDS[self.training.optimizer].beside(self.weight_bytes)
-
-    @property
-    def states_away(self) -> bool:
-        """The optimizer's states rest in host memory."""
-        return self.plan.offload.optimizer or self.optimizer.paged
-
-    @property
-    def update_bytes(self) -> float:
-        """Bytes per updated weight that exist during the update only."""
-        if self.training.optimizer_in_backward:
-            return 0.0
-        between = self.framework.optimizer.optimizer_kernel == "foreach" and self.training.optimizer in ("adamw", "adam")
-        return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)
 
     def frozen_bytes(self, block: LocalBlock) -> float:
         """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised."""

@@ -22,8 +22,8 @@ class Gemm:
     m: int
     n: int
     k: int
-    dtype: str
-    direction: Direction
+    dtype: str = "bf16"
+    direction: Direction = "forward"
     accumulate_fp32: bool = False
     pieces: int = 1
     held_sms: int = 0
@@ -37,8 +37,8 @@ class GroupedGemm:
     tokens: float
     n: int
     k: int
-    dtype: str
-    direction: Direction
+    dtype: str = "bf16"
+    direction: Direction = "forward"
     accumulate_fp32: bool = False
 
 
@@ -53,9 +53,9 @@ class AttentionWork:
     kv_heads: int
     head_dim: int
     v_head_dim: int
-    causal: bool
-    backward: bool
-    kernel: str
+    causal: bool = True
+    backward: bool = False
+    kernel: str = "auto"
     dtype: str = "bf16"
     window: int | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simpar.errors import InputError, Violation
 from simpar.runlogs.formats import WRITTEN_BY
 from simpar.runlogs.records import LogReading
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario
 
 OF_NO_FRAMEWORK = frozenset({"plain"})

@@ -13,7 +13,7 @@ from simpar.evidence.row_machine import MACHINES, CannotExpress, chip_name, mach
 from simpar.evidence.run_rows import run_of
 from simpar.interop.meaning import meaning, schedule_name, stage_counts
 from simpar.interop.scenario_text import scenario_table
-from simpar.specs.checks import resolved_dp, resolved_etp
+from simpar.specs.counts import resolved_dp, resolved_etp
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 

@@ -20,7 +20,8 @@ from simpar.searching.axes import divisors
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, Split, State, Variant, parse_split
 from simpar.searching.recomputes import selections, whole_layers
 from simpar.specs.architecture import TokenModel
-from simpar.specs.checks import check_scenario, layer_count
+from simpar.specs.checks import check_scenario
+from simpar.specs.counts import layer_count
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.model import MoeSpec
 from simpar.specs.scenario import Scenario

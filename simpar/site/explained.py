@@ -13,7 +13,7 @@ from simpar.evidence.run_rows import measured_of
 from simpar.result.result import Result
 from simpar.site.causes import Job, Verdict, causes_of, diagnose
 from simpar.site.signs import Expected, Signs, signs_of
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import textwrap
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simpar.boundary import MOST_CONFIG_BYTES, parse_toml, read_text
 from simpar.errors import InputError, Violation
+from simpar.registry import closest
 
 Evidence = Literal["measured", "published", "derived", "assumed"]
 
@@ -138,9 +138,9 @@ def violations_of(error: ValidationError, spec: type[BaseModel], table: Any, fil
         value, rule, right = item.get("input"), _KINDS.get(item["type"], rule), ""
         if item["type"] == "extra_forbidden":
             known = _known_fields(spec, item["loc"][:-1])
-            close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.5)
+            close = closest(str(item["loc"][-1]), known)
             rule = "unknown field"
-            right = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(sorted(known))}"
+            right = f"did you mean {close!r}?" if close else f"known fields: {', '.join(sorted(known))}"
         elif item["type"] == "missing":
             value = None
         elif isinstance(value, dict | list):

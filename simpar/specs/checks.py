@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import Final
 
 from simpar.errors import InputError, Violation
+from simpar.registry import closest
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
+from simpar.specs.counts import layer_count, model_stages, resolved_dp, resolved_etp
 from simpar.specs.framework import framework, framework_names
-from simpar.specs.framework_options import Ability, missing_options, option_conflicts
+from simpar.specs.framework_options import missing_options, option_conflicts
+from simpar.specs.framework_words import Ability
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.losses import losses_of
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.recompute_modules import MODULES
-from simpar.specs.scenario import Scenario
+from simpar.specs.scenario_spec import Scenario
 from simpar.specs.size import too_large
 from simpar.specs.stage_plan import hosts, part_rules
 
@@ -25,42 +27,11 @@ DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
 ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "dualpipe")
 """Schedules with one model chunk per pipeline rank (DualPipe: one per direction)."""
 
-TWO_CHUNK_SCHEDULES: Final = ("zb-v", "v-half", "v-min", "dualpipe-v")
-"""Those with two, placed as a V."""
-
 _PRECISION_NEEDS: Final = {
     "bf16": ("bf16",), "fp16": ("fp16",), "fp32": (), "tf32": ("tf32",), "fp8": ("fp8",), "fp8-rowwise": ("fp8",),
     "fp8-block": ("fp8",), "mxfp8": ("fp8",), "nvfp4": ("fp4",),
 }  # fmt: skip
 """Peaks of the data sheet that a precision needs; fp32 runs everywhere."""
-
-
-def resolved_dp(scenario: Scenario) -> int:
-    """Data-parallel ranks: the plan's, or what tp * cp * pp leave of the cluster (at least 1)."""
-    plan = scenario.plan
-    return plan.dp or max(1, scenario.world_size // (plan.tp * plan.cp * plan.pp))
-
-
-def resolved_etp(plan: PlanSpec) -> int:
-    """Tensor parallelism inside an expert: the plan's, or tp without expert parallelism and 1 with it."""
-    return plan.etp or (plan.tp if plan.ep == 1 else 1)
-
-
-def model_stages(plan: PlanSpec) -> int:
-    """Virtual stages that one copy of the model is cut into."""
-    chunks = max(plan.virtual_stages, 2) if plan.schedule in TWO_CHUNK_SCHEDULES else plan.virtual_stages
-    return plan.pp * chunks
-
-
-def layer_count(model: TransformerSpec | MlpSpec | CnnSpec | ArchitectureSpec) -> int:
-    """Layers that pipeline stages share out (multi-token-prediction modules are not among them)."""
-    if isinstance(model, ArchitectureSpec):
-        return model.num_layers
-    if isinstance(model, TransformerSpec):
-        return model.num_hidden_layers + model.num_decoder_layers
-    if isinstance(model, MlpSpec):
-        return model.depth + (model.input_size is not None) + (model.output_size is not None)
-    return len(model.layers)
 
 
 def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -> list[Violation]:
@@ -115,8 +86,7 @@ def _listed(values: Sequence[int], most: int = 16) -> str:
 def _framework(scenario: Scenario) -> Iterator[Violation]:
     names = framework_names()
     if scenario.framework not in names:
-        close = difflib.get_close_matches(scenario.framework, names, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = f"did you mean {close!r}? " if (close := closest(scenario.framework, names)) else ""
         yield Violation("framework", scenario.framework, "unknown framework", f"{hint}known: {', '.join(names)}")
         return
     spec = framework(scenario.framework, scenario.framework_version)
@@ -225,8 +195,7 @@ def _plan(scenario: Scenario, schedules: Sequence[str] | None) -> Iterator[Viola
 def _schedule(plan: PlanSpec, schedules: Sequence[str] | None) -> Iterator[Violation]:
     is_file = plan.schedule.endswith(".csv")
     if schedules is not None and plan.schedule != "auto" and not is_file and plan.schedule not in schedules:
-        close = difflib.get_close_matches(plan.schedule, schedules, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = f"did you mean {close!r}? " if (close := closest(plan.schedule, schedules)) else ""
         known = ", ".join(sorted(schedules))
         yield Violation("plan.schedule", plan.schedule, "unknown schedule", f"{hint}known: {known}; or a .csv file")
     if plan.virtual_stages > 1:
@@ -335,37 +304,20 @@ def _tensor(model: TokenModel, plan: PlanSpec) -> Iterator[Violation]:
     """Every width that tensor parallelism splits; the vocabulary is padded and no rule."""
     tp = plan.tp
     right = f"one of {_listed(_fitting_tp(model))}"
-    split = list(_tensor_widths(model))
+    split = model.tensor_widths()
     for what, width in split:
         if width % tp:
             yield Violation("plan.tp", tp, f"must divide {what} ({width})", right)
-    for what, groups in _tensor_groups(model):
+    for what, groups in model.tensor_groups():
         if all(width % tp == 0 for _, width in split) and groups % tp and tp % groups:
             rule = f"must divide {what} ({groups}) or be a multiple of it (heads are then replicated)"
             yield Violation("plan.tp", tp, rule, right)
 
 
-def _tensor_widths(model: TokenModel) -> Iterator[tuple[str, int]]:
-    if isinstance(model, ArchitectureSpec):
-        yield from model.tensor_widths()
-        return
-    yield "num_attention_heads", model.num_attention_heads
-    if model.moe is None or model.moe.first_k_dense_replace or model.moe.moe_layer_freq > 1:
-        yield "intermediate_size", model.intermediate_size
-    if model.moe and model.moe.shared_expert_intermediate_size:
-        yield "the shared expert's width", model.moe.shared_expert_intermediate_size
-
-
-def _tensor_groups(model: TokenModel) -> list[tuple[str, int]]:
-    if isinstance(model, ArchitectureSpec):
-        return model.tensor_groups()
-    return [("num_key_value_heads", model.num_key_value_heads)]
-
-
 def _fitting_tp(model: TokenModel) -> list[int]:
     """Tensor-parallel degrees that satisfy every rule of the model."""
-    common = gcd(*(width for _, width in _tensor_widths(model)))
-    groups = [count for _, count in _tensor_groups(model)]
+    common = gcd(*(width for _, width in model.tensor_widths()))
+    groups = [count for _, count in model.tensor_groups()]
     return [d for d in _divisors(common) if all(count % d == 0 or d % count == 0 for count in groups)]
 
 
@@ -375,7 +327,7 @@ def _sequence(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
         limit = f"at most {model.max_position_embeddings} for this model"
         yield Violation("training.sequence_length", None, "is required for a transformer", limit)
         return
-    counts = [width for what, width in _tensor_widths(model) if "heads" in what]
+    counts = [width for what, width in model.tensor_widths() if "heads" in what]
     if plan.cp_style == "ulysses" and counts and all(count % plan.tp == 0 for count in counts):
         heads = gcd(*counts) // plan.tp
         yield from _divides("plan.cp", plan.cp, heads, "the attention heads of one tensor-parallel rank for ulysses")
@@ -444,7 +396,5 @@ def _simple(model: MlpSpec | CnnSpec, plan: PlanSpec) -> Iterator[Violation]:
         return
     if model.layers and model.layers[0].kind == "pool":
         yield Violation("model.layers", "pool", "the first layer must hold weights", "a conv or linear layer before it")
-    channels = 0
-    for layer in model.layers:
-        channels = gcd(channels, layer.out_channels or 0)
+    channels = gcd(*(layer.out_channels or 0 for layer in model.layers))
     yield from _divides("plan.tp", plan.tp, channels or 1, "the output channels of every layer, whose common divisor")

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from simpar.registry import unknown
 from simpar.specs.framework_allocator import Allocator
-from simpar.specs.framework_policies import AttentionKernel as AttentionKernel
 from simpar.specs.framework_policies import (
     Conventions,
     DataParallel,
@@ -27,6 +26,8 @@ from simpar.specs.framework_policies import (
 from simpar.specs.framework_releases import NEWEST as NEWEST
 from simpar.specs.framework_releases import Month as Month
 from simpar.specs.framework_releases import month_of as month_of
+from simpar.specs.framework_rows import ALIASES, FRAMEWORKS, UNRELATED
+from simpar.specs.framework_runtime import RUNTIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +79,8 @@ POLICY_OF: Final = {
 """Field -> the part it belongs to; no name stands in two."""
 
 
-Base = str | dict[str, str]
-"""What a framework builds on: "" = nothing, another one, or one for each part of it ("kernels", "head", ...; "" = all others)."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrameworkRow:
-    """What changes from a month on; the rest carries over from the row before it.
-
-    Attributes:
-        since: first month it holds for.
-        changes: field of a policy -> value.
-        source: where the facts stand.
-    """
-
-    since: Month
-    changes: dict[str, Any]
-    source: str
-
-    @property
-    def month(self) -> str:
-        """As text: "2025-10"."""
-        return f"{self.since[0]}-{self.since[1]:02d}"
-
-
 def framework_names() -> list[str]:
     """Every name that `framework` knows, aliases included."""
-    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
-
     return sorted({*FRAMEWORKS, *ALIASES})
 
 
@@ -115,8 +90,6 @@ def framework(name: str, version: str | None = None) -> FrameworkSpec:
     Raises:
         UnknownNameError: no such framework; lists the known ones and the closest.
     """
-    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS
-
     canonical = name if name in FRAMEWORKS else ALIASES.get(name, "")
     if not canonical:
         raise unknown("framework", name, framework_names())
@@ -125,8 +98,6 @@ def framework(name: str, version: str | None = None) -> FrameworkSpec:
 
 def family_of(name: str) -> str:
     """The framework that `name` descends from (Megatron-Bridge, NeMo: megatron-core), itself where it has no ancestor."""
-    from simpar.specs.framework_rows import ALIASES, FRAMEWORKS, UNRELATED
-
     found = name if name in FRAMEWORKS else ALIASES.get(name, name)
     while found in FRAMEWORKS and FRAMEWORKS[found][0] and found not in UNRELATED:
         base = FRAMEWORKS[found][0]
@@ -137,9 +108,6 @@ def family_of(name: str) -> str:
 @lru_cache(maxsize=256)
 def _at(name: str, month: Month) -> FrameworkSpec:
     """All rows up to `month` applied in order, on top of the runtime's; a month before the first row takes the first."""
-    from simpar.specs.framework_rows import FRAMEWORKS
-    from simpar.specs.framework_runtime import RUNTIME
-
     base, rows = FRAMEWORKS[name]
     first, *later = rows
     if isinstance(base, dict):

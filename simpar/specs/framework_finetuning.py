@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simpar.specs.framework import FrameworkRow as Row
-from simpar.specs.losses import LOSS_WORK
+from simpar.specs.framework_releases import FrameworkRow as Row
+from simpar.specs.framework_words import LOSS_WORK
 
 _OTHERS: Final = LOSS_WORK[:-1]
 """All but the tiled loss."""

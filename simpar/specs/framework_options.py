@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final
 
 from simpar.errors import Violation
-
-if TYPE_CHECKING:
-    from simpar.specs.framework import FrameworkSpec
-    from simpar.specs.scenario import Scenario
-
-Ability = Literal[
-    "pure_bf16", "optimizer_in_backward", "narrow_optimizers", "quantised_base", "host_parameters", "fused_kernels"
-]  # fmt: skip
+from simpar.specs.framework import FrameworkSpec
+from simpar.specs.framework_words import Ability
+from simpar.specs.scenario_spec import Scenario
 
 NARROW: Final = ("adamw-8bit", "adamw-8bit-paged", "adamw-4bit", "adamw-fp8", "lion")
 """Optimizers of torchao, bitsandbytes and their like."""
@@ -79,4 +74,4 @@ def _in_backward(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("plan.offload.optimizer", True, "an update in the backward runs on the device", f"false, {off}")
 
 
-__all__ = ["NARROW", "Ability", "missing_options", "option_conflicts"]
+__all__ = ["NARROW", "missing_options", "option_conflicts"]

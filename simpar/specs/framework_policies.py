@@ -8,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simpar.specs.framework_options import Ability
-from simpar.specs.losses import LOSS_WORK, LossKind
-
-AttentionKernel = Literal["unfused", "fa1", "fa2", "fa3", "cudnn"]
-GradientDtype = Literal["fp32", "bf16", "fp16"]
-Recompute = Literal["none", "selective", "full"]
-Placeholders = Literal["none", "each", "shapes"]
+from simpar.specs.framework_words import LOSS_WORK, Ability, AttentionKernel, GradientDtype, LossKind, Placeholders, Recompute
 
 _NEWEST_KERNEL: Final[dict[str, AttentionKernel]] = {"volta": "unfused", "turing": "fa1"}
 """FlashAttention-2 and cuDNN's fused attention start with Ampere, FlashAttention with Turing (Dao-AILab/flash-attention README)."""
@@ -60,6 +54,7 @@ class Kernels(Policy):
         torch_ring: context parallelism other than by all-to-all is torch's ring (parallel/context.py, `_torch_ring`).
         attention: (architecture, kernel) pairs; an architecture that is missing takes the pair of "".
         attention_head_dim: (architecture, widest head) pairs: wider heads run without a fused kernel there.
+        unlisted_attention: kernels that per-op selective checkpointing does not save, so that they run again.
         te_scaling: TransformerEngine's one scale of a tensor: from steps before (delayed), of its values (current); "" = none.
         fp8_weight_cache: under fp8 the fp8 copies of 16-bit weights are kept, for all micro-batches of a step.
         fp8_dispatch: under fp8 tokens travel to their experts in fp8.
@@ -70,8 +65,7 @@ class Kernels(Policy):
         weight_gradients: weight-gradient tensors in a backward, as wide as activations, real or (where the matmul accumulates in
             place) placeholders: none, each (one at a time), shapes (one of every shape, kept for good).
         grouped_weight_gradients: the same of grouped expert matmuls.
-        whole_embedding_gradient: of a vocabulary split over tensor ranks the unsharded gradient that accumulates is whole
-            (DTensor).
+        whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
         one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
             start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
@@ -99,6 +93,7 @@ class Kernels(Policy):
     torch_ring: bool = False
     attention: tuple[tuple[str, AttentionKernel], ...] = (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))
     attention_head_dim: tuple[tuple[str, int], ...] = ()
+    unlisted_attention: tuple[AttentionKernel, ...] = ()
     te_scaling: Literal["", "delayed", "current"] = ""
     fp8_weight_cache: bool = False
     fp8_dispatch: bool = False
@@ -112,8 +107,7 @@ class Kernels(Policy):
     one_queue: bool = False
 
     def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
-        """The attention kernel this framework ran at that time on a GPU of `architecture` ("ampere", "hopper", ...), for heads
-        of `head_dim` values in queries and keys."""
+        """The attention kernel on a GPU of `architecture` ("ampere", ...) for queries and keys of `head_dim` values."""
         if head_dim > dict(self.attention_head_dim).get(architecture, head_dim):
             return "unfused"
         table = dict(self.attention)

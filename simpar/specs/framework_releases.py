@@ -1,14 +1,39 @@
-"""When the releases of frameworks came out, and the month that a version stands for."""
+"""Dated rows of frameworks, when their releases came out, and the month that a version stands for."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 Month = tuple[int, int]
 """Year and month."""
 
 NEWEST: Month = (9999, 12)
+
+Base = str | dict[str, str]
+"""What a framework builds on: "" = nothing, another one, or one for each part of it ("kernels", "head", ...; "" = all others)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkRow:
+    """What changes from a month on; the rest carries over from the row before it.
+
+    Attributes:
+        since: first month it holds for.
+        changes: field of a policy -> value.
+        source: where the facts stand.
+    """
+
+    since: Month
+    changes: dict[str, Any]
+    source: str
+
+    @property
+    def month(self) -> str:
+        """As text: "2025-10"."""
+        return f"{self.since[0]}-{self.since[1]:02d}"
+
 
 RELEASES: Final[dict[str, dict[str, Month]]] = {
     "megatron-core": {

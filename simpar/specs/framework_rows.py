@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.specs.framework import Base
-from simpar.specs.framework import FrameworkRow as Row
 from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
+from simpar.specs.framework_releases import Base
+from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
 from simpar.specs.framework_torch import NANOTRON
 from simpar.specs.framework_torch import TORCH as _TORCH
-from simpar.specs.losses import LOSS_WORK
+from simpar.specs.framework_words import LOSS_WORK
 
 _LOSS_CHAINS: Final = (("unfused", "stream", 38.0, 14.0), ("fused", "stream", 24.0, 14.0))
 """Megatron-LM core/tensor_parallel/cross_entropy.py on fp32 logits, one elementary kernel after the other: cast (6 bytes), maximum
@@ -236,7 +236,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
-              "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0},
+              "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
+              "unlisted_attention": ("cudnn",)},
              "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); "
              "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
              "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
@@ -260,6 +261,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
              "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
              "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
+         Row((2025, 12), {"unlisted_attention": ()},
+             "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
+             "not cuDNN's"),
          Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
          Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
                          "fp4_layers": 0.85},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simpar.specs.framework import FrameworkRow as Row
+from simpar.specs.framework_releases import FrameworkRow as Row
 
 MiB: Final = 2.0**20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simpar.specs.framework import FrameworkRow as Row
+from simpar.specs.framework_releases import FrameworkRow as Row
 
 TORCH: Final[dict[str, Any]] = {
     "fused_activation": False, "fused_residual": False, "fused_rope": False, "fused_softmax": False,

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import Final, cast
 
 from simpar.errors import InternalError
+from simpar.specs.framework import FrameworkSpec
+from simpar.specs.framework_words import LossKind
 
-if TYPE_CHECKING:
-    from simpar.specs.framework import FrameworkSpec
-
-LossKind = Literal["fused", "unfused", "chunked", "linear", "tiled"]
-
-LOSS_WORK: Final = (
-    ("fused", "cross_entropy", 6.0, 6.0), ("unfused", "cross_entropy", 18.0, 18.0), ("compiled", "cross_entropy", 4.0, 4.0),
-    ("chunked", "cross_entropy", 10.0, 10.0), ("linear", "cross_entropy", 6.0, 0.0),
-    ("tiled", "cross_entropy", 4.0, 4.0),
-)  # fmt: skip
-"""Fused: TransformerEngine's and flash-attn's kernels (logits read twice and turned into their gradient in place, then scaled).
-Unfused: torch's cross_entropy over a cast to fp32. Compiled: the 16-bit logits read twice, and read and turned into their
-gradient. Linear: Liger's kernel on each piece of the logits, all of it in the forward (liger_kernel/ops/cross_entropy.py).
-Tiled: log-probabilities tile by tile, the logits computed again in the backward (TRL; Apple's cut cross-entropy in the matmul)."""
 DEFAULT_CHUNKS: Final = 8
 """Pieces of a chunked loss where the framework has no number of its own (torchtune's and torchtitan's default)."""
 
@@ -106,4 +94,4 @@ def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool,
     return spec.head.logits_fp32_copies
 
 
-__all__ = ["DEFAULT_CHUNKS", "FUSED", "LOSS_WORK", "Loss", "linear_chunks", "loss_of", "losses_of"]
+__all__ = ["DEFAULT_CHUNKS", "FUSED", "Loss", "linear_chunks", "loss_of", "losses_of"]

@@ -149,6 +149,19 @@ class TransformerSpec(Spec):
             return False
         return (index + 1) % self.moe.moe_layer_freq == 0
 
+    def tensor_widths(self) -> list[tuple[str, int]]:
+        """What tensor parallelism splits, and into how many parts it may go at most."""
+        found = [("num_attention_heads", self.num_attention_heads)]
+        if self.moe is None or self.moe.first_k_dense_replace or self.moe.moe_layer_freq > 1:
+            found.append(("intermediate_size", self.intermediate_size))
+        if self.moe and self.moe.shared_expert_intermediate_size:
+            found.append(("the shared expert's width", self.moe.shared_expert_intermediate_size))
+        return found
+
+    def tensor_groups(self) -> list[tuple[str, int]]:
+        """What tensor parallelism splits or, beyond their number, replicates."""
+        return [("num_key_value_heads", self.num_key_value_heads)]
+
 
 class MlpSpec(Spec):
     """A deep MLP: `depth` square layers of `width` with non-linearities; input and output layers where given."""

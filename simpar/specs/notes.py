@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
-from simpar.specs.checks import layer_count, model_stages
+from simpar.specs.counts import layer_count, model_stages
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from simpar.errors import InputError, Violation
+from simpar.specs.scenario_spec import Scenario
 
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
@@ -149,8 +150,6 @@ def _admissible(path: str, file: str) -> tuple[tuple[Any, float], ...]:
 
 
 def _annotation(path: str) -> Any:
-    from simpar.specs.scenario import Scenario
-
     current: Any = Scenario
     for part in path.split("."):
         models = [m for m in (current, *get_args(current)) if isinstance(m, type) and issubclass(m, BaseModel)]

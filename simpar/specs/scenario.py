@@ -1,4 +1,4 @@
-"""A scenario: a model on a cluster under a plan. This file reads it, resolves names and has the whole checked."""
+"""Reading a scenario: names are resolved and the whole is checked."""
 
 from __future__ import annotations
 
@@ -9,83 +9,13 @@ from typing import Any
 
 from simpar.boundary import reader, toml_value
 from simpar.errors import InputError, Violation
-from simpar.specs.architecture import ModelSpec
-from simpar.specs.base import Spec, read_toml, validate
+from simpar.specs.base import read_toml, validate
 from simpar.specs.catalog import scenario_path
-from simpar.specs.cluster import ClusterSpec
-from simpar.specs.effects import EffectsSpec
-from simpar.specs.hardware import HardwareProfile
-from simpar.specs.plan import PlanSpec
-from simpar.specs.site import Site, site_beside
-from simpar.specs.training import TrainingSpec
-
-
-class Published(Spec):
-    """What is published about a scenario, for comparison; never an input."""
-
-    metric: str
-    """step_time_s, tokens_per_s_per_gpu, mfu, model_flops_per_s_per_gpu, bubble_fraction."""
-    value: float
-    """In SI units; fractions for mfu and bubble_fraction."""
-    source: str
-    """Where it stands."""
-    note: str = ""
-    """How it was derived, if it was."""
-    fitted: bool = False
-    """The constants were fitted with this run, so that agreement with it is no evidence."""
-
-
-class Scenario(Spec):
-    """A model, a cluster, a plan and a training step, all resolved."""
-
-    name: str
-    """What reports call it."""
-    description: str = ""
-    """A sentence for people."""
-    model: ModelSpec
-    """What is trained: the name of a preset, the path of a Hugging Face config.json, or a table."""
-    framework: str = "megatron-core"
-    """Whose semantics: kernels, defaults, memory, host."""
-    framework_version: str | None = None
-    """A release (0.9.0), or a month (2024-10); none = the newest behaviour known."""
-    cluster: ClusterSpec
-    """On which machines."""
-    plan: PlanSpec = PlanSpec()
-    """How the work is laid out over ranks."""
-    training: TrainingSpec
-    """Batch, sequence, precision, optimizer."""
-    effects: EffectsSpec = EffectsSpec()
-    """What is not ideal: contention, slow ranks, faults, jitter."""
-    published: tuple[Published, ...] = ()
-    """Measured figures of this very run, for comparison; never an input."""
-    site: str | Site | None = None
-    """What `simpar adapt` learned from a cluster's own runs: a file, relative to the scenario's, or its table."""
-    file: str = ""
-    """Where it was read from, for messages."""
-
-    @property
-    def learned(self) -> Site | None:
-        """The site, where one is named and any run is behind it."""
-        found = site_beside(self.site, self.file)
-        return found if found is not None and found.learned else None
-
-    @property
-    def hardware(self) -> HardwareProfile:
-        """The cluster's profile, with the cluster's overrides applied.
-
-        Raises:
-            InputError: pipeline ranks or replicas are of several kinds (`specs/stage_plan.py` has the hardware of each).
-        """
-        from simpar.specs.stage_plan import check_one_kind
-
-        check_one_kind(self, "only simpar simulate, explain, compare and simpar.sweep know pipelines of several kinds")
-        gpus = self.cluster.num_gpus or self.cluster.own_gpus
-        return self.cluster.profile(gpus)
-
-    @property
-    def world_size(self) -> int:
-        """GPUs used."""
-        return self.cluster.num_gpus or sum(part.own_gpus for part in self.cluster.parts or (self.cluster,))
+from simpar.specs.checks import check_scenario
+from simpar.specs.models_io import load_model, model_from_table, model_names
+from simpar.specs.open_values import open_fields
+from simpar.specs.scenario_spec import Published as Published
+from simpar.specs.scenario_spec import Scenario as Scenario
 
 
 def _preset_table(name: str, assignment: str) -> dict[str, Any]:
@@ -94,8 +24,6 @@ def _preset_table(name: str, assignment: str) -> dict[str, Any]:
     Raises:
         InputError: `name` is no shipped model.
     """
-    from simpar.specs.models_io import load_model, model_names
-
     if name not in model_names():
         right = "write it as a [model] table, `simpar models show FILE --json` prints its fields"
         raise InputError([Violation("--set", assignment, f"model = {name!r} is no shipped model whose fields can be set", right)])
@@ -178,9 +106,6 @@ def make_scenario(table: dict[str, Any], *, file: str = "", undecided: tuple[str
     Raises:
         InputError: all violations, together.
     """
-    from simpar.specs.checks import check_scenario
-    from simpar.specs.open_values import open_fields
-
     table = dict(table)
     if left_open := open_fields(table, file):
         rule = "is left open, which only `simpar simulate` and simpar.simulate answer"
@@ -213,8 +138,6 @@ def _beside(machines: dict[str, Any], base: Path) -> dict[str, Any]:
 
 def _model_table(model: object, base: Path, file: str) -> tuple[dict[str, Any], list[Violation]]:
     """The model named or written by the user as a table, or a stand-in and what is wrong with it."""
-    from simpar.specs.models_io import load_model, model_from_table
-
     stand_in = {"kind": "mlp", "width": 1, "depth": 1}
     try:
         if isinstance(model, str):

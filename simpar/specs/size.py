@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from simpar.errors import InputError, Violation
 from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.counts import layer_count, model_stages, resolved_dp
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
-
-if TYPE_CHECKING:
-    from simpar.specs.scenario import Scenario
+from simpar.specs.scenario_spec import Scenario
 
 VARIABLE: Final = "SIMPAR_LIMIT"
 LIMITS: Final = {"ranks": 10_000_000, "layers": 10_000, "ops": 3_000_000, "bytes": 2**60, "incidents": 20_000_000}
@@ -78,8 +77,6 @@ def limits() -> dict[str, int]:
 
 def passes_of(scenario: Scenario) -> Passes:
     """What one pipeline of `scenario` runs."""
-    from simpar.specs.checks import layer_count, model_stages, resolved_dp
-
     training = scenario.training
     count = training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
     return Passes(max(count, 1), model_stages(scenario.plan), layer_count(scenario.model))

@@ -14,10 +14,10 @@ from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any
 
-from simpar.errors import InputError, Violation
+from simpar.errors import Violation
 from simpar.specs.cluster import ClusterSpec, MachinesSpec, PartsNetworkSpec
 from simpar.specs.hardware import GpuSpec, HardwareProfile, NicSpec, Sourced
-from simpar.specs.scenario import Scenario
+from simpar.specs.scenario_spec import Scenario
 
 
 @dataclass(frozen=True)
@@ -279,20 +279,6 @@ def _microbatches(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("plan.replica_microbatches", given, rule, "replicas x micro-batches must add up to it, or auto")
 
 
-def check_one_kind(scenario: Scenario, why: str) -> None:
-    """Raise unless the cluster has machines of one kind.
-
-    Raises:
-        InputError: it has parts; `why` says what is in their way.
-    """
-    parts = scenario.cluster.parts
-    if parts:
-        right = "cluster.hardware and cluster.num_nodes"
-        raise InputError([Violation("cluster.parts", f"{len(parts)} parts", why, right, scenario.file)])
-    if scenario.plan.stage_tp is not None:
-        raise InputError([Violation("plan.stage_tp", scenario.plan.stage_tp, why, "plan.tp", scenario.file)])
-
-
 def part_notes(scenario: Scenario) -> Iterator[str]:
     """How the parts of a scenario are taken, one sentence each."""
     cluster, plan, found = scenario.cluster, scenario.plan, hosts(scenario)
@@ -314,4 +300,4 @@ def _listed(what: str, held: range) -> str:
     return f"{what} {held.start}" if len(held) == 1 else f"{what}s {held.start} to {held.stop - 1}"
 
 
-__all__ = ["Host", "check_one_kind", "hosts", "is_mixed", "joint_profile", "part_notes", "part_rules"]
+__all__ = ["Host", "hosts", "is_mixed", "joint_profile", "part_notes", "part_rules"]

@@ -103,6 +103,13 @@ def torchao(row: Row) -> Row:
     return {"notes": f"{row.get('notes') or ''} power limited".strip()} if gpu.startswith("B200") else {}
 
 
+def google_a4x(row: Row) -> Row:
+    """Jobs over pieces of several racks. That NCCL leaves the links between nodes alone (MNNVL off) cuts no rack: hybridep's
+    buffers are its own."""
+    pieces = re.search(r"\bdomains of (\d+) GPUs each", str(row.get("interconnect") or ""), re.IGNORECASE)
+    return {"domain_size": int(pieces[1])} if pieces else {}
+
+
 AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"Narayanan et al\. 2021|MT-NLG", narayanan),
     (r"Nemotron-4", nemotron),
@@ -113,6 +120,7 @@ AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"Megatron-Bridge", bridge),
     (r"dgxc-benchmarking", dgx_cloud),
     (r"^torchao", torchao),
+    (r"^Google A4X", google_a4x),
 )
 """Pattern in the source's name -> columns that its other documents state."""
 BLOOM: Final = {"position": "alibi", "embedding_norm": True}

@@ -14,7 +14,7 @@ from simpar.report.serve.front import refused
 from simpar.report.serve.programs import Programs, step_of
 from simpar.report.serve.state import Bases, State
 from simpar.result.result import Result
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from simpar.report.serve.answer import Run, actions_of, run_for
 from simpar.report.serve.programs import Programs, step_of
 from simpar.result.folded import with_microbatches
 from simpar.result.result import Result
-from simpar.specs.checks import resolved_dp
+from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario
 
 CHEAP = 4_000

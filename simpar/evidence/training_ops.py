@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from simpar.costs.kernel_tables import MICRO, read_rows
+from simpar.evidence.kernel_tables import MICRO, read_rows
 
 LAYOUTS: Final = {"forward": ("TN", "False"), "dgrad": ("NN", "False"), "wgrad": ("NT", "True"), "wgrad_accumulate": ("NT", "True")}
 STAGES: Final = {"forward": "fwd", "dgrad": "bwd_grad_act", "wgrad": "bwd_grad_w", "wgrad_accumulate": "bwd_grad_w"}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simpar.costs.collective_geometry import packed
-from simpar.costs.collective_rows import machine
 from simpar.costs.expert_parallel import DEFAULT_SMS
+from simpar.evidence.collective_rows import machine
 from simpar.specs.hardware import HardwareProfile
 from simpar.topology.placement import GroupPlacement
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.costs.attention import AttentionShapes
-from simpar.costs.kernel_tables import read_rows
+from simpar.evidence.kernel_tables import read_rows
 
 Array = NDArray[np.float64]
 LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384)

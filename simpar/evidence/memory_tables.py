@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from simpar.costs.kernel_tables import profile_of, read_rows
+from simpar.evidence.kernel_tables import profile_of, read_rows
 
 _CLASSES: Final = (
     ("clone", "copy"),

@@ -1,0 +1,313 @@
+"""How a scenario's framework runs layers and keeps weights: what follows before the layers are spread over pipeline stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from simpar.graph.casts import GATHERED, engine_casts
+from simpar.graph.kernels import KernelPlan
+from simpar.graph.rematerialise import Recompute
+from simpar.parallel.data import StateBytes
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.local_layer import SplitOptions
+from simpar.specs.architecture import TokenModel
+from simpar.specs.framework import FrameworkSpec
+from simpar.specs.hardware import HardwareProfile
+from simpar.specs.losses import loss_of
+from simpar.specs.model import TransformerSpec
+from simpar.specs.optimizers import KINDS, OptimizerKind
+from simpar.specs.plan import PlanSpec, RecomputeSpec
+from simpar.specs.scenario import Scenario
+from simpar.specs.training import BASE_BYTES, TrainingSpec
+from simpar.topology.mesh import Mesh
+
+_KERNEL_DTYPE = {"fp8-block": "fp8_block", "fp8-rowwise": "fp8_row", "nvfp4": "fp4"}
+"""Precisions whose matmuls the kernel tables call otherwise."""
+_FP8 = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
+_SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
+"""Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32, one per 16 of 4 bits."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One scenario on its machine.
+
+    Attributes:
+        scenario: what the user wrote.
+        hardware, framework: resolved.
+        mesh: ranks and groups.
+        load_factor: tokens of the fullest expert rank over the mean.
+    """
+
+    scenario: Scenario
+    hardware: HardwareProfile
+    framework: FrameworkSpec
+    mesh: Mesh
+    load_factor: float
+
+    @property
+    def plan(self) -> PlanSpec:
+        """The scenario's plan."""
+        return self.scenario.plan
+
+    @property
+    def training(self) -> TrainingSpec:
+        """The scenario's training step."""
+        return self.scenario.training
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """Micro-batches per step and data-parallel rank."""
+        return self.training.global_batch_size // (self.training.micro_batch_size * self.mesh.dp)
+
+    @cached_property
+    def recompute(self) -> RecomputeSpec:
+        """The plan's recomputation as a table."""
+        asked = self.plan.recompute
+        return asked if isinstance(asked, RecomputeSpec) else RecomputeSpec(granularity=asked)
+
+    @property
+    def _asked_recompute(self) -> Recompute:
+        modules = self.recompute.modules or ("core_attn",)
+        selective = self.recompute.granularity == "selective"
+        return Recompute(full=self.recompute.granularity == "full", modules=frozenset(modules if selective else ()))
+
+    @cached_property
+    def attention_kernel(self) -> str:
+        """The attention kernel in force."""
+        if self.training.attention_kernel != "auto":
+            return self.training.attention_kernel
+        model = self.scenario.model
+        mla = model.mla if isinstance(model, TokenModel) else None
+        wide = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else getattr(model, "head_dim", 0)
+        return self.framework.kernels.attention_kernel(self.hardware.gpu.architecture, wide)
+
+    @cached_property
+    def compiled(self) -> bool:
+        """Whether layers run as compiled graphs."""
+        own, asked = self.framework.kernels, self.training.compile
+        return (own.compile if asked is None else asked) and (own.compiles_checkpoints or not self._asked_recompute.full)
+
+    @cached_property
+    def kernels(self) -> KernelPlan:
+        """Which kernels the framework runs layers with."""
+        training, plan, spec = self.training, self.plan, self.framework
+        own, compiled = spec.kernels, self.compiled
+        library = compiled or training.fused_kernels
+        model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
+        width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
+        loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=(tokens, *width))
+        fp8 = training.precision in _FP8
+        narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
+        made = replace(
+            own,
+            fused_activation=own.fused_activation or library,
+            fused_residual=own.fused_residual or compiled,
+            fused_norm=own.fused_norm or library,
+            fused_rope=own.fused_rope or library,
+            # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
+            fused_expert_bias=own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
+            saves_gathered_input=own.saves_gathered_input and plan.tp > 1,
+            whole_embedding_gradient=own.whole_embedding_gradient and plan.tp > 1,
+        )
+        return KernelPlan(
+            library=made,
+            loss=loss,
+            element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
+            flash_attention=self.attention_kernel != "unfused",
+            dropout=training.dropout,
+            linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
+            loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
+            loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
+            logits_gathered=1 if spec.head.logits_vocab_parallel else plan.tp,
+            gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
+            overlapped_gathers=not (own.separate_casts and training.precision == "fp8-rowwise"),
+            output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
+            stored=own.fp8_storage if fp8 else (),
+        )
+
+    @cached_property
+    def degrees(self) -> Degrees:
+        """Block-level degrees."""
+        plan = self.plan
+        sequence_parallel = plan.sequence_parallel and plan.tp > 1 and isinstance(self.scenario.model, TokenModel)
+        return Degrees(
+            tp=plan.tp, sequence_parallel=sequence_parallel, cp=plan.cp, cp_style=plan.cp_style, ep=plan.ep,
+            etp=self.mesh.expert_tp, overlap_tp=plan.overlap_tp, overlap_ep=plan.overlap_ep,
+            ring_merges=("fused" if self.compiled else "eager") if self.framework.kernels.torch_ring else "",
+            async_tp=self.framework.kernels.tp_backward_overlap, dispatcher=plan.ep_dispatcher,
+        )  # fmt: skip
+
+    @property
+    def host_counts_tokens(self) -> bool:
+        """Whether the host waits for the tokens of each expert before it launches them: without a capacity, where tokens are not
+        counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
+        return self.training.routing.capacity_factor is None and self.plan.ep_dispatcher != "hybridep"
+
+    @cached_property
+    def options(self) -> SplitOptions:
+        """How blocks are split, with the plan's recomputation."""
+        model, training, own = self.scenario.model, self.training, self.framework.kernels
+        recompute = self._asked_recompute
+        if "op" in recompute.modules:
+            more = {"op_compiled"} if self.compiled else set()
+            if self.casts == "fp4":
+                # torchao multiplies through scaled_mm, whose op is none of those that the policy saves (torch
+                # _functorch/partitioners.py, compute_intensive_ops: mm and _scaled_mm).
+                more.add("op_unlisted")
+            if self.attention_kernel in self.framework.kernels.unlisted_attention:
+                more.add("op_attention")
+            recompute = Recompute(modules=recompute.modules | more)
+        capacity = training.routing.capacity_factor
+        whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
+        unfused = self.attention_kernel == "unfused"
+        return SplitOptions(
+            degrees=self.degrees, kernels=self.kernels, recompute=recompute,
+            dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
+            attention_kernel="eager" if unfused and not own.fused_softmax else self.attention_kernel,
+            memory_implementation="tuned" if own.fused_norm and own.fused_activation else "framework",
+            activation_implementation=own.activation_kernel,
+            accumulate_fp32=own.wgrad_accumulation_fusion and self.gradient_dtype == "fp32",
+            moe=model.moe if isinstance(model, TokenModel) else None,
+            load_factor=self.load_factor if capacity is None else capacity,
+            casts=self.casts,
+            dispatch_bytes=1.0 if training.precision in _FP8 and own.fp8_dispatch else 2.0,
+            lora_rank=training.lora_rank if training.trainable == "lora" else 0,
+            lora_modules=training.lora_modules,
+            dequantised_bytes=BASE_BYTES.get(training.base_weights, -2.0) + 2.0,
+            # A fully sharded rank holds the gradients of a whole group (result/memory.py), a frozen weight has none.
+            weight_gradients="none" if whole else own.weight_gradients,
+            grouped_weight_gradients="none" if whole else own.grouped_weight_gradients,
+            engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, own.te_scaling),
+            accumulation_bytes=self._accumulation_bytes,
+            gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
+            reduce_copy_bytes=self.framework.data.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0,
+        )  # fmt: skip
+
+    @property
+    def gathers_by_layer(self) -> bool:
+        """Weights are gathered for every pass of a layer (full sharding, no pipeline that keeps them)."""
+        sharded = self.plan.zero_stage == 3 and self.mesh.dp * self.mesh.cp > 1 and self.training.optimizer != "none"
+        return sharded and not (self.plan.pp > 1 and self.framework.data.fsdp_unsharded_with_pp)
+
+    @property
+    def _accumulation_bytes(self) -> float:
+        """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written."""
+        adds = self.framework.optimizer.gradient_adds
+        if not adds or (adds == "pipelines" and self.plan.pp == 1):
+            return 0.0
+        return 2.0 + 2.0 * (4.0 if self.gradient_dtype == "fp32" else 2.0)
+
+    @cached_property
+    def casts(self) -> str:
+        """Recipe of the casts to fp8 that are kernels of their own; "" = none."""
+        precision = self.training.precision
+        if precision not in _FP8 or not self.framework.kernels.separate_casts:
+            return ""
+        return GATHERED if precision == "fp8" and self.plan.zero_stage == 3 else _KERNEL_DTYPE.get(precision, precision)
+
+    def wide(self, options: SplitOptions) -> SplitOptions:
+        """`options` of a layer that stays in 16 bits among narrow ones."""
+        recompute = replace(options.recompute, modules=options.recompute.modules - {"op_unlisted"})
+        return replace(
+            options, dtype="bf16", casts="", recompute=recompute, kernels=replace(options.kernels, linear_input_bytes=2.0)
+        )
+
+    @cached_property
+    def plain_options(self) -> SplitOptions:
+        """Options without recomputation: embedding, head, layers past the block method's limit."""
+        return replace(self.options, recompute=Recompute())
+
+    @cached_property
+    def gradient_dtype(self) -> str:
+        """Accumulation dtype of gradients."""
+        return self.training.gradient_dtype or self.framework.optimizer.gradients(self.training.precision)
+
+    @property
+    def _full_precision(self) -> bool:
+        return self.training.precision in ("fp32", "tf32")
+
+    @cached_property
+    def state_bytes(self) -> StateBytes:
+        """Bytes per parameter of each state."""
+        spec, training, full = self.framework, self.training, self._full_precision
+        gradient = 4.0 if self.gradient_dtype == "fp32" else 2.0
+        reduce_dtype = training.gradient_dtype or spec.optimizer.gradient_reduce_dtype or self.gradient_dtype
+        if self.plan.zero_stage == 3 and not full:
+            reduce_dtype = training.gradient_dtype or spec.data.fsdp_reduce_dtype
+            # Shards of fp32 weights have fp32 gradients, whatever they were reduced in.
+            gradient = 4.0 if reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 else 2.0
+        parameter = self._working_bytes
+        if self.pure_bf16:
+            # Autograd's gradients and torch's moments are in the weight's dtype; nothing is left to cast on the way.
+            reduce_dtype, gradient, parameter = training.gradient_dtype or "bf16", 2.0, max(parameter, 2.0)
+        copy = spec.optimizer.gradient_copy_bytes if gradient > 2.0 else 0.0
+        if spec.data.ddp_buckets and self.plan.zero_stage == 0:
+            copy += parameter
+        return StateBytes(
+            parameter=parameter,
+            gradient=gradient + copy,
+            master=0.0 if full or self.pure_bf16 or training.optimizer == "none" else 4.0,
+            moments=self.optimizer.moments,
+            reduce=4.0 if reduce_dtype == "fp32" or full else 2.0,
+            gather=self._gather_bytes,
+            # With several micro-batches they are there from the first one's backward on, that is at the peak.
+            gradients_persist=spec.optimizer.gradients_persist or self.num_microbatches > 1 or self.plan.pp > 1,
+        )
+
+    @property
+    def _working_bytes(self) -> float:
+        """Bytes per weight of the copies that compute."""
+        own, precision = self.framework.optimizer, self.training.precision
+        if self._full_precision:
+            return 4.0
+        if own.autocast and self.plan.zero_stage < 3 and self.recompute.granularity == "none":
+            return 2.0
+        if precision not in _FP8 or not (own.fp8_parameters or self.framework.kernels.fp8_weight_cache):
+            return own.parameter_bytes
+        # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
+        single = precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
+        return (1.0 if single else 2.0) + (0.0 if own.fp8_parameters else own.parameter_bytes)
+
+    @property
+    def _gather_bytes(self) -> float:
+        """Bytes per weight on the wire where weights are gathered."""
+        if self._full_precision:
+            return 4.0
+        # torchao gathers weights with a scale per row in 16 bits, as its enable_fsdp_float8_all_gather takes one per tensor, and
+        # those of nvfp4 (torchtitan components/quantization/nvfp4.md).
+        wide = {"fp8-rowwise", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}
+        return 1.0 if self.training.precision in _FP8 - wide and self.plan.zero_stage == 3 else 2.0
+
+    @cached_property
+    def pure_bf16(self) -> bool:
+        """Trained weights, gradients and optimizer states rest in bf16 without an fp32 copy."""
+        own, chosen = self.framework.optimizer, self.training.pure_bf16
+        fp32_shards = self.plan.zero_stage == 3 and own.sharded_weights_fp32
+        if self._full_precision or self.training.precision == "fp16" or fp32_shards:
+            return False
+        return own.pure_bf16 if chosen is None else chosen
+
+    @property
+    def weight_bytes(self) -> float:
+        """Width of the weights that the optimizer updates."""
+        return 2.0 if self.pure_bf16 else 4.0
+
+    @cached_property
+    def optimizer(self) -> OptimizerKind:
+        """The optimizer beside weights of this width."""
+        return KINDS[self.training.optimizer].beside(self.weight_bytes)
+
+    @property
+    def states_away(self) -> bool:
+        """The optimizer's states rest in host memory."""
+        return self.plan.offload.optimizer or self.optimizer.paged
+
+    @property
+    def update_bytes(self) -> float:
+        """Bytes per updated weight that exist during the update only."""
+        if self.training.optimizer_in_backward:
+            return 0.0
+        between = self.framework.optimizer.optimizer_kernel == "foreach" and self.training.optimizer in ("adamw", "adam")
+        return self.framework.optimizer.update_bytes + (self.weight_bytes if between else 0.0)

@@ -1,0 +1,41 @@
+"""Numbers that a scenario implies: data-parallel ranks, tensor ranks of an expert, virtual stages, layers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+from simpar.specs.plan import PlanSpec
+from simpar.specs.scenario_spec import Scenario
+
+TWO_CHUNK_SCHEDULES: Final = ("zb-v", "v-half", "v-min", "dualpipe-v")
+"""Those with two, placed as a V."""
+
+
+def resolved_dp(scenario: Scenario) -> int:
+    """Data-parallel ranks: the plan's, or what tp * cp * pp leave of the cluster (at least 1)."""
+    plan = scenario.plan
+    return plan.dp or max(1, scenario.world_size // (plan.tp * plan.cp * plan.pp))
+
+
+def resolved_etp(plan: PlanSpec) -> int:
+    """Tensor parallelism inside an expert: the plan's, or tp without expert parallelism and 1 with it."""
+    return plan.etp or (plan.tp if plan.ep == 1 else 1)
+
+
+def model_stages(plan: PlanSpec) -> int:
+    """Virtual stages that one copy of the model is cut into."""
+    chunks = max(plan.virtual_stages, 2) if plan.schedule in TWO_CHUNK_SCHEDULES else plan.virtual_stages
+    return plan.pp * chunks
+
+
+def layer_count(model: TransformerSpec | MlpSpec | CnnSpec | ArchitectureSpec) -> int:
+    """Layers that pipeline stages share out (multi-token-prediction modules are not among them)."""
+    if isinstance(model, ArchitectureSpec):
+        return model.num_layers
+    if isinstance(model, TransformerSpec):
+        return model.num_hidden_layers + model.num_decoder_layers
+    if isinstance(model, MlpSpec):
+        return model.depth + (model.input_size is not None) + (model.output_size is not None)
+    return len(model.layers)
