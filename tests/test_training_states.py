@@ -241,6 +241,16 @@ def test_prime_rl_holds_frozen_weights_in_fp32() -> None:
     assert layout.state_bytes.gather == 2.0
 
 
+def test_frozen_fp8_weights_have_no_transposed_copy() -> None:
+    """On Hopper a trained one has: both layouts are multiplied in every step."""
+    adapter = {"trainable": "lora", "lora_rank": 8}
+    trained, frozen = (
+        prepare(small("nemo", 1, "2024-04", precision="fp8", **more)).layout.state_bytes.parameter for more in ({}, adapter)
+    )
+    assert (trained, frozen) == (2.0, 1.0)
+    assert prepare(small("nemo", 1, "2024-03", precision="fp8")).layout.state_bytes.parameter == 4.0
+
+
 def test_a_quantised_base_is_turned_into_16_bits_before_each_use() -> None:
     def casts(**training: Any) -> list[str]:
         layer = prepare(lora(**training)).layout.stage_blocks[0][1]
@@ -287,6 +297,15 @@ def test_parameters_in_host_memory_leave_the_device_and_come_up_for_each_gather(
     assert resting(usual)["parameters"] == 2.0 * WEIGHTS / 2
     assert resting(away)["parameters"] == 0.0
     assert _result(away).step_time_s > _result(usual).step_time_s
+
+
+def test_zero_accumulates_in_the_dtype_of_the_weights_but_in_pipelines() -> None:
+    def gradients(version: str, precision: str, **plan: int) -> float:
+        scenario = small("megatron-deepspeed", 8, version, {"zero_stage": 1, **plan}, precision=precision, micro_batch_size=1)
+        return prepare(scenario).layout.state_bytes.gradient
+
+    assert gradients("2023-12", "bf16") == gradients("2023-12", "fp16") == 2.0
+    assert gradients("2022-12", "bf16") == gradients("2023-12", "bf16", pp=2) == 6.0  # fp32 sums beside what autograd makes
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -155,6 +155,7 @@ class Optimizer(Policy):
     Attributes:
         gradient_dtype: default accumulation dtype.
         gradient_dtype_fp16: the same of fp16 runs; none = no difference.
+        gradients_like_weights: without a pipeline it is the dtype of the weights.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
             reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
@@ -181,6 +182,7 @@ class Optimizer(Policy):
 
     gradient_dtype: GradientDtype = "fp32"
     gradient_dtype_fp16: GradientDtype | None = None
+    gradients_like_weights: bool = False
     gradient_reduce_dtype: GradientDtype | None = None
     gradient_adds: Literal["", "always", "pipelines"] = ""
     gradients_persist: bool = True
@@ -198,8 +200,10 @@ class Optimizer(Policy):
     whole_gradient_bytes: float = 0.0
     optimizer_post_validation: bool = False
 
-    def gradients(self, precision: str) -> GradientDtype:
-        """Default accumulation dtype of gradients in a run of `precision`."""
+    def gradients(self, precision: str, pp: int) -> GradientDtype:
+        """Default accumulation dtype of gradients in a run of `precision` on so many pipeline ranks."""
+        if self.gradients_like_weights and pp == 1 and precision in ("bf16", "fp16"):
+            return "fp16" if precision == "fp16" else "bf16"
         return (self.gradient_dtype_fp16 if precision == "fp16" else None) or self.gradient_dtype
 
 

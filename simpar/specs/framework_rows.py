@@ -144,10 +144,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
              "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather"),
-            Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True, "loss": "fused",
+            Row((2024, 4), {"fp8_parameters": True},
+                "MLPerf Training v4.0 llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml: fp8_params wherever fp8 is"),
+            Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "loss": "fused",
                             "cross_entropy_all_reduces": 2},
                 "NeMo 24.07 performance recipes: cross_entropy_loss_fusion = True (two all-reduces); grad_reduce_in_fp32 = False, "
-                "so that main gradients are bf16 as well (Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
+                "so that main gradients are bf16 as well (Megatron core distributed/param_and_grad_buffer.py)"),
             Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill", "adapter_cp_style": "ulysses",
                             "te_scaling": "current"},
                 "NeMo 25.04 recipes: cross_entropy_fusion_impl = te; pipeline layouts of the DeepSeek-V3, Kimi-K2 and Moonlight "
@@ -178,6 +180,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
                 "ones and adds those up after every backward, fp16 gradients are added by autograd; the cast of 16-bit "
                 "gradients before that, 8 bytes a parameter, is left out: with it the chronicles' bf16 runs come out too slow"),
+            Row((2023, 3), {"gradients_like_weights": True},
+                "DeepSpeed engine.py get_data_types: ZeRO accumulates in the dtype of what it trains unless a run says (PR 2847); "
+                "pipelines go on with bf16_optimizer.py (PR 4713)"),
         ),
     ),
     "zero-bubble": (
