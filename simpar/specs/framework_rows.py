@@ -206,7 +206,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 1),
              {"vocabulary_multiple": 1,
-              "fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
+              "fused_norm": False, "normed_bytes": 6.0, "fused_activation": False, "fused_residual": False, "fused_rope": False,
               "dropout": 0.0, "loss_work": LOSS_WORK,
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
@@ -216,7 +216,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
              "the named kernels. Inferred from which of its runs fit: 13B without model parallelism does, so "
-             "gradients take 2 bytes; "
+             "gradients take 2 bytes; the norm in elementary kernels keeps 10 bytes an element (with the 6 of other chains 18 more "
+             "runs would fit); "
              "long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
     ),
     "aa-scaling-fused-norm": (
@@ -282,16 +283,18 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         (Row((2023, 5),
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
-              "logits_fp32_copies": 2.0, "attention": (("", "fa1"),), "te_scaling": "delayed",
+              "loss": "fused", "logits_fp32_copies": 0.5, "attention": (("", "fa1"),), "te_scaling": "delayed",
               "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6},
-             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9, and the H100 "
+             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; models/mpt/modeling_mpt.py: flash-attn's cross-entropy "
+             "unless a run says otherwise (16-bit logits and their gradient); setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
              "with elementwise kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
     ),
     "torch-fsdp": (
         "llm-foundry",
         (Row((2023, 3),
-             {"fused_norm": False, "optimizer_traffic_bytes": 92.0, "fsdp_reduce_copy_bytes": 4.0},
+             {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
+              "fsdp_reduce_copy_bytes": 4.0},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm "
              "and rotary embedding as chains of elementary kernels (transformers and "
              "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
