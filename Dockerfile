@@ -8,7 +8,7 @@ ARG VERSION=""
 ARG EXTRAS="ui"
 COPY . /src
 RUN if [ -n "$VERSION" ]; then export SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SIMPAR="$VERSION"; fi \
-  && pip install --no-cache-dir "/src[$EXTRAS]" && rm -rf /src && useradd --create-home user
-USER user
+  && pip install --no-cache-dir "/src[$EXTRAS]" && rm -rf /src && useradd --create-home --uid 1000 user
+USER 1000
 WORKDIR /home/user
 ENTRYPOINT ["simpar"]

@@ -14,7 +14,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.learned import shipped_prior
-from simpar.site.observed import Line, Observed, observe
+from simpar.site.observed import Observed, observe
 from simpar.site.trials import Candidate, Outcome, believe, next_trial
 
 SAME = ("source", "model_name", "gpu", "n_gpus", "global_batch", "seq_len", "precision", "framework", "n_params_b", "task")
@@ -66,17 +65,14 @@ def observed(jobs: Sequence[tuple[str, dict[str, Any]]], cache: Path | None, wor
     if cache is not None and cache.exists():
         for text in cache.read_text().splitlines():
             name, table = json.loads(text)
-            if table is not None:
-                lines = tuple(Line(line["weight"], tuple(line["parts"]), line["rest"]) for line in table["lines"])
-                table = Observed(**{**table, "lines": lines, "predicted": tuple(table["predicted"])})
-            known[name] = table
+            known[name] = None if table is None else Observed.of_table(table)
     left = [job for job in jobs if job[0] not in known]
     with Bar(len(left), True) as bar:
         for index, found in in_workers(seen_of, left, workers):
             known[left[index][0]] = found
             if cache is not None:
                 with cache.open("a") as file:
-                    file.write(json.dumps([left[index][0], None if found is None else asdict(found)]) + "\n")
+                    file.write(json.dumps([left[index][0], None if found is None else found.as_table()]) + "\n")
             bar.advance(1)
     return known
 

@@ -68,8 +68,9 @@ def _layers(scenario: Scenario, probe: Probe) -> tuple[int, ...]:
     seconds = [pricer.layer_seconds(stage) for stage in range(layout.num_stages)]
     layers = len(layout.network.layers)
     costs, ends = [row[1 : layers + 1] for row in seconds], [0.0] * layout.num_stages
-    ends[0], ends[-1] = ends[0] + seconds[0][0], ends[-1] + seconds[-1][-1]
-    most = [layers] * layout.num_stages
+    begins = layout.embedding_stage
+    ends[begins], ends[-1] = ends[begins] + seconds[begins][0], ends[-1] + seconds[-1][-1]
+    most = [0] * begins + [layers] * (layout.num_stages - begins)
     fastest = best = shared_layers(costs, ends, most) or ()
     for _ in range(MEMORY_ROUNDS):
         chosen = _planned(few, layers_per_stage=best)

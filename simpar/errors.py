@@ -48,9 +48,10 @@ class InputError(SimparError):
     exit_code = 2
 
     def __init__(self, violations: Sequence[Violation] | str) -> None:
-        self.violations: tuple[Violation, ...] = () if isinstance(violations, str) else tuple(violations)
-        message = violations if isinstance(violations, str) else "\n".join(str(v) for v in violations)
-        super().__init__(message)
+        # Two readers of one field say the same once.
+        found = {} if isinstance(violations, str) else {str(v): v for v in violations}
+        self.violations: tuple[Violation, ...] = tuple(found.values())
+        super().__init__(violations if isinstance(violations, str) else "\n".join(found))
 
 
 class UnknownNameError(InputError):

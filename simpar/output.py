@@ -1,14 +1,15 @@
-"""Report files: written whole, or refused with one clear message."""
+"""Reports: files written whole or refused with one clear message, and values that JSON can hold."""
 
 from __future__ import annotations
 
+import math
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 
@@ -60,6 +61,17 @@ def _violation(path: Path, error: OSError, field: str) -> Violation:
     if isinstance(error, PermissionError):
         return Violation(field, str(path), "writing there is not permitted", "choose a folder of your own")
     return Violation(field, str(path), f"cannot be written: {error.strerror or error}", "choose another path")
+
+
+def finite(value: Any) -> Any:
+    """`value` with None for every number that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 @contextmanager

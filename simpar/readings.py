@@ -14,8 +14,9 @@ from statistics import NormalDist
 from typing import Any, Final
 
 from simpar.errors import InputError
+from simpar.model.kind import site_of
 from simpar.result.result import Result
-from simpar.specs.open_values import Choice, OpenField, choices, open_fields
+from simpar.specs.open_values import Choice, OpenField, choices, facts_of, open_fields
 from simpar.specs.scenario import Scenario, make_scenario
 
 TENTH: Final = 1.2816
@@ -99,6 +100,11 @@ class Reading:
         return repr(self.values)
 
     @property
+    def facts(self) -> tuple[str, ...]:
+        """The values as a site knows them."""
+        return facts_of(self.values)
+
+    @property
     def estimate(self) -> Estimate:
         """Its share of the mixture."""
         return Estimate(self.weight, self.seconds, self.low, self.high)
@@ -124,13 +130,6 @@ class Open:
     readings: tuple[Reading, ...]
     dropped: tuple[tuple[tuple[tuple[str, Any], ...], str], ...]
     look_up: tuple[tuple[str, float], ...]
-
-    @property
-    def spanning(self) -> tuple[Reading, ...]:
-        """The likeliest reading, and the fastest and the slowest of those that matter."""
-        matter = [r for r in self.readings if r.weight >= 0.05] or list(self.readings[:1])
-        chosen = (self.readings[0], min(matter, key=lambda r: r.seconds), max(matter, key=lambda r: r.seconds))
-        return tuple({reading.key: reading for reading in chosen}.values())
 
     def as_json(self) -> dict[str, Any]:
         """The object under "readings" in `simulate --json`."""
@@ -210,7 +209,8 @@ def spread_over(
     dropped: list[tuple[tuple[tuple[str, Any], ...], str]] = []
     for choice in options:
         try:
-            outcome = simulate(choice, make_scenario(choice.table, file=file))
+            scenario = make_scenario(choice.table, file=file)
+            outcome = simulate(choice, scenario)
         except InputError as error:
             dropped.append((choice.values, str(error).splitlines()[0]))
             continue
@@ -219,7 +219,9 @@ def spread_over(
             gib = (outcome.device_bytes / 2**30, outcome.capacity_bytes / 2**30)
             dropped.append((choice.values, f"needs {gib[0]:.1f} of {gib[1]:.1f} GiB"))
             continue
-        weight = choice.weight * chance * max(likelihood(choice), 1e-12)
+        site = site_of(scenario)
+        own = 1.0 if site is None else site.believes(facts_of(choice.values))
+        weight = choice.weight * own * chance * max(likelihood(choice), 1e-12)
         found.append(Reading(choice.values, weight, outcome.seconds, outcome.low, outcome.high, chance))
     if not found:
         values, reason = dropped[0]

@@ -18,7 +18,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """The error for a `name` that is not among the `known` parts of this `kind`."""
-    hint = f"; did you mean {close!r}?" if (close := closest(name, known)) else ""
+    hint = f"; did you mean {close!r}?" if (close := closest(name, known)) else "."
     return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(sorted(known))}")
 
 

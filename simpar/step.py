@@ -24,12 +24,13 @@ from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower, optimizer_waits
+from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
+from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, extended, repeats, with_microbatches
+from simpar.result.folded import all_counts, extended, is_drawn, keeps_all, repeats, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
@@ -201,7 +202,7 @@ def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Ti
     """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, seed, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    return discrete_event.run(priced.program, priced.table, **{"interference": True, **effects})
+    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
 
 
 def simulate(
@@ -244,7 +245,8 @@ def _with_detail(result: Result, detail: Detail, finer: Detail) -> Result:
 def _folded(
     scenario: Scenario, tried: list[tuple[int, int, int]], detail: Detail, engine: Engine, lowering: Lowering
 ) -> Result | None:
-    """A step of many equal micro-batches from two shorter ones; None where the whole is built with less or about as much.
+    """A step of many equal micro-batches from two shorter ones; where it does not repeat itself soon, all of it with one op a pass,
+    whose totals are the same; None where it is built as it is.
 
     Args:
         tried: micro-batches of the shorter ones and of the whole, the cheapest first.
@@ -252,22 +254,38 @@ def _folded(
     copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
     passes, spent, last = passes_of(scenario), 0, None
 
+    def run(count: int, how: Detail) -> Result:
+        return _whole(with_microbatches(scenario, count), how, engine, lowering)
+
+    coarse: Detail = "stage" if detail == "layer" else detail
     for counts in tried:
         few, more, every = counts
         # What does not repeat itself soon is built whole instead: looking for it costs less than that.
-        if last is not None and (spent + few + more > every / 2 or passes.ops(detail, few + more) * copies > FOLD_OPS):
+        if last is not None and (spent + few + more > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
             break
-        first, second = (_whole(with_microbatches(scenario, count), detail, engine, lowering) for count in (few, more))
+        first, second = run(few, coarse), run(more, coarse)
         exact, spent = repeats(first, second), spent + few + more
         last = (first, second, counts, exact)
-        if exact:
+        if exact or keeps_all(first, second):
             break
-    if last is None or not (last[3] or passes.ops(detail) * copies > FOLD_OPS):
-        return None
+    if last is None or not (last[3] or passes.ops(coarse) * copies > FOLD_OPS):
+        return _coarser(scenario, run) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     first, second, counts, exact = last
+    if coarse != detail:
+        first, second = (run(count, detail) for count in counts[:2])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
     return extended(first, second, counts, layout, exact=exact)
+
+
+def _coarser(scenario: Scenario, run: Callable[[int, Detail], Result]) -> Result | None:
+    """All micro-batches with one op a pass, of a step where that changes no total."""
+    if scenario.effects.needs_network or is_drawn(scenario):
+        return None
+    count = passes_of(scenario).microbatches
+    note = f"{count:,} micro-batches that never or late repeat themselves: simulated with one op a pass, whose totals are the same"
+    result = run(count, "stage")
+    return replace(result, notes=(*result.notes, note))
 
 
 def _whole(scenario: Scenario, detail: Detail, engine: Engine, lowering: Lowering, replica: int = 0) -> Result:
@@ -323,5 +341,6 @@ def repetitions_of(
         loads = memory_loads(scenario, max(layers, 1), min(scenario.plan.pp, priced.layout.num_microbatches))
         peaks = even + (double - even) * (loads - 1.0)
     step_s = None if optimizer_waits(priced.layout, priced.schedule) else _unsynchronised_step_s
-    runs = repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, first=first, step_s=step_s, **effects)
+    drawn = discrete_event.Effects(seed=wanted.seed, **effects)
+    runs = repeat(priced.program, priced.table, wanted.repetitions, drawn, first=first, step_s=step_s)
     return replace(runs, peak_memory_bytes=peaks)

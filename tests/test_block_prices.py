@@ -70,6 +70,7 @@ def test_products_beside_tensor_collectives_run_in_pieces(precision: str, reduce
 
 @pytest.mark.parametrize(("hardware", "dtype", "slower"), [
     ("dgx-h100", "fp8", True), ("dgx-h100", "fp8_row", False), ("dgx-h100", "bf16", False), ("dgx-b200", "fp8", False),
+    ("l40s", "fp8", False),
 ])  # fmt: skip
 def test_gradients_in_fp8_promote_their_sums_on_hopper(hardware: str, dtype: str, slower: bool) -> None:
     """A square product has the same shape in every direction."""

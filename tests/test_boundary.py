@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.boundary import MOST_DEPTH, parse_json, parse_toml, parse_yaml, read_bytes, read_json, read_records, read_text, reader
-from simpar.errors import InputError, SimparError
+from simpar.errors import InputError, SimparError, Violation
 from simpar.evidence.collectives import validate_collectives
 from simpar.evidence.run_rows import read_runs
 from simpar.interop import (
@@ -421,3 +421,10 @@ def test_one_expert_is_a_dense_model(folder: Path) -> None:
 def test_no_infinite_numbers(change: str) -> None:
     with pytest.raises(InputError):
         read_scenario(ROOT / "scenarios/mixtral-8x22b_h100x128_tp2pp8ep8.toml", [change])
+
+
+def test_what_two_readers_of_a_field_say_is_said_once() -> None:
+    same, other = (Violation("model.hidden_act", value, "must be the name of a function") for value in (["silu"], 3))
+    error = InputError([same, same, other])
+    assert error.violations == (same, other)
+    assert str(error).count("['silu']") == 1

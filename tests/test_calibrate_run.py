@@ -81,7 +81,7 @@ def test_an_interrupted_run_keeps_its_store_and_resumes(tmp_path: Path) -> None:
 
     done = _run("simpar.live.calibrate", "--out", str(out), "--budget", "0s", "--resume", str(store), "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    assert "not measured" in done.stdout
+    assert " us " not in done.stdout  # nothing is measured: the profile of what there is
     assert out.exists()
     after = {r["key"]: r for r in map(json.loads, store.read_text().splitlines())}
     for record in kept[1:]:

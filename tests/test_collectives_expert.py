@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,12 +11,15 @@ from hypothesis import strategies as st
 
 from simpar.costs.collective_geometry import packed
 from simpar.costs.collectives import CollectiveModel
-from simpar.costs.expert_parallel import groups_visited
+from simpar.costs.expert_parallel import Exchange, groups_visited
 from simpar.errors import InputError
 from simpar.specs.hardware import load_hardware
 
 MODEL = CollectiveModel(load_hardware("dgx-h100"))
-SHAPE = {"hidden": 7168, "topk": 8, "experts": 256}
+
+
+def dispatch(tokens: float, direction: str = "dispatch", **more: Any) -> Exchange:
+    return Exchange(direction, tokens, 7168 * 2, 8, 256, **more)
 
 
 @pytest.mark.parametrize(("groups", "topk", "experts"), [(8, 8, 256), (4, 6, 64), (16, 2, 16), (2, 1, 8)])
@@ -27,20 +32,20 @@ def test_visited_groups_match_random_routing(groups: int, topk: int, experts: in
 
 def test_a_token_sent_once_a_domain_beats_one_copy_an_expert() -> None:
     placement = packed(MODEL.hardware, 32, 4)
-    copies = MODEL.expert_dispatch(4096, placement=placement, **SHAPE).seconds
-    once = MODEL.expert_dispatch(4096, placement=placement, dispatcher="deepep", **SHAPE).seconds
+    copies = MODEL.exchange(dispatch(4096), placement).seconds
+    once = MODEL.exchange(dispatch(4096), placement, "deepep").seconds
     assert once < 0.7 * copies
 
 
 def test_plain_dispatch_is_an_all_to_all_of_the_copies() -> None:
     placement = packed(MODEL.hardware, 16, 2)
-    price = MODEL.expert_dispatch(1024, placement=placement, dtype_bytes=2, **SHAPE)
+    price = MODEL.exchange(dispatch(1024), placement)
     assert price == MODEL.time("all_to_all", 1024 * 8 * 7168 * 2, placement)
 
 
 def test_limiting_the_nodes_limits_the_traffic() -> None:
     placement = packed(MODEL.hardware, 128, 16)
-    free, limited = (MODEL.expert_dispatch(8192, placement=placement, dispatcher="deepep", nodes_limit=limit, **SHAPE).seconds
+    free, limited = (MODEL.exchange(dispatch(8192, nodes_limit=limit), placement, "deepep").seconds
                      for limit in (None, 4))  # fmt: skip
     assert limited < 0.7 * free
 
@@ -49,29 +54,29 @@ def test_limiting_the_nodes_limits_the_traffic() -> None:
 @given(st.sampled_from(["deepep", "deepep_low_latency"]), st.integers(1, 8), st.integers(1, 20000), st.integers(1, 20000))
 def test_more_tokens_take_longer(dispatcher: str, nodes: int, a: int, b: int) -> None:
     placement = packed(MODEL.hardware, 8 * nodes, nodes)
-    few, many = (MODEL.expert_combine(t, placement=placement, dispatcher=dispatcher, **SHAPE).seconds for t in sorted((a, b)))
+    few, many = (MODEL.exchange(dispatch(t, "combine"), placement, dispatcher).seconds for t in sorted((a, b)))
     assert few <= many
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_more_sms_are_never_slower(nodes: int) -> None:
     placement = packed(MODEL.hardware, 8 * nodes, nodes)
-    times = [MODEL.expert_dispatch(4096, placement=placement, dispatcher="deepep", sms=s, **SHAPE).seconds for s in (4, 8, 16, 24)]
+    times = [MODEL.exchange(dispatch(4096, sms=s), placement, "deepep").seconds for s in (4, 8, 16, 24)]
     assert times == sorted(times, reverse=True)
 
 
 def test_low_latency_mode_wins_for_few_tokens_only() -> None:
     placement = packed(MODEL.hardware, 32, 4)
-    few, many = ({d: MODEL.expert_dispatch(t, placement=placement, dispatcher=d, **SHAPE).seconds
+    few, many = ({d: MODEL.exchange(dispatch(t), placement, d).seconds
                   for d in ("deepep", "deepep_low_latency")} for t in (16, 8192))  # fmt: skip
     assert few["deepep_low_latency"] < few["deepep"]
     assert many["deepep"] < many["deepep_low_latency"]
 
 
 def test_nothing_to_send_costs_nothing() -> None:
-    assert MODEL.expert_dispatch(0, placement=packed(MODEL.hardware, 8, 1), dispatcher="deepep", **SHAPE).seconds == 0
+    assert MODEL.exchange(dispatch(0), packed(MODEL.hardware, 8, 1), "deepep").seconds == 0
     with pytest.raises(InputError, match="deepep"):
-        MODEL.expert_dispatch(8, placement=packed(MODEL.hardware, 8, 1), dispatcher="deep", **SHAPE)
+        MODEL.exchange(dispatch(8), packed(MODEL.hardware, 8, 1), "deep")
 
 
 def test_custom_kernels_beat_nccl_when_small_and_meet_it_when_large() -> None:

@@ -136,3 +136,8 @@ def test_families_are_drawn_from_runs_that_no_fit_has_seen() -> None:
     assert {"megatron-core", "nanotron", "deepspeed", "torchtitan"} <= set(found)
     drawn = sum(len(points) for points in found.values() if len(points) >= 10)
     assert pictures.families_picture().count('fill-opacity="0.55"') == drawn
+
+
+def test_the_readmes_picture_is_what_the_code_says_now() -> None:
+    """Drawn anew by `python docs/_site/pictures.py`."""
+    assert (pictures.OUT / "step.svg").read_text(encoding="utf-8") == pictures.step_picture()

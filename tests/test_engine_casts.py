@@ -12,7 +12,7 @@ from simpar.graph.types import Layer
 from simpar.model.network import transformer_network
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.specs.framework import framework
 from simpar.specs.model import TransformerSpec

@@ -10,7 +10,7 @@ from simpar.graph.types import Layer
 from simpar.model.blocks import Batch, head_graph, layer_graph
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, Gemm, LocalOp, MemoryWork
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec

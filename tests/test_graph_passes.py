@@ -22,7 +22,7 @@ from simpar.model.network import simple_network, transformer_network
 from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.context import pairs
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, KernelWork, LocalOp
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec

@@ -87,6 +87,14 @@ LAYERS: Final[Table] = {
         "layers": {"a": {"sublayers": STEPS_OF_A_LAYER}, "b": {"sublayers": STEPS_OF_A_LAYER[1:]}}, "extra": [PROJECTION],
     }],
 }  # fmt: skip
+BESIDE: Final[Table] = {
+    "kind": "layers", "vocab_size": 32000,
+    "stacks": [
+        {"name": name, "hidden_size": 512, "pattern": ["a*2"], "tower": True, "input_tokens": 256, "merge": 4,
+         "extra": [PROJECTION], "layers": {"a": {"sublayers": [{"branches": [{"kind": "mlp", "width": 2048}]}]}}}
+        for name in ("vision", "audio")
+    ] + LAYERS["stacks"],
+}  # fmt: skip
 STEP: Final[Table] = {"sequence_length": 4096, "global_batch_size": 32, "micro_batch_size": 1}
 
 
@@ -116,7 +124,7 @@ BASES: Final[Mapping[str, Table]] = {
         "name": "ours", "compute": 1.1, "memory": 1.1, "communication": 1.1, "residual": 0.02, "peak_memory_bytes": 1e9,
         "peak_memory_spread": 0.05, "runs": [{"id": "a", "measured_s": 1.0, "before_s": 0.9, "after_s": 0.99}],
         "group": group_of(make_scenario(_scenario(DENSE, {"tp": 2}))),
-        "kinds": [{"name": kind_of(make_scenario(_scenario(DENSE, {"tp": 2}))), "factor": 1.05}],
+        "kinds": [{**kind_of(make_scenario(_scenario(DENSE, {"tp": 2}))).model_dump(), "gpus": 2, "factor": 1.05}], "reach": 4.0,
         "host": 1.1, "covariance": [[v * (i == j) for j in range(5)] for i, v in enumerate((1e-3, 2e-3, 3e-3, 2e-3, 1e-3))],
     }},
     "site of other jobs": {**_scenario(DENSE, {"tp": 2}), "site": {"compute": 1.1, "other_kind": 0.05}},
@@ -144,6 +152,8 @@ BASES: Final[Mapping[str, Table]] = {
     "learned positions": _scenario({**DENSE, "position": "learned"}, {}),
     "encoder": _scenario(ENCODER, {"tp": 2}),
     "layers": _scenario(LAYERS, {"tp": 2, "pp": 2}),
+    "beside": _scenario(BESIDE, {"tp": 2, "pp": 4, "encoder_stages": 1},
+                        {"images": {"per_sample": 4}, "audio": {"per_sample": 2, "tokens": 512}}),
     "mlp": _scenario(MLP, {"tp": 2}, {"sequence_length": 1}),
     "cnn": _scenario(CNN, {}, {"sequence_length": 1}),
     "wide": _scenario(DENSE, {"tp": 2, "pp": 2}, {"global_batch_size": 1024}, nodes=64),
@@ -214,6 +224,7 @@ PLAN_BASES: Final[Mapping[str, Table]] = {
 """Runs of hours to days, and between them every way of giving a figure."""
 
 CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "training.document_lengths": ((512, 1024), (256,)),
     "framework": ("torchtitan", "megatron-deepspeed", "no such"),
     "framework_version": ("2021", "2023-07"),
     "cluster.hardware": ("dgx-a100-80g", "no such"),
@@ -238,7 +249,7 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "effects.link_faults[0].down": ("0.1 ms",),
     "site": ("no such.toml",),
     "site.covariance": (tuple(tuple(v * (i == j) for j in range(5)) for i, v in enumerate((4e-3, 2e-3, 3e-3, 2e-3, 1e-3))),),
-    "site.kinds[0].name": ("another",),
+    "site.kinds[0].precision": ("fp8",),
     "site.group": ("plain on another GPU",),
     "phases[0].scenario": (str(Path(SMALL).with_name("megatron-3.6b_a100x64_tp2pp1.toml")), "no such"),
     "phases[0].set": (("plan.tp=2",),),
@@ -272,6 +283,7 @@ LABELS: Final[Mapping[str, str]] = {
     "reliability.slow_nodes.source": "where the figures stand",
     "site.name": "what the site is called",
     "site.runs": "what the site was learned from, for people",
+    "site.facts": "of scenarios with open facts alone: tests/test_site.py",
     "model.published": "the published count, which `models` and the tests compare",
 }
 """Fields (and all that begin so) that no output need show, with the reason."""

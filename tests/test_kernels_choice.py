@@ -16,6 +16,7 @@ from simpar.errors import InputError
 from simpar.evidence.kernel_toml import dump
 from simpar.parallel.work import AttentionWork, Gemm
 from simpar.specs.base import read_toml, validate
+from simpar.specs.framework import framework
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.kernel_constants import Band, KernelConstants, MeasuredPoint
 
@@ -134,3 +135,21 @@ def test_prices_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> N
     whole = gemm_seconds(c, 132.0, GemmShapes(m, n, k))
     monkeypatch.setattr("simpar.costs.compute.CHUNK", 7)
     assert np.array_equal(whole, gemm_seconds(c, 132.0, GemmShapes(m, n, k)))
+
+
+def test_torch_runs_cudnn_of_its_release_on_blackwell() -> None:
+    """torch 2.11 of March 2026 comes with cuDNN 9.19, 2.10 with 9.10; where nobody measured the new one the old prices stay."""
+    for name in ("deepspeed", "transformers", "torchtitan"):
+        before, after = (framework(name, month).kernels for month in ("2026-02", "2026-03"))
+        assert before.attention_kernel("blackwell", 128) == "cudnn"
+        assert after.attention_kernel("blackwell", 128) == "cudnn9.19"
+        assert after.attention_kernel("hopper", 128) == before.attention_kernel("hopper", 128)
+    seconds = {}
+    for hardware in ("dgx-b200", "gb200-nvl72"):
+        for kernel in ("cudnn", "cudnn9.19"):
+            for direction in ("forward", "backward"):
+                work = AttentionWork(1, 131072, 131072, 32, 8, 128, 128, backward=direction == "backward", kernel=kernel)
+                seconds[hardware, kernel, direction] = KernelModel(load_hardware(hardware)).attention(work).seconds
+    for direction, gain in (("forward", 1.08), ("backward", 1.15)):
+        assert seconds["dgx-b200", "cudnn", direction] > gain * seconds["dgx-b200", "cudnn9.19", direction]
+        assert seconds["gb200-nvl72", "cudnn", direction] == seconds["gb200-nvl72", "cudnn9.19", direction]

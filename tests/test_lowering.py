@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from simpar.engine.longest_path import longest_path
 from simpar.parallel.keys import Compute, OptimizerStep, Send
-from simpar.program.program import COMPUTE_KINDS, OpKind, PriceTable
+from simpar.program.lower import _Lowering
+from simpar.program.program import COMPUTE_KINDS, OpKind, PriceTable, Program
+from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import interpret, prepare, run
 
@@ -182,3 +186,59 @@ def test_wire_delay_of_1f1b(p: int, m: int) -> None:
     timeline = longest_path(priced.program, PriceTable(seconds, np.zeros_like(seconds)))
     expected = (m + p - 1) * (forward + backward) + 2 * delay * (m * (p - 1) / p + p - 2)
     assert timeline.makespan == pytest.approx(expected)
+
+
+def last_backwards(program: Program) -> dict[int, list[int]]:
+    """Role -> its backwards in order, each by its last op."""
+    found: dict[int, dict[tuple[int, int], int]] = {}
+    for op in np.flatnonzero(program.kind == OpKind.BACKWARD).tolist():
+        found.setdefault(int(program.role[op]), {})[int(program.stage[op]), int(program.microbatch[op])] = op
+    return {role: list(ops.values()) for role, ops in found.items()}
+
+
+@pytest.mark.parametrize("v", [1, 2])
+def test_pipeline_ranks_of_megatron_launch_their_reductions_together(v: int) -> None:
+    """Megatron-Core schedules.py: rank r reduces a chunk r backwards after its last one, what is left after all of them."""
+    priced = prepare(scenario({"pp": 4, "tp": 2, "virtual_stages": v}), detail="stage")
+    program, timeline = priced.program, longest_path(priced.program, priced.table)
+    backwards = last_backwards(program)
+    reduced = np.flatnonzero(program.kind == OpKind.REDUCE_GRADIENTS)
+    assert set(program.stage[reduced].tolist()) == set(range(4 * v))
+    for op in reduced.tolist():
+        rank, stage = int(program.role[op]), int(program.stage[op])
+        own = backwards[rank]
+        if v == 1 and rank == 0:
+            continue  # bucket by bucket inside its last backward
+        last = max(i for i, b in enumerate(own) if program.stage[b] == stage)
+        trigger = own[min(last + rank, len(own) - 1)]
+        assert timeline.start[op] >= timeline.finish[trigger]
+        assert timeline.start[op] < timeline.finish[own[-1]] or trigger == own[-1]
+
+
+def test_reductions_together_are_closer_in_time_than_each_at_its_end() -> None:
+    """The first chunk to finish: its reductions start within the time of one backward, though its backwards end p - 1 apart."""
+    starts = {}
+    for name in ("megatron-core", "torchtitan"):
+        priced = prepare(scenario({"pp": 4, "tp": 2, "virtual_stages": 2, "zero_stage": 2}, framework=name), detail="stage")
+        program, timeline = priced.program, longest_path(priced.program, priced.table)
+        chunk = (program.kind == OpKind.REDUCE_GRADIENTS) & (program.stage >= 4)
+        first = [timeline.start[chunk & (program.role == rank)].min() for rank in range(4)]
+        starts[name] = (max(first) - min(first)) / np.median((timeline.finish - timeline.start)[program.kind == OpKind.BACKWARD])
+    assert starts["megatron-core"] < 1.1 < starts["torchtitan"]
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize("detail", ["stage", "layer"])
+@pytest.mark.parametrize("expand", [False, True])
+def test_passes_alike_are_put_as_the_first_of_them(
+    schedule: str, detail: str, expand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is, op by op, the one that is worked out anew for every pass."""
+    virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
+    s = scenario({"tp": 8, "pp": 2, "schedule": schedule, "virtual_stages": virtual}, batch=16)
+    stamped = prepare(s, detail=detail, expand=expand).program
+    monkeypatch.setattr(_Lowering, "is_plain", lambda self, leaf: False)
+    whole = prepare(s, detail=detail, expand=expand).program
+    for field in fields(whole):
+        one, other = getattr(stamped, field.name), getattr(whole, field.name)
+        assert np.array_equal(one, other) if isinstance(other, np.ndarray) else one == other, field.name

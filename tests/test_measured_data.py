@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from measured_machines import NAME, machines, read_machine, readme_line
 from test_validate_rank_command import measured_like, scenario
 
 from simpar.errors import InputError
 from simpar.interop.kineto_step import kernel_kind
-from simpar.live.measured import NAME, machines, read_machine, readme_line
 from simpar.live.rank_frozen import freeze
 from simpar.live.rank_plan import rank_plan
 

@@ -21,7 +21,7 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
 from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.step import Engine, prepare, run
+from simpar.step import Engine, prepare, pricer_of, run
 
 ENGINES = get_args(Engine)
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -117,6 +117,26 @@ def test_a_faster_link_never_makes_a_step_slower(name: str, seed: int, link: str
         now = makespans(scenario.model_copy(update={"cluster": cluster}))
         assert all(a <= b * (1 + HOST_BOUND / 5) for a, b in zip(now, last, strict=True)), (link, scale)
         last = now
+
+
+def test_the_lag_of_a_slow_host_is_the_passes_not_a_blocks() -> None:
+    """Host 3 s for each of two blocks; device 1 s and 4 s, then 1 s and 1 s: both passes take 6 s, the first block ends at 1.5 and
+    3 s (docs/semantics.md, "What a faster part does"). This is what HOST_BOUND is for."""
+    layout = prepare(make_scenario({
+        "model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"tp": 8},
+        "training": {"sequence_length": 1024, "global_batch_size": 8},
+    }), detail="stage").layout  # fmt: skip
+    passes, ends = [], []
+    for device in ([1.0, 4.0], [1.0, 1.0]):
+        pricer = pricer_of(layout)
+        assert isinstance(pricer, LayoutPricer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pricer, "_host_and_device", lambda stage, phase, device=device: ([3.0, 3.0], sum(device)))
+            lags = [pricer._gap(0, block, "F") - layout.calibration.pass_s / 2 for block in (0, 1)]
+        ends.append(device[0] + lags[0])
+        passes.append(sum(device) + sum(lags))
+    assert passes == pytest.approx([6.0, 6.0])
+    assert ends == pytest.approx([1.5, 3.0])
 
 
 @pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe-v"])

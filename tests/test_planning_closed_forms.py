@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from simpar.planning.checkpoints import CheckpointTimes, choose_interval, doubts, storage_load
 from simpar.planning.closed_forms import (
-    availability_interval_s,
     daly_interval_s,
     exact_interval_s,
     expected_ettr,
@@ -22,7 +21,6 @@ from simpar.planning.closed_forms import (
     poisson_tail,
     spares_for,
     spares_needed,
-    tokens_at_batch,
     young_interval_s,
 )
 from simpar.specs.planfile import CheckpointPlan
@@ -91,10 +89,6 @@ def test_ettr_of_meta_agrees_with_the_first_order_goodput_for_short_writes() -> 
     assert expected_ettr(10**6, 1.0, restart, interval, write) == 0.0
 
 
-def test_availability_interval_grows_with_the_save() -> None:
-    assert availability_interval_s(10, 11124, 600) == pytest.approx(10 + math.sqrt(2 * 11724 * 10 + 100))
-
-
 @given(st.integers(0, 60), st.floats(0.01, 40.0))
 def test_poisson_tail_is_one_minus_the_distribution(spares: int, mean: float) -> None:
     terms, term = [], math.exp(-mean)
@@ -118,10 +112,6 @@ def test_spares_needed_is_the_smallest_that_suffices() -> None:
     assert poisson_tail(spares, mean) <= 0.05 < poisson_tail(spares - 1, mean)
     draws = np.random.default_rng(0).poisson(mean, 20_000)
     assert (draws > spares).mean() == pytest.approx(poisson_tail(spares, mean), abs=0.005)
-
-
-def test_tokens_double_at_the_critical_batch() -> None:
-    assert tokens_at_batch(4e6, 4e6, 1e12) == 2e12
 
 
 @settings(deadline=None, max_examples=40)

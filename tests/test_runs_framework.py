@@ -218,3 +218,18 @@ def test_a_chain_over_the_logits_runs_at_the_rate_of_copies_in_a_step_too() -> N
         seconds = LayoutPricer(layout, *cost_models(layout.scenario, layout.hardware)).op_price(loss).seconds
         assert layout.calibration.memory == 1.5
     assert 38.0 * 4096 * 128256 / 3.35e12 < seconds < 1.3 * 38.0 * 4096 * 128256 / 3.35e12
+
+
+@pytest.mark.parametrize(
+    ("name", "month", "beside"),
+    [("megatron-core", "2021-08", False), ("megatron-core", "2021-09", True), ("megatron-deepspeed", "2022-02", False),
+     ("zero-bubble", "2024-07", True)],
+)  # fmt: skip
+def test_input_gradients_are_reduced_beside_the_weight_gradient_since_2021_09(name: str, month: str, beside: bool) -> None:
+    """Megatron-LM commit 16c9044; the BigScience fork of v2.4 never took it over."""
+    assert framework(name, month).kernels.tp_backward_overlap is beside
+
+
+def test_pipeline_ranks_of_megatron_reduce_together_since_gradients_overlap() -> None:
+    assert [framework("megatron-core", month).data.reduces_together for month in ("2023-07", "2023-08")] == [False, True]
+    assert not framework("torchtitan", "2025-06").data.reduces_together

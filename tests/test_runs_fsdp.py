@@ -143,17 +143,6 @@ def test_torch_has_a_fused_rms_norm_since_2_9() -> None:
     assert prices == ["composite", "norm"]
 
 
-def test_persistent_matmuls_lose_half_beside_a_collective_on_hopper() -> None:
-    """pytorch issue 143988: one block to each SM, and those of the SMs that NCCL holds come in a second wave."""
-    found = {}
-    for hardware in ("dgx-a100-80gb", "dgx-h100", "dgx-b200"):
-        priced = prepare(scenario("torchtitan", "2025-02", hardware))
-        found[hardware] = float(priced.table.interference.max())
-    assert found["dgx-h100"] == 0.5
-    assert 0.0 < found["dgx-b200"] < 0.3
-    assert 0.0 < found["dgx-a100-80gb"] < 0.4
-
-
 def test_what_tensor_ranks_gather_along_the_sequence_is_copied_into_order() -> None:
     """torch _functional_collectives.py joins chunks along any axis but the first: 4 bytes per element of 16 bits."""
 

@@ -15,10 +15,11 @@ import pytest
 from test_runs_rows import row
 
 from simpar.errors import InputError
+from simpar.evidence.commands import runs as run
 from simpar.evidence.predicted import Prediction, predict, predict_whole
 from simpar.evidence.report_runs import print_report
 from simpar.evidence.run_rows import read_runs, run_of
-from simpar.evidence.runs import Report, matches, run, validate_runs
+from simpar.evidence.runs import Report, matches, validate_runs
 from simpar.evidence.runs_html import worst_rows, write_html
 from simpar.output import offline
 from simpar.result.folded import shorter_counts

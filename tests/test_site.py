@@ -14,14 +14,17 @@ from typer.testing import CliRunner
 import simpar
 from simpar.cli.app import app
 from simpar.errors import InputError
-from simpar.evidence.predicted import predict, predict_at
+from simpar.evidence.predicted import AtSite, predict, predict_at
+from simpar.evidence.spread import predict_run
 from simpar.parallel.keys import Gather, OptimizerStep
+from simpar.readings import simulate_open
 from simpar.site.learned import adapt, as_toml, memory_of_site, shipped_prior
 from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import Evidence, Prior, learn
 from simpar.site.rows import run_at
+from simpar.specs.kinds import Kind
 from simpar.specs.scenario import make_scenario
-from simpar.specs.site import Site, read_site
+from simpar.specs.site import Site, SiteFact, SiteKind, read_site
 from simpar.step import prepare
 
 MODEL = {
@@ -179,7 +182,7 @@ def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
 
 def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     """All of a step is compute, many runs agree: the mean of their logarithms, with a normal posterior's spread."""
-    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=0.08, residual=0.05, residual_spread=0.6)
+    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=1.5, reach=4.0, residual=0.05, residual_spread=0.6)
     generator = np.random.default_rng(0)
     measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
     runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(4))
@@ -189,6 +192,60 @@ def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     of_all = found.covariance[0, 0] + 2.0 * found.covariance[0, 4] + found.covariance[4, 4]
     assert math.sqrt(of_all) == pytest.approx(0.03 / math.sqrt(200), rel=0.3)
     assert float(np.mean(np.abs(np.log(measured / seconds)) < half)) == pytest.approx(0.8, abs=0.08)
+
+
+def test_what_is_off_in_one_job_is_off_in_jobs_like_it() -> None:
+    """Of two jobs one is far off: what is next to it follows, what is next to the other does not."""
+
+    def of(size: float) -> Kind:
+        return Kind(parameters=size, sequence_length=4096, gpus=64, global_batch_size=256, precision="bf16")
+
+    def runs(*sizes: float) -> Evidence:
+        measured = [1.4 if size > 1e10 else 1.0 for size in sizes]
+        return Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * len(sizes), measured, np.zeros(4), [of(size) for size in sizes])
+
+    found = learn(runs(1e9, 1e9, 7e10, 7e10), shipped_prior())
+    seconds, half = found.predict(runs(1e9, 1.1e9, 6.5e10, 7e10))
+    assert seconds == pytest.approx([1.0, 1.02, 1.38, 1.4], abs=0.03)
+    assert half[1] > half[0]
+    assert half[2] > half[3]
+    site = Site(kinds=tuple(SiteKind(**k.model_dump(), factor=f) for k, f in ((of(1e9), 1.0), (of(7e10), 1.4))), reach=found.reach)
+    assert site.of_kind(of(7e10)) == pytest.approx(1.4)
+    assert site.of_kind(of(1e9)) < site.of_kind(of(8e9)) < site.of_kind(of(6e10)) < 1.4
+
+
+def open_run(measured: float, weights: tuple[float, float] = (0.6, 0.4)) -> Evidence:
+    """A run of 1 s, or of 1.3 s if it recomputes, which is not known."""
+    lines = [(weight, (seconds, 0.0, 0.0, 0.0), 0.0) for weight, seconds in zip(weights, (1.0, 1.3), strict=True)]
+    facts = [("plan.recompute = none",), ("plan.recompute = full",)]
+    return Evidence.of([lines] * 3, [measured] * 3, np.zeros(4), facts=[facts] * 3)
+
+
+def test_an_open_fact_of_a_sites_runs_is_that_of_its_next() -> None:
+    for measured, likely, other in ((1.3, "full", "none"), (1.0, "none", "full")):
+        found = learn(open_run(measured), shipped_prior())
+        assert found.facts[f"plan.recompute = {likely}"] > 1.2
+        assert found.facts[f"plan.recompute = {other}"] < 0.5
+        assert found.predict(open_run(1.0))[0][0] == pytest.approx(measured, rel=0.03)
+
+
+def test_a_site_settles_open_facts() -> None:
+    """In `simulate`, and in `validate runs --site`; of another framework or GPU not."""
+    given = {**TABLES[0], "plan": {"tp": 2, "recompute": {"any_of": ["none", "full"]}}}
+    facts = (SiteFact(fact="plan.recompute = full", factor=1.9), SiteFact(fact="plan.recompute = none", factor=0.1))
+    ours = Site(facts=facts)
+    elsewhere = Site(facts=facts, group="deepspeed on another GPU")
+
+    def recomputes(site: Site | None) -> float:
+        _, answer = simulate_open({**given, "site": site} if site else given)
+        assert answer is not None
+        return {reading.facts: reading.weight for reading in answer.readings}["plan.recompute = full",]
+
+    assert recomputes(None) == recomputes(elsewhere) == pytest.approx(0.5, abs=0.05)
+    assert recomputes(ours) == pytest.approx(0.95, abs=0.01)
+    run = run_at({"id": "a", "scenario": given, "step_time_s": 1.0}, "a")
+    plain, there = (predict_run(run, predictor)[0].step_time_s for predictor in (predict, AtSite(ours)))
+    assert there > 1.05 * plain
 
 
 def test_memory_is_learned_and_shrunk() -> None:

@@ -47,7 +47,7 @@ TRUE = Site(compute=1.1, memory=1.2, communication=2.5)
 
 
 def candidate(name: str, parts: tuple[float, float, float], **axes: int) -> Candidate:
-    return Candidate(name, (Line(1.0, (*parts, 0.0), 0.05),), axes, "k")
+    return Candidate(name, (Line(1.0, (*parts, 0.0), 0.05),), axes)
 
 
 def layouts() -> list[Candidate]:

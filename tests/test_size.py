@@ -139,6 +139,24 @@ def test_a_thousand_micro_batches_cost_less_than_twice_what_64_do() -> None:
         assert spent[1] <= 2 * spent[0], schedule
 
 
+@pytest.mark.parametrize("schedule", [*LATE, "zb-1p", "zb-2p"])
+def test_a_step_that_does_not_repeat_itself_is_built_by_whole_passes(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The totals, memory included, are those of the step layer by layer; it costs no more than its passes."""
+    plan = {"tp": 1, "pp": 4, "schedule": schedule, "virtual_stages": 2 if "interleaved" in schedule else 1}
+    model = {**TABLE["model"], "num_hidden_layers": 16}
+    given = make_scenario({**TABLE, "model": model, "plan": plan, "training": {**TABLE["training"], "global_batch_size": 272}})
+    coarse = engine.simulate(given)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "FOLD_MICROBATCHES", 10**9)
+        whole = engine.simulate(given)
+    assert coarse.program.num_ops < 0.5 * whole.program.num_ops
+    assert any("never or late" in note for note in coarse.notes)
+    found, said = dict(numbers(coarse.to_json())), dict(numbers(whole.to_json()))
+    for path, value in said.items():
+        if "reserved" not in path and "device" not in path:  # what the allocator's segments leave over hangs on the order of ops
+            assert found[path] == pytest.approx(value, rel=1e-9, abs=1e-11 * whole.step_time_s), path
+
+
 def test_memory_that_grows_with_micro_batches_grows_in_a_folded_step() -> None:
     """GPipe keeps every micro-batch: 256 of them on 4 stages hold 256 sets of activations."""
     given = scenario("plan.tp=2", "plan.pp=4", "plan.schedule=gpipe")

@@ -124,7 +124,8 @@ def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
     """A layer with experts has no modules of a dense feed-forward; a backward knows the counts of its forward."""
     from dataclasses import replace
 
-    from simpar.costs.pricer import ATTENTION_SHARE, LayoutPricer
+    from simpar.costs.host import ATTENTION_SHARE
+    from simpar.costs.pricer import LayoutPricer
     from simpar.step import cost_models
 
     table = {

@@ -16,7 +16,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.costs.price import Provenance
 from simpar.live import bench_host, bench_shapes
 from simpar.live.bench_collectives import Group
-from simpar.live.calibrate import Options, calibrate, options_from
+from simpar.live.calibrate import Options, calibrate, checked
 from simpar.live.cluster_layouts import parse_layouts
 from simpar.live.cluster_predict import Setup, predict
 from simpar.live.cluster_shapes import collectives_of, shapes_of
@@ -90,4 +90,4 @@ def test_wrong_shape_files_are_told(tmp_path: Path, text: str, message: str) -> 
     with pytest.raises(CalibrationError, match=message):
         calibrate(Options(None, 0.0, tmp_path / "store.jsonl", device="cpu", shapes=listed))
     with pytest.raises(CalibrationError, match="no such file"):
-        options_from(tmp_path / "o.toml", "1s", None, "", "cpu", 1, "5s", False, tmp_path / "none.json")
+        checked(Options(tmp_path / "o.toml", device="cpu", shapes=tmp_path / "none.json"), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,11 @@ from hypothesis import strategies as st
 from simpar.costs.collective_points import MeasuredTimes
 from simpar.costs.kernels import KernelModel
 from simpar.engine import discrete_event, host_ranks
-from simpar.live.cluster_compare import Measured, compare
-from simpar.live.cluster_in_step import Reference, fit, in_step
+from simpar.live.cluster_compare import Measured, compare, read_runs
+from simpar.live.cluster_in_step import InStep, Reference, fit, in_step
 from simpar.live.cluster_layouts import DEFAULT, LayoutError, layout_of, parse_layout, parse_layouts
-from simpar.live.cluster_predict import Setup, kernel_counts, predict
-from simpar.live.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER
+from simpar.live.cluster_predict import Setup, kernel_counts, predict, step_work
+from simpar.live.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER, references_of
 from simpar.live.cluster_shapes import collectives_of, shapes_of
 from simpar.program.program import OpKind, Program, ProgramBuilder, Stream, Transfer
 from simpar.specs.collective_constants import MeasuredCollective
@@ -323,7 +325,8 @@ def test_report_counts_errors_order_and_bytes() -> None:
     sent = {name: [{k: list(v) for k, v in predict(parse_layout(name), SETUP).collectives(r if name == "pp2" else 0).items()}
                    for r in range(2)] for name in names}  # fmt: skip
     sent["tp2"][0]["all_reduce/2"][1] += 4
-    runs = {n: measured(n, t / 1.1, collectives=sent[n], idle=[0.1, 0.3]) for n, t in times.items()}
+    idle = ((0.1, 0.1, 0.4), (0.2, 0.3, 0.3))  # medians 0.1 and 0.3
+    runs = {n: replace(measured(n, t / 1.1, collectives=sent[n]), idle=idle) for n, t in times.items()}
     report = compare([(runs, {}, SETUP)], 0.15)
     assert report.summary("step_time_s").mape == pytest.approx(0.1)
     assert report.tau == pytest.approx(1.0)
@@ -334,3 +337,28 @@ def test_report_counts_errors_order_and_bytes() -> None:
     assert bubble.measured == pytest.approx(0.2)
     found = report.as_json()
     assert {row["metric"] for row in found["rows"]} == {"step_time_s", "bubble_fraction", "communication_bytes"}
+
+
+def test_a_backward_in_two_parts_costs_each_layer_but_those_of_the_first_stage() -> None:
+    """Four stages of one layer, eight micro-batches; the first stage's backward stays whole (torch's PipelineStage)."""
+    split = InStep(split_s={"transformer": 1e-3})
+    for name, times in (("pp2-zbv", 8 * 3), ("pp2-interleaved", 0)):
+        priced = predict(parse_layout(name), SETUP).priced
+        with_split, without = (step_work(priced, given, "transformer").seconds[priced.program.price] for given in (split, InStep()))
+        assert (with_split - without).sum() == pytest.approx(times * 1e-3)
+    assert [x.name for x in references_of(parse_layouts("pp2-zbv,pp2"), "cuda")] == ["single", "transformer-split"]
+    assert not any(x.split for x in references_of(parse_layouts("pp2"), "cpu"))
+
+
+def test_idle_shares_are_those_of_the_steps_that_count(tmp_path: Path) -> None:
+    """All rounds, without the steps beside other work: medians over 0.10, 0.12, 0.20 and 0.22, not of the first round alone."""
+    layout = parse_layout("pp2").as_json()
+    rounds = [
+        {"seconds": [1.0, 1.0, 9.0], "foreign": [0.0, 0.0, 1.0], "idle": [[0.10, 0.12, 0.9], [0.3, 0.3, 0.9]], "collectives": []},
+        {"seconds": [1.0, 1.0], "foreign": [0.0, 0.0], "idle": [[0.20, 0.22], [0.3, 0.3]]},
+    ]  # fmt: skip
+    lines = [{"kind": "config"}, *({"kind": "run", "layout": layout, **found} for found in rounds)]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, runs, _ = read_runs(tmp_path / "runs.jsonl")
+    assert runs["pp2"].seconds == (1.0,) * 4
+    assert [float(np.median(shares)) for shares in runs["pp2"].idle] == pytest.approx([0.16, 0.3])

@@ -66,7 +66,8 @@ def _alone(config: dict[str, object], layout: RunLayout) -> list[float]:
     import torch
     import torch.distributed as dist
 
-    from simpar.live.cluster_steps import Step, World
+    from simpar.live.cluster_steps import Step
+    from simpar.live.cluster_world import World
 
     world = World.__new__(World)
     world.config, world.rank, world.size, world.device, world._groups = config, 0, 1, torch.device("cpu"), {}  # type: ignore[assignment]
@@ -110,7 +111,7 @@ def test_experts_beside_every_other_dimension_train_as_one_process(tmp_path: Pat
 
 def test_ranks_need_torch_and_the_standard_library_only() -> None:
     blocked = ("typer", "pydantic", "simpy", "networkx", "plotly", "rich")
-    names = "simpar.live.cluster_worker, simpar.live.cluster_steps"
+    names = "simpar.live.cluster_worker, simpar.live.cluster_world"
     code = f"import sys\nfor m in {blocked}: sys.modules[m] = None\nimport {names}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

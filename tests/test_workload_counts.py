@@ -11,7 +11,7 @@ from simpar.model.blocks import Batch, layer_graph
 from simpar.model.network import simple_network, transformer_network
 from simpar.parallel.blocks import split_block
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec

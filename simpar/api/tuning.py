@@ -34,6 +34,7 @@ from simpar.site.rows import run_at
 from simpar.site.trials import Belief, Candidate, Outcome, believe, next_trial
 from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.counts import resolved_dp
+from simpar.specs.kinds import Kind
 from simpar.specs.scenario import Scenario, make_scenario
 
 WORTH: Final = 0.003
@@ -124,7 +125,7 @@ class Tuning:
         """
         table = {
             "candidates": [
-                {"name": c.name, "axes": dict(c.axes), "kind": c.kind, "scenario": raw,
+                {"name": c.name, "axes": dict(c.axes), "kind": c.kind.model_dump(), "scenario": raw,
                  "lines": [[line.weight, list(line.parts), line.rest] for line in c.lines]} for c, raw in self.candidates
             ],
             "trials": [t.as_json() for t in self.trials], "why": self.why,
@@ -142,7 +143,7 @@ class Tuning:
         table = read_json(file, "the state of a tuning")
         try:
             candidates = [
-                (Candidate(c["name"], tuple(Line(w, _parts(p), rest) for w, p, rest in c["lines"]), c["axes"], c["kind"]),
+                (Candidate(c["name"], tuple(Line(w, _parts(p), rest) for w, p, rest in c["lines"]), c["axes"], Kind(**c["kind"])),
                  c["scenario"]) for c in table["candidates"]
             ]  # fmt: skip
             keep = ("number", "layout", "worth", "expected_s", "measured_s")
@@ -160,20 +161,19 @@ def _parts(given: list[float]) -> tuple[float, ...]:
 
 
 def tune(
-    source: Source, /, *, framework: str | None = None, budget: int = 6, folder: str | Path = "tune", run_command: str = "",
+    source: Source, /, *, budget: int = 6, folder: str | Path = "tune", run_command: str = "",
     worth: float = WORTH, top: int = TOP, say: Callable[[str], None] = lambda _: None, **settings: Any,
 ) -> Tuning:  # fmt: skip
     """Go on with a tuning as far as it goes without a person: until a trial waits to be run, or no further trial is worth its time.
 
     Args:
-        framework: whose semantics and launch files; none = the scenario's.
         budget: trials at most.
         folder: of the state and the trials.
         run_command: runs a trial: a command with {folder}, {scenario} and {launch} in it, which prints a log, or a JSON line with
             step_time_s; without it a person runs the trials.
         worth: a trial is not proposed below this share of the step.
         top: layouts of the search to choose from.
-        settings: of the search, such as fix, allow, where.
+        settings: of the search, such as fix, allow, where, and framework: whose semantics and launch files.
 
     Raises:
         InputError: scenario, settings or folder are wrong.
@@ -185,7 +185,7 @@ def tune(
         state = Tuning.load(home)
         say(f"going on from {home / 'tune.json'}: {len(state.trials)} of {budget} trials")
     else:
-        state = Tuning(home, _candidates(source, framework, top, settings, say))
+        state = Tuning(home, _candidates(source, top, settings, say))
         state.save()
     while True:
         if (trial := state.pending) is not None:
@@ -212,14 +212,15 @@ def tune(
 
 
 def _candidates(
-    source: Source, framework: str | None, top: int, settings: dict[str, Any], say: Callable[[str], None]
+    source: Source, top: int, settings: dict[str, Any], say: Callable[[str], None]
 ) -> list[tuple[Candidate, dict[str, Any]]]:
     """The best layouts of the search, as straight lines in the site's factors."""
     from simpar.api.searches import search
 
     table, file = raw_table(source)
-    wanted: dict[str, Any] = {"top": top, **({} if framework is None else {"framework": framework}), **settings}
-    found = search({**table, "file": file}, **wanted)
+    if settings.get("framework") is None:
+        settings.pop("framework", None)
+    found = search({**table, "file": file}, top=top, **settings)
     if not found.results:
         raise InputError("no layout of this scenario fits; `simpar search` says why")
     say(f"{len(found.results)} layouts to choose from, of {found.space_size:,}")

@@ -21,11 +21,14 @@ def calibrate(
 ) -> None:
     """Measure this machine and write its hardware profile; under torchrun also its collectives."""
     from simpar.errors import InputError
-    from simpar.live.calibrate import options_from, run
+    from simpar.live.calibrate import Options, checked, run, seconds
     from simpar.live.store import CalibrationError
 
     try:
-        options = options_from(out, budget, resume, base, device, threads, timeout, tiny, shapes)
+        asked = Options(
+            out, seconds(budget), base=base, device=device, threads=threads, timeout_s=seconds(timeout), tiny=tiny, shapes=shapes
+        )
+        options = checked(asked, resume)
     except CalibrationError as error:
         raise InputError(str(error)) from None
     raise typer.Exit(run(options))

@@ -23,9 +23,9 @@ def validate(
 ) -> None:
     """Every published case, predicted and measured; in a checkout a full run writes validation/RESULTS.md."""
     if ctx.invoked_subcommand is None:
-        from simpar.evidence.cases import run
+        from simpar.evidence.commands import cases
 
-        raise typer.Exit(run(as_json, only=tuple(only or ())))
+        raise typer.Exit(cases(as_json, only=tuple(only or ())))
 
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Measured data; without it, those that come with simpar.")]
@@ -42,9 +42,9 @@ def validate_kernels(data: DataOption = None, as_json: JsonOption = False) -> No
 @validate_app.command("collectives")
 def validate_collectives(data: DataOption = None, as_json: JsonOption = False) -> None:
     """Measured collectives against their prices."""
-    from simpar.evidence.collectives import run
+    from simpar.evidence.commands import collectives
 
-    raise typer.Exit(run(data, as_json))
+    raise typer.Exit(collectives(data, as_json))
 
 
 @validate_app.command("cluster")
@@ -99,9 +99,9 @@ def validate_runs(
     site: SiteOption = None,
 ) -> None:
     """Measured training runs against their simulation."""
-    from simpar.evidence.runs import run
+    from simpar.evidence.commands import runs
 
-    raise typer.Exit(run(data, as_json, html, where or [], site=site))
+    raise typer.Exit(runs(data, as_json, html, where or [], site=site))
 
 
 @validate_app.command("rank")

@@ -60,7 +60,7 @@ class BlockPrice:
         collectives: communication ops issued.
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
-        modules: linear modules, norms and containers of a framework that holds each weight in one.
+        weights, containers: weights, each in a module of its own, and modules around those.
     """
 
     seconds: float
@@ -71,7 +71,8 @@ class BlockPrice:
     collectives: int
     provenance: Kinds
     expert_kernels: int = 0
-    modules: int = 0
+    weights: int = 0
+    containers: int = 0
 
     @property
     def exposed_s(self) -> float:

@@ -30,7 +30,6 @@ class Geometry:
         pair_out_bytes_per_s: the same for one rank sending alone.
         extra_latency_s: one way through the switches beyond the first.
         over_network: the domains are joined by NICs; else by PCIe inside one host.
-        post_overhead_s: host work per network message (1 us, 2 us on AMD hosts: NCCL's net post overhead).
         network_channels: channels that NCCL opens for the group across nodes.
     """
 
@@ -44,7 +43,6 @@ class Geometry:
     pair_out_bytes_per_s: float
     extra_latency_s: float
     over_network: bool
-    post_overhead_s: float
     network_channels: int
 
 
@@ -112,7 +110,6 @@ def geometry(hardware: HardwareProfile, placement: GroupPlacement) -> Geometry:
         alone,
         switches * hardware.fabric.switch_latency.value,
         over_network,
-        2e-6 if hardware.node.cpu == "amd" else 1e-6,
         _network_channels(hardware, placement) if over_network else MOST_CHANNELS,
     )
 

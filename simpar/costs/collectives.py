@@ -188,38 +188,16 @@ class CollectiveModel:
         factor = 1.0 if collective == "send_recv" else nccl.traffic(collective, n)
         return factor * bytes_ / seconds if seconds else 0.0
 
-    def expert_dispatch(
-        self, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement, *, dtype_bytes: float = 2,
-        dispatcher: str = "alltoall", nodes_limit: int | None = None, sms: int = expert_parallel.DEFAULT_SMS,
-    ) -> Price:  # fmt: skip
-        """Tokens of each rank to the ranks of their experts.
+    def exchange(self, x: Exchange, placement: GroupPlacement, dispatcher: str = "alltoall") -> Price:
+        """Tokens of each rank to the ranks of their experts, or the experts' outputs back.
 
         Args:
-            tokens: of one rank, before routing.
-            hidden: values a token.
-            topk, experts: each token goes to k of all experts, spread evenly over the group.
-            placement: the expert-parallel group.
-            dtype_bytes: a value on the wire (1.03 for fp8 with its scales).
-            dispatcher: alltoall (every copy travels), deepep and hybridep (once to each rank and
-                domain), deepep_low_latency.
-            nodes_limit: most domains a token may visit.
-            sms: SMs given to DeepEP.
+            placement: the expert-parallel group, over which the experts are spread evenly.
+            dispatcher: alltoall (every copy travels), deepep and hybridep (once to each rank and domain), deepep_low_latency.
 
         Raises:
             InputError: unknown dispatcher.
         """
-        exchange = Exchange("dispatch", tokens, hidden * dtype_bytes, topk, experts, sms, nodes_limit)
-        return self._exchanged(exchange, placement, dispatcher)
-
-    def expert_combine(
-        self, tokens: float, hidden: int, topk: int, experts: int, placement: GroupPlacement, *, dtype_bytes: float = 2,
-        dispatcher: str = "alltoall", nodes_limit: int | None = None, sms: int = expert_parallel.DEFAULT_SMS,
-    ) -> Price:  # fmt: skip
-        """The experts' outputs back to the tokens' ranks; arguments as `expert_dispatch`."""
-        exchange = Exchange("combine", tokens, hidden * dtype_bytes, topk, experts, sms, nodes_limit)
-        return self._exchanged(exchange, placement, dispatcher)
-
-    def _exchanged(self, x: Exchange, placement: GroupPlacement, dispatcher: str) -> Price:
         key = (x, placement, dispatcher)
         price = self._expert.get(key)
         if price is None:

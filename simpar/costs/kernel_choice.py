@@ -47,8 +47,8 @@ issue 147971, H100 with fast accumulation)."""
 PROMOTED: Final = 1.15
 """Time of an fp8 product of Hopper whose sums are promoted to fp32 on their way, as gradients' are (TransformerEngine
 use_split_accumulator, torchao Float8GemmConfig), over one with fast accumulation, which the tables have: 1.1 to 1.2 (pytorch/ao
-issue 2377). Scales per row keep fast accumulation everywhere (torchao/float8/config.py); Blackwell has no such mode
-(TransformerEngine PR 2748)."""
+issue 2377). What it costs on Ada is not published, and nothing is taken. Scales per row keep fast accumulation everywhere
+(torchao/float8/config.py); Blackwell has no such mode (TransformerEngine PR 2748)."""
 UNREAL: Final = ("uninit", "constW", "vllm0220")
 """Libraries measured on operands that draw little power: the collector that ran vLLM's products leaves its bf16 weights
 uninitialised (ai-dynamo/aiconfigurator collector/vllm; such tables read 5 to 10 % fast). They serve where nothing else was

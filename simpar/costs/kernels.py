@@ -147,7 +147,7 @@ class KernelModel:
         return banded(seconds, band_at(bands, 2.0 * batch * m * n * k, spread), provenance, (("gemm", seconds),))
 
     def _promotion(self, dtype: str, direction: str) -> float:
-        slow = self.hardware.gpu.architecture in ("hopper", "ada") and dtype_key(dtype) == "fp8"
+        slow = self.hardware.gpu.architecture == "hopper" and dtype_key(dtype) == "fp8"
         return PROMOTED if slow and direction != "forward" else 1.0
 
     def _spread(self, c: GemmConstants) -> float:
@@ -197,7 +197,7 @@ class KernelModel:
     def attention(self, work: AttentionWork) -> Price:
         """Scaled dot-product attention of one rank; a causal mask is aligned at the end.
 
-        Kernels: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, trtllm-gen, unfused (fused softmax), eager.
+        Kernels: auto (the generation's own), fa1, fa2, fa3, fa4, cudnn, cudnn9.19, trtllm-gen, unfused (fused softmax), eager.
 
         Raises:
             UnknownNameError: no such kernel.

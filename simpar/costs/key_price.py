@@ -25,6 +25,7 @@ class KeyPrice:
         communication_s: busy seconds by dimension inside compute ops.
         provenance: of each category, the worst among its parts.
         latency_s: part of `seconds` that no bandwidth changes (communication only).
+        held_sms: SMs that its collectives hold, of which `interference` follows.
     """
 
     seconds: float
@@ -34,6 +35,7 @@ class KeyPrice:
     communication_s: tuple[tuple[str, float], ...]
     provenance: Kinds
     latency_s: float = 0.0
+    held_sms: int = 0
 
     @classmethod
     def of(cls, name: str, price: Price) -> KeyPrice:

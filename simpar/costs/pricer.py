@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Final
 
 from simpar.costs import scans
 from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.expert_parallel import Exchange
+from simpar.costs.held_sms import loads, slowed
+from simpar.costs.host import launch_seconds
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
@@ -33,7 +35,7 @@ from simpar.parallel.keys import (
     TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import modules
+from simpar.parallel.modules import containers, weights
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import (
     AttentionWork,
@@ -50,13 +52,6 @@ from simpar.parallel.work import (
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
-ATTENTION_SHARE = 0.5
-"""Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (the kernels of
-router, dispatch and experts are counted one by one)."""
-PERSISTENT_LOSS: Final = {"hopper": 0.5}
-"""How much longer matmuls take beside a collective where their kernels are persistent, one block to each SM and no scheduler that
-finds the free ones (Blackwell's has one): the blocks of the SMs that the collective holds come in a second wave. FSDP on H100,
-pytorch issue 143988: twice as long for a matmul that is met, half as long again over all."""
 
 
 class LayoutPricer:
@@ -69,6 +64,7 @@ class LayoutPricer:
         self._pairs: dict[tuple[int, int], BlockPrice] = {}
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
+        self._slowed: dict[int, float] = {}
         self._gaps: dict[tuple[int, str], tuple[float, tuple[float, ...]]] = {}
 
     def price(self, key: Key) -> KeyPrice:
@@ -161,10 +157,12 @@ class LayoutPricer:
 
     def _exchange(self, work: ExpertExchange) -> Price:
         placement = self.layout.placement("ep")
-        call = self.collectives.expert_combine if work.combine else self.collectives.expert_dispatch
-        return call(work.tokens, work.hidden, work.topk, self.layout.options.moe.num_experts if self.layout.options.moe else 1,
-                    placement, dtype_bytes=work.element_bytes, dispatcher=work.dispatcher,
-                    nodes_limit=self._nodes_reached(work, placement))  # fmt: skip
+        experts = self.layout.options.moe.num_experts if self.layout.options.moe else 1
+        exchange = Exchange(
+            "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, work.topk, experts,
+            nodes_limit=self._nodes_reached(work, placement),
+        )  # fmt: skip
+        return self.collectives.exchange(exchange, placement, work.dispatcher)
 
     def _nodes_reached(self, work: ExpertExchange, placement: GroupPlacement) -> int | None:
         """Nodes that a token may reach where its experts come from so many groups; none = no limit."""
@@ -182,7 +180,9 @@ class LayoutPricer:
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
             experts = sum(op.kernels for op in ops if op.stream == "compute" and op.name.startswith("moe"))
-            self._blocks[key] = replace(found, modules=modules(block.layer), expert_kernels=experts)
+            self._blocks[key] = replace(
+                found, weights=weights(block.layer), containers=containers(block.layer), expert_kernels=experts
+            )
         return self._blocks[key]
 
     def hidden_share(self, block: LocalBlock) -> float:
@@ -192,40 +192,30 @@ class LayoutPricer:
             found = self._hidden[id(block)] = hidden_share(block.forward, block.backward, self.op_price)
         return found
 
+    def host_seconds(self, block: LocalBlock, phase: str) -> float:
+        """Host time to launch a block's kernels in one phase; there is nothing to launch in a frozen block's backward."""
+        return 0.0 if block.options.frozen and phase != "F" else self._launch_seconds(self.block(block, phase), phase)
+
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
-        """Host time to launch a block's kernels; the device waits where this is the longer one."""
-        spec, training = self.layout.framework, self.layout.training
-        passes = 2.0 if phase != "F" and price.recomputes else 1.0
-        slow = self.layout.hardware.node.host_slowdown * self.layout.calibration.host
-        each = slow * (spec.host.launch_s if phase == "F" else spec.host.backward_launch_s)
-        if training.cuda_graphs:
-            return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
-        collectives = slow * price.collectives * spec.host.collective_cpu_s
-        if self.layout.compiled:
-            return slow * price.kernels * spec.host.compiled_launch_s + collectives
-        host = price.kernels * each + collectives + slow * passes * spec.host.layer_cpu_s
-        if price.expert_kernels and spec.host.expert_layer_cpu_s:
-            forwards = passes if phase == "F" else passes - 1.0
-            waits = forwards * spec.host.expert_layer_cpu_s if self.layout.host_counts_tokens else 0.0
-            host += slow * (waits - passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s)
-        if spec.host.fsdp_module_cpu_s and self.layout.gathers_by_layer:
-            # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
-            host += slow * passes * price.modules * spec.host.fsdp_module_cpu_s
-            host = max(price.seconds, host)
-        return host
+        return launch_seconds(self.layout, price, phase)
 
     def layer_seconds(self, stage: int) -> list[float]:
         """Forward and backward of one micro-batch of embedding, every layer and head (0 where there is none), as if they were on
-        this stage."""
-        blocks = [block for blocks in self.layout.stage_blocks for block in blocks]
+        this stage; encoders without stages of their own count with the embedding."""
+        blocks: list[LocalBlock] = []
+        for index, own in enumerate(self.layout.stage_blocks):
+            first = self.layout.stages[index].encoders
+            begin = first[1] - first[0]
+            blocks += [*own[:begin], *own[begin + self.layout.reference_blocks(index) :]]
         found = [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
-        before = int(self.layout.network.embedding is not None)
-        layers = len(self.layout.network.layers)
-        return [sum(found[:before]), *found[before : before + layers], sum(found[before + layers :])]
+        network = self.layout.network
+        layers, before = len(network.layers), len(network.encoders) + int(network.embedding is not None)
+        apart = len(network.encoders) if self.layout.plan.encoder_stages else 0
+        return [sum(found[apart:before]), *found[before : before + layers], sum(found[before + layers :])]
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
         price = self.block(block, phase)
-        return max(price.seconds, self._launch_seconds(price, phase))
+        return max(price.seconds, self.host_seconds(block, phase))
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
@@ -254,8 +244,8 @@ class LayoutPricer:
 
     def _host_and_device(self, stage: int, phase: str) -> tuple[list[float], float]:
         """(host seconds of each block of a stage's pass, device seconds of all of them)."""
-        prices = [self.block(b, phase) for b in self.layout.stage_blocks[stage]]
-        return [self._launch_seconds(p, phase) for p in prices], sum(p.seconds for p in prices)
+        blocks = self.layout.stage_blocks[stage]
+        return [self.host_seconds(b, phase) for b in blocks], sum(self.block(b, phase).seconds for b in blocks)
 
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""
@@ -318,14 +308,15 @@ class LayoutPricer:
 
     # -- communication ---------------------------------------------------------------------------------------------
 
-    def _interference(self, name: str, amount: float, placement: GroupPlacement) -> float:
-        """How much longer compute takes beside a collective: by the SMs that it holds over those that it leaves, and on Hopper
-        by what persistent kernels lose."""
-        if placement.size == 1 or amount <= 0:
-            return 0.0
-        sms, gpu = self.collectives.choice(name, amount, placement).sms, self.layout.hardware.gpu
-        total = gpu.sm_count.value
-        return max(sms / (total - sms), PERSISTENT_LOSS.get(gpu.architecture, 0.0)) if 0 < sms < total else 0.0
+    def slowed(self, held: int) -> float:
+        """How much longer compute takes beside a collective on `held` SMs."""
+        if held not in self._slowed:
+            gpu = self.layout.hardware.gpu
+            self._slowed[held] = slowed(loads(self.layout, self.op_price), gpu.sm_count.value, held, gpu.architecture)
+        return self._slowed[held]
+
+    def _held_sms(self, name: str, amount: float, placement: GroupPlacement) -> int:
+        return self.collectives.choice(name, amount, placement).sms if placement.size > 1 and amount > 0 else 0
 
     def _hop(self, dimension: str, pair: int = -1) -> GroupPlacement:
         """Where two consecutive members sit: a pair of the pipeline, or the slowest there is."""
@@ -351,10 +342,13 @@ class LayoutPricer:
         prices = [self._collective(c) for c in calls]
         seconds = sum(p.seconds for p in prices)
         spread = ((dimension, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)),)
-        interference = max(self._interference(c.name, c.bytes, self._placement(c)) for c in calls)
+        held = max(self._held_sms(c.name, c.bytes, self._placement(c)) for c in calls)
         kind = worst([p.provenance for p in prices])
         latency = sum(c.repeat * self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
-        return KeyPrice(seconds, ((dimension, seconds),), spread, interference, (), ((dimension, kind),), min(latency, seconds))
+        found = KeyPrice(
+            seconds, ((dimension, seconds),), spread, self.slowed(held), (), ((dimension, kind),), min(latency, seconds)
+        )
+        return replace(found, held_sms=held)
 
     def _placement(self, work: Collective) -> GroupPlacement:
         return self._hop(work.dimension, work.pair) if work.name == "send_recv" else self.layout.placement(work.dimension)
@@ -365,7 +359,15 @@ class LayoutPricer:
         return scaled(self.collectives.time(name, amount, placement), self.layout.calibration.communication)
 
     def _optimizer(self, key: OptimizerStep) -> KeyPrice:
-        return update_price(self.layout, self.stages_of_rank[key.rank], self._work, self.norm_s)
+        stages = self.stages_of_rank[key.rank]
+        return update_price(self.layout, stages, self._work, self.norm_s, self._host_lead_s(stages))
+
+    def _host_lead_s(self, stages: Sequence[int]) -> float:
+        """Seconds by which the host is ahead of the device when it begins the update: what it gained over the last backward."""
+        if self.layout.framework.host.drains_before_update or not stages:
+            return 0.0
+        host, device_s = self._host_and_device(stages[0], "B")
+        return max(device_s - sum(host), 0.0)
 
     @cached_property
     def norm_s(self) -> float:

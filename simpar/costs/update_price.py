@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from simpar.costs.block_price import worst_each
 from simpar.costs.key_price import KeyPrice, scaled
 from simpar.costs.price import Price, Provenance
+from simpar.parallel import modules
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import NEWTON_SCHULZ_STEPS, Matrix, dealt_out, matrices, more_moments
 from simpar.parallel.traffic import tensor_parameters
@@ -26,13 +27,14 @@ scalable for LLM training")."""
 Pricing = Callable[[Work], Price]
 
 
-def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: float) -> KeyPrice:
+def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: float, lead_s: float = 0.0) -> KeyPrice:
     """Update of the shard a rank owns, plus the gradient-norm all-reduce and the host's work.
 
     Args:
         stages: model stages the rank holds.
         work: the price of any work alone.
         norm_s: seconds of the norm's all-reduce.
+        lead_s: seconds by which the host is ahead of the device when it begins.
     """
     spec, kind, calibration = layout.framework, layout.optimizer, layout.calibration
     weights = [0.0, 0.0]
@@ -44,7 +46,8 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
     if layout.plan.offload.optimizer:
         state = layout.state_bytes
         copies = work(HostCopy(own * (state.gradient + 2.0)))
-        seconds = copies.seconds + own * (state.gradient + 2.0 * state.optimizer + 2.0) / HOST_ADAM_BYTES_PER_S
+        traffic = own * (state.gradient + 2.0 * state.optimizer + spec.optimizer.host_update_bytes)
+        seconds = copies.seconds + traffic / HOST_ADAM_BYTES_PER_S
         seconds += norm_s + spec.host.optimizer_cpu_s * calibration.host
         spread = (("optimizer", 0.6 * seconds, 0.4 * seconds),)
         return KeyPrice(seconds, (("optimizer", seconds),), spread, 0.0, (), (("optimizer", Provenance.ASSUMED),))
@@ -73,7 +76,10 @@ def update_price(layout: Layout, stages: Sequence[int], work: Pricing, norm_s: f
             parts += [scaled(p, calibration.compute) for p in _newton_schulz(layout, [m.joined for m in owned], work)]
             cut += _tensor_gathers(owned, work, expert=expert)
             gathers += _matrix_gathers(layout, same, work, expert=expert)
-    update_s = sum(p.seconds for p in parts) + norm_s + spec.host.optimizer_cpu_s * calibration.host + calibration.step_s
+    slow = layout.hardware.node.host_slowdown * calibration.host
+    launches_s = slow * spec.host.optimizer_tensor_cpu_s * sum(modules.weights(block.layer) for block in blocks)
+    update_s = max(sum(p.seconds for p in parts), launches_s - lead_s)
+    update_s += norm_s + spec.host.optimizer_cpu_s * calibration.host + calibration.step_s
     if kind.synchronises:
         update_s += calibration.host * TENSOR_SYNC_S * sum(weights) / tensor_parameters(layout)
     busy = tuple((name, sum(p.seconds for p in prices)) for name, prices in (("tp", cut), ("dp", gathers)) if prices)

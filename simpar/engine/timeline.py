@@ -60,16 +60,3 @@ class Timeline:
         ]
         ops = np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
         return ops[np.lexsort((self.finish[ops], self.start[ops]))]
-
-    def intervals(self, role: int, kinds: Iterable[str] | None = None) -> FloatArray:
-        """(start, finish) of `stream_ops(role, kinds)`: float array [ops, 2], seconds, sorted by start."""
-        ops = self.stream_ops(role, kinds)
-        return np.stack([self.start[ops], self.finish[ops]], axis=1)
-
-    def occupied_s(self, role: int, kinds: Iterable[str] | None = None) -> float:
-        """Seconds during which at least one of `stream_ops(role, kinds)` ran: the length of the union of intervals."""
-        spans = self.intervals(role, kinds)
-        if not len(spans):
-            return 0.0
-        covered = np.concatenate([spans[:1, 0], np.maximum.accumulate(spans[:, 1])[:-1]])
-        return float(np.maximum(spans[:, 1] - np.maximum(spans[:, 0], covered), 0.0).sum())

@@ -7,8 +7,6 @@ were fitted with it (`use = "fit"`) or not (`"test"`), and the tolerance that wa
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -245,31 +243,3 @@ def chosen_cases(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
         if not any(name in (case.group, case.id) for case in cases):
             raise unknown("group or case", name, list(dict.fromkeys(case.group for case in cases)))
     return [case for case in cases if case.group in only or case.id in only]
-
-
-def run(as_json: bool = False, folder: Path | None = None, workers: int | None = None, only: Sequence[str] = ()) -> int:
-    """`simpar validate`: all published cases, or those chosen; returns the exit code.
-
-    A full run writes validation/RESULTS.md of a checkout. The code is 1 when a case is outside its tolerance or, in a full run,
-    a group is worse than its recorded bound.
-
-    Args:
-        only: groups, or ids of cases.
-
-    Raises:
-        InputError: a file that breaks a rule, or an unknown group or case.
-    """
-    import os
-
-    from simpar.evidence.results_md import check_bounds, print_cases, write_results
-
-    cases = load_cases(folder)
-    report = run_cases(chosen_cases(cases, only) if only else cases, workers or os.cpu_count() or 1, progress=True)
-    worse = [] if only else check_bounds(report)
-    if as_json:
-        sys.stdout.write(json.dumps({**report.as_json(), "worse_than_bound": worse}) + "\n")
-    else:
-        print_cases(report, worse)
-    if folder is None and not only:
-        write_results(report)
-    return 1 if worse or report.outside else 0

@@ -6,9 +6,6 @@ custom all-reduce kernels; a folder is every such table in it.
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +18,12 @@ import numpy as np
 from simpar.boundary import read_records, reader
 from simpar.costs.collective_defaults import shipped
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.expert_parallel import Exchange
 from simpar.costs.price import Price
 from simpar.errors import InputError
 from simpar.evidence.collective_rows import Row, harness_costs, parse
 from simpar.evidence.kernel_rows import KernelRow, custom_row, expert_rows, published_rows
 from simpar.evidence.tables import tables
-from simpar.specs.base import data_dir
 from simpar.specs.hardware import HardwareProfile
 from simpar.statistics import Comparison, ErrorSummary, summarize
 
@@ -153,10 +150,10 @@ def _custom(raw: Mapping[str, str], row_id: str, models: _Models) -> Iterator[Co
 
 def _exchange_price(row: KernelRow, model: CollectiveModel) -> Price:
     assert row.placement is not None
-    call = model.expert_dispatch if row.direction == "dispatch" else model.expert_combine
     dispatcher = "deepep" if row.mode == "normal" else "deepep_low_latency"
-    return call(row.tokens, row.hidden, row.topk, row.experts, row.placement, dtype_bytes=row.value_bytes,
-                dispatcher=dispatcher, sms=row.sms)  # fmt: skip
+    direction = "dispatch" if row.direction == "dispatch" else "combine"
+    exchange = Exchange(direction, row.tokens, row.hidden * row.value_bytes, row.topk, row.experts, row.sms)
+    return model.exchange(exchange, row.placement, dispatcher)
 
 
 def _custom_price(row: KernelRow, model: CollectiveModel) -> Price:
@@ -249,30 +246,3 @@ def validate_collectives(data: Path) -> CollectiveReport:
         known = "; ".join(", ".join(sorted(columns)) for columns, _ in FORMATS)
         raise InputError(f"{data}: no table of measured collectives; the columns of one are {known}")
     return CollectiveReport(tuple(rows), _groups(rows), time.perf_counter() - start)
-
-
-def run(data: Path | None, as_json: bool = False) -> int:
-    """`simpar validate collectives [--data FILE] [--json]`; exit code 1 past the stated tolerance.
-
-    Without a file: the tables that come with simpar.
-
-    Raises:
-        InputError: see `validate_collectives`.
-    """
-    report = validate_collectives(data or data_dir("validation") / "collectives")
-    if as_json:
-        sys.stdout.write(json.dumps(_finite(report.as_json())) + "\n")
-    else:
-        from simpar.evidence.report_collectives import print_report
-
-        print_report(report)
-    return 0 if report.within_tolerance else 1
-
-
-def _finite(value: Any) -> Any:
-    """`value` without infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -76,7 +76,7 @@ def _fit(
     def predict(x: Array) -> Array:
         return np.asarray(np.log(attention_seconds(_unpack(base, heads, x), sm_count, shapes)))
 
-    x, _ = soft_l1(predict, np.log(table["seconds"]), mean if first is None else first, mean, sigma)
+    x = soft_l1(predict, np.log(table["seconds"]), mean if first is None else first, mean, sigma)
     return _unpack(base, heads, x), x
 
 

@@ -51,7 +51,7 @@ def _fit_head(row: ChartRow, forward: Array, sm_count: float) -> tuple[HeadConst
 
     rate = float(np.nanmax(row.rates)) * 1e12
     mean = np.array([np.log(rate * 1.05), np.log(500.0 if row.causal else 200.0)])
-    x, _ = soft_l1(predict, np.log(forward[at]), mean, mean, np.array([0.3, 0.7]))
+    x = soft_l1(predict, np.log(forward[at]), mean, mean, np.array([0.3, 0.7]))
     return constants(x).heads[0], predict(x) - np.log(forward[at])
 
 
@@ -103,7 +103,7 @@ def backward_constants(path: Path, gpu: str) -> tuple[BackwardConstants, ...]:
             return np.asarray(x[0] + np.log1p(np.exp(x[1]) / s))
 
         mean = np.array([np.log(ratio[-1]), np.log(100.0)])
-        x, _ = soft_l1(predict, np.log(ratio), mean, mean, np.array([0.2, 1.0]))
+        x = soft_l1(predict, np.log(ratio), mean, mean, np.array([0.2, 1.0]))
         found.append(
             BackwardConstants(
                 kernel=row.kernel,

@@ -168,7 +168,7 @@ def fit_rows(
             kept[key] = compute_seconds(c, rows.geometry, sm_count)
         return np.asarray(np.log(seconds_on(c, rows.geometry, sm_count, rows.shapes, tensor_s=kept[key])))
 
-    x, _ = soft_l1(predict, np.log(rows.seconds), mean if first is None else first, mean, sigma)
+    x = soft_l1(predict, np.log(rows.seconds), mean if first is None else first, mean, sigma)
     return _unpack(base, table, x), x
 
 

@@ -111,17 +111,15 @@ def _typical(c: GemmConstants, sm_count: float) -> float:
     return float(np.median(gemm_seconds(c, sm_count, LARGE)))
 
 
-def _sustained_ratio(sets: list[GemmConstants], sm_count: float) -> float | None:
-    """Burst over sustained time of big bf16 GEMMs: the share of the rate that the power cap leaves.
+def _sustained_ratios(sets: list[GemmConstants], sm_count: float) -> dict[str, float]:
+    """Library of a measured sustained bf16 set -> burst over its time of big GEMMs: the share that the power cap leaves.
 
-    Of several sustained sets the one that prices bf16 counts, so that all precisions are priced in one power state.
+    The set that prices bf16 comes first, so that all precisions are priced in one power state.
     """
     burst = [c for c in sets if c.dtype == "bf16" and c.mode == "burst" and "uninit" not in c.library]
     held = [c for c in sets if c.dtype == "bf16" and c.mode == "sustained" and not c.derived]
-    if not burst or not held:
-        return None
-    real = [c for c in held if not any(word in c.library for word in UNREAL)]
-    return _typical(burst[0], sm_count) / _typical((real or held)[0], sm_count)
+    order = sorted(held, key=lambda c: any(word in c.library for word in UNREAL))
+    return {c.library: _typical(burst[0], sm_count) / _typical(c, sm_count) for c in order} if burst else {}
 
 
 def derive_sustained(found: dict[str, Found]) -> None:
@@ -141,15 +139,19 @@ def derive_sustained(found: dict[str, Found]) -> None:
 
 
 def narrow_sustained(sets: list[GemmConstants], same_die: list[GemmConstants], sm_count: float) -> list[GemmConstants]:
-    """Sustained fp8 sets where there are burst ones only: the burst rate times the sustained over burst ratio of bf16."""
-    share = _sustained_ratio(sets, sm_count) or _sustained_ratio(same_die, sm_count) or SUSTAINED_PRIOR
+    """Sustained fp8 sets where there are burst ones only: the burst rate times the sustained over burst ratio of bf16.
+
+    One for each power state that bf16 was measured in; all but the first take the name of its library.
+    """
+    ratios = _sustained_ratios(sets, sm_count) or _sustained_ratios(same_die, sm_count) or {"": SUSTAINED_PRIOR}
     made = []
     for dtype in ("fp8", "fp8_block"):
         own = [c for c in sets if c.dtype == dtype]
         if own and not any(c.mode == "sustained" for c in own):
-            text = f"{own[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16"
-            rate = own[0].rate_flops_per_s * share
-            made.append(own[0].model_copy(update={"mode": "sustained", "rate_flops_per_s": rate, "derived": text}))
+            for count, (library, share) in enumerate(ratios.items()):
+                text = f"{own[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16"
+                update = {"mode": "sustained", "rate_flops_per_s": own[0].rate_flops_per_s * share, "derived": text}
+                made.append(own[0].model_copy(update=update | ({"library": library} if count else {})))
     return made
 
 

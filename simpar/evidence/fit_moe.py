@@ -98,7 +98,7 @@ def _fit(
     def predict(x: Array) -> Array:
         return np.asarray(np.log(moe_seconds(_unpack(base, x), float(hardware.gpu.sm_count.value), shapes)))
 
-    x, _ = soft_l1(predict, np.log(seconds), mean if first is None else first, mean, sigma, scale=0.06)
+    x = soft_l1(predict, np.log(seconds), mean if first is None else first, mean, sigma, scale=0.06)
     return _unpack(base, x), x
 
 

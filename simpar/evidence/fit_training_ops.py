@@ -186,7 +186,7 @@ def fit_sdp(path: Path, machine: str, sm_count: float) -> tuple[AttentionConstan
         def predict(x: Array, a: AttentionShapes = shapes) -> Array:
             return np.asarray(np.log(attention_seconds(constants(x), sm_count, a)))
 
-        x, _ = soft_l1(predict, np.log(seconds), mean, mean, sigma)
+        x = soft_l1(predict, np.log(seconds), mean, mean, sigma)
         logs = predict(x) - np.log(seconds)
         ends = np.exp(np.quantile(-logs, [0.1, 0.9]))
         found.append(

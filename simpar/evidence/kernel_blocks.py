@@ -37,6 +37,10 @@ _FAR: Final = 0.1
 """Extra log half width where another library's constants price a column."""
 
 
+Named = tuple[str, str, str, str]
+"""Table, op, GPU and dtype of a block."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Rows of one table that share everything but their shape; every array [rows].
@@ -102,12 +106,10 @@ def kernel_model(gpu: str, library: str | None, sustained: bool) -> KernelModel 
     return None if profile is None else KernelModel(profile, library=library, sustained=sustained)
 
 
-def _unpriced(
-    table: str, op: str, gpu: str, dtype: str, shape: dict[str, Array], lines: NDArray[np.int64], measured: Array, why: str
-) -> Block:
+def _unpriced(what: Named, shape: dict[str, Array], lines: NDArray[np.int64], measured: Array, why: str) -> Block:
     nothing = np.full(len(measured), np.nan)
     zero = np.zeros(len(measured))
-    return Block(table, op, gpu, dtype, "none", shape, lines, measured, nothing, nothing, nothing, zero, zero.astype(bool), why)
+    return Block(*what, "none", shape, lines, measured, nothing, nothing, nothing, zero, zero.astype(bool), why)
 
 
 def _lines(ok: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -126,7 +128,9 @@ def gemm_blocks(path: Path) -> list[Block]:
         measured, name = table[column][ok] * MICRO, f"{path.name}:{column}"
         model = kernel_model(gpu, source.library, source.mode == "sustained")
         if model is None:
-            found.append(_unpriced(name, "gemm", gpu, source.dtype, shape, _lines(ok), measured, f"no hardware profile for {gpu}"))
+            found.append(
+                _unpriced((name, "gemm", gpu, source.dtype), shape, _lines(ok), measured, f"no hardware profile for {gpu}")
+            )
             continue
         m, n, k = shape.values()
         c, _ = model.gemm_set(source.dtype)
@@ -187,7 +191,7 @@ def attention_blocks(path: Path) -> list[Block]:
         )
         if model is None or c is None:
             why = f"no hardware profile for {gpu}" if model is None else f"no constants for {kernel} on {gpu}"
-            found.append(_unpriced(path.name, "attention", gpu, "bf16", shape, _lines(ok), measured, why))
+            found.append(_unpriced((path.name, "attention", gpu, "bf16"), shape, _lines(ok), measured, why))
             continue
         a = AttentionShapes.of(shape)
         seconds = attention_seconds(c, model.sm_count, a)
@@ -235,7 +239,7 @@ def moe_blocks(path: Path) -> list[Block]:
     c = None if model is None else _own_moe(model.resolved.constants.moe, library, dtype)
     if model is None or c is None:
         why = f"no hardware profile for {gpu}" if model is None else f"no expert constants for {gpu}"
-        return [_unpriced(path.name, "moe", gpu, dtype, shape, _lines(ok), measured, why)]
+        return [_unpriced((path.name, "moe", gpu, dtype), shape, _lines(ok), measured, why)]
     shapes = moe_shapes(shape, alphas[ok], local_routing=c.local_routing)
     seconds, flops = moe_seconds(c, model.sm_count, shapes), moe_flops(shapes)
     own = c.library == library and c.dtype == dtype

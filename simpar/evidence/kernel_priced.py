@@ -10,7 +10,7 @@ import numpy as np
 from simpar.costs.kernels import KernelModel
 from simpar.costs.price import ZERO, Price
 from simpar.evidence import attention_charts, memory_tables, training_ops
-from simpar.evidence.kernel_blocks import Block, kernel_model
+from simpar.evidence.kernel_blocks import Block, Named, kernel_model
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm
 from simpar.specs.hardware import load_hardware
 
@@ -18,39 +18,24 @@ PricedRow = tuple[int, float, Price, float, dict[str, float]]
 """Line, measured seconds, price, FLOPs, shape."""
 
 
-def _block(
-    name: str,
-    op: str,
-    gpu: str,
-    dtype: str,
-    constants: str,
-    rows: list[PricedRow],
-    labels: dict[str, list[str]] | None = None,
-    why: str = "",
-) -> Block:
+def _block(what: Named, constants: str, rows: list[PricedRow], labels: dict[str, list[str]] | None = None) -> Block:
     """From single prices: (line, measured, price, flops, shape) each; a price of 0 seconds stands for none."""
-    lines = np.array([r[0] for r in rows], dtype=np.int64)
     value = {f: np.array([getattr(r[2], f) for r in rows]) for f in ("seconds", "low", "high")}
     none = value["seconds"] <= 0
     for array in value.values():
         array[none] = np.nan
-    shape = {key: np.array([r[4][key] for r in rows], dtype=float) for key in rows[0][4]}
     return Block(
-        name,
-        op,
-        gpu,
-        dtype,
+        *what,
         constants,
-        shape,
-        lines,
-        np.array([r[1] for r in rows]),
-        value["seconds"],
-        value["low"],
-        value["high"],
-        np.array([r[3] for r in rows]),
-        ~none,
-        why,
-        labels or {},
+        shape={key: np.array([r[4][key] for r in rows], dtype=float) for key in rows[0][4]},
+        lines=np.array([r[0] for r in rows], dtype=np.int64),
+        measured=np.array([r[1] for r in rows]),
+        predicted=value["seconds"],
+        low=value["low"],
+        high=value["high"],
+        flops=np.array([r[3] for r in rows]),
+        core=~none,
+        labels=labels or {},
     )
 
 
@@ -82,7 +67,7 @@ def _training_gemms(path: Path, machine: str, model: KernelModel) -> list[Block]
             price = model.gemm(Gemm(m, n, k, direction=which, accumulate_fp32=accumulate))
             rows.append((r.line, r.seconds, price, 2.0 * m * n * k, {"m": float(m), "n": float(n), "k": float(k)}))
         if rows:
-            found.append(_block(f"{path.name}:{machine}", "gemm_training", machine, "bf16", f"{direction}", rows))
+            found.append(_block((f"{path.name}:{machine}", "gemm_training", machine, "bf16"), direction, rows))
         grouped: list[PricedRow] = []
         for r in training_ops.grouped_rows(path, machine, direction) if direction in training_ops.STAGES else []:
             tokens, n, k = {"forward": (r.m, r.n, r.k), "dgrad": (r.m, r.k, r.n), "wgrad": (r.k, r.m, r.n)}[which]
@@ -97,7 +82,7 @@ def _training_gemms(path: Path, machine: str, model: KernelModel) -> list[Block]
                 )
             )
         if grouped:
-            found.append(_block(f"{path.name}:{machine}", "grouped_gemm", machine, "bf16", f"{direction}", grouped))
+            found.append(_block((f"{path.name}:{machine}", "grouped_gemm", machine, "bf16"), direction, grouped))
     return found
 
 
@@ -114,7 +99,7 @@ def _training_attention(path: Path, machine: str, model: KernelModel) -> list[Bl
             sizes |= {"d": float(r.head_dim), "v": float(r.v_head_dim)}
             rows.append((r.line, r.seconds, price, r.flops, sizes))
         if rows:
-            found.append(_block(f"{path.name}:{machine}", "attention_training", machine, "bf16", direction, rows))
+            found.append(_block((f"{path.name}:{machine}", "attention_training", machine, "bf16"), direction, rows))
     return found
 
 
@@ -135,7 +120,7 @@ def chart_blocks(path: Path) -> list[Block]:
             groups.setdefault(key, []).append((line, float(measured), price, flops, sizes))
             labels.setdefault(key, []).append(row.label)
     return [
-        _block(path.name, "attention_chart", gpu, "bf16", which, rows, {"impl": labels[gpu, which]})
+        _block((path.name, "attention_chart", gpu, "bf16"), which, rows, {"impl": labels[gpu, which]})
         for (gpu, which), rows in groups.items()
     ]
 
@@ -171,7 +156,7 @@ def memory_blocks(path: Path) -> list[Block]:
     names = [text for values in labels.values() for text in values]
     gpus = [gpu for gpu, rows in found.items() for _ in rows]
     return (
-        [_block(path.name, "memory_bound", "all", "mixed", "classes", merged, {"kernel": names, "gpu_name": gpus})]
+        [_block((path.name, "memory_bound", "all", "mixed"), "classes", merged, {"kernel": names, "gpu_name": gpus})]
         if merged
         else []
     )

@@ -108,6 +108,16 @@ def predict_at(site: Site, scenario: Scenario) -> Prediction:
     return predict(scenario.model_copy(update={"site": site}))
 
 
+@dataclass(frozen=True, slots=True)
+class AtSite:
+    """Predicts as `predict_at`; what the site's runs say of open facts holds too."""
+
+    site: Site
+
+    def __call__(self, scenario: Scenario) -> Prediction:
+        return predict_at(self.site, scenario)
+
+
 def predict_whole(scenario: Scenario) -> Prediction:
     """`scenario` with every micro-batch simulated.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from simpar.evidence.runs import Group, Report
+from simpar.output import finite
 from simpar.ranking import SweepRanking, summarize_rankings
 from simpar.statistics import ABSOLUTE_METRICS, LABEL_METRICS, ErrorSummary
 
@@ -28,7 +28,7 @@ RANKING_HEAD: Final = ("source", "sweeps", "layouts", "mean tau", "mean regret",
 def print_report(report: Report, as_json: bool) -> None:
     """The report on standard output, as JSON or as tables."""
     if as_json:
-        sys.stdout.write(json.dumps(_finite(report.as_json())) + "\n")
+        sys.stdout.write(json.dumps(finite(report.as_json())) + "\n")
         return
     console = Console()
     for metric in dict.fromkeys(group.metric for group in report.groups):
@@ -79,17 +79,6 @@ def ranking_lines(sweeps: Sequence[SweepRanking]) -> list[tuple[str, ...]]:
         layouts = str(sum(sweep.layouts for sweep in mine))
         lines.append((source, str(s.sweeps), layouts, tau, *map(percent, (s.mean_regret_1, s.mean_regret_5, s.worst_regret_1))))
     return lines
-
-
-def _finite(value: Any) -> Any:
-    """`value` with every number that JSON cannot hold as None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def percent(value: float | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from simpar.evidence.cases import CaseReport
+from simpar.evidence.cases import CaseReport, load_cases, run_cases
 from simpar.evidence.constants_md import unseen_lines, write_constants
 from simpar.specs.base import checkout_dir, data_dir, read_toml
 from simpar.specs.calibration import unseen
@@ -159,8 +159,6 @@ def print_cases(report: CaseReport, worse: list[str]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run every case, write RESULTS.md, check or (`--record`) record the bounds."""
-    from simpar.evidence.cases import load_cases, run_cases
-
     arguments = sys.argv[1:] if arguments is None else arguments
     report = run_cases(load_cases())
     if "--record" in arguments:

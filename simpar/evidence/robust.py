@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 NEARLY_L1: Final = 5e-3
 """Scale of `minimise`: log errors below half a percent count alike."""
+PRIOR: Final = 2e-3
+"""Weight of one sigma of a prior against all rows."""
+MOST_STEPS: Final = 25
+"""Evaluations of the derivatives in `soft_l1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,7 @@ def _rooted(residuals: Array, weights: Array, scale: float) -> Array:
     return np.asarray(np.sqrt(weights) * scale * rooted)
 
 
-def minimise(
-    residuals: Callable[[Array], Array],
-    parameters: list[Parameter],
-    weights: Array,
-    *,
-    steps: int = 60,
-    prior: float = 2e-3,
-) -> Array:
+def minimise(residuals: Callable[[Array], Array], parameters: list[Parameter], weights: Array, *, steps: int = 60) -> Array:
     """Values [parameters] that minimise sum(weights |residuals|), nearly, plus the prior.
 
     Args:
@@ -60,13 +57,12 @@ def minimise(
         parameters: what to fit.
         weights: row weights [rows], summing to 1.
         steps: most evaluations of the derivatives.
-        prior: weight of one parameter's prior against the whole data.
     """
     from scipy.optimize import least_squares  # an extra: only fits need it
 
     low, high = np.log([p.low for p in parameters]), np.log([p.high for p in parameters])
     start = np.clip(np.log([p.start for p in parameters]), low, high)
-    pull = np.sqrt(prior) / np.array([p.sigma for p in parameters])
+    pull = np.sqrt(PRIOR) / np.array([p.sigma for p in parameters])
     free = high > low
 
     def values(x: Array) -> Array:
@@ -86,33 +82,21 @@ def minimise(
 
 
 def soft_l1(
-    predict: Callable[[Array], Array],
-    target: Array,
-    start: Array,
-    mean: Array,
-    sigma: Array,
-    *,
-    weights: Array | None = None,
-    scale: float = 0.04,
-    prior: float = 2e-3,
-    steps: int = 25,
-) -> tuple[Array, float]:
-    """(parameters, loss) that minimise the soft-L1 of predict(parameters) - target, plus the priors.
+    predict: Callable[[Array], Array], target: Array, start: Array, mean: Array, sigma: Array, *, scale: float = 0.04
+) -> Array:
+    """Parameters that minimise the soft-L1 of predict(parameters) - target, plus the priors.
 
     Args:
         predict: parameters [p] -> logarithms of seconds [rows].
         target: measured logarithms [rows].
         start, mean, sigma: first values and priors [p]; sigma = 0 holds a parameter at its start.
-        weights: of the rows.
         scale: error at which the loss turns linear.
-        prior: weight of one sigma of a prior, in rows over the number of rows.
-        steps: most evaluations of the derivatives.
     """
     from scipy.optimize import least_squares  # an extra: only fits need it
 
     free = np.flatnonzero(sigma > 0)
-    row = np.ones(len(target)) if weights is None else weights
-    strength = float(np.sqrt(2.0 * prior * row.sum()))
+    row = np.ones(len(target))
+    strength = float(np.sqrt(2.0 * PRIOR * row.sum()))
 
     def parameters(x: Array) -> Array:
         full = np.array(start, dtype=float)
@@ -133,8 +117,8 @@ def soft_l1(
             columns.append((whole(moved) - here) / (0.02 * width))
         return np.array(columns).T
 
-    found = least_squares(whole, np.array(start, dtype=float)[free], slopes, x_scale=sigma[free], max_nfev=steps, ftol=5e-5)
-    return parameters(found.x), float(found.cost)
+    found = least_squares(whole, np.array(start, dtype=float)[free], slopes, x_scale=sigma[free], max_nfev=MOST_STEPS, ftol=5e-5)
+    return parameters(found.x)
 
 
 __all__ = ["Array", "Parameter", "minimise", "soft_l1"]

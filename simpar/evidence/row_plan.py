@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from simpar.evidence.row_framework import attention_of
 from simpar.evidence.row_machine import CannotExpress
+from simpar.evidence.row_stages import stage_layers
 from simpar.specs.framework import FrameworkSpec, Month
-from simpar.specs.layer_split import split_by_cost
 from simpar.specs.losses import losses_of
 
 Row = Mapping[str, Any]
@@ -122,31 +122,9 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     plan |= _schedule(row, plan, framework)
     if re.search(r"synchroni[sz]ed optimi[sz]er", str(row.get("notes") or "")):
         plan["synchronous_optimizer"] = True
-    layout = layout_of(str(row.get("pp_layout") or ""), int(row["layers"]), pp * plan["virtual_stages"])
-    if framework.pipeline.layer_rounding == "cost" and not row.get("pp_layout") and pp > 1:
-        layout = {"layers_per_stage": _by_cost(row, pp * plan["virtual_stages"])}
-    if framework.pipeline.layer_rounding == "fill" and not row.get("pp_layout"):
-        layout = _filled(int(row["layers"]), pp * plan["virtual_stages"]) or layout
-    if framework.pipeline.layer_rounding == "last" and not row.get("pp_layout"):
-        layout = _last_longer(int(row["layers"]), pp * plan["virtual_stages"]) or layout
-    if framework.pipeline.layer_rounding == "ends" and not row.get("pp_layout"):
-        layout = _ends(int(row["layers"]), pp * plan["virtual_stages"]) or layout
-    plan |= layout
+    plan |= stage_layers(row, framework.pipeline.layer_rounding, pp * plan["virtual_stages"])
     plan |= _offload(row, pp)
     return plan, notes
-
-
-def _filled(layers: int, stages: int) -> dict[str, Any]:
-    """Every stage the rounded-up share, the last what is left; nothing where they divide or a stage would stay empty."""
-    share = -(-layers // stages)
-    rest = layers - share * (stages - 1)
-    return {"layers_per_stage": [share] * (stages - 1) + [rest]} if layers % stages and rest > 0 else {}
-
-
-def _last_longer(layers: int, stages: int) -> dict[str, Any]:
-    """The layers that are left over go to the last stages; nothing where they divide."""
-    share, rest = divmod(layers, stages)
-    return {"layers_per_stage": [share] * (stages - rest) + [share + 1] * rest} if share and rest else {}
 
 
 def _cp_style(row: Row, framework: FrameworkSpec) -> str:
@@ -228,73 +206,6 @@ def recompute_of(row: Row, framework: FrameworkSpec, notes: list[str]) -> str | 
     return {"granularity": "selective", "modules": modules}
 
 
-def layout_of(text: str, layers: int, stages: int) -> dict[str, Any]:
-    """Plan fields of a pp_layout: words about the first and last stage, or Megatron's layout language.
-
-    >>> layout_of("Et*2|(t*3|)*2tL", 9, 4)
-    {'layers_per_stage': (2, 3, 3, 1)}
-
-    Raises:
-        CannotExpress: a layout that does not hold all layers.
-    """
-    if not text:
-        return _more_stages_than_layers(layers, stages)
-    if re.fullmatch(r"[EtmL*()|,\d\s]+", text):
-        counts = parse_layout(text)
-        if sum(counts) != layers or len(counts) != stages:
-            held = f"{sum(counts)} layers in {len(counts)} stages"
-            raise CannotExpress(f"pp_layout {text!r} has {held}, not {layers} in {stages}")
-        return {"layers_per_stage": counts}
-    if re.search(r"first.*last.*(fewer|removed)|removed from first|counted as layers", text):
-        if stages >= layers:
-            return _more_stages_than_layers(layers, stages)
-        if (layers + 2) % stages == 0:
-            return {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
-        if (layers + 1) % stages == 0:
-            return {"last_stage_less_layers": 1}
-        return {}
-    raise CannotExpress(f"pp_layout {text!r} is not understood")
-
-
-def _by_cost(row: Row, stages: int) -> tuple[int, ...]:
-    """Layers per stage of a framework that deals them out by matmul weights, the head's included."""
-    hidden, heads = int(row["hidden"]), int(row["heads"])
-    attention = 4 * heads * int(row.get("head_dim") or hidden // heads) * hidden
-    layer = attention + 3 * int(row["ffn"]) * hidden
-    return split_by_cost(int(row["layers"]), layer, float(row.get("vocab") or 0) * hidden, stages)
-
-
-def _ends(layers: int, stages: int) -> dict[str, Any]:
-    """The rounded-up share in between; what is left on the first and the last stage."""
-    share = -(-layers // stages)
-    left = layers - share * (stages - 2)
-    if stages < 3 or layers % stages == 0 or left < 1:
-        return {}
-    return {"layers_per_stage": (left - left // 2, *(share,) * (stages - 2), left // 2)}
-
-
-def _more_stages_than_layers(layers: int, stages: int) -> dict[str, Any]:
-    """Single-layer stages; the first and last (embedding and head) without, further empty ones at the end."""
-    empty = stages - layers
-    if empty <= 0:
-        return {}
-    first = 1 if empty >= 2 else 0
-    return {"layers_per_stage": (0,) * first + (1,) * layers + (0,) * (empty - first)}
-
-
-def parse_layout(text: str) -> tuple[int, ...]:
-    """Transformer layers per stage of Megatron's pipeline layout ("E" embedding, "t" layer, "m" MTP, "L" loss).
-
-    "|" ends a stage, "," is ignored, "x*3" repeats one symbol, "(...)*3" a group.
-    """
-    expanded = re.sub(r"\s|,", "", text)
-    group = re.compile(r"\(([^()]*)\)\*(\d+)")
-    while (found := group.search(expanded)) is not None:
-        expanded = expanded[: found.start()] + found[1] * int(found[2]) + expanded[found.end() :]
-    expanded = re.sub(r"([A-Za-z|])\*(\d+)", lambda m: m[1] * int(m[2]), expanded)
-    return tuple(stage.count("t") for stage in expanded.split("|"))
-
-
 def _offload(row: Row, pp: int) -> dict[str, Any]:
     text = str(row.get("offload") or "none")
     table: dict[str, Any] = {}
@@ -335,7 +246,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
-        "routing": _routing(str(row.get("moe_routing") or "")),
+        "routing": _routing(str(row.get("moe_routing") or ""), str(row.get("task") or "")),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
     if table["optimizer"] == "adamw-8bit" and _overflows(row):
@@ -422,12 +333,17 @@ def _graphs(text: str) -> bool:
     return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
 
 
-def _routing(text: str) -> dict[str, Any]:
+def _routing(text: str, task: str) -> dict[str, Any]:
+    """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
     capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
     table: dict[str, Any] = {"kind": "balanced"}
-    if "natural" in text:
+    trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not re.search(r"balance|capacity|drop\b", text)
+    if "aux-loss-free" in text:
+        table = {"kind": "lognormal", "spread": 0.07}
+    elif "natural" in text or trained:
         # Loads of experts in trained checkpoints have Ginis of 0.1 to 0.25 (arXiv 2605.20982), spreads of 0.2 to 0.45: its middle.
-        # A router that has not been trained spreads them by about their mean, as in the first steps of a pre-training.
+        # A router that has not been trained spreads them by about their mean, as in the first steps of a pre-training. Fine-tuning
+        # keeps the router of its checkpoint; a bias that balances loads leaves 0.05 to 0.1.
         table = {"kind": "lognormal", "spread": 1.0 if "random init" in text else 0.3}
     if capacity or "token drop" in text or "token-drop" in text:
         table["capacity_factor"] = float(capacity[1]) if capacity else 1.0

@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
-from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, predict_at, stalled
+from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, stalled
 from simpar.evidence.row_framework import framework_of, stated_precision
-from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows, run_of
 from simpar.evidence.run_type import Run
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.spread import predict_run
-from simpar.output import check_writable
 from simpar.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.readings import Open
-from simpar.specs.site import read_site
 from simpar.statistics import (
     Comparison,
     ErrorSummary,
@@ -365,32 +362,3 @@ def _impossible(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
     oom = {row.id for row in comparisons if row.metric == "oom" and row.measured}
     chances = {row.id: row.details["fit_probability"] for row in comparisons if "fit_probability" in row.details}
     return tuple(name for name, chance in chances.items() if name not in oom and chance < IMPOSSIBLE)
-
-
-def run(
-    data: Path | None,
-    as_json: bool = False,
-    html: Path | None = None,
-    where: Sequence[str] = (),
-    workers: int | None = None,
-    site: Path | None = None,
-) -> int:
-    """`simpar validate runs [--data FILE] [--json] [--html OUT] [--where ...] [--site FILE]`; returns the exit code.
-
-    Without a file: the runs that come with simpar.
-
-    Raises:
-        InputError: the file or a condition is wrong.
-    """
-    from simpar.evidence.report_runs import print_report
-    from simpar.evidence.runs_html import write_html
-
-    if html is not None:
-        check_writable(Path(html), "--html")  # now, not after minutes of simulation
-    data = data or stored_runs()
-    predictor = predict if site is None else partial(predict_at, read_site(site))
-    report = validate_runs(data, where, workers, predictor, progress=True)
-    if html is not None:
-        write_html(report, Path(html), data)
-    print_report(report, as_json)
-    return 0

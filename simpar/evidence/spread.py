@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.errors import InputError
-from simpar.evidence.predicted import ASSUMED_ERROR, Prediction, Predictor, memory_of
+from simpar.evidence.predicted import ASSUMED_ERROR, AtSite, Prediction, Predictor, memory_of
 from simpar.evidence.run_type import Run
 from simpar.readings import Open, Outcome, spread_over
-from simpar.specs.open_values import Choice, choices, open_fields
+from simpar.specs.open_values import Choice, choices, facts_of, open_fields
 from simpar.specs.scenario import Scenario
 
 MEMORY_SPREAD: Final = 0.15
@@ -39,7 +39,8 @@ def predict_run(run: Run, predictor: Predictor) -> tuple[Prediction, Open | None
         return Outcome(p.step_time_s, p.step_low_s, p.step_high_s, p.device_bytes, capacity, cached, width)
 
     def likelihood(choice: Choice) -> float:
-        return _memory_likelihood(run, found[choice.key])
+        own = predictor.site.believes(facts_of(choice.values)) if isinstance(predictor, AtSite) else 1.0
+        return own * _memory_likelihood(run, found[choice.key])
 
     try:
         answer = spread_over(choices(run.table, fields), fields, outcome, likelihood=likelihood)

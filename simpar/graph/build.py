@@ -98,10 +98,10 @@ class LayerBuilder:
 
     def norm(
         self, name: str, x: str, *, kind: Literal["rmsnorm", "layernorm", "l2"] = "rmsnorm", module: str = "layernorm",
-        to: str = "", over: Sequence[str] = (), saved: Sequence[str] = (), gate: str = "",
+        to: str = "", parts: Sequence[tuple[str, str]] = (), gate: str = "",
     ) -> str:  # fmt: skip
-        """A norm over the last axis of x, or over the last axes of parts of it."""
-        runs = tuple(tuple(axes.split()) for axes in over) or (self.axes_of(x),)
+        """A norm over the last axis of x, or over those of `parts` of it: (axes, tensor that is saved)."""
+        runs, kept = tuple(tuple(axes.split()) for axes, _ in parts) or (self.axes_of(x),), tuple(name for _, name in parts)
         held = []
         for index, axes in enumerate(runs):
             suffix = f"{index}" if index else ""
@@ -111,7 +111,7 @@ class LayerBuilder:
                 held.append(self.parameter(f"{name}.bias{suffix}", (axes[-1],)))
         y = self.tensor(to or f"{name}_out", self.axes_of(x))
         inputs = (x, gate) if gate else (x,)
-        return self.add(Norm(name, inputs, (y,), module, tuple(held), kind, runs if over else (), tuple(saved), bool(gate)))
+        return self.add(Norm(name, inputs, (y,), module, tuple(held), kind, runs if parts else (), kept, bool(gate)))
 
     def attention(self, name: str, inputs: Sequence[str], out: str, *, mask: Mask = CAUSAL, to: str = "", **axes: Any) -> str:
         """Attention over q, k, v (or a packed tensor of them); `out` are the axes of its output."""

@@ -241,6 +241,7 @@ class Layer:
         tensors: every edge and parameter.
         inputs, outputs: tensors that come from the layer before and go to the next.
         axes: of all tensors.
+        shared: (name, node) of weights that every layer with a node of that name reads, held once.
     """
 
     name: str
@@ -249,6 +250,7 @@ class Layer:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     axes: tuple[Axis, ...]
+    shared: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.stage_cuts import split_fields
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of, model_table
 from simpar.schedules import SCHEDULES
+from simpar.specs.counts import layer_count
 
 CP_STYLES: Final = {"allgather": "all_gather", "alltoall": "ring"}
 _STEP_FREE: Final = re.compile(
@@ -101,7 +102,7 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
         )
     else:
         reading.table["model"] = model_table(key)
-    layers = model_of(key).num_hidden_layers if key else 1
+    layers = layer_count(model_of(key)) if key else 1
     reading.table["plan"] = plan = _plan(values, layers, key is not None and model_of(key).moe is not None)
     reading.table["training"] = training = _training(values)
     batch = _Batch(values, plan)
@@ -203,7 +204,10 @@ def _stages(v: _Values, layers: int, pp: int) -> dict[str, Any]:
         right = f"one of {', '.join(schedule_names())}"
         v.wrong.append(Violation("pipeline_parallel_schedule", name, "is no schedule known here", right, v.file))
         return {}
-    counts = _counts(v, layers, pp, SCHEDULES[schedule].virtual_stages, parts, points, per_stage, less)
+    if parts or points:
+        counts = _listed_counts(v, layers, parts, points)
+    else:
+        counts = _even_counts(v, layers, pp * (1 if SCHEDULES[schedule].virtual_stages == 1 else 2), per_stage, less)
     if counts is None and v.wrong:
         return {}
     if counts is None or len(counts) % pp or sum(counts) != layers:
@@ -215,9 +219,8 @@ def _stages(v: _Values, layers: int, pp: int) -> dict[str, Any]:
     return {"schedule": schedule, "virtual_stages": 2 if fixed else chunks, **split_fields(counts, pp)}
 
 
-def _counts(
-    v: _Values, layers: int, pp: int, fixed: int | None, parts: Any, points: Any, per_stage: Any, less: list[Any]
-) -> list[int] | None:
+def _listed_counts(v: _Values, layers: int, parts: Any, points: Any) -> list[int] | None:
+    """Layers of each stage where the modules of stages, or the first layers of all but the first, are listed."""
     if parts:
         if not isinstance(parts, list) or not all(isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts):
             v.refuse(
@@ -225,20 +228,20 @@ def _counts(
             )
             return None
         return [sum(name.startswith("layers.") for name in part) for part in parts]
-    if points:
-        if not isinstance(points, str | list):
-            v.refuse("pipeline_parallel_split_points", points, "must be a list of names", '["layers.8"]')
-            return None
-        words = points.split(",") if isinstance(points, str) else list(points)
-        starts = [0, *(int(m[1]) for w in words if (m := re.match(r"\s*layers\.(\d+)", str(w)))), layers]
-        return [b - a for a, b in pairwise(starts)]
+    if not isinstance(points, str | list):
+        v.refuse("pipeline_parallel_split_points", points, "must be a list of names", '["layers.8"]')
+        return None
+    words = points.split(",") if isinstance(points, str) else list(points)
+    starts = [0, *(int(m[1]) for w in words if (m := re.match(r"\s*layers\.(\d+)", str(w)))), layers]
+    return [b - a for a, b in pairwise(starts)]
+
+
+def _even_counts(v: _Values, layers: int, usual: int, per_stage: Any, less: list[Any]) -> list[int] | None:
+    """Layers of each stage where they are spread evenly, over the `usual` number of stages or by so many each."""
     # The embedding and the head count as layers since 2025; the splits of 2024 had them beside.
     first, last = (v.number(n, "stage_less_layers", 0) if n is not None else int(v.sections) for n in less)
     whole = layers + first + last
-    if isinstance(per_stage, int) and per_stage > 0:
-        stages = -(-whole // per_stage)
-    else:
-        stages = pp * (1 if fixed == 1 else 2)
+    stages = -(-whole // per_stage) if isinstance(per_stage, int) and per_stage > 0 else usual
     each, extra = divmod(whole, stages)
     counts = [each + (index < extra) for index in range(stages)]
     counts[0] -= first

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simpar.host import join_slurm, pin
@@ -71,39 +71,29 @@ def seconds(text: str) -> float:
     raise CalibrationError(f"{text!r} is not a time; write 120s, 5min or 1h")
 
 
-def options_from(
-    out: Path | None,
-    budget: str,
-    resume: Path | None,
-    base: str,
-    device: str,
-    threads: int,
-    timeout: str,
-    tiny: bool,
-    shapes: Path | None = None,
-) -> Options:
-    """Options as the command line has them.
+def checked(options: Options, resume: Path | None) -> Options:
+    """`options` with the store that they go on with or begin.
 
     Raises:
         CalibrationError: one of them is wrong.
     """
-    if device not in ("auto", "cpu", "cuda", "fake"):
-        raise CalibrationError(f"--device = {device!r}: no such device; choose auto, cpu, cuda or fake")
-    if device == "fake" and shapes is None:
+    if options.device not in ("auto", "cpu", "cuda", "fake"):
+        raise CalibrationError(f"--device = {options.device!r}: no such device; choose auto, cpu, cuda or fake")
+    if options.device == "fake" and options.shapes is None:
         raise CalibrationError("--device = 'fake': it tries a list of shapes; give one with --shapes, or choose cpu with --tiny")
-    if threads < 1:
-        raise CalibrationError(f"--threads = {threads}: at least 1")
-    if out is None and resume is None:
+    if options.threads < 1:
+        raise CalibrationError(f"--threads = {options.threads}: at least 1")
+    if options.out is None and resume is None:
         raise CalibrationError("--out is missing: the profile to write, such as my_cluster.toml")
-    if out is not None and out.suffix != ".toml":
-        raise CalibrationError(f"--out = {str(out)!r}: a profile's name ends in .toml; write {out.stem}.toml")
+    if options.out is not None and options.out.suffix != ".toml":
+        raise CalibrationError(f"--out = {str(options.out)!r}: a profile's name ends in .toml; write {options.out.stem}.toml")
     if resume is not None and not resume.is_file() and int(os.environ.get("RANK", "0")) == 0:
         raise CalibrationError(f"--resume = {str(resume)!r}: no such file; give the .jsonl of an earlier run")
-    if shapes is not None and not shapes.is_file():
-        raise CalibrationError(f"--shapes = {str(shapes)!r}: no such file; `simpar validate cluster --write-config` writes one")
-    store = resume or (out or Path("calibration")).with_suffix(".jsonl")
-    return Options(out, seconds(budget), store, resume is not None, base, device, threads, seconds(timeout), tiny,
-                   shapes)  # fmt: skip
+    if options.shapes is not None and not options.shapes.is_file():
+        right = "`simpar validate cluster --write-config` writes one"
+        raise CalibrationError(f"--shapes = {str(options.shapes)!r}: no such file; {right}")
+    store = resume or (options.out or Path("calibration")).with_suffix(".jsonl")
+    return replace(options, store=store, resume=resume is not None)
 
 
 def _device(torch: object, asked: str) -> str:
@@ -246,7 +236,8 @@ def calibrate(options: Options, say: Report = print) -> int:
     Raises:
         CalibrationError: no torch, no NCCL, a rank that hangs, a wrong file; what was measured is kept.
     """
-    if options.resume and options.out is not None and not options.budget_s and _elsewhere(options.store):
+    if options.resume and options.out is not None and not options.budget_s:
+        # The profile of a store, on whatever machine it was measured: torch is not needed.
         return _written(Store(options.store), options, options.out, say)
     torch = torch_module()
     device = _device(torch, options.device)
@@ -274,20 +265,6 @@ def calibrate(options: Options, say: Report = print) -> int:
     if missed:
         say(f"time is up with {missed} cases not measured; go on with --resume {options.store}")
     return 0 if options.out is None else _written(store, options, options.out, say)
-
-
-def _elsewhere(path: Path) -> bool:
-    """Whether another machine wrote the store, so that nothing but its profile can be made of it here; torch is not needed."""
-    old = Store(path).records.get("machine")
-    if old is None:
-        return False
-    try:
-        torch = torch_module()
-    except CalibrationError:
-        return True
-    if old["device"] == "cuda" and not torch.cuda.is_available():
-        return True
-    return bool(old["name"] != machine(old["device"])["name"])
 
 
 def _written(store: Store, options: Options, out: Path, say: Report) -> int:
@@ -328,7 +305,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     a = parser.parse_args(arguments)
     join_slurm()
     try:
-        options = options_from(a.out, a.budget, a.resume, a.base, a.device, a.threads, a.timeout, a.tiny, a.shapes)
+        asked = Options(
+            a.out, seconds(a.budget), base=a.base, device=a.device, threads=a.threads, timeout_s=seconds(a.timeout), tiny=a.tiny,
+            shapes=a.shapes,
+        )  # fmt: skip
+        options = checked(asked, a.resume)
     except CalibrationError as error:
         print(f"simpar calibrate: {error}", file=sys.stderr)
         return 2

@@ -294,7 +294,7 @@ def _one_size(
     reports = beside(store, ranks, ".ranks")
     launch(
         WORKER, ["--config", str(told), "--out", str(runs), "--reports", str(reports)], local, reports=reports,
-        timeout_s=2.0 * options.timeout_s + 60.0, progress=(runs,), meet=meet, begin_s=options.timeout_s + 15.0,
+        timeout_s=2.0 * options.timeout_s + 60.0, progress=(runs,), meet=replace(meet, begin_s=options.timeout_s + 15.0),
     )  # fmt: skip
     shutil.rmtree(reports, ignore_errors=True)
     if options.meet.node_rank:

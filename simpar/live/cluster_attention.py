@@ -43,15 +43,16 @@ def _forward(q: Any, k: Any, v: Any, causal: bool) -> tuple[Any, Any, tuple[Any,
     return out, lse, ()
 
 
-def _backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, rest: tuple[Any, ...]) -> tuple[Any, ...]:
-    if q.is_cuda:
+def _backward(grad: Any, saved: tuple[Any, ...], causal: bool, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Gradients of q, k and v; `saved`: q, k, v, the output and its log-sum-exp."""
+    if grad.is_cuda:
         cum_q, cum_k, max_q, max_k, seed, offset = rest
         return tuple(
             torch.ops.aten._scaled_dot_product_flash_attention_backward(
-                grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset
+                grad, *saved, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset
             )
         )
-    return tuple(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, causal))
+    return tuple(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, *saved, 0.0, causal))
 
 
 def _blocks(rank: int, source: int, length: int) -> Block:
@@ -139,10 +140,11 @@ class SplitAttention(torch.autograd.Function):
             work = visits.start(step)
             queries, keys, causal = _blocks(group.rank, source, length)
             pair = visits.get(step)
-            parts = _backward(
-                grad[:, :, queries].contiguous(), q[:, :, queries], pair[0][:, :, keys], pair[1][:, :, keys],
-                out[:, :, queries].contiguous(), lse[:, :, queries].contiguous(), causal, ctx.rest[step],
+            saved = (
+                q[:, :, queries], pair[0][:, :, keys], pair[1][:, :, keys], out[:, :, queries].contiguous(),
+                lse[:, :, queries].contiguous(),
             )  # fmt: skip
+            parts = _backward(grad[:, :, queries].contiguous(), saved, causal, ctx.rest[step])
             dq[:, :, queries] += parts[0]
             mine = torch.zeros_like(pair)
             mine[0][:, :, keys], mine[1][:, :, keys] = parts[1], parts[2]

@@ -37,6 +37,7 @@ class Measured:
         foreign: cores that other processes kept busy, median of the steps that count; 0 where that is not known.
         probes_s: a fixed product beside each round, the mean of the ranks; empty where there was none.
         loads: cores that other processes kept busy in each of `seconds`; empty = `foreign` in all of them.
+        idle: of each rank, the share of the pipeline phase that it did not compute in each of `seconds`.
     """
 
     layout: RunLayout
@@ -47,6 +48,7 @@ class Measured:
     foreign: float = 0.0
     probes_s: tuple[float, ...] = ()
     loads: tuple[float, ...] = ()
+    idle: tuple[tuple[float, ...], ...] = ()
 
     @property
     def median_s(self) -> float:
@@ -99,15 +101,24 @@ def read_runs(path: Path) -> tuple[dict[str, Any], dict[str, Measured], dict[str
 
 
 def _measured(records: list[dict[str, Any]]) -> Measured:
-    steps = [(s, f) for r in records for s, f in zip(r["seconds"], r.get("foreign") or [0.0] * len(r["seconds"]), strict=True)]
-    clean = [(s, foreign) for s, foreign in steps if foreign <= FOREIGN]
+    steps = [step for record in records for step in _steps(record)]
+    clean = [step for step in steps if step[1] <= FOREIGN]
     # A machine that was never left alone has no clean steps: then all count.
     used = clean if len(clean) >= CLEAN_STEPS else steps
-    seconds, loads = tuple(s for s, _ in used), tuple(f for _, f in used)
+    seconds, loads = tuple(s for s, _, _ in used), tuple(f for _, f, _ in used)
+    idle = tuple(zip(*(shares for _, _, shares in used), strict=True))
     first = next((r for r in records if "collectives" in r), records[0])
     rounds = tuple(statistics.median(r["seconds"]) for r in records)
     probes = tuple(statistics.fmean(r["probe_s"]) for r in records if "probe_s" in r)
-    return Measured(layout_of(records[0]["layout"]), seconds, rounds, first, len(steps), statistics.median(loads), probes, loads)
+    layout = layout_of(records[0]["layout"])
+    return Measured(layout, seconds, rounds, first, len(steps), statistics.median(loads), probes, loads, idle)
+
+
+def _steps(record: dict[str, Any]) -> list[tuple[float, float, tuple[float, ...]]]:
+    """(seconds, cores that others kept busy, idle share of each rank) of every step of a round."""
+    seconds = record["seconds"]
+    shares = list(zip(*record.get("idle", []), strict=True)) or [()] * len(seconds)
+    return list(zip(seconds, record.get("foreign") or [0.0] * len(seconds), shares, strict=True))
 
 
 def in_step_of(references: dict[str, Measured], setup: Setup, degrees: Sequence[int] = ()) -> InStep:
@@ -116,12 +127,14 @@ def in_step_of(references: dict[str, Measured], setup: Setup, degrees: Sequence[
     Args:
         degrees: of full sharding among the layouts that ran; none = nothing is sharded.
     """
-    steps = {m.layout.model: (m, predict(m.layout, setup)) for m in references.values() if not m.layout.fsdp}
+    plain = [m for m in references.values() if not m.layout.fsdp and not m.layout.split]
+    steps = {m.layout.model: (m, predict(m.layout, setup)) for m in plain}
     found = {}
     for model, (measured, p) in steps.items():
         kernels, launches = kernel_counts(p.priced)
         found[model] = Reference(measured.median_s, kernels, launches, max(p.step_time_s - kernels, 0.0))
-    known = in_step(found)
+    split = {m.layout.model: max(m.median_s, 0.0) for m in references.values() if m.layout.split}
+    known = replace(in_step(found), split_s=split)
     sharded = next((m for m in references.values() if m.layout.fsdp and m.layout.model in found), None)
     if sharded is None or not degrees:
         return known
@@ -262,8 +275,10 @@ def compare_layout(m: Measured, p: Predicted) -> list[Comparison]:
     rows = [Comparison(layout.name, "step_time_s", m.median_s, p.step_time_s, low, high, group=group, details=spread)]
     if layout.pp > 1:
         each = layout.world_size // layout.pp
-        idle = [statistics.fmean(first["idle"][r * each : (r + 1) * each]) for r in range(layout.pp)]
-        details = {"measured_per_stage": idle, "predicted_per_stage": list(p.idle)}
+        ranks = [statistics.median(shares) for shares in m.idle]
+        idle = [statistics.fmean(ranks[r * each : (r + 1) * each]) for r in range(layout.pp)]
+        steps = sorted(statistics.fmean(shares) for shares in zip(*m.idle, strict=True))
+        details = {"measured_per_stage": idle, "predicted_per_stage": list(p.idle), "measured_per_step": steps}
         bubble = statistics.fmean(idle), statistics.fmean(p.idle)
         rows.append(Comparison(layout.name, "bubble_fraction", *bubble, group=group, details=details))
     if layout.world_size > 1 and "collectives" in first:

@@ -7,6 +7,9 @@ and l >= 0. What is in f: operands that other ops drove out of the caches, and f
 
 A further step with every layer fully sharded over one rank, the rank itself, has all the work of fully_shard on the host and
 nothing to send: what it takes beyond the plain step and its copies, over its gathers and reductions, is the cost of a call.
+
+Where a schedule has backwards in two parts, both kinds of backward run in turn over the layers of the model: what the two parts
+take beyond the whole, a layer, is the host's search for the weights' gradients in the graph and a second pass of autograd.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ class InStep:
         factors: on the kernels, by model; 1 for models that are not there.
         launch_s: seconds more for each launch.
         shard_s: of the host for each gather or reduction of fully_shard.
+        split_s: more that a layer's backward takes in two parts, by model.
     """
 
     factors: Mapping[str, float] = field(default_factory=dict)
     launch_s: float = 0.0
     shard_s: float = 0.0
+    split_s: Mapping[str, float] = field(default_factory=dict)
 
     def factor(self, model: str) -> float:
         """On the kernels of `model`."""
@@ -37,7 +42,7 @@ class InStep:
 
     def as_json(self) -> dict[str, object]:
         """For the report."""
-        return {"factor": dict(self.factors), "launch_s": self.launch_s, "shard_s": self.shard_s}
+        return {"factor": dict(self.factors), "launch_s": self.launch_s, "shard_s": self.shard_s, "split_s": dict(self.split_s)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class Rendezvous:
     nnodes: int = 1
     node_rank: int = 0
     master: str = ""
+    begin_s: float = 120.0
+    """Longest until a rank of this host has met the others, where they come from several hosts."""
 
     def arguments(self) -> list[str]:
         """For torchrun."""
@@ -112,7 +114,6 @@ def launch(
     timeout_s: float,
     progress: Sequence[Path] = (),
     meet: Rendezvous | None = None,
-    begin_s: float = 120.0,
 ) -> None:
     """Run `python -m module arguments` on `nproc` ranks of this host and wait.
 
@@ -121,7 +122,6 @@ def launch(
         timeout_s: longest without any sign of life: no report, no new measurement.
         progress: files that grow while the run goes on.
         meet: with the processes of other hosts.
-        begin_s: longest until a rank of this host has met the others, where they come from several hosts.
 
     Raises:
         ClusterError: the ranks did not end well; none is left running.
@@ -143,7 +143,7 @@ def launch(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True, preexec_fn=_end_with_us
         )
         try:
-            alive = _watch(process, [*progress, log], reports, timeout_s, begin_s if meet.master else timeout_s)
+            alive = _watch(process, [*progress, log], reports, timeout_s, meet.begin_s if meet.master else timeout_s)
         finally:
             end(process, mark)
     if process.returncode == 0 and alive:

@@ -47,6 +47,7 @@ class RunLayout:
         cp_style: ring, all_gather or ulysses.
         schedule: simpar's name; virtual_stages: of each rank.
         recompute: layers run again in the backward. compiled: layers go through torch.compile.
+        split: no step, but what a backward in two parts takes beyond a whole one.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RunLayout:
     virtual_stages: int = 1
     recompute: bool = False
     compiled: bool = False
+    split: bool = False
 
     @property
     def world_size(self) -> int:

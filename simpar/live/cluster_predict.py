@@ -14,6 +14,7 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.engine import host_ranks
 from simpar.engine.timeline import Timeline
 from simpar.graph.types import Norm
+from simpar.live.cluster_copies import context_bytes, partial_launches, sharded_bytes
 from simpar.live.cluster_in_step import InStep
 from simpar.live.cluster_layouts import RunLayout
 from simpar.live.cluster_memory import peaks
@@ -221,7 +222,7 @@ def step_work(priced: Priced, in_step: InStep, model: str) -> StepWork:
 
     Kernels take `in_step`; fully sharded gathers and reductions also copy: fully_shard copies parameters into one buffer before
     a gather and out of it after, and gradients into one before a reduction (torch's _fsdp_collectives.py), and work on the host
-    around both. Parts of context-parallel attention copy too.
+    around both. Parts of context-parallel attention copy too. A layer's backward in two parts costs the host more than a whole one.
     """
     layout, factor = priced.layout, in_step.factor(model)
     kernels, _ = cost_models(layout.scenario, layout.hardware)
@@ -234,55 +235,19 @@ def step_work(priced: Priced, in_step: InStep, model: str) -> StepWork:
             if moved := context_bytes(layout, op):
                 launches = partial_launches(layout.plan.cp) if isinstance(op.work, AttentionWork) else 0
                 beside[index] = kernels.memory_bound("permute", moved).seconds + in_step.launch_s * launches
+            if key.phase == "I" and key.index == 0 and _is_split(layout, key):
+                beside[index] += in_step.split_s.get(model, 0.0)
         elif isinstance(key, Gather | Reduce) and layout.plan.zero_stage == 3:
             copies = sum(kernels.memory_bound("copy", moved).seconds for moved in sharded_bytes(layout, key))
             beside[index] = copies + in_step.shard_s * (key.last - key.first)
     return StepWork(seconds + beside, beside)
 
 
-EXCHANGE_PASSES = 6
-"""Reads and writes of a tensor around an all-to-all: three copies that pack and unpack it (cluster_attention.py)."""
-
-
-def partial_passes(cp: int, *, backward: bool) -> float:
-    """Reads and writes of one tensor of the size of a rank's queries in SplitAttention, counted in cluster_attention.py.
-
-    Forward: keys and values stacked (4), zeros (1), and a visit rescales and adds its part (9). Backward: stacked again, the
-    gradient made contiguous, zeros (7); own keys (9), a visitor's (9.25), and the pairs stacked for the way back (4 a rank).
-    A visitor meets three quarters of the queries or keys on average.
-    """
-    if backward:
-        return 16.0 + 9.25 * (cp - 1) + 4.0 * cp
-    return 5.0 + 9.0 * (1.0 + 0.75 * (cp - 1))
-
-
-def partial_launches(cp: int) -> int:
-    """Small ops of SplitAttention beside its kernels, each way: four at its ends and fourteen a visit (cluster_attention.py)."""
-    return 4 + 14 * cp
-
-
-def context_bytes(layout: Layout, op: LocalOp) -> float:
-    """Read and written beside an op of context-parallel attention; 0 for all others."""
-    work = op.work
-    if isinstance(work, AttentionWork) and layout.plan.cp > 1 and layout.plan.cp_style != "ulysses":
-        passes = partial_passes(layout.plan.cp, backward=work.backward)
-        return passes * 4.0 * work.batch * work.sequence_q * work.heads * work.head_dim
-    if isinstance(work, Collective) and work.dimension == "cp" and work.name == "all_to_all":
-        return EXCHANGE_PASSES * work.bytes
-    return 0.0
-
-
-def sharded_bytes(layout: Layout, key: Gather | Reduce) -> list[float]:
-    """Read and written around each gather or reduction of full sharding.
-
-    A gather: this rank's part into the buffer, the buffer into the parameters. A reduction: the gradients into the buffer, and
-    this rank's part added to what earlier micro-batches left.
-    """
-    found = []
-    for call in state_collectives(layout, key):
-        n = layout.placement(call.dimension).size
-        found.append(call.bytes * (2.0 + 2.0 / n if isinstance(key, Gather) else 2.0 + 3.0 / n))
-    return found
+def _is_split(layout: Layout, key: BlockOp) -> bool:
+    """Whether the backward of a block is run in two parts: of layers, except on the first stage, whose inputs need no gradient
+    (torch's PipelineStage.backward_one_chunk leaves the whole backward to the second part there)."""
+    stage = layout.stages[key.stage]
+    return key.stage > 0 and stage.embedding <= key.block < stage.embedding + stage.count
 
 
 def between_weights(layout: Layout, stage: int) -> int:

@@ -70,7 +70,12 @@ def summary_lines(report: ClusterReport) -> list[str]:
     if report.tau is not None:
         found.append(f"ordering of layouts: Kendall's tau {report.tau:.2f}")
     if bubble.mape is not None and bubble.max is not None:
-        found.append(f"bubble: mean error {100 * bubble.mape:.1f} points, worst {100 * bubble.max:.1f}")
+        rows = [row for row in report.rows if row.metric == "bubble_fraction"]
+        worst = max(rows, key=lambda row: abs(float(row.predicted or 0.0) - float(row.measured)))
+        steps = worst.details["measured_per_step"]
+        low, high = (steps[round(share * (len(steps) - 1))] for share in (0.1, 0.9))
+        found.append(f"bubble: mean error {100 * bubble.mape:.1f} points, worst {100 * bubble.max:.1f} ({worst.id}, whose steps "
+                     f"range over {100 * (high - low):.1f})")  # fmt: skip
     if (memory := report.summary("peak_memory_bytes")).mape is not None and memory.max is not None:
         found.append(f"peak memory: mean error {100 * memory.mape:.1f} %, worst {100 * memory.max:.1f} %")
     if layouts:

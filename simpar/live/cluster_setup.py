@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.live.cluster_in_step import TINY, InStep
-from simpar.live.cluster_layouts import RunLayout
+from simpar.live.cluster_layouts import SPLIT_BACKWARD, RunLayout
 from simpar.live.cluster_predict import Predicted, Setup
 from simpar.specs.model import MlpSpec, TransformerSpec
 from simpar.specs.scenario import Scenario, read_scenario
@@ -31,14 +31,16 @@ MLP_TRAINING: Final[dict[str, Any]] = {"sequence_length": 1, "global_batch_size"
 
 
 def references_of(layouts: Sequence[RunLayout], device: str) -> list[RunLayout]:
-    """Layouts of one rank that tell how long compute takes inside the steps of `layouts`: one a model, one sharded, and on a CPU,
-    where launches do not run ahead of kernels, a tiny one."""
+    """Layouts of one rank that tell how long compute takes inside the steps of `layouts`: one a model, one sharded, one a model
+    whose backward is split, and on a CPU, where launches do not run ahead of kernels, a tiny one."""
     if all(layout.world_size == 1 for layout in layouts):
         return []  # they would be the layouts themselves
     models = dict.fromkeys((*(x.model for x in layouts), *((TINY,) if device == "cpu" else ())))
     found = [RunLayout({"transformer": "single"}.get(m, m), model=m) for m in models]
     sharded = dict.fromkeys(x.model for x in layouts if x.fsdp)
-    return found + [RunLayout({"transformer": "fsdp1"}.get(m, f"{m}-fsdp1"), model=m, fsdp=True) for m in list(sharded)[:1]]
+    found += [RunLayout({"transformer": "fsdp1"}.get(m, f"{m}-fsdp1"), model=m, fsdp=True) for m in list(sharded)[:1]]
+    split = dict.fromkeys(x.model for x in layouts if x.schedule in SPLIT_BACKWARD)
+    return found + [RunLayout(f"{m}-split", model=m, split=True) for m in split]
 
 
 def sharded_over(reference: RunLayout, ranks: int) -> RunLayout:

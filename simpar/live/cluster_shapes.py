@@ -8,7 +8,8 @@ from typing import Any
 from simpar.costs.memory_bound import OPTIMIZER_TIERS, STREAM
 from simpar.graph.kernels import Kernel
 from simpar.graph.types import Elementwise, Loss, Norm
-from simpar.live.cluster_predict import Predicted, calls_of, context_bytes, op_of, optimizer_parameters, sharded_bytes
+from simpar.live.cluster_copies import context_bytes, sharded_bytes
+from simpar.live.cluster_predict import Predicted, calls_of, op_of, optimizer_parameters
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.local_layer import LocalLayer

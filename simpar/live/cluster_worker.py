@@ -91,7 +91,7 @@ def run(config: dict[str, Any], out: Path, report: Report) -> None:
 
     from simpar.host import pin
     from simpar.live.cluster_layouts import layout_of
-    from simpar.live.cluster_steps import World
+    from simpar.live.cluster_world import World
 
     if config["device"] == "cpu":
         torch.set_num_threads(config["threads"])

@@ -52,10 +52,10 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = raw_backward(gradient, q, k, v, out, lse, ctx.more, True)
+        dq, dk, dv = raw_backward(gradient, ctx.saved_tensors, ctx.more, True)
         sums = _passed_on(tuple(t.float() for t in _wide(q, dk, dv)), ctx.group)
         for here in _visits(_wide(q, k, v), ctx.group, ctx.gathered):
-            step, _, _ = raw_backward(gradient, q, *_half(here), out, lse, ctx.more, False)
+            step, _, _ = raw_backward(gradient, (q, *_half(here), out, lse), ctx.more, False)
             dq = dq + step
             sums = _passed_on(sums, ctx.group)
         return dq, dk, dv, None, None

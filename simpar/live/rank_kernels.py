@@ -82,8 +82,9 @@ def raw_forward(q: Any, k: Any, v: Any, causal: bool) -> Any:
     return out, lse, ()
 
 
-def raw_backward(gradient: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, more: Any, causal: bool) -> Any:
-    """Gradients of q, k, v, no autograd."""
+def raw_backward(gradient: Any, saved: tuple[Any, ...], more: Any, causal: bool) -> Any:
+    """Gradients of q, k, v, no autograd; `saved`: those, the output and its log-sum-exp."""
+    q, k, v, out, lse = saved
     if q.is_cuda and not is_fake(q):
         s, t = q.shape[2], k.shape[2]
         wide = torch.ops.aten._scaled_dot_product_flash_attention_backward(

@@ -18,11 +18,6 @@ class Pair:
     predicted: tuple[Slice, ...]
     measured: tuple[Slice, ...]
 
-    @property
-    def excess_s(self) -> float:
-        """Measured minus predicted."""
-        return sum(s.seconds for s in self.measured) - sum(s.seconds for s in self.predicted)
-
 
 @dataclass(frozen=True, slots=True)
 class OpRow:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import norm_extra, vector
-from simpar.model.projectors import Projector, Weights, aligner, linear, mlp2
+from simpar.model.pieces import norm_extra, vector
+from simpar.model.projectors import Projector, Weights, aligner, joined_weight, linear, mlp2
 from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, NormKind, WeightSpec
 
@@ -23,6 +23,8 @@ class AudioTower:
     k_bias: bool = False
     norm: NormKind = "layernorm"
     gated: bool = False
+    joined: int = 0
+    """Frames that become one token of the text; 0 = as many as the projector reads side by side."""
     projector: Projector = aligner
 
 
@@ -39,10 +41,14 @@ def audio_stack(file: Keys, k: Keys, tower: AudioTower, text: int) -> StackSpec:
     )  # fmt: skip
     mlp = FeedForwardSpec(width=width, gated=tower.gated, bias=True, activation="gelu")
     layer = LayerSpec(sublayers=tuple(SublayerSpec(branches=(b,)) for b in (attention, mlp)))
-    positions = (vector("positions", k.number("max_source_positions", default=1500) * h),) if tower.positions else ()
+    frames = k.number("max_source_positions", default=1500)
+    positions = (vector("positions", frames * h),) if tower.positions else ()
+    projector = tower.projector(file, k, h, text)
+    joined = tower.joined or max(next((w.inputs for w in projector if w.kind == "linear"), h) // h, 1)
+    projector = tuple(joined_weight(w, joined) for w in projector)
     return StackSpec(
         name="audio", hidden_size=h, layers={"audio": layer}, pattern=(f"audio*{depth}",), norm=tower.norm, tower=True,
-        extra=(*_stem(k, tower, h), *positions, *tower.projector(file, k, h, text)),
+        extra=(*_stem(k, tower, h), *positions, *projector), input_tokens=frames, merge=joined,
     )  # fmt: skip
 
 
@@ -97,13 +103,13 @@ def _adapter(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 
 AUDIO_TOWERS: Final[dict[str, AudioTower]] = {
-    "qwen2_audio_encoder": AudioTower(projector=_one),
+    "qwen2_audio_encoder": AudioTower(joined=2, projector=_one),
     "voxtral_encoder": AudioTower(projector=_frames),
     "dots3_note_audio_encoder": AudioTower(stem="2d", positions=False, norm="rmsnorm", gated=True, projector=_adapter),
     "moss_transcribe_diarize_audio": AudioTower(projector=_merged),
     "audioflamingo3_encoder": AudioTower(),
     "glmasr_encoder": AudioTower(positions=False, projector=_frames_wide),
-    "qwen2_5_omni_audio_encoder": AudioTower(positions=False, projector=_omni),
+    "qwen2_5_omni_audio_encoder": AudioTower(positions=False, joined=2, projector=_omni),
     **dict.fromkeys(
         ("qwen3_asr_encoder", "qwen3_omni_moe_audio_encoder"),
         AudioTower(stem="2d", positions=False, k_bias=True, projector=_output),

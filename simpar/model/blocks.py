@@ -53,8 +53,8 @@ def _attention(layer: LayerBuilder, model: TransformerSpec, x: str, path: str, m
     made = iter([*(f"{path}/qkv_{name}" for name in names), f"{path}/qkv_out"])
     qkv = layer.linear(f"{path}/qkv", x, "batch sequence qkv", module="attention", to=next(made), bias=model.attention_bias)
     if model.qk_norm:
-        kept = (f"{path}/qk_norm_in", f"{path}/k_norm_in")
-        qkv = layer.norm(f"{path}/qk_norm", qkv, module="attention", to=next(made), over=parts, saved=kept)
+        kept = tuple(zip(parts, (f"{path}/qk_norm_in", f"{path}/k_norm_in"), strict=True))
+        qkv = layer.norm(f"{path}/qk_norm", qkv, module="attention", to=next(made), parts=kept)
     if rotated:
         qkv = layer.elementwise(f"{path}/rope", [qkv], "rope", module="attention", to=next(made), over=parts)
     out = layer.attention(f"{path}/core", [qkv], "batch sequence heads value_dim", mask=mask, to=f"{path}/out")

@@ -117,6 +117,11 @@ class Keys:
                 return self.defaults[name]
         return default
 
+    def given(self, name: str) -> Any:
+        """What the file or its class says of `name`, as `get` finds it, where that tells nothing of the weights."""
+        value = self.config.get(name)
+        return self.defaults.get(name) if value is None else value
+
     def has(self, *names: str) -> bool:
         """Whether the file itself gives one of `names` a value."""
         self.used.update(names)

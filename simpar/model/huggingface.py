@@ -12,7 +12,8 @@ from simpar.model.decoder import Decoder
 from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
-from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, vision_stack
+from simpar.model.projectors import joined_weight
+from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec
 from simpar.specs.mixers import WeightSpec
 from simpar.specs.model import TransformerSpec
@@ -199,8 +200,9 @@ def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
     if projector is None:
         keys.unknown.append(("vision_config", kind, f"no projector is known for {parent!r}"))
         return [stack]
-    extra = projector(keys, vision, stack.hidden_size, hidden)
-    whole = stack.model_copy(update={"extra": (*stack.extra, *extra)})
+    joined = joined_patches(keys, vision, stack.input_tokens)
+    extra = tuple(joined_weight(w, joined) for w in projector(keys, vision, stack.hidden_size, hidden))
+    whole = stack.model_copy(update={"extra": (*stack.extra, *extra), "merge": joined})
     return [whole, stack.model_copy(update={"name": "video"})] if parent == "video_llava" else [whole]
 
 

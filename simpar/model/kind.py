@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simpar.model.ledger import total_parameters
 from simpar.specs.framework import family_of
+from simpar.specs.kinds import Kind
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -13,12 +14,14 @@ def group_of(scenario: Scenario) -> str:
     return f"{family_of(scenario.framework)} on {scenario.hardware.gpu.name}"
 
 
-def kind_of(scenario: Scenario) -> str:
-    """Model and precision: "8.03B bf16"; fine-tuning says so."""
-    parameters, training = float(total_parameters(scenario.model)), scenario.training
-    size = f"{parameters / 1e9:.3g}B" if parameters >= 1e8 else f"{parameters / 1e6:.3g}M"
+def kind_of(scenario: Scenario) -> Kind:
+    """The job, whatever its layout."""
+    training = scenario.training
     how = "" if training.trainable == "all" else f" {training.trainable}"
-    return f"{size} {training.precision}{how}"
+    return Kind(
+        parameters=float(total_parameters(scenario.model)), sequence_length=training.sequence_length, gpus=scenario.world_size,
+        global_batch_size=training.global_batch_size, precision=f"{training.precision}{how}",
+    )  # fmt: skip
 
 
 def site_of(scenario: Scenario) -> Site | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from simpar.graph.types import Layer
 from simpar.model.blocks import TOKENS, Batch
+from simpar.model.carried import boundary_elements
 from simpar.model.mixers import write_branch
-from simpar.model.network import Network
+from simpar.model.network import EncoderInput, EncoderLayer, Network, packed
 from simpar.model.writer import NORMS, Writer
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import WeightSpec
@@ -21,7 +23,8 @@ def text_stack(model: ArchitectureSpec) -> StackSpec:
 def layer_graph(stack: StackSpec, name: str, batch: Batch) -> Layer:
     """The graph of one kind of layer."""
     w = Writer(name, stack.hidden_size, batch, stack.norm)
-    return w.graph.done(_layer(w, stack.layers[name], w.graph.input("input_norm_in", TOKENS)))
+    made = w.graph.done(_layer(w, stack.layers[name], w.graph.input("input_norm_in", TOKENS)))
+    return replace(made, shared=tuple((f"{stack.name}/{name}", node) for name, node in w.shared))
 
 
 def _layer(w: Writer, layer: LayerSpec, x: str) -> str:
@@ -29,7 +32,11 @@ def _layer(w: Writer, layer: LayerSpec, x: str) -> str:
     last = len(layer.sublayers) - 1
     for number, step in enumerate(layer.sublayers):
         label = "attention" if number == 0 and last else "mlp" if number == last and last else f"step_{number}"
+        begin = len(w.graph.nodes)
         x = _sublayer(w, step, x, label if last else "")
+        if step.shared_weights:
+            own = (node.name for node in w.graph.nodes[begin:] if node.parameters)
+            w.shared += [(f"{step.shared_weights}/{name}", name) for name in own]
     return w.weights("", x, layer.extra, "residual")
 
 
@@ -138,9 +145,34 @@ def head_graph(model: ArchitectureSpec, batch: Batch, *, norm: bool = True) -> L
     return g.done(g.loss("head/loss", logits, "batch sequence"))
 
 
+def encoder_layers(model: ArchitectureSpec, given: EncoderInput, carried: float) -> list[EncoderLayer]:
+    """The layers of an encoder on its inputs, and its weights beside them as one more: stem, final norm, projector.
+
+    Args:
+        carried: elements of other encoders' outputs that pass through.
+    """
+    stack = next(stack for stack in model.stacks if stack.name == given.encoder)
+    batch, still = Batch(given.count, given.tokens), given.frozen != "none"
+    kinds = {name: layer_graph(stack, name, batch) for name in dict.fromkeys(stack.sequence())}
+    inside = float(given.count * given.tokens * stack.hidden_size * stack.residual_streams) + carried
+    w = Writer(f"{stack.name}_projector", stack.hidden_size, batch, stack.norm)
+    x = w.graph.input(f"{stack.name}/out", TOKENS, data=still)
+    x = w.weights(stack.name, x, stack.extra, "projector")
+    if stack.final_norm:
+        x = w.norm("final_norm", x)
+    outside = float(given.count * (given.tokens // stack.merge) * text_stack(model).hidden_size) + carried
+    return [
+        *(EncoderLayer(kinds[name], still, inside) for name in stack.sequence()),
+        EncoderLayer(w.graph.done(x), given.frozen == "all", outside),
+    ]
+
+
 @lru_cache(maxsize=256)
-def layered_network(model: ArchitectureSpec, micro_batch: int, sequence: int, vocab: int = 0) -> Network:
-    """The layers of `model` for one micro-batch of `micro_batch` sequences; towers are not among them."""
+def layered_network(
+    model: ArchitectureSpec, micro_batch: int, sequence: int, vocab: int = 0, inputs: tuple[EncoderInput, ...] = (),
+    documents: tuple[int, ...] = (),
+) -> Network:  # fmt: skip
+    """The layers of `model` for one micro-batch of `micro_batch` sequences; of towers those that have `inputs`."""
     batch = Batch(micro_batch, sequence, vocab)
     layers: list[Layer] = []
     for stack in model.stacks:
@@ -148,9 +180,13 @@ def layered_network(model: ArchitectureSpec, micro_batch: int, sequence: int, vo
             kinds = {name: layer_graph(stack, name, batch) for name in dict.fromkeys(stack.sequence())}
             layers += [kinds[name] for name in stack.sequence()]
     last = text_stack(model)
-    boundary = float(micro_batch * sequence * last.hidden_size * last.residual_streams)
     modules = (mtp_graph(last, batch),) * model.num_nextn_predict_layers
-    return Network(
+    encoders: list[EncoderLayer] = []
+    for given in inputs:
+        encoders += encoder_layers(model, given, encoders[-1].passes_on if encoders else 0.0)
+    made = Network(
         embedding_graph(model, batch), tuple(layers), head_graph(model, batch), modules,
-        head_graph(model, batch, norm=False) if modules else None, (boundary,) * (len(layers) + 1), model.tie_word_embeddings,
+        head_graph(model, batch, norm=False) if modules else None, boundary_elements(model, micro_batch * sequence),
+        model.tie_word_embeddings, tuple(encoders),
     )  # fmt: skip
+    return packed(made, documents)

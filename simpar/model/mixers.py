@@ -53,11 +53,8 @@ def _attention(w: Writer, a: AttentionSpec, x: str) -> list[str]:
     out = w.graph.tensor(f"{path}/out", f"batch sequence {heads} {v}")
     held = (w.graph.parameter(f"{path}/sinks", (heads,)),) if a.sinks else ()
     keys = w.axis("other_keys", a.keys) if a.keys else "sequence"
-    w.graph.add(
-        Attention(
-            f"{path}/core", tuple(inputs), (out,), "core_attn", held, attention_mask(a), heads, kv, d, v, keys=keys,
-        )
-    )  # fmt: skip
+    mask = attention_mask(a)
+    w.graph.add(Attention(f"{path}/core", tuple(inputs), (out,), "core_attn", held, mask, heads, kv, d, v, keys=keys))
     if a.gate != "none":
         shape = f"{heads} {v}" if a.gate == "element" else heads
         gate = w.linear(f"{path}/gate", x, shape, "attention", a.gate_bias)
@@ -72,8 +69,8 @@ def _packed(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str
     parts = (f"batch sequence {heads} {d}", f"batch sequence {kv} {d}")
     y = w.linear(f"{path}/qkv", x, qkv, "attention", a.q_bias)
     if a.qk_norm == "head":
-        kept = (f"{path}/qk_norm_in", f"{path}/k_norm_in")
-        y = w.graph.norm(f"{path}/qk_norm", y, kind=NORMS[a.qk_norm_kind], module="attention", over=parts, saved=kept)
+        kept = tuple(zip(parts, (f"{path}/qk_norm_in", f"{path}/k_norm_in"), strict=True))
+        y = w.graph.norm(f"{path}/qk_norm", y, kind=NORMS[a.qk_norm_kind], module="attention", parts=kept)
     if a.position == "rope" and not a.cross:
         y = w.graph.elementwise(f"{path}/rope", [y], "rope", module="attention", over=parts)
     return [y]
@@ -95,9 +92,8 @@ def _apart(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str,
         if a.qk_norm == "full" and name != "v":
             y = w.graph.norm(f"{path}/{name}_norm", y, kind=NORMS[a.qk_norm_kind], module="attention")
         elif a.qk_norm == "head" and name != "v":
-            kept = (f"{path}/{name}_norm_in",)
-            kind = NORMS[a.qk_norm_kind]
-            y = w.graph.norm(f"{path}/{name}_norm", y, kind=kind, module="attention", over=(rows,), saved=kept)
+            kept, kind = ((rows, f"{path}/{name}_norm_in"),), NORMS[a.qk_norm_kind]
+            y = w.graph.norm(f"{path}/{name}_norm", y, kind=kind, module="attention", parts=kept)
         if a.position == "rope" and name != "v" and not a.cross:
             y = w.graph.elementwise(f"{path}/{name}_rope", [y], "rope", module="attention", over=(rows,))
         found.append(y)
@@ -175,11 +171,8 @@ def _latent_attention(w: Writer, a: LatentAttentionSpec, x: str) -> list[str]:
 def _mamba1(w: Writer, m: Mamba1Spec, x: str) -> list[str]:
     """Gu and Dao 2023: channels with a state each; step size, input and output maps from the convolved channels."""
     path, g = w.path("mamba"), w.graph
-    inner, state, rank = (
-        w.axis("channels", m.inner_size, "tensor"),
-        w.axis("state", m.state_size),
-        w.axis("step_rank", m.time_step_rank),
-    )
+    inner, state = w.axis("channels", m.inner_size, "tensor"), w.axis("state", m.state_size)
+    rank = w.axis("step_rank", m.time_step_rank)
     both = w.axis("channels_in", parts=(inner, inner))
     y = w.linear(f"{path}/in", x, both, path, m.bias)
     u, z = g.view([y], (f"{path}/u", f"batch sequence {inner}"), (f"{path}/z", f"batch sequence {inner}"))

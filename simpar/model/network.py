@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simpar.graph.ledger import parameters
-from simpar.graph.types import Layer
+from simpar.graph.types import Attention, Layer, Node
 from simpar.model.blocks import Batch, attention_mask, embedding_graph, head_graph, layer_graph, mtp_graph
 from simpar.model.simple import cnn_layers, mlp_layers
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What a micro-batch brings to an encoder beside the decoder.
+
+    Attributes:
+        encoder: name of the stack.
+        count: inputs of a micro-batch; tokens: of one.
+        frozen: none, encoder (its layers are not trained) or all (the projector neither).
+    """
+
+    encoder: str
+    count: int
+    tokens: int
+    frozen: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """A layer of an encoder beside the decoder, or what leads from it to the decoder.
+
+    Attributes:
+        layer: its graph.
+        frozen: it is not trained, and neither is anything before it.
+        passes_on: elements that go to the next stage where one begins after it, a micro-batch's, unsplit.
+    """
+
+    layer: Layer
+    frozen: bool
+    passes_on: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +55,7 @@ class Network:
         mtp_head: logits and loss of each module, with the head's own weight.
         boundary_elements: activation passed between layers, one micro-batch, unsplit, before each layer (and after the last).
         tied: head and embedding share the weight.
+        encoders: layers of encoders beside the decoder, before the embedding.
     """
 
     embedding: Layer | None
@@ -33,6 +65,7 @@ class Network:
     mtp_head: Layer | None
     boundary_elements: tuple[float, ...]
     tied: bool
+    encoders: tuple[EncoderLayer, ...] = ()
 
     @property
     def tied_head(self) -> Layer | None:
@@ -42,7 +75,8 @@ class Network:
     @property
     def parameters(self) -> int:
         """All weights, a tied matrix once."""
-        layers = [layer for layer in (self.embedding, *self.layers, *self.mtp, self.head) if layer is not None]
+        ends = (*(encoder.layer for encoder in self.encoders), self.embedding, *self.layers, *self.mtp, self.head)
+        layers = [layer for layer in ends if layer is not None]
         total = sum(count for layer in layers for _, count in parameters(layer))
         if self.tied and self.head is not None:
             total -= self.head.elements("head/logits.weight")
@@ -56,8 +90,30 @@ def padded_vocabulary(vocab: int, multiple: int, ranks: int = 1) -> int:
     return -(-vocab // (multiple * ranks)) * multiple * ranks
 
 
+def packed(network: Network, documents: tuple[int, ...]) -> Network:
+    """`network` on sequences that hold several documents each: no token attends one of another."""
+    if not documents:
+        return network
+    made: dict[int, Layer] = {}
+
+    def inside(layer: Layer) -> Layer:
+        if id(layer) not in made:
+            made[id(layer)] = replace(layer, nodes=tuple(_inside(node, documents) for node in layer.nodes))
+        return made[id(layer)]
+
+    return replace(network, layers=tuple(map(inside, network.layers)), mtp=tuple(map(inside, network.mtp)))
+
+
+def _inside(node: Node, documents: tuple[int, ...]) -> Node:
+    if not isinstance(node, Attention) or node.queries != node.keys or node.mask.kind == "fixed":
+        return node
+    return replace(node, mask=replace(node.mask, documents=documents))
+
+
 @lru_cache(maxsize=512)
-def transformer_network(model: TransformerSpec, micro_batch: int, sequence: int, vocab: int = 0) -> Network:
+def transformer_network(
+    model: TransformerSpec, micro_batch: int, sequence: int, vocab: int = 0, documents: tuple[int, ...] = ()
+) -> Network:
     """The layers of a transformer for one micro-batch of `micro_batch` sequences."""
     batch = Batch(micro_batch, sequence, vocab)
     stacked = bool(model.num_decoder_layers)
@@ -70,10 +126,13 @@ def transformer_network(model: TransformerSpec, micro_batch: int, sequence: int,
         layers += [decoder[model.is_moe_layer(i)] for i in range(model.num_decoder_layers)]
     mtp = tuple(mtp_graph(model, batch, moe=model.moe is not None) for _ in range(model.num_nextn_predict_layers))
     boundary = float(micro_batch * sequence * model.hidden_size)
-    return Network(
+    # Between decoder layers the encoder's output passes as well: every one of them reads it.
+    beside = [boundary * (model.num_hidden_layers < at < len(layers)) for at in range(len(layers) + 1)]
+    made = Network(
         embedding_graph(model, batch), tuple(layers), head_graph(model, batch), mtp,
-        head_graph(model, batch, norm=False) if mtp else None, (boundary,) * (len(layers) + 1), model.tie_word_embeddings,
+        head_graph(model, batch, norm=False) if mtp else None, tuple(boundary + more for more in beside), model.tie_word_embeddings,
     )  # fmt: skip
+    return packed(made, documents)
 
 
 @lru_cache(maxsize=512)

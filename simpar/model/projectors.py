@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import norm_extra as norm
-from simpar.model.decoder import vector
+from simpar.model.pieces import norm_extra as norm
+from simpar.model.pieces import vector
 from simpar.specs.mixers import WeightSpec
 
 Weights = tuple[WeightSpec, ...]
@@ -23,6 +23,12 @@ def linear(name: str, inputs: int, outputs: int, bias: bool = True, copies: int 
 
 def mlp2(name: str, inputs: int, inner: int, outputs: int, bias: bool = True) -> tuple[WeightSpec, ...]:
     return (linear(f"{name}_1", inputs, inner, bias), linear(f"{name}_2", inner, outputs, bias))
+
+
+def joined_weight(weight: WeightSpec, joined: int) -> WeightSpec:
+    """A projector's weight, which meets `joined` tokens of the encoder as one."""
+    once = joined > 1 and weight.kind == "linear" and weight.copies == 1 and weight.uses is None
+    return weight.model_copy(update={"uses": 1.0 / joined}) if once else weight
 
 
 def qwen2_vl(file: Keys, k: Keys, h: int, text: int) -> Weights:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import deal, norm_extra, vector
+from simpar.model.pieces import deal, norm_extra, vector
 from simpar.model.projectors import (
     Extra,
     Projector,
@@ -109,25 +109,49 @@ def vision_stack(k: Keys, t: Tower) -> StackSpec:
         qk_norm=t.qk_norm, qk_norm_kind=t.norm,
     )  # fmt: skip
     scale = (vector("layer_scale", h),) if t.layer_scale else ()
+    side = _side(k)
     mlp = FeedForwardSpec(width=width, gated=t.gated, bias=every if t.mlp_bias is None else t.mlp_bias)
     steps = tuple(SublayerSpec(branches=(b,), norm=t.layer, extra=scale) for b in (attention, mlp))
     return StackSpec(
         name="vision", hidden_size=h, layers={"vision": LayerSpec(sublayers=steps)}, pattern=(f"vision*{depth}",), norm=t.norm,
         final_norm=t.final_norm, tower=True, extra=(*_stem(k, t, h), *(t.extra(k, h) if t.extra else ())),
+        input_tokens=side**2 + t.tokens if t.positions == "grid" else 0,
     )  # fmt: skip
+
+
+def _side(k: Keys) -> int:
+    """Patches along a side of an image of the file's size."""
+    image, patch = k.get("image_size", default=224), k.get("patch_size", "encoder_patch_size", default=14)
+    image, patch = (int(v[0] if isinstance(v, list) else v) for v in (image, patch))
+    return image // patch
+
+
+def joined_patches(file: Keys, k: Keys, patches: int) -> int:
+    """Patches that become one token of the text; `patches` of an image, 0 = it may have any size."""
+    sides = [file.given(name) or k.given(name) for name in ("spatial_merge_size", "downsample_factor", "scale_factor")]
+    sides += [k.given("pooling_kernel_size"), k.given("merge_kernel_size")]
+    sides += [1.0 / ratio for ratio in (file.given("downsample_ratio"), k.given("pixel_shuffle_ratio")) if ratio]
+    tokens = file.given("mm_tokens_per_image")
+    if tokens and patches:
+        return max(patches // int(tokens), 1)
+    side = next((s for s in sides if s), STRIDES.get(k.model_type, 1))
+    return round(side[0] * side[1] if isinstance(side, list) else float(side) ** 2)
+
+
+STRIDES = {"step3p5_vision": 4}
+"""By how many patches the projector's convolutions step, where no key says it."""
 
 
 def _stem(k: Keys, t: Tower, h: int) -> tuple[WeightSpec, ...]:
     """Patches to channels, positions, class tokens."""
     patch = k.get("patch_size", "encoder_patch_size", default=14)
     patch = int(patch[0] if isinstance(patch, list) else patch)
+    side = _side(k)
     channels = k.number("num_channels", "in_channels", "in_chans", default=3)
     frames = k.number("temporal_patch_size", default=2) if t.temporal else 1
     found = [WeightSpec(name="patches", inputs=channels * frames * patch * patch, outputs=h, bias=t.patch_bias)]
     if t.positions == "grid":
-        image = k.get("image_size", default=224)
-        image = image[0] if isinstance(image, list) else image
-        found.append(vector("positions", ((image // patch) ** 2 + t.tokens) * h))
+        found.append(vector("positions", (side**2 + t.tokens) * h))
     elif t.positions != "none":
         found.append(vector("positions", k.number(*t.positions.split("|")) * h))
     if t.tokens:
@@ -144,7 +168,8 @@ def mllama_stack(k: Keys) -> StackSpec:
     count, wide = k.number("num_hidden_layers"), k.number("num_global_layers")
     k.get("intermediate_layers_indices", "vision_output_dim", "supported_aspect_ratios")
     layers = {"local": local, "global": LayerSpec(sublayers=local.sublayers, extra=(vector("gates", 2),))}
-    return base.model_copy(update={"layers": layers, "pattern": (f"local*{count}", f"global*{wide}")})
+    tiles = base.input_tokens * k.number("max_num_tiles")
+    return base.model_copy(update={"layers": layers, "pattern": (f"local*{count}", f"global*{wide}"), "input_tokens": tiles})
 
 
 QWEN3 = Tower(temporal=True, positions="num_position_embeddings", final_norm=False, projector=qwen3_vl)

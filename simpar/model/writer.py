@@ -25,6 +25,7 @@ class Writer:
             Axis("batch", batch.size), Axis("sequence", batch.sequence, "sequence"), Axis("hidden", hidden),
         ])  # fmt: skip
         self.taken: set[str] = set()
+        self.shared: list[tuple[str, str]] = []
 
     @property
     def tokens(self) -> int:

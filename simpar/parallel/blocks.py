@@ -17,8 +17,9 @@ from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
 from simpar.parallel.backward_peak import transient
-from simpar.parallel.local_layer import LocalLayer, Product, SplitOptions
-from simpar.parallel.work import Collective, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
+from simpar.parallel.local_layer import LocalLayer, Product
+from simpar.parallel.split_options import SplitOptions
+from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class LocalBlock:
         deferred: bytes that stay from the input gradient to the weight gradient where the two are apart.
         dense_parameters, expert_parameters: weights on this rank.
         lora_parameters: trained weights under low-rank adaptation.
+        frozen_parameters: weights on this rank where nothing of the layer is trained; those above are 0 then.
         model_flops: forward FLOPs of the whole micro-batch over all ranks, causal attention halved.
         attention_flops: attention's part of them.
         repeated_flops: of them, those that recomputation repeats.
@@ -50,6 +52,7 @@ class LocalBlock:
     dense_parameters: float
     expert_parameters: float
     lora_parameters: float
+    frozen_parameters: float
     model_flops: float
     attention_flops: float
     repeated_flops: float
@@ -65,6 +68,11 @@ class LocalBlock:
     def weight_gradient(self) -> tuple[LocalOp, ...]:
         """The second half."""
         return _halves(self.layer, self.options)[1]
+
+    @property
+    def passes(self) -> float:
+        """Model FLOPs of a step over those of the forward: the backward has twice as many."""
+        return 1.0 if self.options.frozen else 3.0
 
     @property
     def saved_bytes(self) -> float:
@@ -270,7 +278,8 @@ class _Lists(LocalLayer):
 
     def _exchange(self, node: Permute, ops: OpList, *, backward: bool) -> None:
         """Rows to their experts or back; the gradient of the one has the way of the other."""
-        assert self.options.moe is not None
+        moe = self.options.moe
+        assert moe is not None
         combine = node.back is not backward
         element = self.element
         if not (combine or backward or element > 2.0):
@@ -278,8 +287,9 @@ class _Lists(LocalLayer):
         name = ("moe_combine" if node.back else "moe_dispatch") + (".backward" if backward else "")
         rows = self.axes(self.shards.exchanged(node))
         elements = self.shards.local(rows[:1], "expert") / self.degrees.etp
-        expert.exchange(name, elements, self.layer.size(rows[-1]), self.degrees, self.options.moe, ops, combine=combine,
-                        element_bytes=element)  # fmt: skip
+        topk, width = moe.num_experts_per_tok, self.layer.size(rows[-1])
+        work = ExpertExchange(combine, elements / topk, width, topk, element, self.degrees.dispatcher, moe.topk_group)
+        expert.exchange(name, ops, self.degrees, work)
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
@@ -393,28 +403,48 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     forward = OpList()
     lists.put_copies("gather.copy", options.gather_copy_bytes, forward)
     lists.put_forward(forward)
+    if options.frozen:
+        return _forward_alone(lists, forward)
     backward = OpList()
     lists.put_again(backward)
     lists.put_backward(backward, None)
     lists.put_end(backward)
     saved, working = lists.saved()
     flops = {node.name: node_flops(layer, node, halved=True) for node in layer.nodes}
-    held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in layer.nodes]
+    own = [node for node in layer.nodes if node.name not in options.borrowed]
+    held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in own]
     return LocalBlock(
         name=layer.name, forward=forward.done(), backward=backward.done(), saved=saved, working=working,
         transient=transient(lists), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
-        lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), model_flops=sum(flops.values()),
+        lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), frozen_parameters=0.0,
+        model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)),
         repeated_flops=sum(flops[n] for n in frozenset(lists.cut.repeated)) + sum(flops[n] * s for n, s in lists.cut.parts),
         layer=layer, options=options,
     )  # fmt: skip
 
 
+def _forward_alone(lists: _Lists, forward: OpList) -> LocalBlock:
+    """A layer that keeps nothing for a backward and has none."""
+    layer = lists.layer
+    flops = {node.name: node_flops(layer, node, halved=True) for node in layer.nodes}
+    return LocalBlock(
+        name=layer.name, forward=forward.done(), backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
+        dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0,
+        frozen_parameters=sum(lists.shards.weights(n) for n in layer.nodes if n.name not in lists.options.borrowed),
+        model_flops=sum(flops.values()),
+        attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)), repeated_flops=0.0,
+        layer=layer, options=lists.options,
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=65536)
 def _halves(layer: Layer, options: SplitOptions) -> tuple[tuple[LocalOp, ...], tuple[LocalOp, ...]]:
     """Input and weight gradients of `layer` on one rank, where they run apart."""
+    if options.frozen:
+        return (), ()
     lists = _Lists(layer, options)
     inputs, weights = OpList(), OpList()
     lists.put_again(inputs)

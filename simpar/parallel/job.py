@@ -10,7 +10,7 @@ from simpar.graph.kernels import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
-from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.hardware import HardwareProfile
@@ -193,11 +193,14 @@ class Job:
 
     @property
     def _accumulation_bytes(self) -> float:
-        """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written."""
-        adds = self.framework.optimizer.gradient_adds
-        if not adds or (adds == "pipelines" and self.plan.pp == 1):
+        """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written; a
+        cast before that reads and writes too."""
+        optimizer = self.framework.optimizer
+        if not optimizer.gradient_adds or (optimizer.gradient_adds == "pipelines" and self.plan.pp == 1):
             return 0.0
-        return 2.0 + 2.0 * (4.0 if self.gradient_dtype == "fp32" else 2.0)
+        total = 4.0 if self.gradient_dtype == "fp32" else 2.0
+        cast = 2.0 * total if optimizer.gradient_add_casts and total > 2.0 else 0.0
+        return 2.0 + cast + 2.0 * total
 
     @cached_property
     def casts(self) -> str:

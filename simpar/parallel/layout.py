@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
+from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Layer
 from simpar.model.kind import kind_of, site_of
 from simpar.model.layered import layered_network
-from simpar.model.network import Network, padded_vocabulary, simple_network, transformer_network
+from simpar.model.network import EncoderInput, EncoderLayer, Network, padded_vocabulary, simple_network, transformer_network
 from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.job import Job
-from simpar.parallel.local_layer import SplitOptions
-from simpar.parallel.pipeline import StageLayers, split_layers
+from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
+from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
+from simpar.specs.encoders import encoders_of, input_tokens
 from simpar.specs.framework import framework
+from simpar.specs.kinds import Kind
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
@@ -121,7 +124,7 @@ class Layout(Job):
         return site_of(self.scenario)
 
     @cached_property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """What the job is one of, at a site with runs of its own."""
         return kind_of(self.scenario)
 
@@ -147,10 +150,17 @@ class Layout(Job):
         tp = self.vocabulary_tp or self.plan.tp
         if isinstance(model, ArchitectureSpec):
             vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
-            return layered_network(model, training.micro_batch_size, training.sequence_length, vocab)
+            inputs = tuple(
+                EncoderInput(stack.name, given.per_sample * training.micro_batch_size, input_tokens(stack, given),
+                             "all" if training.trainable == "lora" else given.frozen)
+                for stack, given in encoders_of(self.scenario)
+            )  # fmt: skip
+            shape = (training.micro_batch_size, training.sequence_length)
+            return layered_network(model, *shape, vocab, inputs, training.document_lengths)
         if isinstance(model, TransformerSpec):
             vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
-            return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
+            shape = (training.micro_batch_size, training.sequence_length)
+            return transformer_network(model, *shape, vocab, training.document_lengths)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
     @cached_property
@@ -158,11 +168,26 @@ class Layout(Job):
         """Activation passed between layers, one micro-batch, unsplit, before each layer (and after the last)."""
         return tuple(elements * self.kernels.element for elements in self.network.boundary_elements)
 
+    def entering_bytes(self, stage: int) -> float:
+        """What one rank of a model stage gets from the stage before it, one micro-batch."""
+        own = self.stages[stage]
+        if own.encoders[0] and (own.embedding or own.encoders[1] > own.encoders[0]):
+            # Encoders split their inputs over no ranks.
+            return self.network.encoders[own.encoders[0] - 1].passes_on * self.kernels.element
+        streams = 2 if self.training.reference_model else 1
+        return streams * boundary_bytes(self.boundary_bytes[own.first], self.plan)
+
+    @cached_property
+    def embedding_stage(self) -> int:
+        """The model stage where the decoder begins."""
+        return next(index for index, stage in enumerate(self.stages) if stage.embedding)
+
     @cached_property
     def stages(self) -> tuple[StageLayers, ...]:
         """Layers of each virtual stage."""
         ends_meet = self.ends_meet or self.plan.pp == 1
-        return split_layers(len(self.network.layers), self.num_stages, self.plan, ends_meet=ends_meet)
+        network = self.network
+        return split_layers(len(network.layers), self.num_stages, self.plan, ends_meet=ends_meet, encoders=len(network.encoders))
 
     @cached_property
     def stage_blocks(self) -> tuple[tuple[LocalBlock, ...], ...]:
@@ -174,15 +199,21 @@ class Layout(Job):
     def _blocks_of(self, stage: StageLayers) -> list[LocalBlock]:
         network, plain = self.network, self.plain_options
         spec = self.recompute
+        encoders = [self.split(e.layer, self.encoder_options(e)) for e in network.encoders[slice(*stage.encoders)]]
         blocks: list[LocalBlock] = []
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
         narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self.casts == "fp4" else len(network.layers)
+        held: set[str] = set()
         for offset in range(stage.count):
             options = self.options if offset < limit else plain
-            layer = stage.first + offset
-            blocks.append(self.split(network.layers[layer], options if layer < narrow else self.wide(options)))
+            layer = network.layers[stage.first + offset]
+            options = options if stage.first + offset < narrow else self.wide(options)
+            if borrowed := frozenset(node for name, node in layer.shared if name in held):
+                options = replace(options, borrowed=borrowed)
+            held |= {name for name, _ in layer.shared}
+            blocks.append(self.split(layer, options))
         if stage.head:
             for block in network.mtp:
                 blocks.append(self.split(block, self.options))
@@ -192,7 +223,30 @@ class Layout(Job):
                 head = self.split(network.head, plain)
                 # A tied matrix beside its embedding is one parameter: reduced, gathered and updated with that.
                 blocks.append(replace(head, dense_parameters=head.dense_parameters - self.tied_extra) if stage.shares else head)
-        return blocks
+        reference = [self._frozen(block) for block in blocks] if self.training.reference_model else []
+        return [*encoders, *reference, *blocks]
+
+    def _frozen(self, block: LocalBlock) -> LocalBlock:
+        """A block's forward on frozen weights: a copy of them, or the base weights of adapters."""
+        own = block.options.lora_rank > 0
+        shared = frozenset(node.name for node in block.layer.nodes) if own else block.options.borrowed
+        options = replace(block.options, recompute=Recompute(), lora_rank=0, borrowed=shared, frozen=True)
+        return self.split(block.layer, options)
+
+    def reference_blocks(self, stage: int) -> int:
+        """Blocks of a stage that are the reference's, behind its encoders."""
+        first, last = self.stages[stage].encoders
+        return (len(self.stage_blocks[stage]) - (last - first)) // 2 if self.training.reference_model else 0
+
+    def encoder_options(self, encoder: EncoderLayer) -> SplitOptions:
+        """Options of an encoder's layer: tensor parallel where its heads and widths allow, else whole on every rank; its inputs are
+        split neither along their tokens nor over context ranks (Megatron-LM, pretrain_vlm.py)."""
+        tp, frozen = self.plan.tp, encoder.frozen
+        widths = [encoder.layer.size(axis.name) for axis in encoder.layer.axes if axis.split in ("tensor", "groups")]
+        tp = tp if all(width % tp == 0 for width in widths) else 1
+        degrees = replace(self.degrees, tp=tp, sequence_parallel=False, cp=1, overlap_tp=False)
+        options = replace(self.plain_options if frozen else self.options, degrees=degrees, frozen=frozen)
+        return replace(options, lora_rank=0, dequantised_bytes=0.0) if frozen else options
 
     def split(self, block: Layer, options: SplitOptions) -> LocalBlock:
         """One rank's share of a layer, each computed once."""
@@ -291,13 +345,12 @@ class Layout(Job):
     @cached_property
     def model_flops(self) -> float:
         """FLOPs of one step, forward and backward, no recomputation, causal attention halved."""
-        total = sum(b.model_flops for blocks in self.stage_blocks for b in blocks)
-        return 3.0 * total * self.microbatches_in_all
+        return sum(b.passes * b.model_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
 
     @cached_property
     def attention_model_flops(self) -> float:
         """The attention part of `model_flops` (causal); the non-causal convention counts it twice."""
-        return 3.0 * sum(b.attention_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
+        return sum(b.passes * b.attention_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
 
 
 def recomputed_flops(layout: Layout) -> float:

@@ -14,7 +14,8 @@ from simpar.graph.kernels import HALF, Kernel, is_product
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Einsum, Elementwise, Layer, Loss, Norm, Permute, Select
 from simpar.parallel.blocks import LocalBlock
-from simpar.parallel.local_layer import LocalLayer, SplitOptions
+from simpar.parallel.local_layer import LocalLayer
+from simpar.parallel.split_options import SplitOptions
 
 Step = tuple[str, int]
 """(tensor, bytes asked for or 0: given back)."""
@@ -45,6 +46,8 @@ def lifetimes(local: LocalBlock, *, split_backward: bool = False) -> Lifetimes:
     Args:
         split_backward: the weight gradient runs later; `late` keeps what it needs.
     """
+    if local.options.frozen:
+        return Lifetimes((), (), (), ())  # it leaves nothing to a backward, and its weights rest apart from trained ones
     return _lifetimes(local.layer, local.options, split_backward)
 
 
@@ -109,7 +112,8 @@ class _Order:
     def build(self, *, split_backward: bool) -> Lifetimes:
         """Forward and backward steps."""
         local = self.local
-        weights = tuple((int(local.shards.weights(n)), local.layout(n) == "expert") for n in local.layer.nodes)
+        own = [node for node in local.layer.nodes if node.name not in local.options.borrowed]
+        weights = tuple((int(local.shards.weights(n)), local.layout(n) == "expert") for n in own)
         self._ask_kept(*(name for name in local.cut.entries if name in local.layer.inputs))
         self._forward(local.kernels, frozenset(n.name for n in local.layer.nodes))
         for name in list(self.alive):

@@ -2,82 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
-from simpar.graph.casts import QUANTIZE, EngineCasts
+from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
-from simpar.graph.kernels import Kept, Kernel, KernelPlan, is_product, kernels
+from simpar.graph.kernels import Kept, Kernel, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
-from simpar.graph.rematerialise import Cut, Recompute, cut
+from simpar.graph.rematerialise import Cut, cut
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
-from simpar.parallel.degrees import Degrees
-from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, Implementation, KernelWork, MemoryWork, Work, fused
-from simpar.specs.model import MoeSpec
+from simpar.parallel.split_options import SplitOptions
+from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, KernelWork, MemoryWork, Work, fused
 
-WeightGradients = Literal["none", "each", "shapes"]
-"""16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
 SOFTMAX_BATCHES: Final = 4
 """What batch times heads must divide by for Megatron's softmax kernel, else torch's chain runs (model/fused_softmax.py)."""
 CHAIN_KERNELS: Final = 5
 """Kernels that the chain has more: to fp32, scale, mask, softmax and back to 16 bits instead of one (two of the mask's)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitOptions:
-    """Everything besides the layer that decides one rank's work.
-
-    Attributes:
-        degrees: tensor, context, expert.
-        kernels: the kernel library's rules.
-        recompute: what runs again.
-        dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
-        attention_kernel: name for the attention price.
-        memory_implementation: tuned, framework or eager kernels.
-        activation_implementation: of activations where the others are tuned.
-        accumulate_fp32: weight gradients accumulate into fp32.
-        moe: expert spec, for the exchange.
-        load_factor: tokens of the fullest expert rank over the mean.
-        dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
-        casts: recipe of casts to fp8 that are kernels of their own (graph/casts.py), "" = none.
-        lora_rank: > 0: base weights are frozen; matmuls of `lora_modules` have a trained pair of this rank.
-        lora_modules: attention, or all matmuls of a layer but the router.
-        dequantised_bytes: read and written per frozen weight of a layer to turn it into 16 bits before each use.
-        weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
-        engine_casts: casts to fp8 by TransformerEngine, none = it makes none.
-        accumulation_bytes: per weight, of adding its gradient to a buffer in a kernel of its own.
-        gather_copy_bytes: per weight, of taking it out of the buffer that it was gathered into.
-        reduce_copy_bytes: per trained weight, of putting its gradient into the buffer that is reduced.
-    """
-
-    degrees: Degrees
-    kernels: KernelPlan
-    recompute: Recompute = field(default_factory=Recompute)
-    dtype: str = "bf16"
-    attention_kernel: str = "auto"
-    memory_implementation: Implementation = "tuned"
-    activation_implementation: Implementation = "tuned"
-    accumulate_fp32: bool = True
-    moe: MoeSpec | None = None
-    load_factor: float = 1.0
-    dispatch_bytes: float = 2.0
-    casts: str = ""
-    lora_rank: int = 0
-    lora_modules: str = "attention"
-    dequantised_bytes: float = 0.0
-    weight_gradients: WeightGradients = "none"
-    grouped_weight_gradients: WeightGradients = "none"
-    engine_casts: EngineCasts | None = None
-    accumulation_bytes: float = 0.0
-    gather_copy_bytes: float = 0.0
-    reduce_copy_bytes: float = 0.0
-
-    @property
-    def narrow(self) -> bool:
-        """Whether matmuls run in fewer than 16 bits."""
-        return self.dtype.startswith(("fp8", "fp4", "mxfp8"))
 
 
 Product = Einsum | Convolution
@@ -162,10 +103,15 @@ class LocalLayer:
         kernel, mask, causal = self.options.attention_kernel, node.mask, node.mask.causal and node.queries == node.keys
         if kernel == "unfused" and batch * heads % SOFTMAX_BATCHES:
             kernel = "eager"
+        seen = attended(layer, node) / queries
+        if mask.documents and node.queries == node.keys:
+            # As many documents of one length: that of the one in which a token lies on average, which has all pairs.
+            packed = max(round(queries / mask.mean_document(queries)), 1)
+            batch, queries, keys = batch * packed, queries // packed, queries // packed
         if mask.kind == "chunk" and queries > mask.size:
             batch, queries, keys = batch * (queries // mask.size), mask.size, mask.size
         elif mask.kind in ("top_k", "compressed", "fixed", "bidirectional_window"):
-            keys, causal = max(round(attended(layer, node) / queries), 1), False
+            keys, causal = max(round(seen), 1), False
         return AttentionWork(
             batch, queries, keys, heads, groups, layer.size(node.head_dim), layer.size(node.value_dim), causal, backward, kernel,
             window=mask.window if causal else None, dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",
@@ -308,7 +254,13 @@ class LocalLayer:
         """(rows, columns) -> bytes of the placeholders that are kept for this layer's weight gradients."""
         found: dict[tuple[int, int], float] = {}
         for node in self.layer.nodes:
-            if not isinstance(node, Einsum) or node.wide or not node.weight:
+            if (
+                not isinstance(node, Einsum)
+                or node.wide
+                or not node.weight
+                or self.options.frozen
+                or node.name in self.options.borrowed
+            ):
                 continue
             kind = self.options.grouped_weight_gradients if self.grouped(node) else self.options.weight_gradients
             if kind == "shapes":

@@ -1,4 +1,4 @@
-"""How many modules a framework on plain torch modules makes of a block."""
+"""How many modules and weights a framework on plain torch modules makes of a block."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 from simpar.graph.types import Einsum, Layer
 
 _CONTAINERS: Final = 3
-"""Attention, feed-forward and the layer around them: their hooks run as well."""
+"""Attention, feed-forward and the layer around them."""
 
 
 @lru_cache(maxsize=4096)
-def modules(layer: Layer) -> int:
-    """Linear modules, norms and containers of a layer; transformers' models hold each projection in a module of its own.
+def weights(layer: Layer) -> int:
+    """Weights of linear modules and norms; transformers' models hold each projection in a module of its own.
 
     Experts of a grouped product count as one: models whose experts are modules each are leaf modules to ZeRO-3.
     """
-    found = _CONTAINERS if layer.name not in ("embedding", "head") else 0
+    found = 0
     for node in layer.nodes:
         if isinstance(node, Einsum) and node.weight:
             packed = layer.axis[layer.tensor[node.outputs[0]].axes[-1]].parts
@@ -28,4 +28,9 @@ def modules(layer: Layer) -> int:
     return found
 
 
-__all__ = ["modules"]
+def containers(layer: Layer) -> int:
+    """Modules without weights of their own whose hooks run as well."""
+    return _CONTAINERS if layer.name not in ("embedding", "head") else 0
+
+
+__all__ = ["containers", "weights"]

@@ -11,7 +11,8 @@ from typing import Final
 
 from simpar.graph.types import Convolution, Custom, Einsum, Layer, Lookup, Node, View
 from simpar.parallel.blocks import LocalBlock
-from simpar.parallel.local_layer import LocalLayer, SplitOptions
+from simpar.parallel.local_layer import LocalLayer
+from simpar.parallel.split_options import SplitOptions
 from simpar.specs.optimizers import OptimizerKind
 
 NEWTON_SCHULZ_STEPS: Final = 5
@@ -51,7 +52,7 @@ class Matrix:
 def _matrices(layer: Layer, options: SplitOptions) -> tuple[Matrix, ...]:
     local = LocalLayer(layer, options)
     found: list[Matrix] = []
-    for node in layer.nodes:
+    for node in (node for node in layer.nodes if node.name not in options.borrowed):
         found += _lora(local, node) if options.lora_rank else _of_node(local, node)
     return tuple(found)
 
@@ -61,7 +62,7 @@ def matrices(blocks: Iterable[LocalBlock]) -> tuple[Matrix, ...]:
 
     Packed queries, keys and values count as three matrices (Megatron-LM: muon_split_qkv).
     """
-    return tuple(matrix for block in blocks for matrix in _matrices(block.layer, block.options))
+    return tuple(matrix for block in blocks if not block.options.frozen for matrix in _matrices(block.layer, block.options))
 
 
 def _of_node(local: LocalLayer, node: Node) -> list[Matrix]:

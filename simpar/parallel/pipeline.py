@@ -16,6 +16,7 @@ class StageLayers:
         first, count: its layers.
         embedding, head: whether they are on it.
         shares: it has the head, on the rank of the embedding: a tied matrix is there once.
+        encoders: layers of encoders beside the decoder, [first, last).
     """
 
     first: int
@@ -23,9 +24,12 @@ class StageLayers:
     embedding: bool
     head: bool
     shares: bool = False
+    encoders: tuple[int, int] = (0, 0)
 
 
-def split_layers(num_layers: int, num_stages: int, plan: PlanSpec, *, ends_meet: bool = False) -> tuple[StageLayers, ...]:
+def split_layers(
+    num_layers: int, num_stages: int, plan: PlanSpec, *, ends_meet: bool = False, encoders: int = 0
+) -> tuple[StageLayers, ...]:
     """Layers of each of `num_stages` virtual stages.
 
     User-given `layers_per_stage` wins; otherwise stages are even after `first_stage_less_layers` and
@@ -33,6 +37,7 @@ def split_layers(num_layers: int, num_stages: int, plan: PlanSpec, *, ends_meet:
 
     Args:
         ends_meet: one rank holds the first stage and the last (one rank alone, V-shaped placements).
+        encoders: layers of encoders beside the decoder: on the first stage, or on `encoder_stages` of their own.
 
     Raises:
         InputError: a given split of the wrong length or sum.
@@ -44,11 +49,14 @@ def split_layers(num_layers: int, num_stages: int, plan: PlanSpec, *, ends_meet:
             rule = f"needs {num_stages} numbers (pp x virtual_stages) that add up to {num_layers} layers"
             raise InputError([Violation("plan.layers_per_stage", tuple(counts), rule)])
     else:
-        counts = _even(num_layers, num_stages, plan)
-    stages, first = [], 0
+        counts = [0] * plan.encoder_stages + _even(num_layers, num_stages - plan.encoder_stages, plan)
+    stages, first, encoder = [], 0, 0
+    begins = plan.encoder_stages
+    shares = _even_counts(encoders, begins) if begins else [encoders]
     for index, count in enumerate(counts):
         head = index == num_stages - 1
-        stages.append(StageLayers(first, count, index == 0, head, head and ends_meet))
+        own = (encoder, encoder := encoder + shares[index]) if index < len(shares) else (encoder, encoder)
+        stages.append(StageLayers(first, count, index == begins, head, head and ends_meet and not begins, own))
         first += count
     return tuple(stages)
 

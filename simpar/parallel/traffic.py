@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from simpar.parallel.keys import Gather, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.work import Collective, Dimension
 
 
@@ -17,6 +16,8 @@ def state_collectives(layout: Layout, key: Gather | Reduce) -> tuple[Collective,
     # Frozen weights have no gradient to reduce, and only full sharding gathers them.
     trained = isinstance(key, Reduce) or layout.plan.zero_stage < 3
     dense, experts = layout.block_parameters(key.stage, key.first, key.last, trainable=trained)
+    if not trained:
+        dense += sum(block.frozen_parameters for block in layout.stage_blocks[key.stage][key.first : key.last])
     found: list[Collective] = []
     for parameters, expert in ((dense, False), (experts, True)):
         if parameters > 0:
@@ -69,8 +70,7 @@ def _buckets(layout: Layout, parameters: float) -> float:
 
 def send_collectives(layout: Layout, key: Send) -> tuple[Collective, ...]:
     """A pipeline send, and the gather of its slices where every tensor rank sent one (Narayanan et al. 2021)."""
-    stage = layout.stages[max(key.from_stage, key.to_stage)]
-    amount = boundary_bytes(layout.boundary_bytes[stage.first], layout.plan)
+    amount = layout.entering_bytes(max(key.from_stage, key.to_stage))
     sliced = layout.framework.pipeline.tp_scatter_gather_p2p and not layout.degrees.sequence_parallel and layout.plan.tp > 1
     if sliced:
         return (Collective("send_recv", amount / layout.plan.tp, "pp", pair=key.pair), Collective("all_gather", amount, "tp"))

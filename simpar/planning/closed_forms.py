@@ -31,11 +31,6 @@ def daly_interval_s(stall_s: float, mtti_s: float) -> float:
     return young_interval_s(stall_s, mtti_s) * (1.0 + math.sqrt(x) / 3.0 + x / 9.0) - stall_s
 
 
-def availability_interval_s(stall_s: float, mttf_s: float, recovery_s: float) -> float:
-    """Interval of highest availability, T_s + sqrt(2 (T_f + T_r) T_s + T_s^2) (arXiv 2410.18124)."""
-    return stall_s + math.sqrt(2.0 * (mttf_s + recovery_s) * stall_s + stall_s**2)
-
-
 def goodput_first_order(interval_s: float, stall_s: float, recovery_s: float, mtti_s: float) -> float:
     """1 - delta/tau - (tau/2 + R)/M, not below 0: good while tau and R are small against M."""
     return max(0.0, 1.0 - stall_s / interval_s - (interval_s / 2.0 + recovery_s) / mtti_s)
@@ -112,8 +107,3 @@ def spares_for(mean: float, confidence: float) -> int:
 def spares_needed(num_nodes: int, rate_per_node_day: float, repair_s: float, confidence: float) -> int:
     """Fewest spares with P(nodes in repair > spares) <= 1 - confidence; nodes in repair are Poisson(N r W), M/G/inf."""
     return spares_for(num_nodes * rate_per_node_day * repair_s / DAY_S, confidence)
-
-
-def tokens_at_batch(batch: float, critical_batch: float, minimum_tokens: float) -> float:
-    """Tokens to a fixed loss at `batch`, E_min (1 + B / B_crit) (McCandlish et al. 2018); one model among several."""
-    return minimum_tokens * (1.0 + batch / critical_batch)

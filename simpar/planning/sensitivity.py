@@ -50,7 +50,6 @@ class Tornado:
     """All swings, widest in days first (then in cost)."""
 
     base_days: float | None
-    base_cost_usd: float | None
     swings: tuple[Swing, ...]
 
 
@@ -161,7 +160,7 @@ def sensitivity(plan: PlanFile, steps: StepModel, simulation: Simulation) -> Tor
     quick = replace(simulation, repetitions=min(REPETITIONS, simulation.repetitions), store=None)
     base = answer_resolved(resolved, quick, record=False)
     swings = sorted(_swings(resolved, quick), key=lambda swing: (-swing.span_days, -swing.span_usd))
-    return Tornado(_days(base), _cost(base), tuple(swings))
+    return Tornado(_days(base), tuple(swings))
 
 
 def _swings(resolved: Resolved, simulation: Simulation) -> Iterator[Swing]:

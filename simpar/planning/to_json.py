@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
+from simpar.output import finite
 from simpar.planning.answer import Answer, Quantiles
 from simpar.planning.published import Comparison
 from simpar.planning.questions import PlanReport
@@ -26,21 +26,7 @@ def report_json(report: PlanReport) -> dict[str, Any]:
         "studies": [_study(study) for study in report.studies],
         "sensitivity": _tornado(report.tornado) if report.tornado else None,
     }
-    cleaned = _finite(found)
-    if not isinstance(cleaned, dict):
-        raise TypeError("a report is a table")
-    return cleaned
-
-
-def _finite(value: Any) -> Any:
-    """`value` with infinities and NaN as null, which JSON has no words for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return {key: finite(value) for key, value in found.items()}
 
 
 def _quantiles(quantiles: Quantiles | None) -> dict[str, float] | None:

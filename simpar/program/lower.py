@@ -32,7 +32,9 @@ from simpar.parallel.keys import (
 from simpar.parallel.layout import Layout
 from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
+from simpar.program.stamps import Stamp
 from simpar.program.units import Units
+from simpar.program.waits import one_queue, optimizer_waits, p2p_blocks
 from simpar.schedules import Action, Phase, Schedule
 from simpar.specs.stage_plan import rank_gpus
 
@@ -41,29 +43,7 @@ _KIND = {
 }  # fmt: skip
 
 
-def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
-    """Whether a send holds the sender's compute stream (batched isend/irecv waited for between steps)."""
-    if layout.plan.overlap_p2p is not None:
-        return not layout.plan.overlap_p2p
-    spec = layout.framework
-    if schedule.splits_backward or schedule.replicas > 1:
-        return not spec.pipeline.overlap_p2p_zero_bubble
-    if len(schedule.stage_to_rank) > schedule.num_ranks:
-        return not spec.pipeline.overlap_p2p_interleaved
-    return spec.pipeline.p2p_blocking
-
-
-def one_queue(layout: Layout) -> bool:
-    """Whether kernels of all streams start in the order of their launch (Kernels.one_queue; not from Blackwell on)."""
-    asks = layout.plan.tp > 1 or layout.plan.cp > 1
-    return layout.framework.kernels.one_queue and asks and layout.hardware.gpu.architecture in ("volta", "ampere", "ada", "hopper")
-
-
-def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
-    """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
-    if layout.plan.synchronous_optimizer is not None:
-        return layout.plan.synchronous_optimizer
-    return not (layout.framework.optimizer.optimizer_post_validation and schedule.splits_backward)
+_LETTER: dict[Phase, PhaseLetter] = {Phase.F: "F", Phase.B: "B", Phase.I: "I", Phase.W: "W"}
 
 
 class _Lowering(Pipelines):
@@ -73,6 +53,8 @@ class _Lowering(Pipelines):
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
         self.reductions: list[object] = []
+        self._stamps: dict[tuple[int, int, int, Phase], Stamp] = {}
+        self._gathers_at_start = self.gathers_at_start
 
     def start_gathers(self) -> None:
         """Parameter gathers of the step's start, bucket by bucket in the order of the forward."""
@@ -102,7 +84,7 @@ class _Lowering(Pipelines):
                     if action.parts:
                         self.overlapped(rank, action)
                     else:
-                        self.action(rank, action)
+                        self.passed(rank, action)
         self.copy = 0
         self.finish()
         counts = rank_gpus(self.layout.scenario) if not self.units.expanded else (1,) * self.layout.mesh.world_size
@@ -119,6 +101,28 @@ class _Lowering(Pipelines):
             else:
                 found.append(self.local(("end", needed.stage, needed.microbatch, letter)))
         return found
+
+    def passed(self, rank: int, leaf: Action) -> None:
+        """An action: the first of its stage and phase op by op, those like it as that one was."""
+        if not self.is_plain(leaf):
+            self.action(rank, leaf)
+            return
+        kind = (self.copy, rank, leaf.stage, leaf.phase)
+        stamp = self._stamps.get(kind)
+        if stamp is None:
+            begin = self.builder.num_ops
+            self.action(rank, leaf)
+            self._stamps[kind] = Stamp(self.builder, begin)
+        else:
+            stamp.put(leaf.microbatch)
+
+    def is_plain(self, leaf: Action) -> bool:
+        """Whether nothing hangs on an action but its sends: no gather, no reduction, no copy to the host."""
+        if self.detail == "op" or self.gather_always or self.reduce_always or self.offloads or leaf in self.launched_after:
+            return False
+        if leaf.phase is Phase.F:
+            return not (self._gathers_at_start and leaf == self.first_forward[leaf.stage])
+        return not (self.data_parallel and leaf == self.last_backward.get(leaf.stage))
 
     def action(self, rank: int, leaf: Action) -> None:
         stage, microbatch = leaf.stage, leaf.microbatch
@@ -140,16 +144,17 @@ class _Lowering(Pipelines):
                     self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"),
                     deps=tuple(deps), stage=stage, microbatch=microbatch,
                     layer=first if self.detail == "layer" or len(pieces) > 1 else -1,
-                    price=Compute(_letter(leaf.phase), self.model_stage(stage), first, last),
+                    price=Compute(_LETTER[leaf.phase], self.model_stage(stage), first, last),
                 )  # fmt: skip
             self.after_piece(leaf, first, name)
             if self.offloads and leaf.phase is Phase.F:
                 self.offload(rank, leaf, first, last, name)
+        self.launch_reductions(leaf)
         self.send(rank, leaf)
 
     def block_ops(self, rank: int, leaf: Action, block: int, name: tuple[object, ...], inputs: list[object]) -> None:
         """Every op of one block; the key `name` is its last compute op, which waits for everything in the block."""
-        phase, stage = _letter(leaf.phase), self.model_stage(leaf.stage)
+        phase, stage = _LETTER[leaf.phase], self.model_stage(leaf.stage)
         local = self.layout.stage_blocks[stage][block]
         ops, hides = ops_of(self.layout, local, phase), hides_exchanges(self.layout, local, phase)
         used: set[int] = set()
@@ -252,12 +257,20 @@ class _Lowering(Pipelines):
         if not self.data_parallel or leaf.phase in (Phase.F, Phase.I):
             return
         stage = leaf.stage
+        if stage in self.launched_late:
+            return
         final = leaf == self.last_backward[stage]
         if not (final or self.reduce_always):
             return
         last = self.bucket_ends(stage).get(first)
         if last is not None and (self.layout.overlap_grad_reduce or self.reduce_always):
             self.reduce(stage, first, last, leaf.microbatch, name)
+
+    def launch_reductions(self, leaf: Action) -> None:
+        """Gradient reductions of the stages whose turn is after this backward (`launched_after`)."""
+        for stage in self.launched_after.get(leaf, ()):
+            for first, last in self.buckets(stage):
+                self.reduce(stage, first, last, self.last_backward[stage].microbatch, ("end", leaf.stage, leaf.microbatch, "B"))
 
     def reduce(self, stage: int, first: int, last: int, microbatch: int, after: tuple[object, ...]) -> None:
         rank = self.rank_of(stage)
@@ -317,6 +330,7 @@ class _Lowering(Pipelines):
         if backward == self.last_backward.get(backward.stage):
             for first, _ in self.buckets(backward.stage):
                 self.after_piece(backward, first, ("end", backward.stage, backward.microbatch, "B"))
+        self.launch_reductions(backward)
 
     # -- end of the step -------------------------------------------------------------------------------------------
 
@@ -329,14 +343,15 @@ class _Lowering(Pipelines):
                 letter = "W" if leaf.phase is Phase.W else "B"
                 for first, last in self.buckets(stage):
                     self.reduce(stage, first, last, leaf.microbatch, ("end", stage, leaf.microbatch, letter))
-        last_rank = self.rank_of(schedule.stages_per_model - 1)
+        first, last = layout.embedding_stage, schedule.stages_per_model - 1
+        first_rank, last_rank = self.rank_of(first), self.rank_of(last)
         sync = list(self.reductions)
-        if layout.network.tied and last_rank != 0:
-            ends = [*self._stage_end(0), *self._stage_end(schedule.stages_per_model - 1)]
+        if layout.network.tied and last_rank != first_rank:
+            ends = [*self._stage_end(first), *self._stage_end(last)]
             self.builder.add(
-                ("tied",), kind=OpKind.COLLECTIVE, role=self.role(0),
-                streams=(*self.all_streams(0, "pp_embedding"), *self.all_streams(last_rank, "pp_embedding")),
-                deps=tuple(ends + self.reductions_of(0) + self.reductions_of(last_rank)), price=TiedReduce(),
+                ("tied",), kind=OpKind.COLLECTIVE, role=self.role(first_rank),
+                streams=(*self.all_streams(first_rank, "pp_embedding"), *self.all_streams(last_rank, "pp_embedding")),
+                deps=tuple(ends + self.reductions_of(first_rank) + self.reductions_of(last_rank)), price=TiedReduce(),
             )  # fmt: skip
             sync.append(("tied",))
         if not training:
@@ -345,7 +360,7 @@ class _Lowering(Pipelines):
         waits = optimizer_waits(layout, schedule)
         for self.copy in range(self.units.copies):
             for rank in range(schedule.num_ranks):
-                own = self.reductions_of(rank) + [("tied",)] * (sync[-1:] == [("tied",)] and rank in (0, last_rank))
+                own = self.reductions_of(rank) + [("tied",)] * (sync[-1:] == [("tied",)] and rank in (first_rank, last_rank))
                 self.builder.add(
                     self.local(("optimizer", rank)), kind=OpKind.OPTIMIZER, role=self.role(rank),
                     streams=self.streams(rank, "compute"), deps=tuple(sync if waits else own), price=OptimizerStep(rank),
@@ -364,11 +379,6 @@ class _Lowering(Pipelines):
     def _stage_end(self, stage: int) -> list[object]:
         leaf = self.last_backward[stage]
         return self.everywhere(("end", stage, leaf.microbatch, "W" if leaf.phase is Phase.W else "B"))
-
-
-def _letter(phase: Phase) -> PhaseLetter:
-    letters: dict[Phase, PhaseLetter] = {Phase.F: "F", Phase.B: "B", Phase.I: "I", Phase.W: "W"}
-    return letters[phase]
 
 
 def lower(layout: Layout, schedule: Schedule, detail: Detail = "layer", *, expand: bool = False) -> Program:

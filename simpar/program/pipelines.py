@@ -117,6 +117,36 @@ class Pipelines:
         return leaf == self.last_backward[stage] and self.layout.overlap_grad_reduce
 
     @property
+    def launches_together(self) -> bool:
+        """Whether pipeline ranks launch their reductions at the same time, not as each finishes a stage's last backward."""
+        schedule, data = self.schedule, self.layout.framework.data
+        wanted = self.data_parallel and self.layout.overlap_grad_reduce and not self.reduce_always
+        return wanted and data.reduces_together and not schedule.splits_backward and schedule.replicas == 1
+
+    @cached_property
+    def launched_after(self) -> dict[Action, list[int]]:
+        """Backward -> stages whose whole gradients are reduced once it has finished (`launches_together`).
+
+        Rank r launches r backwards late, as its neighbours before it finish so much later; what is left goes with its last
+        backward. Without virtual stages the first rank reduces bucket by bucket inside its last backward.
+        """
+        found: dict[Action, list[int]] = {}
+        if not self.launches_together:
+            return found
+        chunks = self.schedule.num_stages > self.schedule.num_ranks
+        for rank, row in enumerate(self.schedule.rows):
+            backwards = [leaf for action in row for leaf in action.leaves if leaf.phase is Phase.B]
+            for index, leaf in enumerate(backwards):
+                if leaf == self.last_backward[leaf.stage] and (chunks or rank):
+                    found.setdefault(backwards[min(index + rank, len(backwards) - 1)], []).append(leaf.stage)
+        return found
+
+    @cached_property
+    def launched_late(self) -> frozenset[int]:
+        """Stages of `launched_after`."""
+        return frozenset(stage for stages in self.launched_after.values() for stage in stages)
+
+    @property
     def gathers_at_start(self) -> bool:
         """Parameters are gathered under the first forward (sharded optimizer with overlap, or FSDP under a pipeline)."""
         if not self.data_parallel or self.gather_always:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,13 +237,26 @@ class Program:
         return [self.label(o) for o in reversed(path[position[op] :])]
 
 
+Row = tuple[int, int, int, int, int, int]
+"""An op: kind, stage, micro-batch, layer, role, price."""
+
+
+class Put(NamedTuple):
+    """An op as it was put: its key, row, what it waits for, its streams."""
+
+    key: object
+    row: Row
+    deps: Sequence[object]
+    streams: list[Stream]
+
+
 class ProgramBuilder:
     """Collects ops under symbolic keys; dependencies may name ops that come later."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._index: dict[object, int] = {}
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._rows: list[Row] = []
         self._deps: list[Sequence[object]] = []
         self._streams: dict[Stream, list[int]] = {}
         self._prices: dict[object, int] = {}
@@ -268,15 +283,36 @@ class ProgramBuilder:
         layer: int = -1,
     ) -> int:
         """Append an op to the end of each of its streams; returns its index."""
-        if key in self._index:
-            raise InternalError(f"op {key!r} is added twice to {self.name}")
-        index = len(self._rows)
-        self._index[key] = index
-        self._rows.append((int(kind), stage, microbatch, layer, role, self._prices.setdefault(price, len(self._prices))))
-        self._deps.append(deps)
+        row = (int(kind), stage, microbatch, layer, role, self._prices.setdefault(price, len(self._prices)))
+        index = self.append(key, row, deps)
         for stream in streams:
-            self._streams.setdefault(stream, []).append(index)
+            self.on(stream).append(index)
         return index
+
+    def append(self, key: object, row: Row, deps: Sequence[object]) -> int:
+        """An op that is on no stream yet; returns its index."""
+        index = len(self._rows)
+        if self._index.setdefault(key, index) != index:
+            raise InternalError(f"op {key!r} is added twice to {self.name}")
+        self._rows.append(row)
+        self._deps.append(deps)
+        return index
+
+    def on(self, stream: Stream) -> list[int]:
+        """The ops of a stream, to which more may be appended."""
+        return self._streams.setdefault(stream, [])
+
+    @property
+    def num_ops(self) -> int:
+        """Ops so far."""
+        return len(self._rows)
+
+    def latest(self, begin: int) -> list[Put]:
+        """Ops from `begin` on."""
+        keys = list(islice(reversed(self._index.items()), self.num_ops - begin))
+        found = {index: key for key, index in keys}
+        on = {index: [s for s, ops in self._streams.items() if index in ops[begin - self.num_ops :]] for index in found}
+        return [Put(found[i], self._rows[i], self._deps[i], on[i]) for i in sorted(found)]
 
     def __contains__(self, key: object) -> bool:
         return key in self._index

@@ -44,6 +44,8 @@ def _factors(found: Adapted) -> Table:
         table.add_row(name, f"x {value:.3f}", interval, f"{math.exp(-before[index]):.3f} to {math.exp(before[index]):.3f}")
     for kind in found.site.kinds:
         table.add_row(f"all of {kind.name}", f"x {kind.factor:.3f}", "", "")
+    for told in found.site.facts:
+        table.add_row(told.fact, f"{told.factor:.2f} times as likely", "", "")
     extra = found.site.peak_memory_bytes
     if extra:
         table.add_row("memory on a device", f"{'+' if extra > 0 else '-'}{format_bytes(abs(extra))}", "", "")

@@ -11,7 +11,7 @@ from simpar.report import layout_plot, memory_plot, step_figures
 from simpar.report.gantt import gantt
 from simpar.report.page import Table, card, page, plot
 from simpar.report.step_table import PARTS_HEADS, advice, format_metric, part_rows
-from simpar.result.published import IN_SAMPLE, compare_published
+from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.architecture import TokenModel
 from simpar.units import format_bytes, format_seconds
@@ -148,7 +148,7 @@ def _provenance(result: Result) -> str:
 
 def _published(result: Result) -> str:
     """Published facts of the scenario beside the prediction."""
-    facts = compare_published(result)
+    facts = result.published
     if not facts:
         return ""
     rows = [

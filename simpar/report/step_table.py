@@ -10,8 +10,7 @@ from rich.text import Text
 
 from simpar.report.terms import terms_in
 from simpar.report.width import ByWidth
-from simpar.result.parts import parts_of
-from simpar.result.published import IN_SAMPLE, compare_published
+from simpar.result.published import IN_SAMPLE
 from simpar.result.result import MFU_DEFINITION, Result
 from simpar.specs.scenario import Scenario
 from simpar.units import format_bytes, format_seconds
@@ -70,7 +69,7 @@ PARTS_HEADS: Final = ("part", "holds", "computes", "fullest rank")
 def part_rows(result: Result) -> list[tuple[str, ...]]:
     """A row of PARTS_HEADS for each part of a mixed cluster."""
     found: list[tuple[str, ...]] = []
-    for part in parts_of(result):
+    for part in result.parts():
         if "replicas" in part:
             holds = f"{part['replicas']} replicas of {part['num_microbatches']} micro-batches"
         else:
@@ -177,7 +176,7 @@ def format_metric(metric: str, value: float) -> str:
 
 def _published(result: Result) -> RenderableType:
     lines = []
-    for row in compare_published(result):
+    for row in result.published:
         text = f"published {row.metric} {format_metric(row.metric, row.published)}"
         if row.predicted is not None and row.error is not None:
             text += f", predicted {format_metric(row.metric, row.predicted)} ({row.error:+.1%})"

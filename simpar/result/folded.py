@@ -65,10 +65,21 @@ def with_microbatches(scenario: Scenario, count: int) -> Scenario:
 
 def can_fold(scenario: Scenario) -> bool:
     """Whether a long step of `scenario` can repeat itself: a schedule of a rule, no chance, no shared links."""
-    plan, effects = scenario.plan, scenario.effects
+    plan = scenario.plan
     ruled = plan.schedule == "auto" or (plan.schedule in SCHEDULES and not SCHEDULES[plan.schedule].wants_times)
-    random = effects.is_random or effects.repetitions > 1 or scenario.training.routing.kind in ("zipf", "uniform")
-    return ruled and not random and not effects.needs_network
+    return ruled and not is_drawn(scenario) and not scenario.effects.needs_network
+
+
+def is_drawn(scenario: Scenario) -> bool:
+    """Whether chance decides what ops of a step take."""
+    effects = scenario.effects
+    return effects.is_random or effects.repetitions > 1 or scenario.training.routing.kind in ("zipf", "uniform")
+
+
+def keeps_all(first: Result, second: Result) -> bool:
+    """Whether activations pile up with micro-batches, so that no round leaves things as the one before it (GPipe)."""
+    held = zip(first.memory, second.memory, strict=True)
+    return any(b.at_peak.get("activations", 0.0) > a.at_peak.get("activations", 0.0) * (1.0 + _SAME) for a, b in held)
 
 
 # -- whether it does -----------------------------------------------------------------------------------------------------
@@ -173,6 +184,7 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 
 __all__ = [
-    "LONG_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "repeats", "shorter_counts",
+    "LONG_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "keeps_all", "repeats",
+    "shorter_counts",
     "with_microbatches",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
     if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not stays_gathered(layout):
         return 0.0
     resting = held * (layout.state_bytes.gather + layout.state_bytes.reduce)
-    return resting + (whole_embedding_gradient(layout) if 0 in stages else 0.0)
+    return resting + (whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
 
 
 def whole_embedding_gradient(layout: Layout) -> float:
@@ -47,7 +47,13 @@ def whole_embedding_gradient(layout: Layout) -> float:
     A replicated tensor leaves DTensor's embedding backward, and FSDP2 accumulates what it gets until it reduces (torch 2.13).
     """
     tp, embedding = layout.plan.tp, layout.network.embedding
-    if embedding is None or tp == 1 or not layout.framework.kernels.whole_embedding_gradient or not rests_unsharded(layout):
+    if (
+        embedding is None
+        or "embedding/word.weight" not in embedding.tensor
+        or tp == 1
+        or not layout.framework.kernels.whole_embedding_gradient
+        or not rests_unsharded(layout)
+    ):
         return 0.0
     return embedding.elements("embedding/word.weight") * (1.0 - 1.0 / tp) * layout.state_bytes.reduce
 
@@ -61,10 +67,15 @@ def sharded_more_moments(layout: Layout, stages: Sequence[int]) -> float:
 
 
 def frozen_parameters(layout: Layout, stages: Sequence[int]) -> float:
-    """Bytes of the frozen weights of these stages that rest on one rank under low-rank adaptation."""
+    """Bytes of the frozen weights of these stages that rest on one rank: of frozen encoders, or under low-rank adaptation."""
     shards, expert_shards = (layout.shard_ranks, layout.expert_shard_ranks) if layout.plan.zero_stage == 3 else (1, 1)
     blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
-    return sum(layout.frozen_bytes(b) * (b.dense_parameters / shards + b.expert_parameters / expert_shards) for b in blocks)
+    found = 0.0
+    for b in blocks:
+        found += layout.frozen_bytes(b) * b.frozen_parameters / shards
+        if b.options.lora_rank:
+            found += layout.frozen_bytes(b) * (b.dense_parameters / shards + b.expert_parameters / expert_shards)
+    return found
 
 
 def update_bytes(layout: Layout, optimizer: float) -> float:
@@ -103,7 +114,7 @@ class Gathers:
             zeros = [0.0] * len(blocks)
             return cls(zeros, zeros, zeros)
         state, ahead = layout.state_bytes, layout.framework.data.fsdp_prefetch_groups
-        held = [b.dense_parameters + b.expert_parameters for b in blocks]
+        held = [b.dense_parameters + b.expert_parameters + b.frozen_parameters for b in blocks]
         trained = [layout.trained(b) for b in blocks]
         forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
         weights = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]

@@ -26,7 +26,7 @@ def ideal_seconds(layout: Layout) -> float:
         layout = layout.of_rank(0)
     sizes, even = rank_gpus(layout.scenario), layout.scenario.world_size / layout.plan.pp
     each: dict[tuple[int, int], float] = {}
-    counts: Counter[tuple[int, float]] = Counter()
+    counts: Counter[float] = Counter()
     for stage, blocks in enumerate(layout.stage_blocks):
         own = layout.on(stage)
         # The mean over pipeline ranks, each by its own GPUs.
@@ -34,10 +34,9 @@ def ideal_seconds(layout: Layout) -> float:
         for block in blocks:
             key = (id(block), id(own))
             if key not in each:
-                each[key] = share * _forward_seconds(block, own)
-            counts[id(block), each[key]] += 1
-    forward = sum(count * seconds for (_, seconds), count in counts.items())
-    return 3.0 * forward * layout.microbatches_in_all / layout.scenario.world_size
+                each[key] = block.passes * share * _forward_seconds(block, own)
+            counts[each[key]] += 1
+    return sum(count * seconds for seconds, count in counts.items()) * layout.microbatches_in_all / layout.scenario.world_size
 
 
 def _forward_seconds(block: LocalBlock, layout: Layout) -> float:

@@ -115,7 +115,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     work = sum(workspaces(layout.framework, layout.hardware.gpu.architecture))
     beside = (("workspaces", work),) if work else ()
     if layout.training.optimizer == "none":
-        return (("parameters", a.parameters + b.parameters), *beside)
+        return (("parameters", a.parameters + b.parameters + frozen_parameters(layout, stages)), *beside)
     if layout.options.lora_rank:
         trained = sum(layout.block_parameters(s, 0, len(layout.stage_blocks[s]), trainable=True)[0] for s in stages)
         own = state_memory(trained, state, zero, layout.shard_ranks)
@@ -127,7 +127,7 @@ def static_state(layout: Layout, stages: list[int]) -> tuple[tuple[str, float], 
     offloaded = layout.states_away
     left = 0.0 if layout.plan.offload.optimizer else (a.optimizer + b.optimizer) * state.master / (state.optimizer or 1.0)
     found = [
-        ("parameters", 0.0 if layout.plan.offload.parameters else a.parameters + b.parameters),
+        ("parameters", 0.0 if layout.plan.offload.parameters else a.parameters + b.parameters + frozen_parameters(layout, stages)),
         ("gradients", 0.0 if offloaded and layout.framework.optimizer.gradients_to_host else a.gradients + b.gradients),
         ("optimizer", left if offloaded else a.optimizer + b.optimizer + more),
     ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from simpar.result.result import Result
+from simpar.specs.scenario_spec import Published
 
 IN_SAMPLE = "fitted on this run: no evidence"
 
@@ -32,19 +32,20 @@ class Comparison:
         return asdict(self)
 
 
-def compare_published(result: Result) -> tuple[Comparison, ...]:
-    """The scenario's published figures, each beside its prediction."""
-    predicted = {
-        "step_time_s": result.step_time_s, "tokens_per_s_per_gpu": result.tokens_per_s_per_gpu, "mfu": result.mfu,
-        "model_flops_per_s_per_gpu": result.model_flops_per_s_per_gpu, "bubble_fraction": result.bubble_fraction,
-        "world_size": float(result.world_size), "tokens_per_s": result.tokens_per_s,
-    }  # fmt: skip
+METRICS: Final = (
+    "step_time_s", "tokens_per_s_per_gpu", "mfu", "model_flops_per_s_per_gpu", "bubble_fraction", "world_size", "tokens_per_s",
+)  # fmt: skip
+"""Figures that a simulated step has, by their names in a scenario's [[published]]."""
+
+
+def compare_published(rows: Sequence[Published], predicted: Mapping[str, float]) -> tuple[Comparison, ...]:
+    """A scenario's published figures, each beside its prediction."""
     found = []
-    for row in result.layout.scenario.published:
+    for row in rows:
         value = predicted.get(row.metric)
         error = value / row.value - 1.0 if value is not None and row.value else None
         found.append(Comparison(row.metric, row.value, value, error, row.fitted, row.source))
     return tuple(found)
 
 
-__all__ = ["IN_SAMPLE", "Comparison", "compare_published"]
+__all__ = ["IN_SAMPLE", "METRICS", "Comparison", "compare_published"]

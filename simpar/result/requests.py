@@ -182,7 +182,7 @@ class Sharded:
     def _gather(self, stage: int, index: int) -> None:
         block, trace = self.layout.stage_blocks[stage][index], self.trace
         element = self.layout.state_bytes.gather
-        flat = trace.ask((block.dense_parameters + block.expert_parameters) * element, "all_gather")
+        flat = trace.ask((block.dense_parameters + block.expert_parameters + block.frozen_parameters) * element, "all_gather")
         self.gathered[stage, index] = tuple(trace.ask(w * element) for w, _ in trace.lives(stage, block).weights)
         trace.free(flat)
 
@@ -283,10 +283,11 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
 
     if layout.options.lora_rank:
         frozen = 0.0 if layout.plan.offload.parameters else frozen_parameters(layout, stages)
-        for _ in weights:
-            trace.ask(frozen / len(weights))
+        for _ in weights or [(0, False)]:
+            trace.ask(frozen / max(len(weights), 1))
         return []
     kept = 0.0 if layout.plan.offload.parameters else state.parameter
+    trace.ask(0.0 if layout.plan.offload.parameters else frozen_parameters(layout, stages))
     own = [trace.ask(w * kept / (shards(e) if zero == 3 else 1)) for w, e in weights]
     total = sum(w for w, _ in weights)
     if layout.training.optimizer == "none":
@@ -304,7 +305,7 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
         for w, _ in weights:
             trace.ask(w * state.gather)
             trace.ask(w * state.reduce)
-        trace.ask(whole_embedding_gradient(layout) if 0 in stages else 0.0)
+        trace.ask(whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
     elif waits_for_the_last(layout):
         for w, _ in weights:
             trace.ask(w * state.reduce)

@@ -17,8 +17,7 @@ from simpar.result.accounting import Accounting, compute_counts
 from simpar.result.ideal import ideal_seconds, mfu_peak_flops_per_s
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import CATEGORIES, RankMemory
-from simpar.result.parts import parts_of
-from simpar.result.published import compare_published
+from simpar.result.published import METRICS, Comparison, compare_published
 from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 from simpar.specs.site import TENTH
 
@@ -140,6 +139,39 @@ class Result:
         """Whether every rank's reserved memory, context and NCCL fit the device."""
         return self.worst_rank.device_bytes <= self.device_memory_bytes and all(other.fits for other in self.others)
 
+    @property
+    def published(self) -> tuple[Comparison, ...]:
+        """What is published about the scenario, beside what is predicted."""
+        predicted = {name: float(getattr(self, name)) for name in METRICS}
+        return compare_published(self.layout.scenario.published, predicted)
+
+    def parts(self) -> list[dict[str, Any]]:
+        """What each host of a mixed layout does: its stages or replicas, their time and memory; empty where all are alike."""
+        layout, found = self.layout, []
+        kinds = {one.layout.replica: one for one in (self, *self.others)}
+        for index, host in enumerate(layout.hosts):
+            one = kinds[index] if layout.replicas_differ else self
+            memory = max((m for m in one.memory if m.rank in host.ranks), key=lambda m: m.device_bytes)
+            row: dict[str, Any] = {
+                "hardware": host.hardware.name, "gpu": host.hardware.gpu.name, "num_gpus": host.gpus,
+                "device_bytes": memory.device_bytes, "device_memory_bytes": memory.capacity_bytes,
+                "fits": memory.device_bytes <= memory.capacity_bytes, "busy_s": one.mean_busy_s(host.ranks),
+            }  # fmt: skip
+            if layout.replicas_differ:
+                replicas = {"replicas": len(host.replicas), "num_microbatches": one.layout.num_microbatches}
+                row |= {**replicas, "step_time_s": one.step_time_s}
+            else:
+                held = [s.count for s, rank in zip(layout.stages, layout.ranks, strict=True) if rank in host.ranks]
+                row |= {"pipeline_ranks": list(host.ranks), "layers_per_stage": held, "tp": host.scenario.plan.tp}
+            found.append(row)
+        return found
+
+    def mean_busy_s(self, ranks: range) -> float:
+        """Mean seconds of compute of these pipeline ranks."""
+        busy, layout = self.accounting.busy, self.layout
+        roles = list(ranks) if len(busy) == layout.plan.pp else [layout.mesh.rank(pp=rank) for rank in ranks]
+        return float(sum(busy[role] for role in roles) / len(roles))
+
     def tensors(self, memory: RankMemory) -> list[Tensor]:
         """Every tensor that comes and goes on a rank, by name and lifetime."""
         return (
@@ -232,8 +264,8 @@ class Result:
                     f"p{q}": float(np.quantile(self.repetitions.peak_memory_bytes, q / 100)) for q in (50, 90, 99)
                 },
             },
-            **({"parts": parts_of(self)} if self.layout.alone else {}),
-            "published": [row.to_json() for row in compare_published(self)],
+            **({"parts": self.parts()} if self.layout.alone else {}),
+            "published": [row.to_json() for row in self.published],
             "notes": list(self.notes),
             **self._site(),
         }  # fmt: skip

@@ -7,7 +7,6 @@ from typing import Final
 from simpar.graph.types import Elementwise
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
-from simpar.parallel.pipeline import boundary_bytes
 
 STAGE_INPUT: Final = "input_norm_in"
 """What the first layer of a pipeline stage saves of the stage's input."""
@@ -19,14 +18,12 @@ def receive_buffers(layout: Layout, stages: list[int]) -> float:
         return 0.0
     total, count = 0.0, layout.num_microbatches
     for index in stages:
-        stage = layout.stages[index]
-        sizes = layout.boundary_bytes
-        if not stage.head:
-            total += count * boundary_bytes(sizes[stage.first + stage.count], layout.plan)
-        if not stage.embedding:
-            kept = STAGE_INPUT in dict(layout.stage_blocks[index][0].saved)
-            in_flight = layout.num_stages - index if kept else 0
-            total += max(count - in_flight, 0) * boundary_bytes(sizes[stage.first], layout.plan)
+        if not layout.stages[index].head:
+            total += count * layout.entering_bytes(index + 1)
+        if index:
+            blocks = layout.stage_blocks[index]
+            kept = blocks and STAGE_INPUT in dict(blocks[0].saved)
+            total += max(count - (layout.num_stages - index if kept else 0), 0) * layout.entering_bytes(index)
     return total
 
 
@@ -41,7 +38,7 @@ def kept_outputs(layout: Layout, index: int) -> float:
     stage = layout.stages[index]
     if layout.plan.pp == 1 or stage.head or not outputs_stay(layout):
         return 0.0
-    return boundary_bytes(layout.boundary_bytes[stage.first + stage.count], layout.plan)
+    return layout.entering_bytes(index + 1)
 
 
 def freed_inputs(layout: Layout, index: int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from simpar.costs.price import Price
 from simpar.costs.pricer import LayoutPricer
 from simpar.graph.types import Layer
-from simpar.model.network import Network
+from simpar.model.network import EncoderLayer, Network
 from simpar.parallel.backward_peak import transient
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
@@ -42,6 +42,7 @@ class Kinds:
         embedding, mtp, mtp_head, head: kinds, -1 where there is none.
         shared_head: the head where a tied matrix is the embedding's on the same rank, -1 where it is not tied.
         mtp_count: multi-token-prediction modules.
+        encoders: kind of each layer of encoders beside the decoder.
     """
 
     layer: tuple[int, ...]
@@ -52,11 +53,13 @@ class Kinds:
     head: int
     shared_head: int
     mtp_count: int
+    encoders: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
         """Number of kinds."""
-        return max(2 * self.layers - 1, self.embedding, self.mtp, self.mtp_head, self.head, self.shared_head) + 1
+        ends = (self.embedding, self.mtp, self.mtp_head, self.head, self.shared_head)
+        return max(2 * self.layers - 1, *ends, *self.encoders) + 1
 
     @classmethod
     def of(cls, network: Network) -> Kinds:
@@ -67,11 +70,14 @@ class Kinds:
         for present in (network.embedding, network.mtp, network.mtp_head, network.head, network.tied_head):
             numbers.append(following if present else -1)
             following += bool(present)
-        return cls(layer, len(index), *numbers, mtp_count=len(network.mtp))  # type: ignore[misc]
+        beside: dict[int, int] = {}
+        encoders = tuple(beside.setdefault(id(e.layer), following + len(beside)) for e in network.encoders)
+        return cls(layer, len(index), *numbers, mtp_count=len(network.mtp), encoders=encoders)  # type: ignore[misc, arg-type]
 
     def sequence(self, stage: StageLayers, limit: int | None) -> list[int]:
         """Kinds of a stage's blocks in order; only its first `limit` layers recompute."""
-        found = [self.embedding] if stage.embedding and self.embedding >= 0 else []
+        found = list(self.encoders[slice(*stage.encoders)])
+        found += [self.embedding] if stage.embedding and self.embedding >= 0 else []
         for offset in range(stage.count):
             kind = self.layer[stage.first + offset]
             found.append(kind if limit is None or offset < limit else kind + self.layers)
@@ -175,7 +181,7 @@ class Column:
         for phase in phases:
             price = pricer.block(block, PHASES[phase])
             seconds[phase] = price.seconds
-            host[phase] = pricer._launch_seconds(price, PHASES[phase])
+            host[phase] = pricer.host_seconds(block, PHASES[phase])
             compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
         kept, logits, working, transient, deferred = block_bytes(
             block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
@@ -186,8 +192,9 @@ class Column:
             tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,
             _bare_transient(block) if sharded else 0.0, deferred, outputs, LocalLayer(block.layer, block.options).weight_shapes(),
             block.dense_parameters, block.expert_parameters,
-            layout.trained(block) if layout.options.lora_rank else 0.0, layout.frozen_bytes(block) * block.dense_parameters,
-            layout.frozen_bytes(block) * block.expert_parameters,
+            layout.trained(block) if layout.options.lora_rank else 0.0,
+            layout.frozen_bytes(block) * (block.frozen_parameters + (block.dense_parameters if layout.options.lora_rank else 0.0)),
+            layout.frozen_bytes(block) * block.expert_parameters if layout.options.lora_rank else 0.0,
         )  # fmt: skip
 
     def no_longer_than(self, others: Sequence[Column]) -> Column:
@@ -214,6 +221,11 @@ def _ends(network: Network, kinds: Kinds) -> dict[int, Layer]:
     named = ((kinds.embedding, network.embedding), (kinds.mtp_head, network.mtp_head), (kinds.head, network.head),
              (kinds.shared_head, network.tied_head))  # fmt: skip
     return {kind: block for kind, block in named if block is not None}
+
+
+def encoder_kinds(network: Network, kinds: Kinds) -> dict[int, EncoderLayer]:
+    """Layers of encoders beside the decoder, by kind."""
+    return dict(zip(kinds.encoders, network.encoders, strict=True))
 
 
 def has_experts(block: Layer) -> bool:

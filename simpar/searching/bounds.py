@@ -32,6 +32,10 @@ class PipelineBound:
         order: ranks by their first stages; in two rows where pipelines start at both ends.
         whole: backwards are whole, so that the way back from a rank's last op is known.
         goes_round: there is a way around.
+        beside: float array [ranks], seconds of sends that surely run beside a rank's own ops (see `Shape.sends_beside`).
+        loss: share of these seconds in which compute makes no progress.
+        density: share of any time between two of the rank's ops that sends take at most.
+        joints: float array [ranks], seconds of sends that may run beside data-parallel traffic over that share.
     """
 
     head: FloatArray
@@ -43,6 +47,10 @@ class PipelineBound:
     order: IntArray
     whole: bool
     goes_round: bool
+    beside: FloatArray
+    loss: float
+    density: float
+    joints: FloatArray
 
     def alone(self) -> PipelineBound:
         """Where ranks do not wait for each other at the end of a step: a rank's own ops only."""
@@ -64,7 +72,7 @@ class PipelineBound:
     def least(self) -> FloatArray:
         """[R]: without states and update."""
         ends = np.maximum(self.head, self.around_head) + np.maximum(self.tail, self.around_tail)
-        return (ends + self.work).max(axis=1)  # type: ignore[no-any-return]
+        return (ends + self.work + self.loss * self.beside).max(axis=1)  # type: ignore[no-any-return]
 
     def along(self, ends: FloatArray, way: FloatArray) -> FloatArray:
         """What comes after a rank's last op (or before its first) where every rank adds something of its own, [R, D, ranks].
@@ -85,8 +93,29 @@ class PipelineBound:
         return np.asarray(around[:, None] + (ends[None] - way[:, None]).max(axis=2, keepdims=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """Boundary tensors between the ranks of a pipeline.
+
+    Attributes:
+        seconds: of one.
+        blocking: they hold the sender's compute stream.
+        beside: float array [ranks], how many surely run beside the rank's own ops, see `Shape.sends_beside`.
+        loss: share of their time in which compute beside them makes no progress.
+        density: seconds of one over the shortest pass of a layer.
+        blocks: int array [ranks], blocks of each rank: no more stretches of data-parallel traffic begin while it computes.
+    """
+
+    seconds: float
+    blocking: bool
+    beside: FloatArray
+    loss: float
+    density: float
+    blocks: IntArray
+
+
 def pipeline_bound(
-    shape: Shape, passes: FloatArray, seconds: FloatArray, compute: FloatArray, m: int, send: float, *, blocking: bool
+    shape: Shape, passes: FloatArray, seconds: FloatArray, compute: FloatArray, m: int, sends: Sends
 ) -> PipelineBound:
     """The chains of a pipeline.
 
@@ -95,9 +124,9 @@ def pipeline_bound(
         seconds: float array [R, 4 phases, stages], durations of whole stages.
         compute: the same without communication, for passes in pairs (see `Stages.compute`).
         m: micro-batches per step.
-        send: seconds of one boundary tensor.
-        blocking: sends hold the sender's compute stream.
+        sends: its boundary tensors.
     """
+    send, blocking = sends.seconds, sends.blocking
     forward = seconds[:, F]
     hops = shape.before @ (np.ones(shape.stages))
     crossing = np.minimum(hops, shape.first) * send
@@ -110,7 +139,7 @@ def pipeline_bound(
         work = m * ((forward + backward) @ shape.share.T)
     if blocking:
         work = work + m * shape.sends * send
-    sends = 2.0 * crossing + (m * shape.sends * send if blocking else 0.0)
+    sent = 2.0 * crossing + (m * shape.sends * send if blocking else 0.0)
     if shape.style == "full":
         tail = seconds[:, B] @ shape.before.T + crossing
         if blocking:
@@ -127,15 +156,39 @@ def pipeline_bound(
         through = np.arange(shape.stages)[None, :] < last[:, None]
         others = shape.share.copy()
         others[:, -shape.ranks :] = 0.0
-        spared = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
+        blocked = group * (shape.stages // shape.ranks - 1) * send if blocking else 0.0
+        # What the rank sends meanwhile is not beside what comes after.
+        spared = blocked + sends.loss * send * _passed(shape, group, sends.beside)
         around_head = forward @ through.T + last * send - group * (forward @ others.T) - spared
-        sends = sends + 2.0 * last * send
+        sent = sent + 2.0 * last * send
         if shape.style == "full":
             backward = seconds[:, B]
             around_tail = backward @ through.T + last * send - group * (backward @ others.T) - spared - blocking * send
+    slowed = (2.0 * send * (1.0 + sends.blocks)).astype(np.float64)
     return PipelineBound(
-        head, work, tail, around_head, around_tail, sends, shape.order, shape.style == "full", goes_round=group > 0
-    )
+        head, work, tail, around_head, around_tail, sent, shape.order, shape.style == "full", group > 0,
+        sends.beside * send, sends.loss, sends.density, slowed,
+    )  # fmt: skip
+
+
+def _passed(shape: Shape, group: int, beside: FloatArray) -> FloatArray:
+    """Sends that follow the ops of a rank's other chunks in one group of micro-batches, no more than half of those counted."""
+    return np.minimum(group * (shape.stages // shape.ranks - 1.0), 0.5 * beside)
+
+
+def _lost(pipe: PipelineBound, loss: FloatArray, beside: FloatArray) -> FloatArray:
+    """Seconds in which compute makes no progress: beside data-parallel traffic, and beside sends.
+
+    Where both run at once the larger loss counts. One send follows on each op at most, so that of a stretch of other traffic sends
+    take no more than their share of it, and as much again as one at each of its ends.
+
+    Args:
+        loss: float array [1, D, 1], share of the time `beside` data-parallel traffic, [R, D, ranks].
+    """
+    own = pipe.beside[None, None]
+    both = np.minimum(np.minimum(beside, own), pipe.density * beside + pipe.joints)
+    larger = np.maximum(loss, pipe.loss)
+    return np.asarray(loss * (beside - both) + pipe.loss * (own - both) + larger * both)
 
 
 def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArray:
@@ -154,14 +207,15 @@ def combine(pipe: PipelineBound, states: StateBound, offloaded: int) -> FloatArr
     after = pipe.along(states.reduce, pipe.tail) if pipe.whole else states.reduce[None]
     reducing = np.maximum(states.reduces[None] - after, 0.0)
     beside = np.maximum(np.maximum(gathering, states.gathers[None] - head), 0.0) + reducing
-    chain = head + after + loss * np.minimum(beside, most)
+    chain = head + after + _lost(pipe, loss, np.minimum(beside, most))
     if pipe.goes_round:
         gathering = np.maximum(gathering, 0.0)
         round_head = pipe.around(states.gather, pipe.head, pipe.around_head)
-        chain = np.maximum(chain, round_head + after + loss * np.minimum(gathering + reducing, most))
+        chain = np.maximum(chain, round_head + after + _lost(pipe, loss, np.minimum(gathering + reducing, most)))
         if pipe.whole:
             round_after = pipe.around(states.reduce, pipe.tail, pipe.around_tail)
-            chain = np.maximum(chain, np.maximum(head, round_head) + round_after + loss * np.minimum(gathering, most))
+            alone = _lost(pipe, loss, np.minimum(gathering, most))
+            chain = np.maximum(chain, np.maximum(head, round_head) + round_after + alone)
     found = np.maximum((chain + work).max(axis=2), states.serial.max(axis=1)[None]) + states.end[None, :, offloaded]
     return np.asarray(found)
 
@@ -179,18 +233,19 @@ class Chains:
     Attributes:
         passes: float array [kinds of passes, chains, stages], how often a chain passes each stage: forwards and backwards (input
             and weight gradient together where a schedule splits it); of pairs the six of `paired_passes`.
-        sends: float array [chains], boundary tensors in it.
+        sends: float array [chains], boundary tensors in it; beside: those beside its ops.
     """
 
     passes: FloatArray
     sends: FloatArray
+    beside: FloatArray
 
 
-def chains(shape: Shape, passes: FloatArray, m: int, *, blocking: bool, waits: bool = True) -> Chains:
+def chains(shape: Shape, passes: FloatArray, m: int, beside: FloatArray, *, blocking: bool, waits: bool = True) -> Chains:
     """The chains of a pipeline.
 
     Args:
-        passes: as in `pipeline_bound`.
+        passes: as in `pipeline_bound`; beside: see `Shape.sends_beside`.
         waits: ranks wait for each other at the end of a step; else only their own ops count.
     """
     ranks, stages, full = shape.ranks, shape.stages, shape.style == "full"
@@ -198,9 +253,10 @@ def chains(shape: Shape, passes: FloatArray, m: int, *, blocking: bool, waits: b
     work = passes if shape.style == "pairs" else np.stack([m * shape.share] * 2)
     sends = m * shape.sends * float(blocking) - (np.minimum(hops, 1.0) if blocking and full else 0.0)
     if not waits:
-        return Chains(work, sends)
-    heads = [(shape.before, hops)]
-    tails = [(shape.before, hops) if full else (np.zeros((ranks, stages)), np.zeros(ranks))]
+        return Chains(work, sends, beside)
+    none = np.zeros(ranks)
+    heads = [(shape.before, hops, none)]
+    tails = [(shape.before, hops, none) if full else (np.zeros((ranks, stages)), none, none)]
     group = shape.group(m)
     if group:
         last = np.arange(stages - ranks, stages)
@@ -208,17 +264,19 @@ def chains(shape: Shape, passes: FloatArray, m: int, *, blocking: bool, waits: b
         others = shape.share.copy()
         others[:, -ranks:] = 0.0
         spared = float(group * (stages // ranks - 1) * blocking)
-        heads.append((through - group * others, last - spared))
+        passed = _passed(shape, group, beside)
+        heads.append((through - group * others, last - spared, passed))
         if full:
-            tails.append((through - group * others, last - spared - float(blocking)))
+            tails.append((through - group * others, last - spared - float(blocking), passed))
     found = []
     for head, tail in itertools.product(heads, tails):
         chain = work.copy()
         chain[0] += head[0]
         if full:
             chain[1] += tail[0]
-        found.append((chain, sends + head[1] + tail[1]))
-    return Chains(np.concatenate([p for p, _ in found], axis=1), np.concatenate([s for _, s in found]))
+        found.append((chain, sends + head[1] + tail[1], beside - head[2] - tail[2]))
+    passes_of, sends_of, beside_of = zip(*found, strict=True)
+    return Chains(np.concatenate(passes_of, axis=1), np.concatenate(sends_of), np.concatenate(beside_of))
 
 
-__all__ = ["Chains", "PipelineBound", "chains", "combine", "device_bytes", "pipeline_bound"]
+__all__ = ["Chains", "PipelineBound", "Sends", "chains", "combine", "device_bytes", "pipeline_bound"]

@@ -261,15 +261,19 @@ class Branch:
 
     def open_variant(self, bound: float, payload: tuple[Group, int, int, Variant], count: int) -> None:
         """Price the blocks of a variant exactly and bound every pipeline."""
-        del bound, count
+        del bound
         group, batch, m, variant = payload
+        possible = self.memory_floors.possible(*payload, self.capacity)
+        if not possible.any():
+            self._settle(MEMORY, count)
+            return
         design = mesh_key(group, batch)
         inner = len(self.space.states(group)) * len(self.space.offloads)
         seconds = self.set_bounds.pipeline_seconds(*payload)
         # Memory is looked at where compute and communication alone leave a pipeline a chance.
-        wanted = ~self.incumbents.beaten(seconds, np.full(len(seconds), self.set_bounds.least_bytes(group)), design)
+        wanted = possible & ~self.incumbents.beaten(seconds, np.full(len(seconds), self.set_bounds.least_bytes(group)), design)
         more = self.memory_floors.seconds(*payload, self.capacity, wanted)
-        seconds = seconds if more is None else seconds + more
+        seconds = np.where(possible, seconds if more is None else seconds + more, np.inf)
         counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner
         order = np.argsort(seconds, kind="stable")
         order = order[counts[order] > 0]

@@ -23,6 +23,8 @@ from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateByt
 
 BoolArray = NDArray[np.bool_]
 _LARGEST_MEMO = 20_000
+ROUNDING = 1e-9
+"""Relative slack of bytes that are summed in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,13 @@ class Recomputations:
     names: tuple[str, ...]
     table: IntArray
     stages: Stages
+
+    def only(self, names: BoolArray) -> tuple[Recomputations, IntArray]:
+        """Those of some block tables, bool array [names], and their rows."""
+        rows = np.flatnonzero(names[self.table])
+        kept = tuple(n for n, known in zip(self.names, names.tolist(), strict=True) if known)
+        texts = tuple(self.texts[row] for row in rows.tolist())
+        return Recomputations(texts, kept, (np.cumsum(names) - 1)[self.table[rows]], self.stages.take(rows)), rows
 
 
 @dataclass(frozen=True)
@@ -171,10 +180,15 @@ class DesignBounds:
         shape, stages = design.shape, again.stages
         seconds = stages.seconds(tables, again.table)[:, :, stages.which]
         compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
-        send = self.pricing.send(design.group, design.batch, design.variant)
-        blocking = self.pricing.blocking(design.pipeline, design.group.pp)
-        passes = self.pricing.passes(design.pipeline, design.group.pp, design.m)
-        found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, send, blocking=blocking)
+        pipeline, pp = (design.pipeline, design.group.pp)
+        passes = self.pricing.passes(pipeline, pp, design.m)
+        sends = bounds.Sends(
+            self.pricing.send(design.group, design.batch, design.variant), self.pricing.blocking(pipeline, pp),
+            self.pricing.sends_beside(pipeline, pp, design.m),
+            *self.pricing.send_loss(design.group, design.batch, design.variant, shape.style),
+            self.pricing.rank_blocks(pipeline, pp),
+        )  # fmt: skip
+        found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends)
         return found if self.pricing.waits(shape.style) else found.alone()
 
     def outlook(self, design: Design) -> Outlook:
@@ -197,7 +211,8 @@ class DesignBounds:
         """The layouts of a design that `incumbents` leave open."""
         again = self.recomputations(design.pipeline, design.group.pp, merges=self.space.merges(design.variant))
         states, offloads = self.space.states(design.group), self.space.offloads
-        every, inner = len(states), len(again.texts) * len(offloads)
+        every, every_text = len(states), again.texts
+        inner = len(every_text) * len(offloads)
         outlook = outlook or self.outlook(design)
         columns = outlook.columns
         counts = np.array([(every - len(columns)) * inner, 0, 0])
@@ -208,11 +223,17 @@ class DesignBounds:
         if sharding is None or not len(columns):
             return _empty(design, again, states, offloads, counts)
         sharding = sharding.take(np.flatnonzero(some))
+        # Bytes are shared by many variants, seconds are not: only what fits somewhere is priced.
+        possible = self._possible(design, again, columns)
+        again = again.only(possible)[0]
+        inner = len(columns) * len(offloads)
+        counts[0] += inner * (len(every_text) - len(again.texts))
+        if not len(again.texts):
+            return _empty(design, again, states, offloads, counts)
         tables = self.tables(design, again.names)
         pipe = self.pipe(design, again, tables)
         late, beaten = self._hopeless(pipe.least, np.zeros(len(pipe.least)), incumbents, design)
         rows = np.flatnonzero(~late & ~beaten)
-        inner = len(columns) * len(offloads)
         counts += [0, late.sum() * inner, beaten.sum() * inner]
         if not len(rows):
             return _empty(design, again, states, offloads, counts)
@@ -317,20 +338,33 @@ class DesignBounds:
             self._resting[key] = self.shardings(design).bytes(cut, design.m)
         return self._resting[key]
 
+    def _possible(self, design: Design, again: Recomputations, columns: IntArray) -> BoolArray:
+        """Which block tables may fit under one of these shardings, by what blocks keep alone, bool array [names]."""
+        held = [self.pricing.held_table(design.group, design.batch, design.variant, name) for name in again.names]
+        need = self.needs(design, again, held, np.arange(len(again.texts)), columns, whole=False)
+        fits = (need * (1.0 - ROUNDING) <= self.capacity).any(axis=(0, 2))
+        return np.asarray(np.bincount(again.table, weights=fits, minlength=len(again.names)) > 0)
+
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def needs(
-        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray, columns: IntArray
-    ) -> FloatArray:
+        self, design: Design, again: Recomputations, tables: Sequence[BlockTable], rows: IntArray, columns: IntArray, *,
+        whole: bool = True,
+    ) -> FloatArray:  # fmt: skip
         """Peak use of the fullest device, [offloads, rows, columns]: what is allocated, or a lower bound of it.
 
         Without offloaded activations it is the peak itself where gradients rest in memory; the allocator may reserve more.
+
+        Args:
+            whole: `tables` have all bytes, else only what blocks keep: a lower bound.
         """
         group, offloads = design.group, self.space.offloads
         every, sharding = self.space.states(group), self.resting(design)
         states = [every[index] for index in columns.tolist()]
         outside, fragmentation = self.pricing.outside_bytes(group), self.pricing.framework.allocator.fragmentation
-        modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
+        modes: list[tuple[Gathered | None, bool]] = [(None, False)] * len(states)
+        if whole:
+            modes = [(self.pricing.gathered(group, design.variant, state), state.zero_stage == 3) for state in states]
         found = np.empty((len(offloads), len(rows), len(states)))
         for mode in set(modes):
             which = np.flatnonzero([each == mode for each in modes])
@@ -374,7 +408,7 @@ class DesignBounds:
         buffers = self.pricing.receive_bytes(group, design.batch, design.variant, pipeline, design.m)
         held = tuple(self._holds.setdefault(t.holds, len(self._holds)) for t in tables)
         kind = (group.pp, pipeline.virtual_stages, pipeline.schedule, pipeline.split, design.m)
-        key = (held, kind, gathered, sharded, away, sent, buffers is None or buffers.tobytes())
+        key = (held, again.names, kind, gathered, sharded, away, sent, buffers is None or buffers.tobytes())
         if key not in self._peaks:
             if len(self._peaks) > _LARGEST_MEMO:
                 self._peaks.clear()

@@ -13,10 +13,11 @@ from simpar.engine.slowed_paths import makespans, timeline
 from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower, optimizer_waits
+from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import FloatArray, IntArray, PriceTable, Program, Stream
 from simpar.program.shared import program_key, with_ranks
+from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
 from simpar.result.allocations import Pass, Replays, passes_of
 from simpar.result.memory import memory_over_time
@@ -108,6 +109,7 @@ class Evaluation:
         self._needs: dict[Choice, float] = {}
         self.swept = 0
         self._prices: dict[object, tuple[float, float]] = {}
+        self._slowed: dict[object, float] = {}
         self._rises: dict[object, dict[str, float]] = {}
         self._last: tuple[Choice, Priced, Timeline] | None = None
 
@@ -205,8 +207,15 @@ class Evaluation:
             if pair is None:
                 pricer = pricer or self.pricer(choice, step)
                 price = pricer.price(key)  # type: ignore[arg-type]
-                pair = self._prices[name] = (price.seconds, price.interference)
+                pair = self._prices[name] = (price.seconds, price.held_sms)
             found[row] = pair
+        held, kinds = np.unique(found[:, 1], return_inverse=True)
+        beside = (scopes["block"], choice.recompute)
+        for sms in held.tolist():
+            if (beside, sms) not in self._slowed:
+                pricer = pricer or self.pricer(choice, step)
+                self._slowed[beside, sms] = pricer.slowed(int(sms))
+        found[:, 1] = np.array([self._slowed[beside, sms] for sms in held.tolist()])[kinds]
         return step, PriceTable(found[columns.index, 0], found[columns.index, 1])
 
     def raised(self, choice: Choice) -> tuple[Step, FloatArray]:
@@ -232,7 +241,7 @@ class Evaluation:
 
     def _scopes(self, choice: Choice) -> dict[str, object]:
         """What each kind of price depends on, besides its description."""
-        site = self.pricing.host_site(choice.group)
+        site = self.pricing.block_site(choice.group, choice.micro_batch_size, choice.variant)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
         sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
         block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded)

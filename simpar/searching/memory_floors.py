@@ -111,21 +111,42 @@ class MemoryFloors:
         """
         if self._leaves or self.pricing.template.training.optimizer == "none" or len(self.space.selections) > MOST_SELECTIONS:
             return None
-        key = (group.pp, m)
-        if key not in self._fullest:
-            self._fullest[key] = Fullest.of(self.space, self.pricing, group.pp, m)
-        full = self._fullest[key]
+        full = self._fullest_of(group.pp, m)
         if full is None:
             return None
         plain = self.pricing.table(group, batch, variant, "none")
         mine = np.ones(len(full.pipeline), dtype=bool) if wanted is None else wanted[full.pipeline]
-        whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.allocator.fragmentation
-        room = whole * (1.0 + _ROUNDING) - self._resting(group, variant, plain, full)
+        room = self._room(group, variant, full, capacity)
         kept = plain.kept + plain.logits
         if "none" in self.space.selections and (full.held @ kept <= room)[mine].all():
             return None
         found = self._least(group, batch, variant, full, room, mine)
         return self._spread(full, m * found, len(self.space.pipelines(group.pp, m)))
+
+    def possible(self, group: Group, batch: int, m: int, variant: Variant, capacity: float) -> BoolArray:
+        """Which pipelines of a variant may fit, whatever they recompute, bool array [pipelines]; nothing is priced for it."""
+        every, full = np.ones(len(self.space.pipelines(group.pp, m)), dtype=bool), self._fullest_of(group.pp, m)
+        if full is None or self._leaves or self.pricing.template.training.optimizer == "none":
+            return every
+        room = self._room(group, variant, full, capacity)
+        names = [*(["full"] if any(self.space._full) and not self.space.merges(variant) else []), *self.space.selections]
+        fits = np.zeros(len(full.pipeline), dtype=bool)
+        for name in names:
+            fits |= full.held @ self.pricing.held(group, batch, variant, name) <= room
+            if fits.all():
+                break
+        every[full.pipeline] = fits
+        return every
+
+    def _fullest_of(self, pp: int, m: int) -> Fullest | None:
+        if (pp, m) not in self._fullest:
+            self._fullest[pp, m] = Fullest.of(self.space, self.pricing, pp, m)
+        return self._fullest[pp, m]
+
+    def _room(self, group: Group, variant: Variant, full: Fullest, capacity: float) -> FloatArray:
+        """Bytes that the states of the layers of each pipeline's fullest rank leave."""
+        whole = (capacity - self.pricing.outside_bytes(group)) / self.pricing.framework.allocator.fragmentation
+        return whole * (1.0 + _ROUNDING) - self._resting(group, variant, self.pricing.weights(group, variant), full)
 
     @staticmethod
     def _spread(full: Fullest, found: FloatArray, pipelines: int) -> FloatArray:

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Any
 
 from simpar.engine.slowed_paths import timeline
-from simpar.model.kind import site_of
+from simpar.model.kind import kind_of, site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
@@ -166,7 +166,7 @@ def unseen_of(space: Space) -> tuple[float, float]:
     found = calibration_on(framework(template.framework, template.framework_version), template.hardware)
     site = site_of(template)
     if site is not None:
-        found = site.applied(found, "")
+        found = site.applied(found, kind_of(template))
     return HALF_WIDTH * found.expected_error, found.interval_factor
 
 

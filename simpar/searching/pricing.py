@@ -16,17 +16,31 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes, state_memory
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
-from simpar.parallel.local_layer import SplitOptions
+from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
+from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import HostCopy
-from simpar.program.program import FloatArray
+from simpar.program.program import FloatArray, IntArray
 from simpar.result.gathers import update_bytes
-from simpar.result.memory import block_bytes, receive_buffers
+from simpar.result.memory import receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
 from simpar.schedules import SCHEDULES, Schedule
 from simpar.searching import axes
-from simpar.searching.blocks import B, BlockTable, Column, Composition, F, Gathered, I, Kinds, W, block_kinds, has_experts
+from simpar.searching.blocks import (
+    B,
+    BlockTable,
+    Column,
+    Composition,
+    F,
+    Gathered,
+    I,
+    Kinds,
+    W,
+    block_kinds,
+    encoder_kinds,
+    has_experts,
+)
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
 from simpar.searching.in_flight import InFlight, in_flight, turns
@@ -57,6 +71,7 @@ class Pricing:
         self._tables: dict[object, BlockTable] = {}
         self._columns: dict[object, Column] = {}
         self._held: dict[object, FloatArray] = {}
+        self._held_tables: dict[bytes, BlockTable] = {}
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
         self._compositions: dict[object, Composition] = {}
@@ -65,7 +80,8 @@ class Pricing:
         self._sites: dict[Group, tuple[int, ...]] = {}
         self._places: dict[object, int] = {}
         self._pricers: dict[object, LayoutPricer] = {}
-        self._sends: dict[object, float] = {}
+        self._sends: dict[object, tuple[float, float]] = {}
+        self._beside: dict[object, FloatArray] = {}
         self._schedules: dict[object, Schedule] = {}
         self._passes: dict[object, FloatArray] = {}
         self._turns: dict[object, tuple[int, int]] = {}
@@ -128,6 +144,11 @@ class Pricing:
             self._far[group] = (group.pp > 1) + far
         return (*self.site(group), self._far[group])
 
+    def block_site(self, group: Group, batch: int, variant: Variant) -> tuple[int, ...]:
+        """`host_site`, and whether expert exchanges could be hidden but for the other micro-batch that a step lacks."""
+        single = variant.overlap_ep and self.template.training.global_batch_size == batch * group.dp
+        return (*self.host_site(group), single)
+
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     def table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
@@ -136,7 +157,7 @@ class Pricing:
         return self._table(group, batch, variant, recompute, (F, B, I, W) if self.splits else (F, B))
 
     def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
-        key = (self.host_site(group), batch, variant, recompute, phases)
+        key = (self.block_site(group, batch, variant), batch, variant, recompute, phases)
         if key not in self._tables:
             layouts = [self.probe(group, batch, variant, recompute, state) for state in self.kinds_of_states(variant)]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
@@ -158,6 +179,17 @@ class Pricing:
                         column = replace(column, dense=column.dense - layout.tied_extra)
                     self._columns[name] = column
                 columns[kind] = self._columns[name]
+            for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
+                name = ("encoder", kind, *self._column_name(group, batch, variant, experts=False), recompute, phases)
+                if name not in self._columns:
+                    found = [
+                        Column.of(
+                            each, pricer, each.split(encoder.layer, each.encoder_options(encoder)), phases, sharded=self.shards
+                        )
+                        for each, pricer in zip(layouts, pricers, strict=True)
+                    ]
+                    self._columns[name] = found[0].no_longer_than(found[1:])
+                columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
 
@@ -167,18 +199,33 @@ class Pricing:
         key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, plain, recompute)
         if key not in self._held:
             layout, found = self.probe(group, batch, variant, recompute), np.zeros(self.kinds.count)
-            releases = layout.framework.pipeline.input_gradient_releases
+            plainly = None if recompute == "none" else self.held(group, batch, variant, "none")
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
-                local = layout.split(block, layout.options if recomputes else self._lasting(layout))
-                found[kind] = sum(block_bytes(local, 0.0, 0.0, releases=releases)[:2])
+                if plainly is not None and not recomputes:
+                    found[kind] = plainly[kind]
+                    continue
+                local = LocalLayer(block, layout.options if recomputes else self._lasting(layout))
+                found[kind] = sum(amount for _, amount in local.saved()[0])
+            for kind, encoder in encoder_kinds(layout.network, self.kinds).items():
+                local = LocalLayer(encoder.layer, layout.encoder_options(encoder))
+                found[kind] = sum(amount for _, amount in local.saved()[0])
             self._held[key] = found
         return self._held[key]
 
+    def held_table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
+        """A table of nothing but what blocks keep, see `held`."""
+        recompute = "full" if recompute.startswith("full") else recompute
+        kept = self.held(group, batch, variant, recompute)
+        name = kept.tobytes()
+        if name not in self._held_tables:
+            self._held_tables[name] = replace(BlockTable.of([None] * len(kept), 0.0), kept=kept)
+        return self._held_tables[name]
+
     def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
         """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""
-        site, v = self.host_site(group), variant
         if experts:
-            return (site, batch, v)
+            return (self.block_site(group, batch, variant), batch, variant)
+        site, v = self.host_site(group), variant
         return (site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
 
     @staticmethod
@@ -280,7 +327,7 @@ class Pricing:
                     "layers_per_stage": None}
         )  # fmt: skip
         shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
-        return split_layers(len(self.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet)
+        return split_layers(len(self.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet, encoders=len(self.kinds.encoders))
 
     def plain_stages(self, pipeline: Pipeline, pp: int) -> Stages:
         """The stages of a pipeline without recomputation."""
@@ -292,16 +339,52 @@ class Pricing:
 
     def send(self, group: Group, batch: int, variant: Variant) -> float:
         """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
+        return self._send(group, batch, variant)[0]
+
+    def send_loss(self, group: Group, batch: int, variant: Variant, style: str) -> tuple[float, float]:
+        """(Share of a send's time in which compute beside it makes no progress, its time over the shortest pass of a layer).
+
+        No loss is sure where the latter is above 1.
+        """
+        seconds, loss = self._send(group, batch, variant)
+        if not loss or style == "pairs":
+            return 0.0, 1.0
+        table, kinds = self.table(group, batch, variant, "none"), self.kinds
+        passes = (F, B) if style == "full" else (F, I, W)
+        density = seconds / table.seconds[list(passes)][:, [kind + kinds.layers for kind in set(kinds.layer)]].min()
+        return (loss, float(density)) if density <= 1.0 else (0.0, 1.0)
+
+    def _send(self, group: Group, batch: int, variant: Variant) -> tuple[float, float]:
+        """(Seconds of a boundary tensor, share of them in which compute beside it makes no progress) at least."""
         if group.pp == 1:
-            return 0.0
+            return 0.0, 0.0
         key = (group, batch, variant.sequence_parallel)
         if key not in self._sends:
             layout = self.probe(group, batch, variant)
-            same = len(set(layout.boundary_bytes)) == 1
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
-            self._sends[key] = min(pricer.price(Send(0, 0, False, pair)).seconds for pair in alike.values()) if same else 0.0
+            prices = [pricer.price(Send(0, 0, False, pair)) for pair in alike.values()]
+            slows = min(p.interference for p in prices)
+            same = len(set(layout.boundary_bytes)) == 1
+            self._sends[key] = (min(p.seconds for p in prices), slows / (1.0 + slows)) if same else (0.0, 0.0)
         return self._sends[key]
+
+    def rank_blocks(self, pipeline: Pipeline, pp: int) -> IntArray:
+        """Blocks of each rank, int array [ranks]."""
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        return np.asarray((shape.share > 0) @ self.composition(pipeline, pp, 0).counts.sum(axis=1))
+
+    def sends_beside(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
+        """How many sends of each rank surely run beside its ops, float array [ranks]."""
+        key = (pipeline, pp, m)
+        if key not in self._beside:
+            shape, found = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), np.zeros(pp)
+            if not self.blocking(pipeline, pp):
+                stages = self.stage_layers(pipeline, pp)
+                empty = [sum(not stages[s].count for s in set(held)) for held in shape.held.values()]
+                found = shape.sends_beside(np.array(empty, dtype=np.int64), m)
+            self._beside[key] = found
+        return self._beside[key]
 
     def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
         """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""

@@ -100,12 +100,11 @@ class SetBounds:
     def pipeline_seconds(self, group: Group, batch: int, m: int, variant: Variant) -> FloatArray:
         """Every pipeline of a variant without recomputation, sharding and update, float array [pipelines]."""
         stack = self._stack(group.pp, m)
-        send = self.pricing.send(group, batch, variant)
-        found = np.zeros(stack.pipelines)
+        send, found = self.pricing.send(group, batch, variant), np.zeros(stack.pipelines)
         for style, part in stack.styles.items():
             table = self.pricing.table(group, batch, variant, "none")
             # The forms of a pipeline read the classes of its own cut.
-            totals = part.sends * send
+            totals = part.sends * send + part.beside * (send * self.pricing.send_loss(group, batch, variant, style)[0])
             for often, seconds in zip(part.passes, _passes(table, part.counts, style), strict=True):
                 totals = totals + (often * seconds[part.classes]).sum(axis=1)
             found[part.pipeline] = np.maximum.reduceat(totals, part.starts)
@@ -127,7 +126,7 @@ def _passes(table: BlockTable, counts: FloatArray, style: str) -> list[FloatArra
         return [each[:, F], each[:, B]]
     if style == "split":
         return [each[:, F], each[:, I] + each[:, W]]
-    paired = counts @ table.compute.T + np.maximum(host - device, 0.0) + own
+    paired = counts @ table.compute.T + own
     return [each[:, F], paired[:, F], each[:, B], paired[:, B], each[:, I], each[:, W]]
 
 
@@ -139,7 +138,7 @@ class Part:
         counts: blocks of each kind in each class of stages, float array [classes, kinds].
         classes: of each chain, the classes of its cut, int array [chains, widest].
         passes: of a chain through each of these, float array [kinds of passes, chains, widest].
-        sends: boundary tensors of each chain.
+        sends: boundary tensors of each chain; beside: those beside its ops.
         pipeline: index of each pipeline; starts: its first chain.
     """
 
@@ -147,6 +146,7 @@ class Part:
     classes: IntArray
     passes: FloatArray
     sends: FloatArray
+    beside: FloatArray
     pipeline: IntArray
     starts: IntArray
 
@@ -170,7 +170,7 @@ class Stack:
 def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int], pp: int, m: int) -> Part:
     counts: list[FloatArray] = []
     first: dict[object, int] = {}
-    rows: list[tuple[FloatArray, FloatArray, int]] = []
+    rows: list[tuple[FloatArray, FloatArray, FloatArray, int]] = []
     for pipeline in pipelines:
         shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), pricing.plain_stages(pipeline, pp)
         cut = (shape.stages, pipeline.split)
@@ -180,21 +180,23 @@ def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int],
         onto = np.zeros((shape.stages, stages.counts.shape[1]))
         onto[np.arange(shape.stages), stages.which] = 1.0
         paired, blocking = pricing.passes(pipeline, pp, m), pricing.blocking(pipeline, pp)
-        found = bounds.chains(shape, paired, m, blocking=blocking, waits=pricing.waits(shape.style))
-        both = np.unique(np.column_stack([*(each @ onto for each in found.passes), found.sends]), axis=0)
-        passes = both[:, :-1].reshape(len(both), len(found.passes), -1).transpose(1, 0, 2)
-        rows.append((passes, both[:, -1], first[cut]))
-    widest, total = max(p.shape[2] for p, *_ in rows), sum(len(s) for _, s, _ in rows)
-    classes, sends = np.zeros((total, widest), dtype=np.int64), np.zeros(total)
+        beside = pricing.sends_beside(pipeline, pp, m)
+        found = bounds.chains(shape, paired, m, beside, blocking=blocking, waits=pricing.waits(shape.style))
+        every_chain = np.unique(np.column_stack([*(each @ onto for each in found.passes), found.sends, found.beside]), axis=0)
+        passes = every_chain[:, :-2].reshape(len(every_chain), len(found.passes), -1).transpose(1, 0, 2)
+        rows.append((passes, every_chain[:, -2], every_chain[:, -1], first[cut]))
+    widest, total = max(p.shape[2] for p, *_ in rows), sum(len(s) for _, s, *_ in rows)
+    classes, sends, beside = np.zeros((total, widest), dtype=np.int64), np.zeros(total), np.zeros(total)
     every = np.zeros((len(rows[0][0]), total, widest))
     starts, at = [], 0
-    for passes, own_sends, base in rows:
+    for passes, own_sends, own_beside, base in rows:
         own, width = slice(at, at + len(own_sends)), passes.shape[2]
         starts.append(at)
         classes[own, :width] = base + np.arange(width)
-        every[:, own, :width], sends[own] = passes, own_sends
+        every[:, own, :width], sends[own], beside[own] = passes, own_sends, own_beside
         at += len(own_sends)
-    return Part(np.concatenate(counts), classes, every, sends, np.array(index, dtype=np.int64), np.array(starts, dtype=np.int64))
+    numbers, first_chains = (np.array(each, dtype=np.int64) for each in (index, starts))
+    return Part(np.concatenate(counts), classes, every, sends, beside, numbers, first_chains)
 
 
 __all__ = ["SetBounds"]

@@ -46,6 +46,22 @@ class Shape:
             return 0
         return m if self.name == "interleaved_bfs" else round_size(self.ranks, m)
 
+    def sends_beside(self, empty: IntArray, m: int) -> FloatArray:
+        """How many sends of each rank surely run beside its own ops, float array [ranks]; for sends that do not block.
+
+        The stream of a send is busy from the end of the op that it follows on for as long as the send takes. Where the rank's next
+        op takes no less, no other such stretch overlaps that one, and all of it lies before the end of the rank's last op: left out
+        are what follows the last op, and what comes before a pass of a stage without layers, which may be shorter.
+
+        Args:
+            empty: int array [ranks], stages without layers on each rank.
+        """
+        if self.style == "pairs" or self.replicas > 1:
+            return np.zeros(self.ranks)
+        passes = 2 if self.style == "full" else 3
+        beside: FloatArray = np.maximum(m * (self.sends - passes * empty) - 1.0, 0.0)
+        return beside
+
     @property
     def ends_meet(self) -> bool:
         """Whether one rank holds the first stage and the last."""

@@ -86,13 +86,13 @@ class Stages:
         return np.asarray(np.maximum(device, host) + own[:, None, :])
 
     def compute(self, tables: Sequence[BlockTable], table: IntArray) -> FloatArray:
-        """Compute kernels and what the host adds, [R, 4 phases, classes]: of a pair no less than of both its passes together."""
+        """Compute kernels, [R, 4 phases, classes]: a pair takes no less than those of both its passes.
+
+        The host's time is left out: where it is longer than one of the passes, it may still be shorter than both.
+        """
         own = tables[0].pass_s * (self.counts.sum(axis=2) > 0)
-        counts = self.counts.transpose(0, 2, 1)
-        device = np.array([t.seconds for t in tables])[table] @ counts
-        host = np.array([t.host for t in tables])[table] @ counts
-        compute = np.array([t.compute for t in tables])[table] @ counts
-        return np.asarray(compute + np.maximum(host - device, 0.0) + own[:, None, :])
+        compute = np.array([t.compute for t in tables])[table] @ self.counts.transpose(0, 2, 1)
+        return np.asarray(compute + own[:, None, :])
 
     def bytes(
         self, tables: Sequence[BlockTable], table: IntArray, gathered: Gathered | None, sent: float, *, sharded: bool

@@ -203,7 +203,7 @@ class Shardings:
             own = self._first_buckets(blocks, stages, cut, hidden, reduces_always)[:, shape.first]
             # Every rank ends with the last backward of its first stage; what waits for that waits in the order of the stages (of
             # two pipelines, on the ranks of the second half, the other stage has ended before).
-            behind = whole if shape.replicas == 1 else np.where(np.arange(ranks) < ranks // 2, whole, own)
+            behind = whole if shape.replicas == 1 else own
             reduce = np.where(in_buckets, np.where(hidden, own, behind), 0.0)
             reduces = np.where(in_buckets, np.where(hidden, whole, reduce), 0.0)
         if reduces_always.any():
@@ -269,7 +269,7 @@ class Shardings:
         if not self.trains:
             return StateBytes(resting, optimizer)
         gathered, whole, stands = self._gathered
-        resting = resting + gathered[:, None] * (dense + expert) + whole[:, None] * (cut.held[:, 0] > 0)
+        resting = resting + gathered[:, None] * (dense + expert) + whole[:, None] * (cut.held[:, 0] > 0) + self._frozen(cut)
         return StateBytes(resting + stands[:, None] * cut.placeholders, optimizer)
 
     def _per_weight(self, passing: bool) -> FloatArray:
@@ -289,6 +289,15 @@ class Shardings:
                 gathered[index] = bytes_.gather + bytes_.reduce
                 whole[index] = whole_embedding_gradient(self.pricing.state_layout(self.group, self.variant, state).layout)
         return gathered, whole, np.array([float(state.zero_stage < 3) for state in self.states])
+
+    def _frozen(self, cut: Cut) -> FloatArray:
+        """Bytes of frozen encoders [D, ranks] where all else is trained."""
+        held = cut.held @ (cut.composition.counts @ cut.table.frozen_dense)
+        ranks = []
+        for state in self.states:
+            layout = self.pricing.state_layout(self.group, self.variant, state).layout
+            ranks.append(layout.shard_ranks if state.zero_stage == 3 else 1)
+        return np.asarray(held[None, :] / np.array(ranks)[:, None])
 
     def _lora_bytes(self, cut: Cut, per: FloatArray) -> StateBytes:
         """Frozen weights in their format, and the states of the trained pairs."""

@@ -15,7 +15,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from simpar.evidence.run_files import stored_runs
 from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.samples import RUN_LEVEL, Data, Sample
-from simpar.site.observed import Line, Observed, evidence_of, observe
+from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import TENTH_OF_T, Evidence, Prior, learn
 from simpar.specs.calibration import FACTORS, FILE, Constant, calibrated_by, calibration_for, constants, unseen
 from simpar.specs.framework import family_of
@@ -37,7 +37,7 @@ MOST_ROWS: Final = 14
 """Runs of one source, drawn at random: more say little more about how sources differ."""
 LEAST_ROWS: Final = 2
 """Fewest runs of a source that says anything about the spread within."""
-START: Final = Prior(0.08, 0.06, 0.2, 0.3, 0.08, 0.06, 0.05, 1.1)
+START: Final = Prior(0.12, 0.06, 0.2, 0.35, 0.1, 2.5, 4.0, 0.035, 1.0)
 FEW: Final = (1, 2, 3, 3, 5)
 """Runs given back in the splits of a site that the prior is estimated from."""
 LEAST: Final = 0.01
@@ -103,19 +103,20 @@ def collect(files: Sequence[Path], cache: Path | None = None, workers: int = 2, 
             known[left[index][0]] = found
             if cache is not None:
                 with cache.open("a") as file:
-                    file.write(json.dumps([left[index][0], None if found is None else asdict(found)]) + "\n")
+                    file.write(json.dumps([left[index][0], None if found is None else _table(found)]) + "\n")
             bar.advance(1)
     return [found for name, _ in jobs if (found := known.get(name)) is not None]
+
+
+def _table(seen: Seen) -> dict[str, Any]:
+    return {name: getattr(seen, name) for name in Seen.__slots__} | {"observed": seen.observed.as_table()}
 
 
 def _read(cache: Path) -> Iterable[tuple[str, Seen | None]]:
     for text in cache.read_text().splitlines():
         name, found = json.loads(text)
         if found is not None:
-            observed = found["observed"]
-            lines = tuple(Line(line["weight"], tuple(line["parts"]), line["rest"]) for line in observed["lines"])
-            memory = observed["memory"] and tuple(observed["memory"])
-            observed = Observed(**{**observed, "lines": lines, "predicted": tuple(observed["predicted"]), "memory": memory})
+            observed = Observed.of_table(found["observed"])
             found = Seen(**{**found, "factors": tuple(found["factors"]), "observed": observed})
         yield name, found
 
@@ -151,7 +152,7 @@ def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     ratios = [*(getattr(after, name) / before for name, before in zip(FACTORS, seen.factors, strict=True)), 1.0]
     more = after.step_s - seen.step_s
     lines = tuple(
-        Line(line.weight, tuple(p * r for p, r in zip(line.parts, ratios, strict=True)), max(line.rest + more, 0.0))
+        replace(line, parts=tuple(p * r for p, r in zip(line.parts, ratios, strict=True)), rest=max(line.rest + more, 0.0))
         for line in seen.observed.lines
     )
     old = sum(line.weight * line.seconds for line in seen.observed.lines)
@@ -162,8 +163,8 @@ def _under(seen: Seen, entries: Sequence[Constant]) -> Observed:
     return replace(seen.observed, lines=lines, predicted=(middle, low, high))
 
 
-def fit_prior(sites: Sites, start: Prior = START) -> Prior:
-    """The spreads with which a few runs of a source predict its others best (`missed`)."""
+def fit_prior(sites: Sites, start: Prior = START, tries: int = 200) -> Prior:
+    """The spreads with which a few runs of a source predict its others best (`missed`), after at most `tries` evaluations."""
     from scipy.optimize import minimize  # an extra: only fits need it
 
     jobs = [job for runs in sites.values() for job in given_back(evidence_of(runs))]
@@ -173,7 +174,7 @@ def fit_prior(sites: Sites, start: Prior = START) -> Prior:
 
     first = np.log([getattr(start, name) for name in Prior.__slots__])
     simplex = first + np.vstack([np.zeros(len(first)), 0.5 * np.eye(len(first))])
-    options = {"xatol": 0.1, "fatol": 2e-4, "maxfev": 200, "initial_simplex": simplex}
+    options = {"xatol": 0.1, "fatol": 2e-4, "maxfev": tries, "initial_simplex": simplex}
     found = minimize(worse, first, method="Nelder-Mead", options=options)
     return Prior(*(float(v) for v in np.maximum(np.exp(found.x), LEAST)))
 

@@ -17,7 +17,7 @@ from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.observed import NEUTRAL, Observed, Unused, evidence_of, observe
 from simpar.site.posterior import FACTORS, FREEDOM, TENTH_OF_T, FloatArray, Posterior, Prior, learn
 from simpar.specs.calibration import SITE_FACTORS, constant
-from simpar.specs.site import TENTH, Site, SiteKind, SiteRun
+from simpar.specs.site import TENTH, Kind, Site, SiteFact, SiteKind, SiteRun
 
 MOVED: Final = 0.08
 """Change of a step's logarithm beyond which the runs are simulated again around the factors found."""
@@ -85,6 +85,7 @@ class Adapted:
                 for i, (name, value) in enumerate(self.site.factors.items())
             },
             "kinds": {kind.name: kind.factor for kind in self.site.kinds},
+            "facts": {told.fact: told.factor for told in self.site.facts},
             "peak_memory_bytes": self.site.peak_memory_bytes,
             "mean_error": dict(zip(("before", "after"), self.errors, strict=True)),
             "half_width": dict(zip(("before", "after"), self.widths, strict=True)),
@@ -158,10 +159,12 @@ def _site(name: str, runs: Sequence[Observed], found: Posterior, after: FloatArr
     )
     extra, spread = memory_of_site([run.memory for run in runs if run.memory is not None])
     covariance = tuple(tuple(float(v) for v in row) for row in (found.covariance + found.covariance.T) / 2.0)
+    own = np.clip(np.exp(found.theta[FACTORS:]), 0.06, 18.0)
     return _at(found).model_copy(
         update={
-            "name": name, "group": runs[0].group, "covariance": covariance, "other_kind": found.kind,
-            "kinds": tuple(SiteKind(name=k, factor=math.exp(t)) for k, t in zip(found.kinds, found.theta[FACTORS:], strict=True)),
+            "name": name, "group": runs[0].group, "covariance": covariance, "other_kind": found.kind, "reach": found.reach,
+            "kinds": tuple(SiteKind(**k.model_dump(), factor=f) for k, f in zip(found.kinds, own, strict=True)),
+            "facts": tuple(SiteFact(fact=fact, factor=factor) for fact, factor in found.facts.items()),
             "residual": found.residual, "peak_memory_bytes": extra,
             "peak_memory_spread": spread, "runs": rows,
         }
@@ -209,11 +212,15 @@ def as_toml(site: Site) -> str:
     ]  # fmt: skip
     if site.covariance is not None:
         rows = ", ".join("[" + ", ".join(f"{v:.9g}" for v in row) + "]" for row in site.covariance)
-        lines += [f"covariance = [{rows}]", f"other_kind = {site.other_kind:.6g}", f"residual = {site.residual:.6g}"]
+        lines += [f"covariance = [{rows}]", f"other_kind = {site.other_kind:.6g}", f"reach = {site.reach:.6g}"]
+        lines += [f"residual = {site.residual:.6g}"]
     if site.peak_memory_bytes or site.peak_memory_spread:
         lines += [f"peak_memory_bytes = {site.peak_memory_bytes:.8g}", f"peak_memory_spread = {site.peak_memory_spread:.6g}"]
     for kind in site.kinds:
-        lines += ["", "[[kinds]]", f"name = {_text(kind.name)}", f"factor = {kind.factor:.6g}"]
+        sizes = (f"{key} = {value:.12g}" for key, value in zip(list(Kind.model_fields)[:4], kind.sizes, strict=True))
+        lines += ["", "[[kinds]]", f"factor = {kind.factor:.6g}", *sizes, f"precision = {_text(kind.precision)}"]
+    for told in site.facts:
+        lines += ["", "[[facts]]", f"fact = {_text(told.fact)}", f"factor = {told.factor:.6g}"]
     for run in site.runs:
         seconds = (f"{key} = {getattr(run, key):.8g}" for key in ("measured_s", "before_s", "after_s", "weight"))
         lines += ["", "[[runs]]", f"id = {_text(run.id)}", *seconds]

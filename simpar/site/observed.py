@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
 from simpar.errors import SimparError
-from simpar.evidence.predicted import Prediction, memory_of, predict_at, stalled
+from simpar.evidence.predicted import AtSite, Prediction, memory_of, predict_at, stalled
 from simpar.evidence.run_type import Measured, Run
 from simpar.evidence.spread import predict_run
 from simpar.model.kind import group_of, kind_of
 from simpar.readings import Open
 from simpar.site.posterior import Evidence, FloatArray
 from simpar.specs.calibration import SITE_FACTORS
+from simpar.specs.kinds import UNKNOWN, Kind
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 
@@ -28,11 +28,12 @@ NEUTRAL: Final = Site()
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One reading of a run: its weight, the seconds that each factor scales, and the rest."""
+    """One reading of a run: its weight, the seconds that each factor scales, the rest, and the open facts that it settles."""
 
     weight: float
     parts: tuple[float, ...]
     rest: float
+    facts: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -59,7 +60,19 @@ class Observed:
     predicted: tuple[float, float, float]
     memory: tuple[float, float] | None = None
     group: str = ""
-    kind: str = ""
+    kind: Kind = UNKNOWN
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(replace(self, kind=UNKNOWN)), "kind": self.kind.model_dump()}
+
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any]) -> Observed:
+        """The inverse of `as_table`."""
+        lines = tuple(Line(each["weight"], tuple(each["parts"]), each["rest"], tuple(each["facts"])) for each in table["lines"])
+        memory = table["memory"] and tuple(table["memory"])
+        given = {"lines": lines, "predicted": tuple(table["predicted"]), "memory": memory, "kind": Kind(**table["kind"])}
+        return cls(**{**table, **given})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,7 @@ def observe(run: Run, at: Site = NEUTRAL) -> Observed | Unused:
 
 
 def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observed | Unused:
-    found, answer = predict_run(run, partial(predict_at, at))
+    found, answer = predict_run(run, AtSite(at))
     if stalled(found, scenario, measured):
         return Unused(run.id, "about half a second lost at every blocking send: stalled sends, not the site's speed")
     lines = _lines(run, found, answer, at)
@@ -103,10 +116,11 @@ def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observ
 def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[Line, ...]:
     """The run's readings, each simulated again a little away in every factor."""
     readings = {"": (1.0, found.step_time_s)} if answer is None else {r.key: (r.weight, r.seconds) for r in answer.readings}
+    facts = {} if answer is None else {r.key: r.facts for r in answer.readings}
     slopes: dict[str, list[float]] = {key: [] for key in readings}
     for name in SITE_FACTORS:
         moved = at.model_copy(update={name: getattr(at, name) * math.exp(STEP)})
-        other, again = predict_run(run, partial(predict_at, moved))
+        other, again = predict_run(run, AtSite(moved))
         seconds = {"": other.step_time_s} if again is None else {r.key: r.seconds for r in again.readings}
         for key, (_, before) in readings.items():
             slopes[key].append(max(seconds.get(key, before) - before, 0.0) / math.expm1(STEP))
@@ -115,7 +129,7 @@ def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[
         # A step is the later of host and device again and again: where they are close, slopes upwards add up to more than the step.
         total = sum(slopes[key])
         parts = tuple(part * min(before / total, 1.0) if total else 0.0 for part in slopes[key])
-        lines.append(Line(weight, parts, max(before - sum(parts), 0.0)))
+        lines.append(Line(weight, parts, max(before - sum(parts), 0.0), facts.get(key, ())))
     return tuple(lines)
 
 
@@ -133,7 +147,8 @@ def evidence_of(observed: Iterable[Observed], at: Site = NEUTRAL) -> Evidence:
     """The runs' straight lines as arrays."""
     kept = list(observed)
     lines = [[(line.weight, line.parts, line.rest) for line in run.lines] for run in kept]
-    return Evidence.of(lines, [run.seconds for run in kept], log_factors(at), [run.kind for run in kept])
+    facts = [[line.facts for line in run.lines] for run in kept]
+    return Evidence.of(lines, [run.seconds for run in kept], log_factors(at), [run.kind for run in kept], facts)
 
 
 def log_factors(site: Site) -> FloatArray:

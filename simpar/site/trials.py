@@ -17,6 +17,7 @@ import numpy as np
 
 from simpar.site.observed import Line
 from simpar.site.posterior import FACTORS, Evidence, FloatArray, Posterior, Prior, learn
+from simpar.specs.kinds import UNKNOWN, Kind, interpolated
 
 NOISE: Final = 0.01
 """Standard deviation of the logarithm of a measured step: the same layout measured again."""
@@ -42,7 +43,7 @@ class Candidate:
     name: str
     lines: tuple[Line, ...]
     axes: Mapping[str, Any]
-    kind: str = ""
+    kind: Kind = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def believe(candidates: Sequence[Candidate], outcomes: Sequence[Outcome], prior:
     given = runs.only(seen)
     found = learn(Evidence(given.parts, given.rest, given.weight, measured, given.kinds, given.at), prior)
     medians, slopes, new = _at(runs, found)
-    shared = slopes @ found.covariance @ slopes.T + _alike_kinds(runs.kinds, new)
+    shared = slopes @ found.covariance @ slopes.T + new
     left = found.residual**2 * (ALIKE * _likeness(candidates) + (1.0 - ALIKE) * np.eye(len(candidates)))
     covariance = shared + left
     if len(seen):
@@ -108,17 +109,12 @@ def believe(candidates: Sequence[Candidate], outcomes: Sequence[Outcome], prior:
 
 
 def _at(runs: Evidence, found: Posterior) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Log medians, slopes in the posterior's parameters, spread of a kind without runs, of every candidate."""
-    member = runs.member(found.kinds)
-    log_s, slopes = runs.log_seconds(found.theta, member)
+    """Log medians, slopes in the posterior's parameters, covariance of what no run of their kind has told, of every candidate."""
+    alike, left = interpolated(runs.kinds, found.kinds, found.reach)
+    log_s, slopes = runs.log_seconds(found.theta, alike)
     slope = (runs.weight[..., None] * slopes).sum(-2)
-    new = np.where(member.sum(-1) > 0.0, 0.0, found.kind * slope[:, :FACTORS].sum(-1))
-    return (runs.weight * log_s).sum(-1), slope, new
-
-
-def _alike_kinds(kinds: Sequence[str], new: FloatArray) -> FloatArray:
-    same = np.array([[a == b for b in kinds] for a in kinds], dtype=float)
-    return np.asarray(np.outer(new, new) * same)
+    scaled = found.kind * slope[:, :FACTORS].sum(-1)
+    return (runs.weight * log_s).sum(-1), slope, left * np.outer(scaled, scaled)
 
 
 def _likeness(candidates: Sequence[Candidate]) -> FloatArray:

@@ -75,6 +75,10 @@ class StackSpec(Spec):
     """A norm at the end."""
     tower: bool = False
     """Not part of a text token's way: a vision or audio encoder and its projector."""
+    input_tokens: NonNegative = 0
+    """Tokens of one input of a tower, where all have one size; 0 = they have any."""
+    merge: Positive = 1
+    """Tokens of a tower that its projector joins to one of the decoder's."""
     residual_streams: Positive = 1
     """Residual streams side by side (hyper-connections; AltUp)."""
     extra: tuple[WeightSpec, ...] = ()

@@ -50,6 +50,7 @@ Name = Literal[
     "site.communication",
     "site.host",
     "site.kind",
+    "site.reach",
     "site.residual",
     "site.residual_spread",
     "site.peak_memory",
@@ -62,7 +63,8 @@ NEUTRAL: Final[dict[str, float]] = {
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
     "search.mesh_error": 0.0, "search.own_error": 0.0,
     "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
-    "site.communication": 0.0, "site.host": 0.0, "site.kind": 0.0, "site.residual": 0.0, "site.residual_spread": 0.0,
+    "site.communication": 0.0, "site.host": 0.0, "site.kind": 0.0, "site.reach": 1.0,
+    "site.residual": 0.0, "site.residual_spread": 0.0,
     "site.peak_memory": 0.0, "site.peak_memory_residual": 0.0,
 }  # fmt: skip
 """Constant -> the value that leaves it out."""
@@ -97,7 +99,8 @@ MEANING: Final[dict[str, str]] = {
     "site.memory": "how much sources differ in their factor on memory-bound kernels beside that (sd of its logarithm)",
     "site.communication": "how much sources differ in their factor on communication beside that (sd of its logarithm)",
     "site.host": "how much sources differ in their factor on the host's time beside that (scale of its logarithm)",
-    "site.kind": "how much the kinds of runs of one source differ in one factor beside those (sd of its logarithm)",
+    "site.kind": "how much jobs of one source differ in one factor beside those, in units of the residual's scale",
+    "site.reach": "doublings between two jobs of one source (size, sequence, batch, GPUs) over which they stop being alike",
     "site.residual": "scale of log(measured / predicted) between runs of one source, once its factors are right",
     "site.residual_spread": "how much sources differ in that scale (sd of its logarithm)",
     "site.peak_memory": "how much sources differ in log(measured / predicted) of peak memory (sd)",
@@ -111,7 +114,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 10e-3),
     "search.mesh_error": (0.0, 0.3), "search.own_error": (0.0, 0.3),
     "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
-    "site.host": (0.0, 2.0), "site.kind": (0.0, 1.0),
+    "site.host": (0.0, 2.0), "site.kind": (0.0, 20.0), "site.reach": (0.1, 1e3),
     "site.residual": (0.0, 0.5), "site.residual_spread": (0.0, 2.0), "site.peak_memory": (0.0, 1.0),
     "site.peak_memory_residual": (0.0, 1.0),
 }  # fmt: skip

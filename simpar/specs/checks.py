@@ -8,8 +8,9 @@ from typing import Final
 
 from simpar.errors import InputError, Violation
 from simpar.registry import closest
-from simpar.specs.architecture import ArchitectureSpec, TokenModel
+from simpar.specs.architecture import TokenModel
 from simpar.specs.counts import layer_count, model_stages, resolved_dp, resolved_etp
+from simpar.specs.encoders import encoder_rules
 from simpar.specs.framework import framework, framework_names
 from simpar.specs.framework_options import missing_options, option_conflicts
 from simpar.specs.framework_words import Ability
@@ -190,6 +191,7 @@ def _plan(scenario: Scenario, schedules: Sequence[str] | None) -> Iterator[Viola
     yield from _schedule(plan, schedules)
     yield from _recompute(plan)
     yield from _stages(plan, layer_count(scenario.model))
+    yield from encoder_rules(scenario, model_stages(plan))
 
 
 def _schedule(plan: PlanSpec, schedules: Sequence[str] | None) -> Iterator[Violation]:
@@ -249,6 +251,7 @@ def _stages(plan: PlanSpec, layers: int) -> Iterator[Violation]:
             yield Violation("plan.layers_per_stage", given, rule, "give one of them")
         if given != "auto":
             return
+    stages -= plan.encoder_stages
     if (less or plan.embedding_alone) and stages < (3 if plan.embedding_alone else 2):
         yield Violation("plan.pp", plan.pp, "uneven first and last stages need a pipeline", "at least 2 (3) stages")
         return
@@ -276,22 +279,17 @@ def _shortened_ends(plan: PlanSpec, layers: int, stages: int) -> Iterator[Violat
 
 def _model(scenario: Scenario) -> Iterator[Violation]:
     if isinstance(scenario.model, TokenModel):
-        if isinstance(scenario.model, ArchitectureSpec):
-            yield from _layered(scenario.model)
-        else:
+        if isinstance(scenario.model, TransformerSpec):
             yield from _norms(scenario.model)
         yield from _tensor(scenario.model, scenario.plan)
         yield from _sequence(scenario.model, scenario)
         yield from _experts(scenario.model, scenario)
     else:
         yield from _no_experts(scenario)
+        if scenario.training.document_lengths:
+            rule = "belongs to a model with attention"
+            yield Violation("training.document_lengths", scenario.training.document_lengths, rule, "leave it out")
         yield from _simple(scenario.model, scenario.plan)
-
-
-def _layered(model: ArchitectureSpec) -> Iterator[Violation]:
-    """What a model of layers may be that no step is built for."""
-    if not model.vocab_size:
-        yield Violation("model", model.name, "has no vocabulary (a diffusion model or an encoder of images), which no step runs")
 
 
 def _norms(model: TransformerSpec) -> Iterator[Violation]:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from simpar.registry import unknown
 from simpar.specs.framework_allocator import Allocator
+from simpar.specs.framework_host import Host
 from simpar.specs.framework_policies import (
     Conventions,
     DataParallel,
-    Host,
     Kernels,
     Loss,
     Optimizer,

@@ -159,6 +159,7 @@ class Optimizer(Policy):
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
             reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
+        gradient_add_casts: another kernel casts each gradient to the sum's dtype first.
         gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update.
         gradients_to_host: gradients rest in host memory where the states do.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
@@ -175,6 +176,7 @@ class Optimizer(Policy):
             weight's size in between), loop (per tensor).
         optimizer_traffic_bytes: HBM bytes moved per parameter updated, gradient clipping and the copy to the working weights
             included (fused Adam: read g, p, m, v and write p, m, v, bf16 copy = 30; the norm reads g once more = 34).
+        host_update_bytes: host memory traffic per weight of an update on the CPU beside Adam's own.
         whole_gradient_bytes: the same per parameter of a rank: norm, clipping and zeroing of a buffer that is never sharded.
         optimizer_post_validation: with a split backward no rank waits for the others before its update; it is validated after the
             fact and rolled back if the global norm asks for it.
@@ -185,6 +187,7 @@ class Optimizer(Policy):
     gradients_like_weights: bool = False
     gradient_reduce_dtype: GradientDtype | None = None
     gradient_adds: Literal["", "always", "pipelines"] = ""
+    gradient_add_casts: bool = False
     gradients_persist: bool = True
     gradients_to_host: bool = False
     gradient_copy_bytes: float = 0.0
@@ -197,6 +200,7 @@ class Optimizer(Policy):
     sharded_weights_fp32: bool = False
     optimizer_kernel: Literal["fused", "foreach", "loop"] = "fused"
     optimizer_traffic_bytes: float = 34.0
+    host_update_bytes: float = 2.0
     whole_gradient_bytes: float = 0.0
     optimizer_post_validation: bool = False
 
@@ -220,6 +224,7 @@ class DataParallel(Policy):
         ddp_buckets: without sharding, torch's DistributedDataParallel holds the gradients in its buckets once more, in the dtype of
             the weights, and reduces them bucket by bucket.
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
+        reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
             backward where that is asked for, or ("all_reduce") all-reduced whole once the last backward is through.
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
@@ -245,6 +250,7 @@ class DataParallel(Policy):
     ddp_buckets: bool = False
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+    reduces_together: bool = False
     sharded_grad_reduce: Literal["scatter", "all_reduce"] = "scatter"
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
@@ -308,32 +314,6 @@ class Pipeline(Policy):
     frees_stage_inputs: bool = False
     keeps_last_outputs: bool = False
     receive_buffers_per_microbatch: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Host(Policy):
-    """Seconds of the host.
-
-    Attributes:
-        launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
-        backward_launch_s: the same from the autograd engine (C++).
-        compiled_launch_s: per kernel inside a compiled graph.
-        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
-        expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
-        collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
-        fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
-            of the device than a layer (DeepSpeed ZeRO-3).
-        optimizer_cpu_s: host time of one optimizer step outside its kernels (gradient norm, scaler, scheduler, logging).
-    """
-
-    launch_s: float = 9e-6
-    backward_launch_s: float = 6e-6
-    compiled_launch_s: float = 3e-6
-    layer_cpu_s: float = 150e-6
-    expert_layer_cpu_s: float = 0.0
-    collective_cpu_s: float = 50e-6
-    fsdp_module_cpu_s: float = 0.0
-    optimizer_cpu_s: float = 2e-3
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ _MEGATRON: Final = (
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
             "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "activation_kernel": "framework",
+            "tp_backward_overlap": False,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
@@ -50,6 +51,11 @@ _MEGATRON: Final = (
         "Narayanan et al. 2021 (examples/sc21/CONFIG.sh) train in fp16 without it",
     ),
     Row(
+        (2021, 9),
+        {"tp_backward_overlap": True},
+        "Megatron-LM commit 16c9044 of 2021-09, ColumnParallelLinearWithAsyncAllreduce; mpu/layers.py of v2.4 reduces first",
+    ),
+    Row(
         (2022, 5),
         {"wgrad_accumulation_fusion": True, "recompute_default": "selective", "weight_gradients": "none",
          "grouped_weight_gradients": "none", "one_queue": True, "gradient_adds": ""},
@@ -65,7 +71,7 @@ _MEGATRON: Final = (
         (2023, 8),
         {
             "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
-            "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
+            "reduces_together": True, "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
             "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.7e-3,
             "expert_layer_cpu_s": 4.4e-3,
             "weight_gradients": "each", "grouped_weight_gradients": "none", "fp8_weight_cache": True,
@@ -75,7 +81,8 @@ _MEGATRON: Final = (
         "capability 9 on, else 4) and get_weight_workspace: fp8 copies of weights are cached as "
         "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
         "the gradient so that "
-        "hooks run; Megatron-LM --overlap-grad-reduce, --overlap-p2p-communication, bucket size "
+        "hooks run; Megatron-LM --overlap-grad-reduce, launched at the same time on all pipeline ranks (--align-grad-reduce, "
+        "pipeline_parallel/schedules.py of 2023-05: grad_sync_func), --overlap-p2p-communication, bucket size "
         "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: an 8B model on H100 levels off at 4.3 to 4.5 "
         "ms per layer and micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 "
         "without graphs on Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of "
@@ -142,8 +149,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
-             "dropout": 0.0},
-                "NeMo recipes: distributed fused Adam with overlapped reduction and gather"),
+             "reduces_together": True, "dropout": 0.0},
+                "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
+                "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
             Row((2024, 4), {"fp8_parameters": True},
                 "MLPerf Training v4.0 llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml: fp8_params wherever fp8 is"),
             Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "loss": "fused",
@@ -171,15 +179,16 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                  "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "gradient_adds": "always",
+                 "gradient_adds": "always", "gradient_add_casts": True, "tp_backward_overlap": False,
                  "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
                 "data, model and slice groups and one per neighbour; bf16_optimizer.py keeps 16-bit gradients beside the fp32 "
-                "ones and adds those up after every backward, fp16 gradients are added by autograd; the cast of 16-bit "
-                "gradients before that, 8 bytes a parameter, is left out: with it the chronicles' bf16 runs come out too slow"),
+                "ones, casts and adds them up after every backward (update_hp_grads), fp16 gradients are added by autograd; "
+                "bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py reduces input gradients before it goes on "
+                "(copy_to_tensor_model_parallel_region)"),
             Row((2023, 3), {"gradients_like_weights": True},
                 "DeepSpeed engine.py get_data_types: ZeRO accumulates in the dtype of what it trains unless a run says (PR 2847); "
                 "pipelines go on with bf16_optimizer.py (PR 4713)"),
@@ -210,12 +219,14 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "dropout": 0.0, "loss_work": LOSS_WORK,
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
-              "recompute_default": "none", "wgrad_accumulation_fusion": False, "tp_scatter_gather_p2p": False,
+              "recompute_default": "none", "wgrad_accumulation_fusion": False, "gradient_adds": "always",
+              "tp_scatter_gather_p2p": False,
               "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
                "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
-             "the named kernels. Inferred from which of its runs fit: 13B without model parallelism does, so "
+             "the named kernels, so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: "
+             "13B without model parallelism does, so "
              "gradients take 2 bytes; the norm in elementary kernels keeps 10 bytes an element (with the 6 of other chains 18 more "
              "runs would fit); "
              "long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
@@ -243,7 +254,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
               "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
               "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
-              "unlisted_attention": ("cudnn",)},
+              "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3), "fsdp_weight_cpu_s": (67e-6, 108e-6),
+              "optimizer_tensor_cpu_s": 43e-6},
              "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); "
              "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
              "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
@@ -255,7 +267,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); "
              "torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states; _fsdp_param.py: without a "
              "reduction, as in a pipeline, each backward adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: "
-             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit)"),
+             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit); hooks of FSDP2 "
+             "around groups of one and of nine weights, norm and fused AdamW of distributed tensors (torch 2.13, processes that "
+             "are not there, one server core; 1 ms a pre_forward in pytorch issue 173680)"),
          Row((2024, 12), {"expandable_segments_one_node": True},
              "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
@@ -271,8 +285,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
              "not cuDNN's"),
          Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
-         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",),
-                         "fp4_layers": 0.85},
+         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
+                         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); "
              "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
              "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
          Row((2026, 6), {"attention": (("", "fa2"),)},
@@ -284,11 +299,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
               "loss": "fused", "logits_fp32_copies": 0.5, "attention": (("", "fa1"),), "te_scaling": "delayed",
-              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "layer_cpu_s": 600e-6},
+              "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "fsdp_group_cpu_s": (0.92e-3, 1.28e-3),
+              "optimizer_tensor_cpu_s": 44e-6},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; models/mpt/modeling_mpt.py: flash-attn's cross-entropy "
              "unless a run says otherwise (16-bit logits and their gradient); setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
-             "with elementwise kernels (traffic counted from its update rule); host time of FSDP1 hooks assumed"),),
+             "with elementwise kernels (traffic counted from its update rule); hooks of FSDP1 around a layer, norm and AdamW "
+             "tensor by tensor (torch 2.13, processes that are not there, one server core)"),),
     ),
     "torch-fsdp": (
         "llm-foundry",
@@ -317,13 +334,16 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
               "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
               "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full"},
+              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full",
+              "optimizer_tensor_cpu_s": 0.0},
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
          Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
-                         "gradients_to_host": True},
-             "DeepSpeed stage3.py (the flat buffer of gradients lies on the device of the optimizer), partition_parameters.py: "
-             "each weight is put together from its ranks' parts, gradients are put "
+                         "host_update_bytes": 14.0, "gradients_to_host": True},
+             "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
+             "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
+             "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
+             "together from its ranks' parts, gradients are put "
              "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
              "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
@@ -332,7 +352,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "loops over experts, and ZeRO-3 fetches each weight of them, which is not priced: the one run known, 5 ms per expert "
              "and pass, tells no law"),
          Row((2025, 8), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn"))},
-             "torch 2.8 SDPA, the default of transformers' models")),
+             "torch 2.8 SDPA, the default of transformers' models"),
+         Row((2026, 3), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10)")),
     ),
     "internevo": (
         "megatron-core",
@@ -342,11 +364,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
                "fused_activation": False,
               "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
-              "wgrad_accumulation_fusion": False, "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "layer_rounding": "last",
+              "wgrad_accumulation_fusion": False, "gradient_adds": "always", "fsdp_reduce_dtype": "bf16",
+              "update_bytes": 12.0, "layer_rounding": "last",
               "loss": "fused", "loss_work": LOSS_WORK},
              "InternEvo doc/en/train_performance.md; flash-attn's cross-entropy (model/losses/ce_loss.py); reduce_bucket_size "
              "512 MiB; solver/pipeline_utils.py partition_uniform; "
-             "bf16 gradients, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, hybrid_zero_optim.py) by "
+             "bf16 gradients, which autograd adds up, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, "
+             "hybrid_zero_optim.py) by "
              "torch's AdamW, whose lists of operations (torch 2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second "
              "moment and the denominator of all parameters"),),
     ),

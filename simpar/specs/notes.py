@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.counts import layer_count, model_stages
+from simpar.specs.encoders import FIELDS, encoders_of, idle_encoders, input_tokens
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
-from simpar.specs.scenario import Scenario
+from simpar.specs.scenario_spec import Scenario
 from simpar.specs.stage_plan import hosts, part_notes
 
 
@@ -19,10 +20,8 @@ def scenario_notes(scenario: Scenario) -> list[str]:
     if isinstance(model, TokenModel) and length > model.max_position_embeddings:
         limit = model.max_position_embeddings
         notes.append(f"training.sequence_length {length} is beyond the model's max_position_embeddings {limit}")
-    if isinstance(model, ArchitectureSpec) and any(stack.tower for stack in model.stacks):
-        towers = ", ".join(stack.name for stack in model.stacks if stack.tower)
-        notes.append(f"the step is the decoder's on text: the {towers} encoder and its projector are left out, weights and work")
-    stages, layers = model_stages(plan), layer_count(model)
+    notes += _encoders(scenario)
+    stages, layers = model_stages(plan) - plan.encoder_stages, layer_count(model)
     less = plan.first_stage_less_layers + plan.last_stage_less_layers
     if not plan.layers_per_stage and not plan.embedding_alone and (layers + less) % stages:
         notes.append(f"{layers} layers do not divide evenly over {stages} pipeline stages: some hold one more")
@@ -31,6 +30,23 @@ def scenario_notes(scenario: Scenario) -> list[str]:
         if tp > domain:
             notes.append(f"plan.tp {tp} is wider than the scale-up domain of {domain} GPUs")
     return [*notes, *part_notes(scenario), *_not_modelled(scenario), *_simplified(scenario)]
+
+
+def _encoders(scenario: Scenario) -> Iterator[str]:
+    """Encoders beside the decoder, those left out and those that run; what comes before a model without a vocabulary."""
+    if isinstance(scenario.model, ArchitectureSpec) and not scenario.model.vocab_size:
+        yield "a model without a vocabulary: its tokens (latents, text embeddings, patches) are given, its loss is elementwise"
+    if left := idle_encoders(scenario):
+        fields = ", ".join(f"training.{FIELDS[name]}.per_sample" for name in left if name in FIELDS)
+        more = f" ({fields} puts them in)" if fields else ""
+        yield f"the {', '.join(left)} encoder and its projector are left out, weights and work{more}"
+    cp = scenario.plan.cp
+    for stack, given in encoders_of(scenario):
+        tokens = input_tokens(stack, given)
+        what = f"{given.per_sample} x {tokens} tokens of every sample in the {stack.name} encoder"
+        yield f"{what}, of which {given.per_sample * (tokens // stack.merge)} reach the decoder"
+        if cp > 1:
+            yield f"every context-parallel rank runs the {stack.name} encoder on all inputs (as Megatron-Core's pretrain_vlm does)"
 
 
 def _not_modelled(scenario: Scenario) -> Iterator[str]:
@@ -47,7 +63,13 @@ def _not_modelled(scenario: Scenario) -> Iterator[str]:
 
 def _simplified(scenario: Scenario) -> Iterator[str]:
     """Options that are modelled more simply than they work."""
-    plan = scenario.plan
+    plan, model = scenario.plan, scenario.model
+    if scenario.training.document_lengths and isinstance(model, ArchitectureSpec):
+        own = {
+            branch.kind for branch in model.branches() if branch.kind in ("custom", "delta", "mamba1", "mamba2", "linear_attention")
+        }
+        if own or any(getattr(branch, "indexer", None) for branch in model.branches()):
+            yield "training.document_lengths: scans, indexers and compressed keys work as if a sequence were one document"
     if plan.overlap_ep and plan.ep > 1 and not plan.schedule.startswith("dualpipe"):
         yield (
             "plan.overlap_ep: exchanges are hidden as if every forward of one micro-batch ran beside a backward of another, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -101,6 +101,11 @@ def choices(table: Mapping[str, Any], fields: tuple[OpenField, ...], file: str =
     return sorted(found, key=lambda choice: -choice.weight)
 
 
+def facts_of(values: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
+    """(Path, value) pairs as text: "plan.recompute = full"."""
+    return tuple(f"{path} = {value}" for path, value in values)
+
+
 def is_open(value: object) -> bool:
     """Whether a raw value leaves its field open."""
     return isinstance(value, Mapping) and ("any_of" in value or "unknown" in value)
@@ -176,4 +181,4 @@ def _set(table: dict[str, Any], path: str, value: object) -> None:
     table[last] = value
 
 
-__all__ = ["MOST_READINGS", "PRIORS", "Choice", "OpenField", "choices", "is_open", "open_fields"]
+__all__ = ["MOST_READINGS", "PRIORS", "Choice", "OpenField", "choices", "facts_of", "is_open", "open_fields"]

@@ -82,6 +82,9 @@ class PlanSpec(Spec):
     """Layers fewer on the last stage."""
     embedding_alone: bool = False
     """The embedding (and the head) form stages of their own."""
+    encoder_stages: Annotated[int, Field(ge=0)] = 0
+    """Virtual stages, the first ones, that hold nothing but the vision and audio encoders; 0 = these run on the first stage, before
+    its layers."""
     recompute: Literal["none", "selective", "full"] | RecomputeSpec = "none"
     """What the backward computes again instead of keeping: a word or a table."""
     offload: OffloadSpec = OffloadSpec()

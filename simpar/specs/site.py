@@ -18,9 +18,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from simpar.errors import InputError, Violation
 from simpar.specs.base import Spec, read_toml, validate
 from simpar.specs.calibration import SECONDS, SITE_FACTORS, RunCalibration
+from simpar.specs.kinds import Kind, interpolated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Factor = Annotated[float, Field(ge=0.05, le=20.0)]
 Covariance = tuple[tuple[float, ...], ...]
@@ -51,13 +52,25 @@ class SiteRun(Spec):
     """How far it was believed: a run far from what the others say counts less."""
 
 
-class SiteKind(Spec):
-    """Runs of one kind (a model in a precision) and their own factor beside the site's own."""
+class SiteKind(Kind):
+    """Runs of one kind (a model, its precision, sequences, batch and GPUs) and their own factor beside the site's."""
 
-    name: str
-    """Model and precision, "8.03B bf16"."""
     factor: Factor
     """On everything that the site's factors scale."""
+
+    @property
+    def kind(self) -> Kind:
+        """Without the factor."""
+        return Kind(**{name: getattr(self, name) for name in Kind.model_fields})
+
+
+class SiteFact(Spec):
+    """A value of a fact that runs left open, and what the site's runs say of it."""
+
+    fact: str
+    """Field and value: "plan.recompute = full"."""
+    factor: Annotated[float, Field(gt=0)]
+    """On how likely it is."""
 
 
 class Site(Spec):
@@ -81,9 +94,13 @@ class Site(Spec):
     kinds: tuple[SiteKind, ...] = ()
     """Kinds of runs that the site had."""
     other_kind: Spread = 0.0
-    """Of the factor of runs of another kind, whose median is 1."""
+    """Of the factor of a kind that is like none of these, whose median is 1."""
+    reach: Annotated[float, Field(gt=0)] = 1.0
+    """Doublings between two kinds over which their likeness falls to 1/e (`simpar.specs.kinds`)."""
     covariance: Covariance | None = None
     """Of the logarithms of the four factors, in that order, then of the kinds'."""
+    facts: tuple[SiteFact, ...] = ()
+    """Open facts (docs/open_facts.md) that the site's runs tell something of."""
     residual: Spread = 0.0
     """Of log(measured / predicted) between the site's runs, once the factors are right."""
     peak_memory_bytes: float = 0.0
@@ -119,14 +136,21 @@ class Site(Spec):
         """compute, memory, communication, host."""
         return {name: getattr(self, name) for name in SITE_FACTORS}
 
-    def of_kind(self, kind: str) -> float:
-        """The factor of runs of a kind."""
-        return next((each.factor for each in self.kinds if each.name == kind), 1.0)
+    def of_kind(self, kind: Kind) -> float:
+        """The factor of runs of a kind: what the site's own kinds that are like it had."""
+        weights, _ = interpolated([kind], [each.kind for each in self.kinds], self.reach)
+        return math.exp(sum(w * math.log(each.factor) for w, each in zip(weights[0], self.kinds, strict=True)))
 
-    def applied(self, published: RunCalibration, kind: str) -> RunCalibration:
+    def believes(self, facts: Iterable[str]) -> float:
+        """Factor on how likely a reading with these facts is (`open_values.facts_of`)."""
+        known = {each.fact: each.factor for each in self.facts}
+        return math.prod(known.get(fact, 1.0) for fact in facts)
+
+    def applied(self, published: RunCalibration, kind: Kind) -> RunCalibration:
         """The constants of published runs with the site's factors, and those of a kind of runs, on top."""
         own = {**dict.fromkeys(SECONDS, self.host), **self.factors}
-        moved = {name: getattr(published, name) * factor * self.of_kind(kind) for name, factor in own.items()}
+        alike = self.of_kind(kind)
+        moved = {name: getattr(published, name) * factor * alike for name, factor in own.items()}
         peak = TENTH * self.peak_memory_spread
         widths = {"allocated_error": peak, "reserved_error": peak, "device_error": peak, "memory_error": peak} if peak else {}
         return replace(published, **moved, expected_error=self.least_error, interval_factor=1.0, **widths)
@@ -136,7 +160,7 @@ class Site(Spec):
         """`expected_error` of a step that no factor is uncertain for: what is left between the site's own runs."""
         return math.expm1(TENTH * self.residual) / (1.28 / 0.674)
 
-    def log_half_width(self, shares: Mapping[str, float], kind: str) -> tuple[float, dict[str, float]]:
+    def log_half_width(self, shares: Mapping[str, float], kind: Kind) -> tuple[float, dict[str, float]]:
         """Half the 80 % interval of log(step time), and each cause's part of it.
 
         Args:
@@ -145,11 +169,12 @@ class Site(Spec):
         """
         weights = [shares.get(name, 0.0) for name in SITE_FACTORS]
         scaled = sum(weights)
-        weights += [scaled * (each.name == kind) for each in self.kinds]
+        alike, left = interpolated([kind], [each.kind for each in self.kinds], self.reach)
+        weights += [scaled * float(weight) for weight in alike[0]]
         size = len(weights)
         rows = self.covariance or ((0.0,) * size,) * size
         variance = sum(weights[i] * weights[j] * rows[i][j] for i in range(size) for j in range(size))
-        new = 0.0 if any(each.name == kind for each in self.kinds) else scaled * self.other_kind
+        new = scaled * self.other_kind * math.sqrt(max(float(left[0, 0]), 0.0))
         causes = {f"site's {name}": TENTH * weights[i] * math.sqrt(rows[i][i]) for i, name in enumerate(SITE_FACTORS)}
         causes |= {"a kind of run that the site never had": TENTH * new, "between the site's runs": TENTH * self.residual}
         return TENTH * math.sqrt(max(variance, 0.0) + new**2 + self.residual**2), causes
@@ -199,4 +224,4 @@ def site_beside(site: str | Site | None, file: str) -> Site | None:
     return read_site(beside if beside.is_file() else site)
 
 
-__all__ = ["TENTH", "TERMS", "Site", "SiteKind", "SiteRun", "read_site", "site_beside"]
+__all__ = ["TENTH", "TERMS", "Kind", "Site", "SiteFact", "SiteKind", "SiteRun", "read_site", "site_beside"]

@@ -14,6 +14,7 @@ from typing import Final
 from simpar.errors import InputError, Violation
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.counts import layer_count, model_stages, resolved_dp
+from simpar.specs.encoders import layer_counts
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
 from simpar.specs.scenario_spec import Scenario
 
@@ -79,7 +80,8 @@ def passes_of(scenario: Scenario) -> Passes:
     """What one pipeline of `scenario` runs."""
     training = scenario.training
     count = training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
-    return Passes(max(count, 1), model_stages(scenario.plan), layer_count(scenario.model))
+    layers = layer_count(scenario.model) + layer_counts(scenario)
+    return Passes(max(count, 1), model_stages(scenario.plan), layers)
 
 
 def check_ops(scenario: Scenario, ops: int) -> None:
@@ -169,7 +171,8 @@ def _steps(scenario: Scenario) -> Iterator[Violation]:
 def _bytes(scenario: Scenario, most: int) -> Iterator[Violation]:
     """Parameters, and the largest tensor of a micro-batch."""
     model, training = scenario.model, scenario.training
-    tokens = training.micro_batch_size * training.sequence_length
+    inputs = max(given.per_sample * (given.tokens or 1) for given in (training.images, training.audio))
+    tokens = training.micro_batch_size * max(training.sequence_length, inputs)
     if isinstance(model, TransformerSpec):
         experts = model.moe.num_experts * model.moe.moe_intermediate_size if model.moe is not None else 0
         heads = model.num_attention_heads * model.head_dim

@@ -42,11 +42,25 @@ class RoutingSpec(Spec):
     """Fixed expert capacity (drop and pad) as a multiple of the mean; none = dropless."""
 
 
+class EncoderInputSpec(Spec):
+    """What each sample brings to an encoder beside the decoder."""
+
+    per_sample: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Images (or clips) of each sample; 0: the step is the decoder's on text alone."""
+    tokens: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
+    """Tokens of one in the encoder, such as patches; none = the model's, where its inputs have one size."""
+    frozen: Literal["none", "encoder", "all"] = "none"
+    """What is not trained: nothing, the encoder's layers, or the projector to the decoder as well."""
+
+
 class TrainingSpec(Spec):
     """One step's work."""
 
     sequence_length: Annotated[int, Field(gt=0)] = 1
     """Tokens per sequence (1 for models without a sequence)."""
+    document_lengths: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """Tokens of documents that are packed into sequences, a sample of their lengths: attention stays inside each of them, which a
+    sequence's end cuts. Empty: a sequence is one document."""
     global_batch_size: Annotated[int, Field(gt=0)]
     """Sequences (samples) per step."""
     micro_batch_size: Annotated[int, Field(gt=0)] = 1
@@ -81,6 +95,13 @@ class TrainingSpec(Spec):
     """What graphs hold: whole layers, or all but experts and their dispatch."""
     routing: RoutingSpec = RoutingSpec()
     """How tokens spread over experts."""
+    images: EncoderInputSpec = EncoderInputSpec()
+    """For the vision encoder; the decoder's tokens of images are among sequence_length."""
+    audio: EncoderInputSpec = EncoderInputSpec()
+    """For the audio encoder, the same."""
+    reference_model: bool = False
+    """A frozen copy of the model runs forward on every micro-batch before the trained one (the reference of preference
+    optimisation, a teacher of the same shape); under low-rank adaptation its weights are the frozen ones that are there."""
     trainable: Literal["all", "lora"] = "all"
     """What has gradients: everything or low-rank adapters."""
     lora_rank: Annotated[int, Field(gt=0)] = 16

@@ -1,0 +1,89 @@
+"""The commands that compare what is measured with what is predicted, and print it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from simpar.evidence.cases import chosen_cases, load_cases, run_cases
+from simpar.evidence.collectives import validate_collectives
+from simpar.evidence.predicted import AtSite, predict
+from simpar.evidence.report_collectives import print_report as print_collectives
+from simpar.evidence.report_runs import print_report
+from simpar.evidence.results_md import check_bounds, print_cases, write_results
+from simpar.evidence.run_files import stored_runs
+from simpar.evidence.runs import validate_runs
+from simpar.evidence.runs_html import write_html
+from simpar.output import check_writable, finite
+from simpar.specs.base import data_dir
+from simpar.specs.site import read_site
+
+
+def cases(as_json: bool = False, folder: Path | None = None, workers: int | None = None, only: Sequence[str] = ()) -> int:
+    """`simpar validate`: all published cases, or those chosen; returns the exit code.
+
+    A full run writes validation/RESULTS.md of a checkout. The code is 1 when a case is outside its tolerance or, in a full run,
+    a group is worse than its recorded bound.
+
+    Args:
+        only: groups, or ids of cases.
+
+    Raises:
+        InputError: a file that breaks a rule, or an unknown group or case.
+    """
+    every = load_cases(folder)
+    report = run_cases(chosen_cases(every, only) if only else every, workers or os.cpu_count() or 1, progress=True)
+    worse = [] if only else check_bounds(report)
+    if as_json:
+        sys.stdout.write(json.dumps({**report.as_json(), "worse_than_bound": worse}) + "\n")
+    else:
+        print_cases(report, worse)
+    if folder is None and not only:
+        write_results(report)
+    return 1 if worse or report.outside else 0
+
+
+def collectives(data: Path | None, as_json: bool = False) -> int:
+    """`simpar validate collectives [--data FILE] [--json]`; exit code 1 past the stated tolerance.
+
+    Without a file: the tables that come with simpar.
+
+    Raises:
+        InputError: see `validate_collectives`.
+    """
+    report = validate_collectives(data or data_dir("validation") / "collectives")
+    if as_json:
+        sys.stdout.write(json.dumps(finite(report.as_json())) + "\n")
+    else:
+        print_collectives(report)
+    return 0 if report.within_tolerance else 1
+
+
+def runs(
+    data: Path | None,
+    as_json: bool = False,
+    html: Path | None = None,
+    where: Sequence[str] = (),
+    workers: int | None = None,
+    site: Path | None = None,
+) -> int:
+    """`simpar validate runs [--data FILE] [--json] [--html OUT] [--where ...] [--site FILE]`; returns the exit code.
+
+    Without a file: the runs that come with simpar.
+
+    Raises:
+        InputError: the file or a condition is wrong.
+    """
+
+    if html is not None:
+        check_writable(Path(html), "--html")  # now, not after minutes of simulation
+    data = data or stored_runs()
+    predictor = predict if site is None else AtSite(read_site(site))
+    report = validate_runs(data, where, workers, predictor, progress=True)
+    if html is not None:
+        write_html(report, Path(html), data)
+    print_report(report, as_json)
+    return 0

@@ -1,0 +1,75 @@
+"""Everything besides a layer that decides what one rank does for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from simpar.graph.casts import EngineCasts
+from simpar.graph.kernels import KernelPlan
+from simpar.graph.rematerialise import Recompute
+from simpar.parallel.degrees import Degrees
+from simpar.parallel.work import Implementation
+from simpar.specs.model import MoeSpec
+
+WeightGradients = Literal["none", "each", "shapes"]
+"""16-bit tensors of weight gradients in a backward: none, one at a time, one of every shape kept for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """Everything besides the layer that decides one rank's work.
+
+    Attributes:
+        degrees: tensor, context, expert.
+        kernels: the kernel library's rules.
+        recompute: what runs again.
+        dtype: of matmuls: bf16, fp16, fp8, fp8-block, fp32, ...
+        attention_kernel: name for the attention price.
+        memory_implementation: tuned, framework or eager kernels.
+        activation_implementation: of activations where the others are tuned.
+        accumulate_fp32: weight gradients accumulate into fp32.
+        moe: expert spec, for the exchange.
+        load_factor: tokens of the fullest expert rank over the mean.
+        dispatch_bytes: per element of the dispatched hidden vectors (1 under fp8 dispatch).
+        casts: recipe of casts to fp8 that are kernels of their own (graph/casts.py), "" = none.
+        lora_rank: > 0: base weights are frozen; matmuls of `lora_modules` have a trained pair of this rank.
+        lora_modules: attention, or all matmuls of a layer but the router.
+        borrowed: nodes whose weights another layer of the stage holds.
+        frozen: nothing of the layer is trained, nor anything before it: it has a forward alone.
+        dequantised_bytes: read and written per frozen weight of a layer to turn it into 16 bits before each use.
+        weight_gradients, grouped_weight_gradients: what stands for them in memory, see specs/framework.py.
+        engine_casts: casts to fp8 by TransformerEngine, none = it makes none.
+        accumulation_bytes: per weight, of adding its gradient to a buffer in a kernel of its own.
+        gather_copy_bytes: per weight, of taking it out of the buffer that it was gathered into.
+        reduce_copy_bytes: per trained weight, of putting its gradient into the buffer that is reduced.
+    """
+
+    degrees: Degrees
+    kernels: KernelPlan
+    recompute: Recompute = field(default_factory=Recompute)
+    dtype: str = "bf16"
+    attention_kernel: str = "auto"
+    memory_implementation: Implementation = "tuned"
+    activation_implementation: Implementation = "tuned"
+    accumulate_fp32: bool = True
+    moe: MoeSpec | None = None
+    load_factor: float = 1.0
+    dispatch_bytes: float = 2.0
+    casts: str = ""
+    lora_rank: int = 0
+    lora_modules: str = "attention"
+    borrowed: frozenset[str] = frozenset()
+    frozen: bool = False
+    dequantised_bytes: float = 0.0
+    weight_gradients: WeightGradients = "none"
+    grouped_weight_gradients: WeightGradients = "none"
+    engine_casts: EngineCasts | None = None
+    accumulation_bytes: float = 0.0
+    gather_copy_bytes: float = 0.0
+    reduce_copy_bytes: float = 0.0
+
+    @property
+    def narrow(self) -> bool:
+        """Whether matmuls run in fewer than 16 bits."""
+        return self.dtype.startswith(("fp8", "fp4", "mxfp8"))

@@ -1,0 +1,41 @@
+"""What the host spends around the kernels of a training step: a policy of a framework, see framework_policies.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar.specs.framework_policies import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Host(Policy):
+    """Seconds of the host.
+
+    Attributes:
+        launch_s: host time per kernel launched from the forward, eager Python and dispatcher included.
+        backward_launch_s: the same from the autograd engine (C++).
+        compiled_launch_s: per kernel inside a compiled graph.
+        layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
+        expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
+        collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
+        fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
+            of the device than a layer (DeepSpeed ZeRO-3).
+        fsdp_group_cpu_s, fsdp_weight_cpu_s: host time of the hooks around a fully sharded group in a forward and in a backward, and
+            what each of its weights adds (torch FSDP).
+        optimizer_cpu_s: host time of one optimizer step outside its kernels (scaler, scheduler, logging).
+        optimizer_tensor_cpu_s: host time of gradient norm and update for each parameter tensor.
+        drains_before_update: the host reads the loss or the norm before it updates, so that it is no further than the device.
+    """
+
+    launch_s: float = 9e-6
+    backward_launch_s: float = 6e-6
+    compiled_launch_s: float = 3e-6
+    layer_cpu_s: float = 150e-6
+    expert_layer_cpu_s: float = 0.0
+    collective_cpu_s: float = 50e-6
+    fsdp_module_cpu_s: float = 0.0
+    fsdp_group_cpu_s: tuple[float, float] = (0.0, 0.0)
+    fsdp_weight_cpu_s: tuple[float, float] = (0.0, 0.0)
+    optimizer_cpu_s: float = 2e-3
+    optimizer_tensor_cpu_s: float = 0.0
+    drains_before_update: bool = False

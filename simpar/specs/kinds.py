@@ -1,0 +1,78 @@
+"""How alike the jobs of a cluster are: what is off in one run tells about another the more, the less the two differ.
+
+What is left of a prediction's error once a site's factors are right is a Gaussian process over jobs with the correlation
+
+    k(a, b) = exp(-d(a, b) / reach),    d = doublings between their sizes + 1 for another precision
+
+(an Ornstein-Uhlenbeck process in each size; Rasmussen and Williams 2006, section 4.2.1). Layouts of one job share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from simpar.specs.base import Spec
+
+FloatArray = NDArray[np.float64]
+JITTER: Final = 1e-6
+"""Added to the diagonal of a matrix of correlations, so that kinds next to each other do not make it singular."""
+
+
+class Kind(Spec):
+    """What runs are one of: a job, whatever its layout."""
+
+    parameters: Annotated[float, Field(gt=0)] = 1.0
+    """Of the model."""
+    sequence_length: Annotated[int, Field(ge=1)] = 1
+    """Tokens."""
+    gpus: Annotated[int, Field(ge=1)] = 1
+    """Of the job."""
+    global_batch_size: Annotated[int, Field(ge=1)] = 1
+    """Sequences."""
+    precision: str = ""
+    """And what is trained where that is not all: "bf16", "bf16 lora"."""
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """What is told apart by doublings."""
+        return (self.parameters, float(self.sequence_length), float(self.gpus), float(self.global_batch_size))
+
+    @property
+    def name(self) -> str:
+        """In words: "8.03B bf16, 8192 tokens x 64, 16 GPUs"."""
+        size = f"{self.parameters / 1e9:.3g}B" if self.parameters >= 1e8 else f"{self.parameters / 1e6:.3g}M"
+        return f"{size} {self.precision}, {self.sequence_length} tokens x {self.global_batch_size}, {self.gpus} GPUs"
+
+
+UNKNOWN: Final = Kind()
+"""A job that nothing is known of."""
+
+
+def correlation(one: Sequence[Kind], other: Sequence[Kind], reach: float) -> FloatArray:
+    """k(a, b) of every kind of `one` with every kind of `other` [one, other]."""
+    a, b = (np.log2(np.array([kind.sizes for kind in kinds]).reshape(-1, 1, 4)) for kinds in (one, other))
+    distance = np.abs(a - b.swapaxes(0, 1)).sum(-1)
+    distance += np.array([[k.precision != m.precision for m in other] for k in one]).reshape(distance.shape)
+    return np.asarray(np.exp(-distance / reach))
+
+
+def interpolated(wanted: Sequence[Kind], known: Sequence[Kind], reach: float) -> tuple[FloatArray, FloatArray]:
+    """Weights [wanted, known] of what is known of some kinds in what is expected of others, and the correlation [wanted, wanted] of
+    what stays unknown of those: none of a kind that is known."""
+    between = correlation(wanted, wanted, reach)
+    if not known:
+        return np.zeros((len(wanted), 0)), between
+    across = correlation(wanted, known, reach)
+    weights = np.linalg.solve(correlation(known, known, reach) + JITTER * np.eye(len(known)), across.T).T
+    same = np.array([[float(a == b) for b in known] for a in wanted]).reshape(across.shape)
+    new = same.sum(1) == 0.0
+    left = (between - weights @ across.T) * np.outer(new, new)
+    return np.where(new[:, None], weights, same), left
+
+
+__all__ = ["JITTER", "UNKNOWN", "Kind", "correlation", "interpolated"]

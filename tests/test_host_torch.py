@@ -1,0 +1,75 @@
+"""Host time of torch's FSDP and of the update: hooks by group and weight, tensors of the optimizer, what a drained host shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simpar.costs.pricer import LayoutPricer
+from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
+from simpar.parallel.layout import Layout
+from simpar.parallel.modules import containers, weights
+from simpar.specs.scenario import Scenario, make_scenario
+from simpar.step import cost_models, simulate
+
+
+def tiny(framework: str = "torchtitan", zero_stage: int = 3, *, compile: bool = True, **training: Any) -> Scenario:
+    """Qwen3 0.6B, one short sequence on each of 8 H100."""
+    return make_scenario({
+        "model": "qwen3-0.6b", "framework": framework, "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"zero_stage": zero_stage, "recompute": "none"},
+        "training": {"sequence_length": 256, "global_batch_size": 8, "compile": compile, **training},
+    })  # fmt: skip
+
+
+def pricer_of(scenario: Scenario) -> LayoutPricer:
+    layout = Layout.of(scenario, 1)
+    return LayoutPricer(layout, *cost_models(scenario, layout.hardware))
+
+
+def test_hooks_of_a_sharded_layer_cost_what_was_measured() -> None:
+    """torch 2.13's FSDP2 around nine weights: 1.0 ms a forward, 1.4 ms a backward; the norms of queries and keys are one node.
+    Nothing is gathered under ZeRO-2."""
+    sharded, whole = pricer_of(tiny()), pricer_of(tiny(zero_stage=2))
+    block = sharded.layout.stage_blocks[0][1]
+    assert (weights(block.layer), containers(block.layer)) == (10, 3)
+    for phase, group, weight in (("F", 0.36e-3, 67e-6), ("B", 0.42e-3, 108e-6)):
+        price = sharded.block(block, phase)
+        other = whole.block(whole.layout.stage_blocks[0][1], phase)
+        more = sharded._launch_seconds(price, phase) - whole._launch_seconds(other, phase)
+        assert more == pytest.approx(group + 10 * weight, abs=0.05e-3)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "torch-fsdp", "transformers"])
+def test_small_models_wait_for_the_hooks(framework: str) -> None:
+    """Compiled or not, hooks of full sharding are Python."""
+    gap = {zero: simulate(tiny(framework, zero)).breakdown.get("launch", 0.0) for zero in (2, 3)}
+    assert gap[3] > gap[2] + 28 * 1.5e-3
+
+
+def test_only_a_drained_host_shows_the_tensors_of_its_update() -> None:
+    """The Trainer reads loss and norm before it updates; torchtitan's host is ahead where the device is the slower one."""
+    long: dict[str, Any] = {"sequence_length": 16384}
+    drained, ahead = pricer_of(tiny("transformers", **long)), pricer_of(tiny("torchtitan", **long))
+    assert drained._host_lead_s([0]) == 0.0
+    assert ahead._host_lead_s([0]) > 0.05
+    behind = pricer_of(tiny("torchtitan"))
+    assert behind._host_lead_s([0]) == 0.0
+    spec = behind.layout.framework.host
+    tensors = 28 * 10 + 2
+    update = simulate(tiny("torchtitan")).breakdown["optimizer"]
+    assert update == pytest.approx(tensors * spec.optimizer_tensor_cpu_s + spec.optimizer_cpu_s, rel=0.1)
+
+
+def test_an_update_on_the_host_moves_what_the_framework_adds_to_adam() -> None:
+    """DeepSpeed scales the gradients and casts the weights there: 14 bytes a weight beside Adam's 28."""
+    found = {}
+    for version in ("2021-12", "2022-01"):  # the first is older than what was read
+        scenario = make_scenario({
+            "model": "llama3.1-8b", "framework": "deepspeed", "framework_version": version,
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"zero_stage": 3, "offload": {"optimizer": True}},
+            "training": {"sequence_length": 1024, "global_batch_size": 8},
+        })  # fmt: skip
+        found[version] = simulate(scenario).breakdown["optimizer"]
+    assert found["2022-01"] - found["2021-12"] == pytest.approx(12.0 * 8.03e9 / 8 / HOST_ADAM_BYTES_PER_S, rel=0.01)
