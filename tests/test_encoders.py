@@ -9,6 +9,8 @@ import pytest
 from simpar.errors import InputError
 from simpar.model.carried import boundary_elements
 from simpar.model.ledger import entries, total_parameters
+from simpar.parallel.keys import Gather, Reduce
+from simpar.parallel.traffic import state_collectives
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model, model_from_table
 from simpar.specs.notes import scenario_notes
@@ -74,6 +76,27 @@ def test_what_is_frozen_has_a_forward_alone(frozen: str) -> None:
     static = [dict(result.memory[0].static) for result in (whole, less)]
     assert static[1]["parameters"] == static[0]["parameters"]
     assert static[1]["gradients"] == pytest.approx(static[0]["gradients"] * still[0] / trained)
+
+
+def test_context_ranks_do_not_share_an_encoders_work() -> None:
+    """Each runs it on all inputs (Megatron-LM), so that on twice the context ranks the encoder's blocks cost the same."""
+    layouts = [prepare(scenario({"cp": cp}), detail="stage").layout for cp in (1, 2)]
+    (one, two) = ([b for b in layout.stage_blocks[0] if b.name.startswith("vision")] for layout in layouts)
+    assert [b.forward for b in one] == [b.forward for b in two]
+    assert all(b.options.degrees.cp == 1 for b in two)
+
+
+def test_frozen_weights_are_gathered_where_they_are_sharded() -> None:
+    """Forward and backward gather trained weights, frozen ones pass once as well; nothing of them is reduced."""
+    given = [{"per_sample": 2, "tokens": 1024, "frozen": frozen} for frozen in ("none", "all")]
+    layouts = [prepare(scenario({"zero_stage": 3}, images), detail="stage").layout for images in given]
+    amounts = []
+    for layout in layouts:
+        names = [b.name for b in layout.stage_blocks[0]]
+        at = names.index("vision")
+        amounts.append([sum(c.bytes for c in state_collectives(layout, key(0, at, at + 1))) for key in (Gather, Reduce)])
+    assert amounts[1][0] == amounts[0][0] > 0
+    assert amounts[1][1] == 0.0 < amounts[0][1]
 
 
 def test_adapters_leave_encoders_frozen() -> None:
