@@ -241,17 +241,21 @@ def test_the_quantile_weighs_sources_by_the_root_of_their_runs() -> None:
     assert quantile(values, ["a"] * 100 + ["b"] * 4) == 0.1
 
 
+KINDS_OFF = (("allocated", 0.03), ("reserved", -0.2), ("device", 0.3), ("band", 0.1))
+
+
 def test_widths_of_memory_go_by_what_is_counted() -> None:
-    peaks = [Peak("f", "a", "g", f"s{i}", kind, off) for i in range(8) for kind, off in (("allocated", 0.03), ("reserved", -0.2))]
+    peaks = [Peak("f", "a", "g", f"s{i}", kind, off) for i in range(8) for kind, off in KINDS_OFF]
     value = {e.name: e.value for e in memory_entries(peaks) if e.family == "*"}
-    assert value == {"allocated_error": pytest.approx(0.03), "reserved_error": pytest.approx(0.2)}
+    assert value == {f"{kind}_error": pytest.approx(abs(off)) for kind, off in (*KINDS_OFF[:3], ("memory", 0.1))}
     with calibrated_by(tuple(memory_entries(peaks))):
         here = calibration_for("torchtitan", "a")
         assert (here.memory_half_width("allocated"), here.memory_half_width("reserved")) == (
             here.allocated_error,
             here.reserved_error,
         )
-        assert here.memory_half_width("device") == here.memory_error
+        assert here.memory_half_width("device") == here.device_error == pytest.approx(0.3)
+        assert here.memory_half_width("band") == here.memory_half_width("") == here.memory_error
 
 
 def test_an_unfamiliar_family_has_at_least_the_width_of_unfamiliar_ones() -> None:

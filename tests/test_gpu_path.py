@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu_path]
 SCENARIO = """
 name = "{name}"
 framework = "torchtitan"
-framework_version = "2025-10"
+framework_version = "2026-02"
 [model]
 hidden_size = 256
 intermediate_size = 768

@@ -282,7 +282,10 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     """Widths of the trained states, and when they are updated."""
     texts = " ".join(str(row.get(key) or "") for key in ("precision", "optimizer", "notes"))
     table: dict[str, Any] = {}
-    if re.search(r"liger|\bfoak\b|unsloth", texts, re.IGNORECASE) and "fused_kernels" in framework.conventions.abilities:
+    if (
+        re.search(r"(?<!no )(?<!without )\b(?:liger|foak|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
+        and "fused_kernels" in framework.conventions.abilities
+    ):
         table["fused_kernels"] = True
     sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3
     if (

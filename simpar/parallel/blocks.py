@@ -16,6 +16,7 @@ from simpar.graph.ledger import node_flops
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
+from simpar.parallel.backward_peak import transient
 from simpar.parallel.local_layer import LocalLayer, Product
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
@@ -414,7 +415,7 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in own]
     return LocalBlock(
         name=layer.name, forward=forward.done(), backward=backward.done(), saved=saved, working=working,
-        transient=lists.transient(), deferred=lists.deferred(),
+        transient=transient(lists), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
         lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), frozen_parameters=0.0,

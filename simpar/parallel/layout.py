@@ -256,7 +256,7 @@ class Layout(Job):
         """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised."""
         base = BASE_BYTES.get(self.training.base_weights)
         if base is None or block.name in ("embedding", "head"):
-            return self.state_bytes.parameter or 2.0
+            return self.state_bytes.parameter or self.framework.optimizer.frozen_bytes
         return base
 
     @cached_property

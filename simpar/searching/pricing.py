@@ -500,6 +500,8 @@ class Pricing:
         b = state_memory(1.0, bytes_, state.zero_stage, max(edp // (ranks // shards), 1))
         if self.template.training.optimizer == "none":
             return (a.parameters, 0.0), (b.parameters, 0.0)
+        if self.framework.optimizer.gradients_to_host:  # they go where the states go
+            return (a.parameters, a.optimizer + a.gradients), (b.parameters, b.optimizer + b.gradients)
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
 
     def update_share(self, group: Group, variant: Variant, state: State) -> float:
