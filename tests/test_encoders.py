@@ -283,3 +283,9 @@ def test_layers_are_shared_out_beside_an_encoder() -> None:
     assert isinstance(alone, tuple)
     assert sum(beside) == sum(alone) == 28
     assert beside[0] < alone[0]
+
+
+def test_a_forward_alone_holds_frozen_weights_too() -> None:
+    given = [{"per_sample": 1, "tokens": 64, "frozen": frozen} for frozen in ("none", "all")]
+    trained, frozen = (dict(simulate(scenario(images=images, optimizer="none")).memory[0].static) for images in given)
+    assert frozen["parameters"] == trained["parameters"]
