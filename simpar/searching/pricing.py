@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.held_sms import slowed
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.effects import expected_load_factor
@@ -364,7 +365,10 @@ class Pricing:
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
             prices = [pricer.price(Send(0, 0, False, pair)) for pair in alike.values()]
-            slows = min(p.interference for p in prices)
+            # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
+            gpu = self.template.hardware.gpu
+            least = [slowed((), gpu.sm_count.value, p.held_sms, gpu.architecture) for p in prices]
+            slows = min((2.0 * p.interference + low) / 3.0 for p, low in zip(prices, least, strict=True))
             same = len(set(layout.boundary_bytes)) == 1
             self._sends[key] = (min(p.seconds for p in prices), slows / (1.0 + slows)) if same else (0.0, 0.0)
         return self._sends[key]
