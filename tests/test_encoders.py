@@ -15,7 +15,7 @@ from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model, model_from_table
 from simpar.specs.notes import scenario_notes
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.step import prepare, simulate
+from simpar.step import decided, prepare, simulate
 
 VISION = "qwen3-vl-2b"
 
@@ -273,3 +273,19 @@ def test_the_reference_of_adapters_is_their_base() -> None:
     assert sum(b.frozen_parameters for blocks in whole.layout.stage_blocks for b in blocks) == 0.0
     assert dict(whole.memory[0].static) == dict(plain.memory[0].static)
     assert whole.step_time_s > plain.step_time_s
+
+
+def test_layers_are_shared_out_beside_an_encoder() -> None:
+    """The first stage, which runs the encoder too, gets fewer layers than without it."""
+    split = {"pp": 2, "layers_per_stage": "auto"}
+    beside, alone = (decided(scenario(split, images)).plan.layers_per_stage for images in (None, {}))
+    assert isinstance(beside, tuple)
+    assert isinstance(alone, tuple)
+    assert sum(beside) == sum(alone) == 28
+    assert beside[0] < alone[0]
+
+
+def test_a_forward_alone_holds_frozen_weights_too() -> None:
+    given = [{"per_sample": 1, "tokens": 64, "frozen": frozen} for frozen in ("none", "all")]
+    trained, frozen = (dict(simulate(scenario(images=images, optimizer="none")).memory[0].static) for images in given)
+    assert frozen["parameters"] == trained["parameters"]
