@@ -65,7 +65,7 @@ def test_what_a_quick_search_leaves_out_is_in_its_gap(space: Space) -> None:
 
 def test_memory_floors_never_exceed_what_the_layouts_of_a_pipeline_need(space: Space) -> None:
     """With less and less memory: no layout of a pipeline is faster than its bound with the recomputation that memory asks for."""
-    asked = 0
+    asked = impossible = 0
     for scale in (0.25, 0.35, 0.5, 0.8):
         cluster = space.template.cluster.model_copy(update={"memory_scale": scale})
         small = Space(space.template.model_copy(update={"cluster": cluster}), space.restrictions, space.framework)
@@ -76,12 +76,16 @@ def test_memory_floors_never_exceed_what_the_layouts_of_a_pipeline_need(space: S
                 if more is None:
                     continue
                 bound = branch.set_bounds.pipeline_seconds(group, batch, m, variant) + more
-                for pipeline, least in zip(small.pipelines(group.pp, m), bound.tolist(), strict=True):
+                possible = branch.memory_floors.possible(group, batch, m, variant, branch.capacity).tolist()
+                for pipeline, least, may_fit in zip(small.pipelines(group.pp, m), bound.tolist(), possible, strict=True):
                     table = branch.design_bounds.open_layouts(Design(group, batch, m, variant, pipeline), free)
                     fastest = float(table.time_s[table.alive].min()) if table.alive.any() else math.inf
                     assert least <= fastest * (1 + 1e-9)
+                    assert may_fit or not table.alive.any()
                     asked += math.isfinite(fastest) and least > 0.0
+                    impossible += not may_fit
     assert asked > 10
+    assert impossible >= 10
 
 
 def test_a_chance_to_fit_is_a_share_of_the_memory(space: Space) -> None:

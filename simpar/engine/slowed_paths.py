@@ -61,14 +61,17 @@ class _Order:
     def _prepare(cls, program: Program) -> _Order:
         ops = program.num_ops
         ptr, sources = (each.tolist() for each in program.predecessors)
-        own_ptr, own = (each.tolist() for each in program.op_streams)
-        computes = [stream.kind == "compute" for stream in program.streams]
+        own_ptr, own = program.op_streams
+        computes = np.array([stream.role if stream.kind == "compute" else -1 for stream in program.streams], dtype=np.int64)
         compute, stream = [-1] * ops, [-1] * ops
-        for op in range(ops):
-            held = own[own_ptr[op] : own_ptr[op + 1]]
-            compute[op] = next((program.streams[each].role for each in held if computes[each]), -1)
-            if compute[op] < 0 and len(held) == 1:
-                stream[op] = held[0]
+        if len(own):
+            held = np.diff(own_ptr)
+            first = own[np.minimum(own_ptr[:-1], len(own) - 1)]
+            compute = np.where(held == 1, computes[first], -1).tolist()
+            stream = np.where((held == 1) & (computes[first] < 0), first, -1).tolist()
+            for op in np.flatnonzero(held > 1).tolist():
+                roles = computes[own[own_ptr[op] : own_ptr[op + 1]]].tolist()
+                compute[op] = next((role for role in roles if role >= 0), -1)
         successors = np.diff(program.successors[0])
         return cls(
             _sorted(program, compute), [sources[a:z] for a, z in pairwise(ptr)], program.price.tolist(),

@@ -432,7 +432,8 @@ def _forward_alone(lists: _Lists, forward: OpList) -> LocalBlock:
     return LocalBlock(
         name=layer.name, forward=forward.done(), backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
         dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0,
-        frozen_parameters=sum(lists.shards.weights(node) for node in layer.nodes), model_flops=sum(flops.values()),
+        frozen_parameters=sum(lists.shards.weights(n) for n in layer.nodes if n.name not in lists.options.borrowed),
+        model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)), repeated_flops=0.0,
         layer=layer, options=lists.options,
     )  # fmt: skip

@@ -103,10 +103,15 @@ class LocalLayer:
         kernel, mask, causal = self.options.attention_kernel, node.mask, node.mask.causal and node.queries == node.keys
         if kernel == "unfused" and batch * heads % SOFTMAX_BATCHES:
             kernel = "eager"
+        seen = attended(layer, node) / queries
+        if mask.documents and node.queries == node.keys:
+            # As many documents of one length: that of the one in which a token lies on average, which has all pairs.
+            packed = max(round(queries / mask.mean_document(queries)), 1)
+            batch, queries, keys = batch * packed, queries // packed, queries // packed
         if mask.kind == "chunk" and queries > mask.size:
             batch, queries, keys = batch * (queries // mask.size), mask.size, mask.size
         elif mask.kind in ("top_k", "compressed", "fixed", "bidirectional_window"):
-            keys, causal = max(round(attended(layer, node) / queries), 1), False
+            keys, causal = max(round(seen), 1), False
         return AttentionWork(
             batch, queries, keys, heads, groups, layer.size(node.head_dim), layer.size(node.value_dim), causal, backward, kernel,
             window=mask.window if causal else None, dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.costs.collectives import CollectiveModel
+from simpar.costs.held_sms import slowed
 from simpar.costs.kernels import KernelModel
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.effects import expected_load_factor
@@ -364,7 +365,10 @@ class Pricing:
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
             prices = [pricer.price(Send(0, 0, False, pair)) for pair in alike.values()]
-            slows = min(p.interference for p in prices)
+            # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
+            gpu = self.template.hardware.gpu
+            least = [slowed((), gpu.sm_count.value, p.held_sms, gpu.architecture) for p in prices]
+            slows = min((2.0 * p.interference + low) / 3.0 for p, low in zip(prices, least, strict=True))
             same = len(set(layout.boundary_bytes)) == 1
             self._sends[key] = (min(p.seconds for p in prices), slows / (1.0 + slows)) if same else (0.0, 0.0)
         return self._sends[key]
@@ -439,7 +443,7 @@ class Pricing:
         return self._pricers[key].layout.state_bytes
 
     def blocking(self, pipeline: Pipeline, pp: int) -> bool:
-        """Whether sends hold the compute stream; the rule of `program.lower.p2p_blocks`."""
+        """Whether sends hold the compute stream; the rule of `program.waits.p2p_blocks`."""
         if pipeline.overlap_p2p is not None:
             return not pipeline.overlap_p2p
         shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.framework
@@ -503,7 +507,7 @@ class Pricing:
         return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
 
     def waits(self, style: str) -> bool:
-        """Whether every rank waits for all gradients before its update; the rule of `program.lower.optimizer_waits`."""
+        """Whether every rank waits for all gradients before its update; the rule of `program.waits.optimizer_waits`."""
         if self.template.plan.synchronous_optimizer is not None:
             return self.template.plan.synchronous_optimizer
         return not (self.framework.optimizer.optimizer_post_validation and style != "full")
