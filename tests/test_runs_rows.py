@@ -532,5 +532,6 @@ def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, 
 
 def test_a_dense_model_that_is_tuned_has_no_router() -> None:
     run = run_of(row(task="sft"))
-    assert run.skipped == "" and run.scenario is not None
+    assert run.skipped == ""
+    assert run.scenario is not None
     assert run.scenario.training.routing.kind == "balanced"
