@@ -20,7 +20,7 @@ from synthetic_programs import Job
 
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
-from simpar.engine.discrete_event import run
+from simpar.engine.discrete_event import Effects, run
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
 from simpar.program.program import PriceTable, Program
@@ -57,7 +57,7 @@ def measure(program: Program, prices: PriceTable, cluster: Cluster, noise: Noise
     """One run with contention and interference."""
     network = ClusterNetwork(cluster)
     begin = time.process_time()
-    timeline = run(program, prices, contention=Contention(network), interference=True, noise=noise, seed=1)
+    timeline = run(program, prices, Effects(contention=Contention(network), interference=True, noise=noise, seed=1))
     seconds = time.process_time() - begin
     alone = longest_path(program, prices, noise=noise, seed=1).makespan
     events = count_events(program, prices, contention=Contention(network), interference=True, noise=noise, seed=1)

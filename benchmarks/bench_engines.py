@@ -17,6 +17,7 @@ import simpy
 from synthetic_programs import Job, pipeline
 
 from simpar.engine import discrete_event
+from simpar.engine.discrete_event import Effects
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path, longest_path_batch
 from simpar.program.program import PriceTable, Program
@@ -40,7 +41,7 @@ def count_events(program: Program, prices: PriceTable, **options: object) -> int
     CountingEnvironment.events = 0
     original, discrete_event.Environment = discrete_event.Environment, CountingEnvironment
     try:
-        discrete_event.run(program, prices, **options)
+        discrete_event.run(program, prices, Effects(**options))
     finally:
         discrete_event.Environment = original
     return CountingEnvironment.events
@@ -84,7 +85,7 @@ def stragglers(dp: int) -> dict[str, object]:
     built = time.process_time()
     slow = dict.fromkeys(range(0, 128 * dp, 1001), 1.2)
     noise = Noise(compute_sigma=0.02, rank_sigma=0.01)
-    timeline = discrete_event.run(program, prices, slow_factors=slow, noise=noise, interference=True)
+    timeline = discrete_event.run(program, prices, Effects(slow_factors=slow, noise=noise, interference=True))
     done = time.process_time()
     return {"ranks": 128 * dp, "ops": program.num_ops, "step_s": timeline.makespan, "build_cpu_s": built - begin,
             "run_cpu_s": done - built, "ops_per_s": round(program.num_ops / (done - built)),

@@ -21,9 +21,9 @@ from simpar.engine.slowed_paths import makespans
 from simpar.program.program import PriceTable, Program
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
-from simpar.searching.design_bounds import Design
 from simpar.searching.find import Watch, find
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.open_layouts import Design
 from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
 from simpar.searching.space import Space

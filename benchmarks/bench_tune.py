@@ -21,7 +21,7 @@ import numpy as np
 from docs_table import write_between
 
 from simpar.evidence.run_files import stored_runs
-from simpar.evidence.run_rows import read_rows, run_of
+from simpar.evidence.run_rows import columns_of, read_rows, run_of
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.site.learned import shipped_prior
 from simpar.site.observed import Observed, observe
@@ -37,9 +37,10 @@ def sweeps(files: Sequence[Path], most: int, rows: int) -> dict[str, list[tuple[
     groups: dict[tuple[Any, ...], dict[str, tuple[str, dict[str, Any]]]] = defaultdict(dict)
     for file in files:
         for name, row in read_rows(file):
+            columns = columns_of(row)
             if not row.get("oom") and not row.get("exclude"):
-                layout = json.dumps([row.get(axis) for axis in AXES])
-                groups[tuple(row.get(key) for key in SAME)].setdefault(layout, (name, row))
+                layout = json.dumps([columns.get(axis) for axis in AXES])
+                groups[tuple(columns.get(key) for key in SAME)].setdefault(layout, (name, row))
     large = sorted((g for g in groups.items() if len(g[1]) >= LEAST), key=lambda g: -len(g[1]))
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     counts: dict[Any, int] = defaultdict(int)
@@ -155,7 +156,9 @@ def main() -> None:
         for key, row in rows:
             found = known[key]
             if found is not None:
-                table.append((Candidate(key, found.lines, {axis: row.get(axis) for axis in AXES}, found.kind), found.seconds))
+                table.append(
+                    (Candidate(key, found.lines, {axis: columns_of(row).get(axis) for axis in AXES}, found.kind), found.seconds)
+                )
         if len(table) < LEAST:
             continue
         generator = np.random.default_rng(0)

@@ -64,10 +64,12 @@ def every(state: Tuning) -> dict[str, float]:
 def report(state: Tuning, seconds: dict[str, float]) -> dict[str, Any]:
     """How many trials it took, and how far what it found is from the best of all layouts."""
     best = min(seconds, key=lambda name: seconds[name])
+    again = [seconds[trial.layout] / trial.measured_s for trial in state.trials if trial.measured_s]
     chosen = min((trial for trial in state.trials if trial.measured_s), key=lambda trial: trial.measured_s or 0.0).layout
     return {
         "layouts": len(seconds), "trials": len(state.trials), "chosen": chosen, "best": best, "why": state.why,
         "chosen_over_best": seconds[chosen] / seconds[best], "seconds": seconds,
+        "repeats_within": max(max(ratio, 1.0 / ratio) for ratio in again),
         "trial_seconds": {trial.layout: trial.measured_s for trial in state.trials},
     }  # fmt: skip
 
@@ -93,7 +95,7 @@ def main() -> None:
         print(f"| {candidate.name} | {predicted:.3f} s | {measured:.3f} s | {trial} |")
     print(
         f"{found['trials']} trials of {found['layouts']} layouts; chosen: {found['chosen']}, x {found['chosen_over_best']:.3f} of "
-        f"the fastest ({found['best']}); stopped: {found['why']}"
+        f"the fastest ({found['best']}); trials repeat within x {found['repeats_within']:.2f}; stopped: {found['why']}"
     )
 
 

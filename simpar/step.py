@@ -24,10 +24,11 @@ from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower, optimizer_waits
+from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
+from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
 from simpar.result.folded import all_counts, extended, is_drawn, keeps_all, repeats, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
@@ -201,7 +202,7 @@ def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Ti
     """Replay the program; `effects` go to the discrete-event engine (interference, contention, noise, seed, ...)."""
     if engine == "longest_path":
         return longest_path(priced.program, priced.table)
-    return discrete_event.run(priced.program, priced.table, **{"interference": True, **effects})
+    return discrete_event.run(priced.program, priced.table, discrete_event.Effects(**{"interference": True, **effects}))
 
 
 def simulate(
@@ -340,5 +341,6 @@ def repetitions_of(
         loads = memory_loads(scenario, max(layers, 1), min(scenario.plan.pp, priced.layout.num_microbatches))
         peaks = even + (double - even) * (loads - 1.0)
     step_s = None if optimizer_waits(priced.layout, priced.schedule) else _unsynchronised_step_s
-    runs = repeat(priced.program, priced.table, wanted.repetitions, seed=wanted.seed, first=first, step_s=step_s, **effects)
+    drawn = discrete_event.Effects(seed=wanted.seed, **effects)
+    runs = repeat(priced.program, priced.table, wanted.repetitions, drawn, first=first, step_s=step_s)
     return replace(runs, peak_memory_bytes=peaks)

@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant("permute moves half the bytes", "simpar/graph/kernels.py",
            '"permute", ((rows, 4.0),), ((rows, 4.0),)', '"permute", ((rows, 2.0),), ((rows, 4.0),)', (BYTES,)),
     Mutant("residual backward halved", "simpar/graph/kernels.py", "((axes, 4.0 + mask),)", "((axes, 2.0 + mask),)", (BYTES,)),
-    Mutant("attention FLOPs twice", "simpar/graph/ledger.py", "return queries * keys / 2.0", "return float(queries * keys)",
+    Mutant("attention FLOPs twice", "simpar/graph/ledger.py", "mean_document(queries) / 2.0", "mean_document(queries)",
            ("tests/test_golden_scenarios.py",)),
     Mutant("partial sums are not reduced", "simpar/graph/shard.py",
            'return out.name if summed and', 'return "" if summed and', (WIRE,)),
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant("Muon keeps one moment of its tables", "simpar/specs/optimizers.py",
            '"muon": OptimizerKind(4.0, 8.0,', '"muon": OptimizerKind(4.0, 4.0,', (OPTIMIZERS,)),
     # -- inputs
-    Mutant("V-shaped schedules have one chunk", "simpar/specs/checks.py",
+    Mutant("V-shaped schedules have one chunk", "simpar/specs/counts.py",
            '("zb-v", "v-half", "v-min", "dualpipe-v")', '("zb-v", "dualpipe-v")', ("tests/test_checks_scenario.py", LIVE)),
     Mutant("notes do not reach the result", "simpar/result/interpret.py",
            "notes=(*scenario_notes(layout.scenario), ", "notes=(", (f"{LIVE}::test_every_field_of_a_scenario_lives",)),

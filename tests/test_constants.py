@@ -18,7 +18,7 @@ from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
 from simpar.evidence.fit_constants import left_out, source_of, unseen_table
 from simpar.evidence.intervals import covered, held_out_factors, interval_entries, memory_entries, quantile, scores
-from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
+from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select, standard_error
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import Data, Peak, Sample, errors, sample_of
 from simpar.specs.base import data_dir
@@ -166,6 +166,16 @@ def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
     assert neutral == ()
 
 
+def test_few_sources_must_gain_more() -> None:
+    """The quantile that 84 % of all means of samples lie below: 1.32 standard errors of three values, 1 of many."""
+    rng = np.random.default_rng(0)
+    for count in (3, 10):
+        draws = rng.normal(size=(1500, count))
+        below = np.mean([values.mean() < standard_error(values) for values in draws])
+        assert below == pytest.approx(0.841, abs=0.03)
+    assert standard_error(np.array([0.1])) == float("inf")
+
+
 def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms() -> None:
     """Two families need 1.3 on the chip, a third nothing: it is not charged, also where it has too few runs to say so alone."""
     slow = [s for name in ("slow", "slower") for s in runs(8, true={"compute": 1.3}, family=name)]
@@ -231,17 +241,21 @@ def test_the_quantile_weighs_sources_by_the_root_of_their_runs() -> None:
     assert quantile(values, ["a"] * 100 + ["b"] * 4) == 0.1
 
 
+KINDS_OFF = (("allocated", 0.03), ("reserved", -0.2), ("device", 0.3), ("band", 0.1))
+
+
 def test_widths_of_memory_go_by_what_is_counted() -> None:
-    peaks = [Peak("f", "a", "g", f"s{i}", kind, off) for i in range(8) for kind, off in (("allocated", 0.03), ("reserved", -0.2))]
+    peaks = [Peak("f", "a", "g", f"s{i}", kind, off) for i in range(8) for kind, off in KINDS_OFF]
     value = {e.name: e.value for e in memory_entries(peaks) if e.family == "*"}
-    assert value == {"allocated_error": pytest.approx(0.03), "reserved_error": pytest.approx(0.2)}
+    assert value == {f"{kind}_error": pytest.approx(abs(off)) for kind, off in (*KINDS_OFF[:3], ("memory", 0.1))}
     with calibrated_by(tuple(memory_entries(peaks))):
         here = calibration_for("torchtitan", "a")
         assert (here.memory_half_width("allocated"), here.memory_half_width("reserved")) == (
             here.allocated_error,
             here.reserved_error,
         )
-        assert here.memory_half_width("device") == here.memory_error
+        assert here.memory_half_width("device") == here.device_error == pytest.approx(0.3)
+        assert here.memory_half_width("band") == here.memory_half_width("") == here.memory_error
 
 
 def test_an_unfamiliar_family_has_at_least_the_width_of_unfamiliar_ones() -> None:

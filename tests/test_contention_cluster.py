@@ -8,7 +8,7 @@ from engine_programs import table, transfer_program
 
 from simpar.engine.cluster_network import ClusterNetwork, flows
 from simpar.engine.contention import Contention
-from simpar.engine.discrete_event import run
+from simpar.engine.discrete_event import Effects, run
 from simpar.errors import InputError, InternalError
 from simpar.program.program import Transfer
 from simpar.specs.hardware import HardwareProfile, load_hardware
@@ -39,7 +39,7 @@ def ring_seconds(nodes: int, collective: str = "all_reduce") -> float:
 def finishes(cluster: Cluster, transfers, seconds, **network):
     program = transfer_program([(i, t, ()) for i, t in enumerate(transfers)])
     contention = Contention(ClusterNetwork(cluster, **network))
-    return run(program, table([seconds] * len(transfers)), contention=contention).finish
+    return run(program, table([seconds] * len(transfers)), Effects(contention=contention)).finish
 
 
 def rings(groups, collective="all_reduce"):

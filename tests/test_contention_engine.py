@@ -14,7 +14,7 @@ from test_engine_equal import counted
 
 from simpar.engine import pressure
 from simpar.engine.contention import Contention, LinkLoads, LinkSchedule, flapping_link, merged_loads, slow_link
-from simpar.engine.discrete_event import run
+from simpar.engine.discrete_event import Effects, run
 from simpar.engine.longest_path import longest_path
 from simpar.errors import InputError
 from simpar.program.program import Transfer
@@ -51,7 +51,7 @@ def network(capacity, **routes):
 def finishes(transfers, net, seconds, latency=None, schedules=()):
     program = transfer_program([(i, t, ()) for i, t in enumerate(transfers)])
     contention = Contention(net, None if latency is None else np.array(latency, float), schedules)
-    return run(program, table(seconds), contention=contention).finish
+    return run(program, table(seconds), Effects(contention=contention)).finish
 
 
 def test_alone_a_transfer_takes_exactly_its_price():
@@ -92,7 +92,7 @@ def test_a_later_flow_takes_its_share_of_what_is_left():
     program = transfer_program(
         [("a", send(0, 1, size=20.0), ()), ("wait", send(4, 5), ()), ("b", send(2, 3, size=20.0), ("wait",))]
     )
-    timeline = run(program, table([2.0, 1.0, 2.0]), contention=Contention(net))
+    timeline = run(program, table([2.0, 1.0, 2.0]), Effects(contention=Contention(net)))
     assert timeline.finish.tolist() == [3.0, 1.0, 4.0]
 
 
@@ -207,7 +207,7 @@ def contended(draw, latency: bool = True):
 @given(contended())
 def test_no_transfer_is_faster_than_its_price(case):
     program, price_table, contention = case
-    timeline = run(program, price_table, contention=contention)
+    timeline = run(program, price_table, Effects(contention=contention))
     tolerance = 1e-9 * max(1.0, timeline.makespan)
     assert (timeline.seconds >= price_table.seconds[program.price] - tolerance).all()
     fixed = [op for op in range(program.num_ops) if op not in program.transfers]
@@ -218,7 +218,7 @@ def test_no_transfer_is_faster_than_its_price(case):
 @given(contended())
 def test_contention_never_speeds_a_program_up(case):
     program, price_table, contention = case
-    timeline = run(program, price_table, contention=contention)
+    timeline = run(program, price_table, Effects(contention=contention))
     tolerance = 1e-9 * max(1.0, timeline.makespan)
     assert (timeline.finish >= longest_path(program, price_table).finish - tolerance).all()
 
@@ -228,7 +228,7 @@ def test_contention_never_speeds_a_program_up(case):
 def test_ample_links_change_nothing_at_all(case):
     program, price_table, contention = case
     roomy = TableNetwork(contention.network.capacity_bytes_per_s + 1e12, contention.network.routes)
-    found = run(program, price_table, contention=Contention(roomy))
+    found = run(program, price_table, Effects(contention=Contention(roomy)))
     if (price_table.seconds[list(program.price[list(program.transfers)])] > 1e-9).all():
         assert found.finish.tobytes() == longest_path(program, price_table).finish.tobytes()
 
@@ -239,8 +239,8 @@ def test_scaling_every_link_and_price_scales_time(case, factor):
     """A network and prices k times slower: everything happens k times later."""
     program, price_table, contention = case
     slower = TableNetwork(contention.network.capacity_bytes_per_s / factor, contention.network.routes)
-    base = run(program, price_table, contention=contention)
-    scaled = run(program, table(price_table.seconds * factor), contention=Contention(slower))
+    base = run(program, price_table, Effects(contention=contention))
+    scaled = run(program, table(price_table.seconds * factor), Effects(contention=Contention(slower)))
     assert scaled.finish == pytest.approx(factor * base.finish, rel=1e-9, abs=1e-9)
 
 
@@ -252,8 +252,8 @@ def test_wider_links_in_series_change_nothing(case):
     count = len(capacity)
     twice = {group: {**links, **{count + k: v for k, v in links.items()}} for group, links in routes.items()}
     longer = TableNetwork(np.concatenate([capacity, 1.5 * capacity]), twice)
-    base = run(program, price_table, contention=contention)
-    found = run(program, price_table, contention=Contention(longer, contention.latency_s))
+    base = run(program, price_table, Effects(contention=contention))
+    found = run(program, price_table, Effects(contention=Contention(longer, contention.latency_s)))
     assert found.finish == pytest.approx(base.finish, rel=1e-9, abs=1e-9)
 
 
@@ -262,11 +262,11 @@ def test_wider_links_in_series_change_nothing(case):
 def test_leaving_links_out_is_exact(case):
     """The same run with every link kept, whether or not it can decide anything."""
     program, price_table, contention = case
-    base = run(program, price_table, contention=contention)
+    base = run(program, price_table, Effects(contention=contention))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pressure, "_contested", lambda program, loads, seconds, nominal: nominal > 0.0)
         patch.setattr(pressure, "_narrowest_of_alike", lambda loads, contested, nominal, varying: nominal > 0.0)
-        found = run(program, price_table, contention=contention)
+        found = run(program, price_table, Effects(contention=contention))
     assert found.finish == pytest.approx(base.finish, rel=1e-9, abs=1e-9)
 
 

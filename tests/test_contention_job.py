@@ -14,7 +14,7 @@ from test_engine_equal import counted
 from simpar import step
 from simpar.engine.cluster_network import ClusterNetwork
 from simpar.engine.contention import Contention
-from simpar.engine.discrete_event import run
+from simpar.engine.discrete_event import Effects, run
 from simpar.engine.effects import engine_effects, expected_load_factor
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
@@ -57,7 +57,7 @@ def test_at_most_three_events_per_op(job, fabric, noise):
 def test_engines_agree_on_a_whole_job(job):
     program, prices = job
     slow = {3: 1.5, 17: 1.1}
-    one = run(program, prices, slow_factors=slow, noise=NOISE)
+    one = run(program, prices, Effects(slow_factors=slow, noise=NOISE))
     other = longest_path(program, prices, slow_factors=slow, noise=NOISE)
     assert one.finish.tobytes() == other.finish.tobytes()
     assert one.start.tobytes() == other.start.tobytes()
@@ -116,8 +116,8 @@ def test_folded_job_equals_the_expanded_one(fabric):
     """Symmetric ranks: one role per pipeline rank gives every rank's times, contention between dimensions included."""
     contention = Contention(ClusterNetwork(Cluster(profile(**fabric), 8)))
     (program, prices), (expanded_program, expanded_prices) = forward_job(True), forward_job(False)
-    folded_timeline = run(program, prices, contention=contention)
-    expanded = run(expanded_program, expanded_prices, contention=contention)
+    folded_timeline = run(program, prices, Effects(contention=contention))
+    expanded = run(expanded_program, expanded_prices, Effects(contention=contention))
     for stage in range(PP):
         for kind in (OpKind.FORWARD, OpKind.SEND_FORWARD, OpKind.REDUCE_GRADIENTS):
             mine = folded_timeline.finish[(program.role == stage) & (program.kind == kind)]

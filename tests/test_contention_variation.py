@@ -8,7 +8,7 @@ from engine_programs import chain, prices, programs, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.engine.discrete_event import run
+from simpar.engine.discrete_event import Effects, run
 from simpar.engine.imbalance import Imbalance, Routing
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
@@ -29,7 +29,7 @@ def two_ranks():
 
 
 def test_a_straggler_delays_everyone_it_meets_but_not_the_collective():
-    timeline = run(two_ranks(), table([1.0, 1.0, 0.5]), slow_factors={1: 1.3})
+    timeline = run(two_ranks(), table([1.0, 1.0, 0.5]), Effects(slow_factors={1: 1.3}))
     assert timeline.finish.tolist() == [1.0, 1.3, 1.8]
 
 
@@ -38,7 +38,7 @@ def test_slow_factors_above_one_never_help(data):
     program = data.draw(programs(acyclic=True))
     table_ = data.draw(prices(program))
     slow = {role: data.draw(st.floats(1.0, 3.0)) for role in program.role_streams}
-    assert (run(program, table_, slow_factors=slow).finish >= run(program, table_).finish).all()
+    assert (run(program, table_, Effects(slow_factors=slow)).finish >= run(program, table_).finish).all()
 
 
 @settings(max_examples=30)
@@ -46,15 +46,15 @@ def test_slow_factors_above_one_never_help(data):
 def test_batched_repetitions_are_the_engine_s_bit_by_bit(data):
     program = data.draw(programs(acyclic=True))
     table_ = data.draw(prices(program))
-    found = repeat(program, table_, 3, noise=NOISE, seed=5)
-    single = [run(program, table_, noise=NOISE, seed=5, repetition=r).makespan for r in range(3)]
+    found = repeat(program, table_, 3, Effects(noise=NOISE, seed=5))
+    single = [run(program, table_, Effects(noise=NOISE, seed=5), repetition=r).makespan for r in range(3)]
     assert found.makespans_s.tolist() == single
     assert longest_path(program, table_, noise=NOISE, seed=5, repetition=2).makespan == single[2]
 
 
 def test_same_seed_same_runs_other_seed_others():
     program, table_ = two_ranks(), table([1.0, 1.0, 0.5])
-    one, again, other = (repeat(program, table_, 8, noise=NOISE, seed=s).makespans_s for s in (1, 1, 2))
+    one, again, other = (repeat(program, table_, 8, Effects(noise=NOISE, seed=s)).makespans_s for s in (1, 1, 2))
     assert (one == again).all()
     assert (one != other).all()
     assert len(set(one.tolist())) == 8
@@ -82,7 +82,7 @@ def test_a_role_of_many_ranks_is_as_slow_as_its_slowest():
 
 def test_quantiles():
     program, table_ = two_ranks(), table([1.0, 1.0, 0.5])
-    found = repeat(program, table_, 500, noise=NOISE)
+    found = repeat(program, table_, 500, Effects(noise=NOISE))
     assert 1.5 < found.p50 < found.p90 < found.p99
     assert found.p90 == np.quantile(found.makespans_s, 0.9)
     # The maximum of two ranks with mean 1 lies above 1: variation costs time on average.
@@ -94,10 +94,10 @@ def test_quantiles():
 def test_repetitions_with_interference_use_the_reference_engine():
     program = chain("beside", [("f", [(0, "compute")], []), ("c", [(0, "dp")], [])]).build()
     table_ = table([4.0, 2.0], [0.0, 0.5])
-    found = repeat(program, table_, 3, noise=NOISE, interference=True)
-    single = [run(program, table_, noise=NOISE, interference=True, repetition=r).makespan for r in range(3)]
+    found = repeat(program, table_, 3, Effects(noise=NOISE, interference=True))
+    single = [run(program, table_, Effects(noise=NOISE, interference=True), repetition=r).makespan for r in range(3)]
     assert found.makespans_s.tolist() == single
-    assert (found.makespans_s > repeat(program, table_, 3, noise=NOISE).makespans_s).all()
+    assert (found.makespans_s > repeat(program, table_, 3, Effects(noise=NOISE)).makespans_s).all()
 
 
 @pytest.mark.parametrize("interference", [False, True])
@@ -105,11 +105,11 @@ def test_a_repetition_that_has_run_is_not_run_again(interference):
     program = chain("beside", [("f", [(0, "compute")], []), ("c", [(0, "dp")], [])]).build()
     table_ = table([4.0, 2.0], [0.0, 0.5])
     options = {"noise": NOISE, "interference": interference, "seed": 3}
-    first = run(program, table_, **options)
-    fresh, found = (repeat(program, table_, 3, first=given, **options).makespans_s.tolist() for given in (None, first))
+    first = run(program, table_, Effects(**options))
+    fresh, found = (repeat(program, table_, 3, Effects(**options), first=given).makespans_s.tolist() for given in (None, first))
     assert found == fresh
     marked = Timeline(program, first.start, first.finish + 1.0)
-    assert repeat(program, table_, 3, first=marked, **options).makespans_s.tolist() == [fresh[0] + 1.0, *fresh[1:]]
+    assert repeat(program, table_, 3, Effects(**options), first=marked).makespans_s.tolist() == [fresh[0] + 1.0, *fresh[1:]]
 
 
 def test_wrong_noise_is_an_input_error():
@@ -190,12 +190,12 @@ def test_imbalance_scales_the_expert_part_of_prices():
     assert (loads[:-1] > 1.0).all()
     forward, backward = program.kind == OpKind.FORWARD, program.kind == OpKind.BACKWARD
     assert (loads[forward] == loads[backward]).all()
-    timeline = run(program, balanced, imbalance=imbalance)
+    timeline = run(program, balanced, Effects(imbalance=imbalance))
     expert = program.layer == 1
     price = balanced.seconds[program.price]
     assert timeline.seconds[expert] == pytest.approx((loads * price)[expert])
     assert timeline.seconds[~expert] == pytest.approx(price[~expert])
-    found = repeat(program, balanced, 5, imbalance=imbalance)
+    found = repeat(program, balanced, 5, Effects(imbalance=imbalance))
     assert found.makespans_s[0] == timeline.makespan
     assert len(set(found.makespans_s.tolist())) == 5
 

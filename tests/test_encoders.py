@@ -9,11 +9,13 @@ import pytest
 from simpar.errors import InputError
 from simpar.model.carried import boundary_elements
 from simpar.model.ledger import entries, total_parameters
+from simpar.parallel.keys import Gather, Reduce
+from simpar.parallel.traffic import state_collectives
 from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.models_io import load_model, model_from_table
 from simpar.specs.notes import scenario_notes
 from simpar.specs.scenario import Scenario, make_scenario
-from simpar.step import prepare, simulate
+from simpar.step import decided, prepare, simulate
 
 VISION = "qwen3-vl-2b"
 
@@ -74,6 +76,27 @@ def test_what_is_frozen_has_a_forward_alone(frozen: str) -> None:
     static = [dict(result.memory[0].static) for result in (whole, less)]
     assert static[1]["parameters"] == static[0]["parameters"]
     assert static[1]["gradients"] == pytest.approx(static[0]["gradients"] * still[0] / trained)
+
+
+def test_context_ranks_do_not_share_an_encoders_work() -> None:
+    """Each runs it on all inputs (Megatron-LM), so that on twice the context ranks the encoder's blocks cost the same."""
+    layouts = [prepare(scenario({"cp": cp}), detail="stage").layout for cp in (1, 2)]
+    (one, two) = ([b for b in layout.stage_blocks[0] if b.name.startswith("vision")] for layout in layouts)
+    assert [b.forward for b in one] == [b.forward for b in two]
+    assert all(b.options.degrees.cp == 1 for b in two)
+
+
+def test_frozen_weights_are_gathered_where_they_are_sharded() -> None:
+    """Forward and backward gather trained weights, frozen ones pass once as well; nothing of them is reduced."""
+    given = [{"per_sample": 2, "tokens": 1024, "frozen": frozen} for frozen in ("none", "all")]
+    layouts = [prepare(scenario({"zero_stage": 3}, images), detail="stage").layout for images in given]
+    amounts = []
+    for layout in layouts:
+        names = [b.name for b in layout.stage_blocks[0]]
+        at = names.index("vision")
+        amounts.append([sum(c.bytes for c in state_collectives(layout, key(0, at, at + 1))) for key in (Gather, Reduce)])
+    assert amounts[1][0] == amounts[0][0] > 0
+    assert amounts[1][1] == 0.0 < amounts[0][1]
 
 
 def test_adapters_leave_encoders_frozen() -> None:
@@ -213,3 +236,56 @@ def test_weights_that_layers_share_are_held_once_on_a_stage() -> None:
         parameters.append(sum(sum(layout.block_parameters(s, 0, len(b))) for s, b in enumerate(layout.stage_blocks)))
     assert parameters[0] == total_parameters(model_from_table(table))
     assert parameters[1] == parameters[0] + 3 * 64 * 64 + 64  # gated, with its norm, on the second stage as well
+
+
+# -- a reference beside the model ----------------------------------------------------------------------------------------
+
+
+def with_reference(plan: dict[str, Any], *, reference: bool = True, **training: Any) -> Scenario:
+    return make_scenario({
+        "model": "llama3.1-8b", "plan": plan, "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "training": {"sequence_length": 2048, "global_batch_size": 16, "reference_model": reference, **training},
+        **({"framework": "torchtitan"} if plan.get("zero_stage") == 3 else {}),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "plan", [{"pp": 2, "tp": 2}, {"zero_stage": 3}, {"pp": 4, "layers_per_stage": "auto"}, {"recompute": "full"}]
+)
+def test_a_reference_adds_its_forward_and_its_weights(plan: dict[str, Any]) -> None:
+    with_, without = (with_reference(plan, reference=given) for given in (True, False))
+    whole, plain = simulate(with_), simulate(without)
+    assert whole.layout.model_flops == pytest.approx(4 / 3 * plain.layout.model_flops)
+    assert 1.1 * plain.step_time_s < whole.step_time_s < 1.6 * plain.step_time_s
+    assert whole.step_time_s == pytest.approx(simulate(with_, detail="stage").step_time_s, rel=1e-9)
+    assert whole.hardware_flops - plain.hardware_flops == pytest.approx(plain.layout.model_flops / 3)
+    frozen = sum(b.frozen_parameters for blocks in whole.layout.stage_blocks for b in blocks)
+    trained = sum(b.dense_parameters for blocks in whole.layout.stage_blocks for b in blocks)
+    assert frozen == trained
+    assert sum(m.allocated_bytes for m in whole.memory) > sum(m.allocated_bytes for m in plain.memory)
+    if "pp" in plan:
+        assert whole.layout.entering_bytes(1) == 2 * plain.layout.entering_bytes(1)
+        assert whole.layout.stages == plain.layout.stages
+
+
+def test_the_reference_of_adapters_is_their_base() -> None:
+    plain, whole = (simulate(with_reference({"tp": 2}, reference=given, trainable="lora")) for given in (False, True))
+    assert sum(b.frozen_parameters for blocks in whole.layout.stage_blocks for b in blocks) == 0.0
+    assert dict(whole.memory[0].static) == dict(plain.memory[0].static)
+    assert whole.step_time_s > plain.step_time_s
+
+
+def test_layers_are_shared_out_beside_an_encoder() -> None:
+    """The first stage, which runs the encoder too, gets fewer layers than without it."""
+    split = {"pp": 2, "layers_per_stage": "auto"}
+    beside, alone = (decided(scenario(split, images)).plan.layers_per_stage for images in (None, {}))
+    assert isinstance(beside, tuple)
+    assert isinstance(alone, tuple)
+    assert sum(beside) == sum(alone) == 28
+    assert beside[0] < alone[0]
+
+
+def test_a_forward_alone_holds_frozen_weights_too() -> None:
+    given = [{"per_sample": 1, "tokens": 64, "frozen": frozen} for frozen in ("none", "all")]
+    trained, frozen = (dict(simulate(scenario(images=images, optimizer="none")).memory[0].static) for images in given)
+    assert frozen["parameters"] == trained["parameters"]

@@ -13,11 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.engine import discrete_event
-from simpar.engine.discrete_event import run
+from simpar.engine.discrete_event import Effects, run
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import Sweep, longest_path, longest_path_batch
 from simpar.errors import DeadlockError, InputError, InternalError
 from simpar.program.program import Program
+
+
+def replayed(program, table_, **options):
+    return run(program, table_, Effects(**options))
 
 
 def outcome(engine, program, table_, **options):
@@ -37,7 +41,7 @@ def test_engines_agree_bit_by_bit(data):
         "noise": data.draw(st.sampled_from([None, Noise(0.1, 0.2, 0.05)])),
         "seed": 3,
     }
-    assert outcome(run, program, table_, **options) == outcome(longest_path, program, table_, **options)
+    assert outcome(replayed, program, table_, **options) == outcome(longest_path, program, table_, **options)
 
 
 @given(st.data())
@@ -117,7 +121,7 @@ def counted(program, table_, **options):
 
     original, discrete_event.Environment = discrete_event.Environment, Counting
     try:
-        return run(program, table_, **options), events
+        return run(program, table_, Effects(**options)), events
     finally:
         discrete_event.Environment = original
 
@@ -172,7 +176,7 @@ def test_wrong_prices_are_bugs_and_wrong_factors_are_input_errors():
         with pytest.raises(InternalError):
             longest_path_batch(program, np.array([wrong]))
     with pytest.raises(InputError) as caught:
-        run(program, table([1.0, 1.0]), slow_factors={0: 0.0, 5: 1.5})
+        run(program, table([1.0, 1.0]), Effects(slow_factors={0: 0.0, 5: 1.5}))
     assert len(caught.value.violations) == 2
     assert "slow_factors[5]" in str(caught.value)
 

@@ -21,14 +21,15 @@ from typer.testing import CliRunner
 
 from simpar.cli import app
 from simpar.errors import InputError
-from simpar.live.device import Device, telemetry
+from simpar.live.collect import _limited
+from simpar.live.device import Device, now_s, telemetry
 from simpar.live.rank_frozen import read_frozen
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu_path]
 SCENARIO = """
 name = "{name}"
 framework = "torchtitan"
-framework_version = "2025-10"
+framework_version = "2026-02"
 [model]
 hidden_size = 256
 intermediate_size = 768
@@ -202,3 +203,23 @@ def test_clocks_are_read_five_times_a_second(tmp_path: Path, monkeypatch: pytest
     assert found["watts"][2] == 704.5
     assert found["throttle_reasons"] == "0x4"
     assert [row[1] for row in beside.series(begin)] == [1981.0, 1982.0, 1983.0, 1984.0]
+
+
+def test_limits_of_a_trial_count_processor_seconds(tmp_path: Path) -> None:
+    """Other work on the machine takes wall time of a trial, none of its limit; on a lent GPU machine the wall's clock counts."""
+    fake, wall = now_s("fake"), now_s("cuda")
+    time.sleep(0.3)
+    assert now_s("fake") - fake < 0.1
+    assert now_s("cuda") - wall >= 0.3
+    environment = dict(os.environ)
+    assert _limited([sys.executable, "-c", "import time; time.sleep(1.5)"], tmp_path, environment, 1.0) == 0
+    assert _limited([sys.executable, "-c", "while True: pass"], tmp_path, environment, 1.0) == 124
+
+
+def test_a_calibration_says_that_shapes_are_left(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "store.jsonl").touch()
+    command = [sys.executable, "-m", "simpar.live.calibrate", "--shapes", str(bundle / "shapes.json"), "--resume",
+               str(tmp_path / "store.jsonl"), "--device", "fake", "--budget", "0s"]  # fmt: skip
+    done = subprocess.run(command, cwd=bundle, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "time is up" in done.stdout

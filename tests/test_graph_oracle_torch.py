@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def flops(function: Callable[..., Any], *inputs: Any) -> tuple[int, int]:
 
 def expected_kept(layer: Layer, plan: KernelPlan = EAGER) -> float:
     """Bytes that the pass says are kept."""
-    return sum(layer.volume(t.axes) * (4.0 if t.bytes == 2.0 else t.bytes) for t in kept(layer, plan).values())
+    return sum(layer.volume(t.axes) * (4.0 if t.bytes == 2.0 else t.bytes) * t.part for t in kept(layer, plan).values())
 
 
 def axes() -> list[Axis]:
@@ -144,6 +145,21 @@ def test_attention_keeps_its_operands_output_and_one_number_a_row() -> None:
     assert kept_bytes(F.scaled_dot_product_attention, q, k, v) == expected_kept(done)
 
 
+def test_keys_and_values_repeated_for_each_query_head_are_kept_so() -> None:
+    layer = LayerBuilder("attention", [axis if axis.name != "kv_heads" else Axis("kv_heads", N // 2, "groups") for axis in axes()])
+    names = {"q": "heads head_dim", "k": "kv_heads head_dim", "v": "kv_heads value_dim"}
+    qkv = [layer.input(name, f"batch sequence {rest}") for name, rest in names.items()]
+    done = layer.done(layer.attention("attention/core", qkv, "batch sequence heads value_dim", mask=BIDIRECTIONAL))
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        k, v = (x[:, :, None].expand(B, N // 2, 2, S, D).reshape(B, N, S, D) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    expected = expected_kept(done, replace(EAGER, library=replace(EAGER.library, repeats_keys=True)))
+    assert kept_bytes(attention, tensor(B, N, S, D), tensor(B, N // 2, S, D), tensor(B, N // 2, S, D)) == expected
+    assert expected > expected_kept(done)
+
+
 def test_unfused_attention_keeps_the_scores() -> None:
     layer = LayerBuilder("attention", axes())
     qkv = [layer.input(name, "batch sequence heads head_dim") for name in "qkv"]
@@ -165,6 +181,35 @@ def test_a_norm_keeps_its_input_and_its_statistics(kind: Any) -> None:
     done = layer.done(layer.norm("norm", layer.input("x", "batch sequence hidden"), kind=kind))
     w, b = weight(H), weight(H)
     assert kept_bytes(lambda x: F.layer_norm(x, (H,), w, b), tensor(B, S, H)) == expected_kept(done)
+
+
+def root_mean_square(x: Any) -> Any:
+    """RMSNorm of the fp32 tensor `x` before its weight, as models write it out."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+CHAINS: dict[str, tuple[float, Callable[[Any, Any], Any]]] = {
+    "transformers LlamaRMSNorm": (2.0, lambda x, w: w * root_mean_square(x.to(torch.float32)).to(x.dtype)),
+    "torchtitan's own, nn.RMSNorm to torch 2.6": (2.0, lambda x, w: root_mean_square(x.float()).type_as(x) * w),
+    "litgpt": (4.0, lambda x, w: (root_mean_square(x.float()) * w.float()).to(x.dtype)),
+    "nn.RMSNorm from torch 2.7": (4.0, lambda x, w: F.rms_norm(x, (H,), w)),
+}
+"""Norm -> (bytes per element of what its weight multiplies, the norm)."""
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_norm_as_a_chain_keeps_its_input_in_fp32_alone(name: str, trained: bool) -> None:
+    """No 16-bit input, and what the weight multiplies only where the weight is trained."""
+    normed, chain = CHAINS[name]
+    layer = LayerBuilder("norm", axes())
+    done = layer.done(layer.norm("norm", layer.input("x", "batch sequence hidden")))
+    saved = kept(done, KernelPlan(Kernels(fused_norm=False, normed_bytes=normed)), frozenset() if trained else frozenset({"norm"}))
+    w = weight(H).data.to(torch.bfloat16).requires_grad_(trained)
+    WEIGHTS.append(w)
+    x = torch.randn(B, S, H, dtype=torch.bfloat16, requires_grad=True)
+    cast = 4.0 * H * (name == "litgpt")  # the weight in fp32, which belongs to no token
+    assert kept_bytes(chain, x, w) - cast == sum(done.volume(t.axes) * t.bytes for t in saved.values())
 
 
 def test_a_gated_unit_in_elementary_operations_keeps_three_tensors() -> None:

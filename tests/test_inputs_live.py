@@ -224,6 +224,7 @@ PLAN_BASES: Final[Mapping[str, Table]] = {
 """Runs of hours to days, and between them every way of giving a figure."""
 
 CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "training.document_lengths": ((512, 1024), (256,)),
     "framework": ("torchtitan", "megatron-deepspeed", "no such"),
     "framework_version": ("2021", "2023-07"),
     "cluster.hardware": ("dgx-a100-80g", "no such"),

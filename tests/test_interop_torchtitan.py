@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from simpar.interop.torchtitan import configuration, export, violations
 from simpar.interop.torchtitan_import import load, schedule_names
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of
 from simpar.model.ledger import total_parameters
-from simpar.specs.scenario import Scenario, read_scenario
+from simpar.specs.scenario import Scenario, make_scenario, read_scenario
 from simpar.step import simulate
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
@@ -230,3 +231,17 @@ def test_schedules_have_torchs_names() -> None:
     assert names["1F1B"] == "1f1b"
     assert names["Interleaved1F1B"] == "interleaved"
     assert names["ZBVZeroBubble"] == "zb-v"
+
+
+def test_layers_of_several_kinds_come_back() -> None:
+    """gpt-oss attends a window in every other layer; torchtitan has it since v0.2.2, without a pipeline or context parallelism."""
+    base: dict[str, Any] = {
+        "name": "oss", "model": "gpt-oss-20b", "framework": "torchtitan", "cluster": {"hardware": "dgx-h100", "num_nodes": 4},
+        "training": {"sequence_length": 8192, "global_batch_size": 64},
+    }  # fmt: skip
+    scenario = make_scenario({**base, "plan": {"zero_stage": 3, "ep": 8}})
+    text = configuration(scenario)
+    assert 'name = "gpt_oss"\nflavor = "20b"' in text
+    assert load(text).scenario == scenario
+    with pytest.raises(InputError, match="neither a pipeline nor context parallelism"):
+        configuration(make_scenario({**base, "plan": {"zero_stage": 3, "pp": 2}}))

@@ -102,20 +102,20 @@ def test_command_refuses_a_folder_without_tables(tmp_path: Path, capsys: pytest.
     assert fit.main(["kernels", "--data", str(tmp_path / "no")]) == 2
 
 
-def test_fp8_is_held_in_the_power_state_that_prices_bf16() -> None:
-    """What nobody measured sustained takes the ratio of real operands where there are any, and an own set is left alone."""
-    sets = list(KernelModel(load_hardware("dgx-b200")).resolved.constants.gemm)
+def test_fp8_that_nobody_held_takes_the_share_of_a_gpu_of_the_same_kernels() -> None:
+    """B200: what the cap leaves of a GB200's fp8; beside it the ratio of each other power state. An own set is left alone."""
+    sets, kin = (list(KernelModel(load_hardware(name)).resolved.constants.gemm) for name in ("dgx-b200", "gb200-nvl72"))
     measured = [c for c in sets if not c.derived]
-    made = fit_kernels.narrow_sustained(measured, [], 148.0)
+    made = fit_kernels.narrow_sustained(measured, kin, 148.0)
     assert [(c.dtype, c.mode) for c in made] == [("fp8", "sustained")] * 2 + [("fp8_block", "sustained")] * 2
-    real = next(c for c in measured if c.library == "transformer_engine" and c.dtype == "bf16")
-    burst = next(c for c in measured if c.mode == "burst" and c.dtype == "bf16")
-    share = fit_kernels._typical(burst, 148.0) / fit_kernels._typical(real, 148.0)
+    burst, held = (next(c for c in kin if c.dtype == "fp8" and c.mode == mode) for mode in ("burst", "sustained"))
+    share = fit_kernels._typical(burst, 148.0) / fit_kernels._typical(held, 148.0)
     fp8 = next(c for c in measured if c.dtype == "fp8" and c.mode == "burst")
     assert made[0].rate_flops_per_s == pytest.approx(share * fp8.rate_flops_per_s)
     assert made[1].library == "vllm0220_sustained"
-    assert made[1].rate_flops_per_s > 1.2 * made[0].rate_flops_per_s
-    assert not fit_kernels.narrow_sustained([*measured, *made], [], 148.0)
+    alone = fit_kernels.narrow_sustained(measured, [], 148.0)
+    assert alone[0].rate_flops_per_s < 0.9 * made[0].rate_flops_per_s  # the bf16 ratio of the set that prices bf16
+    assert not fit_kernels.narrow_sustained([*measured, *made], kin, 148.0)
 
 
 def test_another_make_of_gpu_takes_the_power_state_that_its_profile_names() -> None:

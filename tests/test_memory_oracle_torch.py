@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -35,8 +36,9 @@ from simpar.specs.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.torch
 WORLD = 8
-VERSION = "2025-10"
-"""RMSNorm is one kernel, as in the torch under test and in the model (FusedNorm): torch 2.9 on; the loss is not chunked yet."""
+VERSION = "2026-02"
+"""RMSNorm is one kernel, as in the torch under test and in the model (FusedNorm): torch 2.9 on; keys are not repeated any more, the
+loss is not chunked yet."""
 SHAPES = {"square": Shape(), "wide": Shape(512, 3, 8, 8, 1536, 2048), "grouped": Shape(256, 2, 16, 8, 768, 512)}
 
 
@@ -94,6 +96,99 @@ def test_saved_activations_of_a_layer(shape: Shape, batch: int, recompute: str) 
     x = torch.zeros(batch, 128, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
     expected = sum(b.saved_bytes for b in layers_of(layout_of(scenario(shape, 128, batch, recompute=recompute))))
     assert kept_after_forward(model, x, recompute) == pytest.approx(expected, rel=0.01)
+
+
+class ChainedNorm(torch.nn.Module):
+    """RMSNorm as transformers' models write it out."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Any) -> Any:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("recompute", ["none", "full", "op"])
+def test_saved_activations_of_a_layer_with_norms_in_chains(shape: Shape, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs again starts from the layer's 16-bit input, which the norms themselves do not keep."""
+    monkeypatch.setattr("torch_llama.Norm", ChainedNorm)
+    model = build(shape, first=False)
+    x = torch.zeros(1, 128, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+    plan: Any = {"granularity": "selective", "modules": ("op",)} if recompute == "op" else recompute
+    blocks = layers_of(layout_of(scenario(shape, 128, framework="prime-rl", recompute=plan)))
+    expected = sum(b.saved_bytes for b in blocks)
+    if recompute == "op":
+        expected -= sum(v for b in blocks for name, v in b.saved if name in ("attention/out", "attention/lse"))
+    if recompute == "none":
+        # A residual sum is no one's: the first input, which nothing keeps, stands for the last output.
+        expected += 2 * 128 * shape.hidden
+    live = kept_after_forward(model, x, recompute)
+    assert live == pytest.approx(expected, rel=0.01)
+
+
+class Adapted(torch.nn.Module):
+    """A frozen linear with a low-rank pair beside it."""
+
+    def __init__(self, base: torch.nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a, self.b = (
+            torch.nn.Linear(i, o, bias=False, dtype=torch.bfloat16)
+            for i, o in ((base.in_features, rank), (rank, base.out_features))
+        )
+
+    def forward(self, x: Any) -> Any:
+        return self.base(x) + self.b(self.a(x)) * 2.0
+
+
+@dataclass
+class PeakBytes(LiveBytes):
+    """The most of them since `most` was last set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.most = max(self.most, self.bytes)
+        return result
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("framework", ["modalities", "transformers"])
+def test_most_that_a_layers_backward_holds(framework: str, adapted: bool, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager autograd: at the product of a gate, whose two gradients meet what both of its ops saved."""
+    if framework == "transformers":
+        monkeypatch.setattr("torch_llama.Norm", ChainedNorm)
+    shape, tokens = Shape(256, 1, 8, 2, 1024, 512), 512
+    layer = build(shape, first=False).layers["0"]
+    if adapted:
+        layer.requires_grad_(False)
+        for name in ("wq", "wk", "wv", "wo"):
+            setattr(layer.attention, name, Adapted(getattr(layer.attention, name), 4))
+    x = torch.zeros(1, tokens, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+    live = PeakBytes()
+    live.ignore(*layer.parameters(), x)
+    with live:
+        y = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False) if recompute == "full" else layer(x)
+        gradient, live.most = torch.zeros_like(y), 0
+        y.backward(gradient)
+    adapter = {"trainable": "lora", "lora_rank": 4} if adapted else {}
+    found = make_scenario({
+        "model": shape.table(), "framework": framework, "framework_version": "2024-10",
+        "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"zero_stage": 3, "recompute": recompute},
+        "training": {"sequence_length": tokens, "global_batch_size": 8, **adapter},
+    })  # fmt: skip
+    (block,) = layers_of(layout_of(found))
+    expected = block.saved_bytes + max(block.working, 0.0) + block.transient
+    # Its input was made outside, its output is the caller's; norms in chains keep neither.
+    outside = 0 if framework == "transformers" and recompute == "none" else x.nbytes
+    assert live.most - y.nbytes == pytest.approx(expected - outside, rel=0.01)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from simpar.errors import InputError
+from simpar.graph.masks import Mask
 from simpar.model.layered import layered_network
 from simpar.model.ledger import totals
 from simpar.specs.architecture import ArchitectureSpec
@@ -181,3 +182,37 @@ def test_diffusion_models_are_simulated(model: str, plan: str) -> None:
     assert isinstance(whole, ArchitectureSpec)
     exact = 3 * totals(whole, 4096).forward_flops_per_token * 4096 * 64
     assert layer.layout.model_flops == pytest.approx(exact, rel=1e-3)
+
+
+def test_packed_documents_attend_themselves() -> None:
+    """Documents of 2 and 4 tokens: 3 + 10 causal pairs in six tokens, twice that in twelve; with a window of two 3 + 7."""
+    assert Mask(documents=(2, 4)).attended(6) == 13.0
+    assert Mask(documents=(2, 4)).attended(12) == 26.0
+    assert Mask("window", 2, documents=(2, 4)).attended(6) == 10.0
+    assert Mask("bidirectional", documents=(2, 4)).attended(6) == 4.0 + 16.0
+    assert Mask(documents=(100,)).attended(6) == Mask().attended(6) == 21.0
+    assert Mask(documents=(2, 4)).mean_document(6) == 20.0 / 6.0
+
+
+@pytest.mark.parametrize("model", ["llama3.1-8b", "gpt-oss-20b"])
+@pytest.mark.parametrize("cp_style", ["ring", "all_gather", "ulysses"])
+def test_shorter_documents_take_less_attention_alone(model: str, cp_style: str) -> None:
+    def run(*documents: int) -> Any:
+        plan = {"tp": 2, "cp": 2, "pp": 2, "cp_style": cp_style}
+        training = {"sequence_length": 32768, "global_batch_size": 16, "document_lengths": documents}
+        return simulate(make_scenario({**BASE, "model": model, "plan": plan, "training": training}), detail="stage")
+
+    whole, one, some, short = run(), run(40_000), run(4096, 16384), run(1024)
+    assert one.step_time_s == whole.step_time_s
+    assert whole.step_time_s > some.step_time_s > short.step_time_s
+    # Causal pairs are halved as MFU does: S^2 / 2 of a sequence, of documents their share of it.
+    layout = whole.layout
+    share = (4096**2 + 16384**2) / (4096 + 16384) / 32768
+    if model == "llama3.1-8b":
+        assert some.layout.attention_model_flops == pytest.approx(share * layout.attention_model_flops)
+        assert short.layout.attention_model_flops == pytest.approx(layout.attention_model_flops / 32)
+    for shorter in (some, short):
+        assert shorter.layout.model_flops - shorter.layout.attention_model_flops == pytest.approx(
+            layout.model_flops - layout.attention_model_flops
+        )
+        assert shorter.communication_s == pytest.approx(whole.communication_s)

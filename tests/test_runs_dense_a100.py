@@ -36,8 +36,8 @@ GPT_175B = {
 
 def test_gradients_of_fp16_runs_may_have_a_type_of_their_own() -> None:
     spec = framework("megatron-core", "2023-09").changed({"gradient_dtype": "fp32", "gradient_dtype_fp16": "fp16"})
-    assert (spec.optimizer.gradients("fp16"), spec.optimizer.gradients("bf16")) == ("fp16", "fp32")
-    assert spec.changed({"gradient_dtype_fp16": None}).optimizer.gradients("fp16") == "fp32"
+    assert (spec.optimizer.gradients("fp16", 4), spec.optimizer.gradients("bf16", 4)) == ("fp16", "fp32")
+    assert spec.changed({"gradient_dtype_fp16": None}).optimizer.gradients("fp16", 4) == "fp32"
     for dtype, size in (("fp16", 2.0), ("fp32", 4.0)):
         layout = Layout.of(read_scenario(SCENARIO, [f"training.gradient_dtype={dtype}"]), 1)
         assert layout.state_bytes.gradient == layout.state_bytes.reduce == size

@@ -14,7 +14,7 @@ from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
 from simpar.evidence.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
-from simpar.evidence.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, recompute_of
+from simpar.evidence.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, _routing, recompute_of
 from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
 from simpar.model.ledger import total_parameters
@@ -511,3 +511,27 @@ def test_a_row_without_an_id_is_named_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text("\n" + json.dumps(row(id=None)) + "\n")
     assert [run.id for run in read_runs(path)] == ["runs.jsonl:2"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "task", "routing"),
+    [
+        ("", "pretrain", {"kind": "balanced"}),
+        ("force-balanced, dropless", "sft", {"kind": "balanced"}),
+        ("natural (random init)", "pretrain", {"kind": "lognormal", "spread": 1.0}),
+        ("aux-loss-free balanced, dropless", "pretrain", {"kind": "lognormal", "spread": 0.07}),
+        ("", "sft", {"kind": "lognormal", "spread": 0.3}),
+        ("dropless, router as loaded", "lora", {"kind": "lognormal", "spread": 0.3}),
+        ("capacity factor 1.5", "sft", {"kind": "balanced", "capacity_factor": 1.5}),
+    ],
+)
+def test_fine_tuning_keeps_the_router_of_its_checkpoint(stated: str, task: str, routing: dict[str, object]) -> None:
+    """Loads of experts are even only where a source says so, or where recipes force it."""
+    assert _routing(stated, task) == routing
+
+
+def test_a_dense_model_that_is_tuned_has_no_router() -> None:
+    run = run_of(row(task="sft"))
+    assert run.skipped == ""
+    assert run.scenario is not None
+    assert run.scenario.training.routing.kind == "balanced"

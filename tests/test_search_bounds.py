@@ -15,8 +15,8 @@ from simpar.schedules import SCHEDULES, Phase
 from simpar.searching import axes
 from simpar.searching.branch import Branch, on_device
 from simpar.searching.choice import Choice
-from simpar.searching.design_bounds import Design
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.open_layouts import Design
 from simpar.searching.shapes import paired_passes, shape_of
 from simpar.step import simulate
 

@@ -15,10 +15,11 @@ from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.command import SearchOptions, run
 from simpar.searching.decision import OWN_ERROR, SETTLED, Rival, decide
-from simpar.searching.design_bounds import Design, DesignBounds
+from simpar.searching.design_bounds import DesignBounds
 from simpar.searching.designs import design_key, design_name
 from simpar.searching.find import find
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.open_layouts import Design
 from simpar.searching.parts import Wish, fitting, largest_share, pricing_of
 from simpar.searching.settings import FREE, estimate, free_choices
 from simpar.searching.space import Space

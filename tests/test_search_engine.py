@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from search_random import CASES, random_choice, space_of
 
-from simpar.engine.discrete_event import run
+from simpar.engine.discrete_event import Effects, run
 from simpar.engine.slowed_paths import makespans
 from simpar.parallel.keys import Gather, Offload, Reduce, Send
 from simpar.program.lower import lower
@@ -57,7 +57,7 @@ def test_a_batch_takes_the_times_of_the_discrete_event_engine(name: str, seed: i
     priced = prepare(choice.scenario(evaluation_of(name).pricing.template), detail=evaluation_of(name).detail(choice))
     assert priced.program.price_keys == program.price_keys
     table = [type(priced.table)(seconds[row], slows[row]) for row in (0, 5)]
-    expected = [run(priced.program, each, interference=True).makespan for each in table]
+    expected = [run(priced.program, each, Effects(interference=True)).makespan for each in table]
     assert makespans(program, seconds, slows)[[0, 5]] == pytest.approx(expected, rel=1e-9), str(choice)
     assert makespans(program, seconds[5:6], slows[5:6]) == pytest.approx(expected[1:], rel=1e-9), str(choice)
 

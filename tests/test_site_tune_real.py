@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parent.parent
+NEAR = 1.15
+"""Layouts within it are as good as each other on a machine of two cores."""
 
 
 @pytest.mark.slow
@@ -22,5 +24,6 @@ def test_the_best_of_a_small_space_on_gloo(ranks: int, budget: int, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["trials"] < found["layouts"]
-    # What a shared machine repeats no better than: layouts within it are as good as each other.
-    assert found["chosen_over_best"] < 1.15, found
+    if found["repeats_within"] > NEAR:
+        pytest.skip(f"other work: the machine repeats its own steps within x {found['repeats_within']:.2f} alone")
+    assert found["chosen_over_best"] < NEAR, found

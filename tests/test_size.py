@@ -149,7 +149,8 @@ def test_a_step_that_does_not_repeat_itself_is_built_by_whole_passes(schedule: s
     with monkeypatch.context() as patch:
         patch.setattr(engine, "FOLD_MICROBATCHES", 10**9)
         whole = engine.simulate(given)
-    assert coarse.program.num_ops < 0.5 * whole.program.num_ops
+    # Two layers of a stage, four without chunks, become one op; sends stay.
+    assert coarse.program.num_ops < 0.65 * whole.program.num_ops
     assert any("never or late" in note for note in coarse.notes)
     found, said = dict(numbers(coarse.to_json())), dict(numbers(whole.to_json()))
     for path, value in said.items():

@@ -234,6 +234,23 @@ def test_frozen_weights_rest_in_the_format_of_the_base(base: str, each: float) -
     assert frozen == pytest.approx(each * IN_MATMULS + 2.0 * OUTSIDE, rel=1e-3)
 
 
+def test_prime_rl_holds_frozen_weights_in_fp32() -> None:
+    """Its optimization_dtype is that of every weight; gathered they are of 16 bits."""
+    layout = prepare(lora("prime-rl", plan={"zero_stage": 3})).layout
+    assert {layout.frozen_bytes(block) for block in layout.stage_blocks[0]} == {4.0}
+    assert layout.state_bytes.gather == 2.0
+
+
+def test_frozen_fp8_weights_have_no_transposed_copy() -> None:
+    """On Hopper a trained one has: both layouts are multiplied in every step."""
+    adapter = {"trainable": "lora", "lora_rank": 8}
+    trained, frozen = (
+        prepare(small("nemo", 1, "2024-04", precision="fp8", **more)).layout.state_bytes.parameter for more in ({}, adapter)
+    )
+    assert (trained, frozen) == (2.0, 1.0)
+    assert prepare(small("nemo", 1, "2024-03", precision="fp8")).layout.state_bytes.parameter == 4.0
+
+
 def test_a_quantised_base_is_turned_into_16_bits_before_each_use() -> None:
     def casts(**training: Any) -> list[str]:
         layer = prepare(lora(**training)).layout.stage_blocks[0][1]
@@ -280,6 +297,26 @@ def test_parameters_in_host_memory_leave_the_device_and_come_up_for_each_gather(
     assert resting(usual)["parameters"] == 2.0 * WEIGHTS / 2
     assert resting(away)["parameters"] == 0.0
     assert _result(away).step_time_s > _result(usual).step_time_s
+
+
+def test_zero_accumulates_in_the_dtype_of_the_weights_but_in_pipelines() -> None:
+    def gradients(version: str, precision: str, **plan: int) -> float:
+        scenario = small("megatron-deepspeed", 8, version, {"zero_stage": 1, **plan}, precision=precision, micro_batch_size=1)
+        return prepare(scenario).layout.state_bytes.gradient
+
+    assert gradients("2023-12", "bf16") == gradients("2023-12", "fp16") == 2.0
+    assert gradients("2022-12", "bf16") == gradients("2023-12", "bf16", pp=2) == 6.0  # fp32 sums beside what autograd makes
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_of_deepspeed_lie_where_its_optimizer_does(stage: int) -> None:
+    usual, away = (small("deepspeed", 2, "2026-06", {"zero_stage": stage, "offload": {"optimizer": o}}) for o in (False, True))
+    assert resting(usual)["gradients"] > 0.0
+    assert resting(away)["gradients"] == 0.0
+    assert (
+        resting(small("transformers", 2, "2026-06", {"zero_stage": 3, "offload": {"optimizer": True}}))["gradients"]
+        == (resting(small("transformers", 2, "2026-06", {"zero_stage": 3}))["gradients"])
+    )
 
 
 def test_offloaded_activations_are_those_of_layers() -> None:

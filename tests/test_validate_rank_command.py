@@ -31,7 +31,7 @@ MODEL = {
 def scenario(model: dict[str, Any] | str = MODEL, training: dict[str, Any] | None = None, **plan: Any) -> Scenario:
     """Eight ranks."""
     return make_scenario({
-        "name": "small", "model": model, "framework": "torchtitan", "framework_version": "2025-10",
+        "name": "small", "model": model, "framework": "torchtitan", "framework_version": "2026-02",
         "cluster": {"hardware": "dgx-h200", "num_nodes": 1}, "plan": {"zero_stage": 3, **plan},
         "training": {"sequence_length": 256, "global_batch_size": 8, **(training or {})},
     })  # fmt: skip
@@ -212,7 +212,7 @@ def test_the_bundle_runs_without_what_simpar_needs(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_the_command_on_a_scenario(tmp_path: Path) -> None:
     lines = [f"{k} = {v}" for k, v in MODEL.items()]
-    text = ["name = 'small'", "framework = 'torchtitan'", "framework_version = '2025-10'", "[model]", *lines, "[cluster]",
+    text = ["name = 'small'", "framework = 'torchtitan'", "framework_version = '2026-02'", "[model]", *lines, "[cluster]",
             "hardware = 'dgx-h200'", "num_nodes = 1", "[plan]", "dp = 8", "zero_stage = 3", "[training]",
             "sequence_length = 256", "global_batch_size = 8"]  # fmt: skip
     (tmp_path / "s.toml").write_text("\n".join(text))

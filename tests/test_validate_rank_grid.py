@@ -65,7 +65,7 @@ def scenario(model: str, plan: dict[str, Any]) -> Scenario:
     ranks = plan.get("pp", 1)
     micro = 4 if ranks > 1 else 1
     return make_scenario({
-        "name": "grid", "model": MODELS[model], "framework": "torchtitan", "framework_version": "2025-10",
+        "name": "grid", "model": MODELS[model], "framework": "torchtitan", "framework_version": "2026-02",
         "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"zero_stage": 3, **plan},
         "training": {"sequence_length": 512, "micro_batch_size": 2, "global_batch_size": 2 * micro * plan["dp"]},
     })  # fmt: skip

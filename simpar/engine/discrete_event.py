@@ -8,6 +8,9 @@ for ops whose speed changes while they run (elastic.py).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import numpy as np
 from simpy import Environment, Event
 
@@ -20,29 +23,44 @@ from simpar.engine.timeline import Timeline
 from simpar.program.program import FloatArray, PriceTable, Program
 
 
-def run(
-    program: Program,
-    prices: PriceTable,
-    *,
-    interference: bool = False,
-    contention: Contention | None = None,
-    slow_factors: SlowFactors | None = None,
-    noise: Noise | None = None,
-    imbalance: Imbalance | None = None,
-    seed: int = 0,
-    repetition: int = 0,
-) -> Timeline:
-    """Replay `program` and return when every op ran.
+@dataclass(frozen=True, slots=True, eq=False)
+class Effects:
+    """What makes a run differ from its prices.
 
-    Args:
-        program: what waits for what.
-        prices: seconds and interference per price.
+    Attributes:
         interference: compute ops slow down while communication of the same role runs (PriceTable.interference).
         contention: the network that transfers share; None: every transfer takes its price.
         slow_factors: role -> factor on the seconds of its compute ops.
         noise: random factors on the seconds of ops.
         imbalance: expert load drawn per layer and microbatch.
         seed: of all draws.
+    """
+
+    interference: bool = False
+    contention: Contention | None = None
+    slow_factors: SlowFactors | None = None
+    noise: Noise | None = None
+    imbalance: Imbalance | None = None
+    seed: int = 0
+
+    def seconds(self, program: Program, prices: PriceTable, repetition: int) -> FloatArray:
+        """Seconds [ops] of one of the seed's independent runs."""
+        return op_seconds(program, prices, self.slow_factors, self.noise, self.imbalance, self.seed, repetition)
+
+    def elastic(self, prices: PriceTable) -> bool:
+        """Whether ops may change their speed while they run."""
+        return self.contention is not None or (self.interference and bool(np.any(prices.interference > 0.0)))
+
+
+NO_EFFECTS: Final = Effects()
+
+
+def run(program: Program, prices: PriceTable, effects: Effects = NO_EFFECTS, *, repetition: int = 0) -> Timeline:
+    """Replay `program` and return when every op ran.
+
+    Args:
+        program: what waits for what.
+        prices: seconds and interference per price.
         repetition: which of the seed's independent runs.
 
     Raises:
@@ -50,11 +68,11 @@ def run(
         InputError: a slow factor or the network is wrong, or a transfer waits for ever on a link that is down.
     """
     program.check()
-    seconds = op_seconds(program, prices, slow_factors, noise, imbalance, seed, repetition)
+    seconds = effects.seconds(program, prices, repetition)
     env = Environment()
-    if contention is None and not (interference and np.any(prices.interference > 0.0)):
+    if not effects.elastic(prices):
         return _replay(env, program, seconds)
-    return ElasticReplay(env, program, prices, seconds, interference, contention).run()
+    return ElasticReplay(env, program, prices, seconds, effects.interference, effects.contention).run()
 
 
 def _replay(env: Environment, program: Program, seconds: FloatArray) -> Timeline:

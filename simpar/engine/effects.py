@@ -18,7 +18,7 @@ from simpar.topology.cluster import Cluster
 
 
 def engine_effects(scenario: Scenario, latency_s: FloatArray) -> dict[str, Any]:
-    """Keyword arguments of `discrete_event.run`; `latency_s` [prices] is the part of each price that no bandwidth changes."""
+    """Fields of `discrete_event.Effects`; `latency_s` [prices] is the part of each price that no bandwidth changes."""
     wanted = scenario.effects
     found: dict[str, Any] = {"interference": wanted.interference, "slow_factors": wanted.slow_ranks or None}
     if wanted.needs_network:

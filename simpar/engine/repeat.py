@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.engine.contention import Contention
-from simpar.engine.discrete_event import run
-from simpar.engine.durations import SlowFactors, op_seconds
-from simpar.engine.imbalance import Imbalance
-from simpar.engine.jitter import Noise
+from simpar.engine.discrete_event import NO_EFFECTS, Effects, run
 from simpar.engine.longest_path import longest_path_by_op
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
@@ -60,13 +56,8 @@ def repeat(
     program: Program,
     prices: PriceTable,
     repetitions: int,
+    effects: Effects = NO_EFFECTS,
     *,
-    noise: Noise | None = None,
-    slow_factors: SlowFactors | None = None,
-    imbalance: Imbalance | None = None,
-    interference: bool = False,
-    contention: Contention | None = None,
-    seed: int = 0,
     first: Timeline | None = None,
     step_s: Callable[[Timeline], float] | None = None,
 ) -> Repetitions:
@@ -87,17 +78,12 @@ def repeat(
         raise InputError([Violation("repetitions", repetitions, "must be at least 1")])
     took = step_s or (lambda timeline: timeline.makespan)
     done = [] if first is None else [took(first)]
-    if step_s is None and contention is None and not (interference and np.any(prices.interference > 0.0)):
+    if step_s is None and not effects.elastic(prices):
 
         def seconds(index: int) -> FloatArray:
-            return op_seconds(program, prices, slow_factors, noise, imbalance, seed, len(done) + index)
+            return effects.seconds(program, prices, len(done) + index)
 
         rest = longest_path_by_op(program, seconds, repetitions - len(done))
         return Repetitions(np.concatenate([done, rest]))
-    for r in range(len(done), repetitions):
-        timeline = run(
-            program, prices, interference=interference, contention=contention, slow_factors=slow_factors, noise=noise,
-            imbalance=imbalance, seed=seed, repetition=r,
-        )  # fmt: skip
-        done.append(took(timeline))
+    done += [took(run(program, prices, effects, repetition=r)) for r in range(len(done), repetitions)]
     return Repetitions(np.array(done))

@@ -36,6 +36,8 @@ TRAINING_MACHINES = {"a100_pcie": "a100", "b200": "b200"}
 """Machine of `simumax_ops.csv` -> GPU whose constants its rows refine."""
 SAME_DIE = {"h100": "h200"}
 """GPU without a sustained table -> GPU of the same die and power cap that has one."""
+SAME_KERNELS = {"b200": "gb200"}
+"""GPU without a sustained fp8 table -> GPU of the architecture that has one beside its burst table."""
 DEFAULTS = {
     "a100": ("sglang0510", "trtllm100"),
     "h100": ("trtllm130rc10",),
@@ -58,7 +60,7 @@ class Found:
     attention: list[AttentionConstants] = field(default_factory=list)
     moe: list[MoeConstants] = field(default_factory=list)
     same_die: list[GemmConstants] = field(default_factory=list)
-    """Sets of the GPU of the same die and power cap, where there is one."""
+    """Sets of the GPU of the same die and power cap, or of the same kernels, where there is one."""
 
 
 def _say(text: str) -> None:
@@ -111,13 +113,13 @@ def _typical(c: GemmConstants, sm_count: float) -> float:
     return float(np.median(gemm_seconds(c, sm_count, LARGE)))
 
 
-def _sustained_ratios(sets: list[GemmConstants], sm_count: float) -> dict[str, float]:
-    """Library of a measured sustained bf16 set -> burst over its time of big GEMMs: the share that the power cap leaves.
+def _sustained_ratios(sets: list[GemmConstants], sm_count: float, dtype: str = "bf16") -> dict[str, float]:
+    """Library of a measured sustained set -> burst over its time of big GEMMs: the share of the rate that the power cap leaves.
 
-    The set that prices bf16 comes first, so that all precisions are priced in one power state.
+    Sets of real operands come first: they price.
     """
-    burst = [c for c in sets if c.dtype == "bf16" and c.mode == "burst" and "uninit" not in c.library]
-    held = [c for c in sets if c.dtype == "bf16" and c.mode == "sustained" and not c.derived]
+    burst = [c for c in sets if c.dtype == dtype and c.mode == "burst" and "uninit" not in c.library]
+    held = [c for c in sets if c.dtype == dtype and c.mode == "sustained" and not c.derived]
     order = sorted(held, key=lambda c: any(word in c.library for word in UNREAL))
     return {c.library: _typical(burst[0], sm_count) / _typical(c, sm_count) for c in order} if burst else {}
 
@@ -126,11 +128,12 @@ def derive_sustained(found: dict[str, Found]) -> None:
     """Adds sustained bf16 sets where a GPU has burst tables only."""
     for gpu, own in found.items():
         twin = SAME_DIE.get(gpu)
-        own.same_die = found[twin].gemm if twin in found else []
+        kin = twin or SAME_KERNELS.get(gpu)
+        own.same_die = found[kin].gemm if kin in found else []
         bf16 = [c for c in own.gemm if c.dtype == "bf16"]
         if bf16 and not any(c.mode == "sustained" for c in bf16):
             donor = next((c for c in own.same_die if c.dtype == "bf16" and c.mode == "sustained"), None)
-            if donor is not None:
+            if twin and donor is not None:
                 text = f"{twin} {donor.library} (same die and power cap) with the memory bandwidth of {gpu}"
                 own.gemm.append(donor.model_copy(update={"bandwidth_bytes_per_s": bf16[0].bandwidth_bytes_per_s, "derived": text}))
             else:
@@ -141,15 +144,19 @@ def derive_sustained(found: dict[str, Found]) -> None:
 def narrow_sustained(sets: list[GemmConstants], same_die: list[GemmConstants], sm_count: float) -> list[GemmConstants]:
     """Sustained fp8 sets where there are burst ones only: the burst rate times the sustained over burst ratio of bf16.
 
-    One for each power state that bf16 was measured in; all but the first take the name of its library.
+    One for each power state that bf16 was measured in; all but the first take the name of its library. The first, which prices,
+    takes the ratio of fp8 itself where a GPU of the same kernels has both.
     """
     ratios = _sustained_ratios(sets, sm_count) or _sustained_ratios(same_die, sm_count) or {"": SUSTAINED_PRIOR}
+    of_fp8 = list(_sustained_ratios(same_die, sm_count, "fp8").values())
+    ratios |= {next(iter(ratios)): of_fp8[0]} if of_fp8 else {}
     made = []
     for dtype in ("fp8", "fp8_block"):
         own = [c for c in sets if c.dtype == dtype]
         if own and not any(c.mode == "sustained" for c in own):
             for count, (library, share) in enumerate(ratios.items()):
-                text = f"{own[0].library} at {share:.3f} of its rate, the sustained over burst ratio of bf16"
+                of = "fp8 on a kin" if of_fp8 and not count else "bf16"
+                text = f"{own[0].library} at {share:.3f} of its rate, the sustained over burst ratio of {of}"
                 update = {"mode": "sustained", "rate_flops_per_s": own[0].rate_flops_per_s * share, "derived": text}
                 made.append(own[0].model_copy(update=update | ({"library": library} if count else {})))
     return made

@@ -112,7 +112,7 @@ def interval_entries(data: Data, unseen: FloatArray, unfamiliar: FloatArray) -> 
     return [described(data, first), *factors, other.model_copy(update={"family": UNFAMILIAR})]
 
 
-KINDS: Final[dict[str, Name]] = {"allocated": "allocated_error", "reserved": "reserved_error"}
+KINDS: Final[dict[str, Name]] = {"allocated": "allocated_error", "reserved": "reserved_error", "device": "device_error"}
 """What a figure counts -> the width of its interval; any other: `memory_error`."""
 
 

@@ -40,7 +40,7 @@ class Prediction:
         allocated_per_rank, reserved_per_rank: by pipeline rank.
         device_bytes: what the process holds on the device in total: reserved, context, communication buffers.
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
-        memory_error: half-widths of the 80 % interval of a peak as logarithms, by what it counts ("allocated", "reserved", "").
+        memory_error: half-widths of the 80 % interval of a peak as logarithms, by what it counts ("": not stated).
         fit_probability: chance that the peak fits.
         bubble_fraction: idle share of the pipeline phase.
         busiest_bubble_fraction: idle share of the longest span of a rank, from its own first op of that phase to its own last,
@@ -197,7 +197,7 @@ def prediction_of(result: Result) -> Prediction:
         pipeline_s=result.accounting.pipeline_s,
         fits=result.fits,
         waterfall=dict(result.waterfall()),
-        memory_error={kind: here.memory_half_width(kind) for kind in ("allocated", "reserved", "")},
+        memory_error={kind: here.memory_half_width(kind) for kind in ("allocated", "reserved", "device", "")},
         fit_probability=outcome_of(result).chance_to_fit,
     )
 

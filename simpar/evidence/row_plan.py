@@ -246,7 +246,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",
-        "routing": _routing(str(row.get("moe_routing") or "")),
+        "routing": _routing(str(row.get("moe_routing") or ""), task if row.get("moe_experts") else ""),
     }
     table |= _loss(row, framework) | _states(row, framework, table["optimizer"])
     if table["optimizer"] == "adamw-8bit" and _overflows(row):
@@ -282,7 +282,10 @@ def _states(row: Row, framework: FrameworkSpec, optimizer: str) -> dict[str, Any
     """Widths of the trained states, and when they are updated."""
     texts = " ".join(str(row.get(key) or "") for key in ("precision", "optimizer", "notes"))
     table: dict[str, Any] = {}
-    if re.search(r"liger|\bfoak\b|unsloth", texts, re.IGNORECASE) and "fused_kernels" in framework.conventions.abilities:
+    if (
+        re.search(r"(?<!no )(?<!without )\b(?:liger|foak|unsloth)\b", re.sub(r"\([^)]*\)", "", texts), re.IGNORECASE)
+        and "fused_kernels" in framework.conventions.abilities
+    ):
         table["fused_kernels"] = True
     sharded = framework.optimizer.sharded_weights_fp32 and row.get("zero_stage") == 3
     if (
@@ -330,12 +333,17 @@ def _graphs(text: str) -> bool:
     return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
 
 
-def _routing(text: str) -> dict[str, Any]:
+def _routing(text: str, task: str) -> dict[str, Any]:
+    """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
     capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
     table: dict[str, Any] = {"kind": "balanced"}
-    if "natural" in text:
+    trained = re.match(r"sft|lora|qlora|full|dpo|rl\b", task) is not None and not re.search(r"balance|capacity|drop\b", text)
+    if "aux-loss-free" in text:
+        table = {"kind": "lognormal", "spread": 0.07}
+    elif "natural" in text or trained:
         # Loads of experts in trained checkpoints have Ginis of 0.1 to 0.25 (arXiv 2605.20982), spreads of 0.2 to 0.45: its middle.
-        # A router that has not been trained spreads them by about their mean, as in the first steps of a pre-training.
+        # A router that has not been trained spreads them by about their mean, as in the first steps of a pre-training. Fine-tuning
+        # keeps the router of its checkpoint; a bias that balances loads leaves 0.05 to 0.1.
         table = {"kind": "lognormal", "spread": 1.0 if "random init" in text else 0.3}
     if capacity or "token drop" in text or "token-drop" in text:
         table["capacity_factor"] = float(capacity[1]) if capacity else 1.0

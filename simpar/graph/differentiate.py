@@ -40,7 +40,9 @@ def keeps(layer: Layer, kernel: Kernel) -> tuple[Kept, ...]:
     weight, inputs = needs_weight_gradient(layer, node), needs_input_gradient(layer, node)
     if isinstance(node, Einsum | Convolution) and node.weight and not weight:
         return ()
-    return kernel.keeps if weight or inputs or node.parameters else ()
+    if not (weight or inputs or node.parameters):
+        return ()
+    return kernel.keeps if weight else tuple(tensor for tensor in kernel.keeps if not tensor.of_weight)
 
 
 @lru_cache(maxsize=4096)
@@ -48,14 +50,16 @@ def kept(layer: Layer, plan: KernelPlan, frozen: frozenset[str] = frozenset()) -
     """Tensors by name that a forward leaves; one that several kernels keep is there once, as the first of them keeps it.
 
     Args:
-        frozen: products whose weight is not trained although the layer says so (low-rank adaptation).
+        frozen: nodes whose weight is not trained although the layer says so (low-rank adaptation).
     """
     found: dict[str, Kept] = {}
     for kernel in kernels(layer, plan):
-        if kernel.node.name in frozen:
+        still = kernel.node.name in frozen
+        if still and isinstance(kernel.node, Einsum | Convolution):
             continue
         for tensor in keeps(layer, kernel):
-            found.setdefault(tensor.name, tensor)
+            if not (still and tensor.of_weight):
+                found.setdefault(tensor.name, tensor)
     return found
 
 

@@ -76,11 +76,18 @@ class KernelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A tensor that a forward leaves for its backward: bytes per element of `axes`."""
+    """A tensor that a forward leaves for its backward: bytes per element of `axes`.
+
+    Attributes:
+        of_weight: only the gradient of the node's weight reads it.
+        part: share of the elements that is not there under another name.
+    """
 
     name: str
     axes: Axes
     bytes: float
+    of_weight: bool = False
+    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +125,24 @@ def _keep(layer: Layer, name: str, each: float = HALF) -> Kept:
 def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     """One kernel, as torch's layer norm always is; or, as its dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17
     backward)."""
+    one = plan.library.fused_norm or node.kind == "layernorm"
     if node.over:
-        kept = tuple(Kept(name, axes, HALF) for name, axes in zip(node.saved, node.over, strict=True))
+        pairs = tuple(zip(node.saved, node.over, strict=True))
+        kept = tuple(Kept(name, axes, HALF) for name, axes in pairs) if one else tuple(k for p in pairs for k in _in_fp32(*p, plan))
         return Kernel(node, "norm", tuple((a, 4.0) for a in node.over), tuple((a, 6.0) for a in node.over), len(node.over), kept)
     axes = _input(layer, node)
-    keeps = [_keep(layer, name) for name in node.inputs]
-    keeps.append(Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0))
-    if plan.library.fused_norm or node.kind == "layernorm":
+    stats = Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0)
+    if one:
         gate = 2.0 * node.gated
-        return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 6.0 + 2 * gate),), 1, tuple(keeps))
-    keeps.append(Kept(f"{node.name}_fp32", axes, 8.0))
-    return Kernel(node, "composite", ((axes, 36.0),), ((axes, 95.0),), 8, tuple(keeps))
+        keeps = (*(_keep(layer, name) for name in node.inputs), stats)
+        return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 6.0 + 2 * gate),), 1, keeps)
+    gates = tuple(_keep(layer, name) for name in node.inputs[1:])
+    return Kernel(node, "composite", ((axes, 36.0),), ((axes, 95.0),), 8, (*_in_fp32(node.name, axes, plan), stats, *gates))
+
+
+def _in_fp32(name: str, axes: Axes, plan: KernelPlan) -> tuple[Kept, Kept]:
+    """What RMSNorm as a chain keeps: its input in fp32, not in 16 bits, and for its weight's gradient what is multiplied by it."""
+    return Kept(f"{name}_fp32", axes, 4.0), Kept(f"{name}_normed", axes, plan.library.normed_bytes, of_weight=True)
 
 
 def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kernel:
@@ -166,6 +180,10 @@ def _attention(layer: Layer, node: Attention, plan: KernelPlan) -> Kernel:
         # softmax output, and under dropout its mask and its output (Korthikanti et al. 2022: 5 a s per token)
         each = 5.0 if plan.dropout else plan.element
         keeps.append(Kept(f"{path}/softmax", (node.batch, node.heads, node.queries), each * layer.size(node.keys)))
+    if plan.library.repeats_keys and layer.size(node.heads) > layer.size(node.kv_heads):
+        more = 1.0 - layer.size(node.kv_heads) / layer.size(node.heads)
+        keeps.append(Kept(f"{path}/repeated_keys", (*rows, node.head_dim), HALF, part=more))
+        keeps.append(Kept(f"{path}/repeated_values", (*rows, node.value_dim), HALF, part=more))
     if plan.library.qkv_copies and len(node.inputs) == 1:
         keeps.append(Kept(f"{path}/qkv_copies", layer.tensor[node.inputs[0]].axes, 2 * plan.library.qkv_copies))
     if plan.output_copies:
@@ -361,7 +379,7 @@ def _widened(kernel: Kernel, plan: KernelPlan) -> Kernel:
     return Kernel(
         kernel.node, kernel.price, tuple((axes, each * scale) for axes, each in kernel.forward),
         tuple((axes, each * scale) for axes, each in kernel.backward), kernel.launches,
-        tuple(Kept(k.name, k.axes, plan.element) if k.bytes == HALF else k for k in kernel.keeps), kernel.bare,
+        tuple(replace(k, bytes=plan.element) if k.bytes == HALF else k for k in kernel.keeps), kernel.bare,
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def attended(layer: Layer, node: Attention, *, halved: bool = False) -> float:
     if node.queries != node.keys:
         return float(queries) * keys
     if halved and mask.kind == "causal":
-        return queries * keys / 2.0
+        return queries * mask.mean_document(queries) / 2.0
     return mask.attended(queries)
 
 

@@ -25,6 +25,8 @@ class Mask:
     selected: int = 0
     joint: int = 0
     """Keys of another stream that every query sees as well."""
+    documents: tuple[int, ...] = ()
+    """Lengths of documents that are packed into sequences, a sample of them; nothing is seen of another. () = one a sequence."""
 
     @property
     def causal(self) -> bool:
@@ -37,10 +39,18 @@ class Mask:
         return self.size if self.kind in ("window", "bidirectional_window") else None
 
     def attended(self, length: int, keys: int | None = None) -> float:
-        """Pairs of query and key in one document of `length` tokens; of queries with `keys` others where those are given."""
+        """Pairs of query and key in one sequence of `length` tokens; of queries with `keys` others where those are given."""
         if keys is not None:
             return float(length * keys)
-        return self._own(length) + float(self.joint * length)
+        if not self.documents:
+            return self._own(length) + float(self.joint * length)
+        inside = [min(document, length) for document in self.documents]
+        return sum(map(self._own, inside)) * length / sum(inside) + float(self.joint * length)
+
+    def mean_document(self, length: int) -> float:
+        """Tokens of the document that a token of a sequence lies in, on average."""
+        inside = [min(document, length) for document in self.documents] or [length]
+        return sum(document**2 for document in inside) / sum(inside)
 
     def _own(self, n: int) -> float:
         """Pairs within the document."""

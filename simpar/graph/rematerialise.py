@@ -10,6 +10,7 @@ Sources: Megatron-LM recompute modules (core/transformer), Korthikanti et al. 20
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -41,6 +42,7 @@ class Cut:
         repeated: nodes that run again before the backward, in order.
         parts: node -> share of it that runs again, of products that stand for several of a framework's.
         kept_parts: tensor -> share of it that stays.
+        entries: tensors that stay because what runs again starts from them, although no kernel keeps them.
         reduces: reductions of partial outputs run again as well; per-op policies keep their results.
     """
 
@@ -48,6 +50,7 @@ class Cut:
     repeated: tuple[str, ...] = ()
     parts: tuple[tuple[str, float], ...] = ()
     kept_parts: tuple[tuple[str, float], ...] = ()
+    entries: tuple[str, ...] = ()
     reduces: bool = True
 
 
@@ -56,7 +59,7 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
     """The cut of `layer` under `recompute`."""
     saved = kept(layer, plan)
     if recompute.full:
-        return Cut(frozenset(saved) - set(layer.inputs), tuple(node.name for node in layer.nodes))
+        return Cut(frozenset(saved) - set(layer.inputs), tuple(node.name for node in layer.nodes), entries=layer.inputs)
     dropped: set[str] = set()
     for name in recompute.modules & MODULES.keys():
         dropped |= _dropped(layer, plan, MODULES[name])
@@ -77,7 +80,16 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
         # aot_eager_decomp_partition: x, wq, wv, attention output, row statistics and w1 are what is saved).
         dropped |= {"mlp_norm_in"} & saved.keys()
     order = tuple(node.name for node in layer.nodes if node.name in repeated)
-    return Cut(frozenset(dropped), order, tuple(parts.items()), tuple(shares.items()), "op" not in recompute.modules)
+    entries = _entries(layer, repeated, saved)
+    return Cut(frozenset(dropped), order, tuple(parts.items()), tuple(shares.items()), entries, "op" not in recompute.modules)
+
+
+def _entries(layer: Layer, repeated: set[str], saved: Container[str]) -> tuple[str, ...]:
+    """What norms that run again read, where nothing else keeps it or makes it again."""
+    again = [node for node in layer.nodes if node.name in repeated]
+    made = {name for node in again for name in node.outputs}
+    return tuple(node.inputs[0] for node in again if isinstance(node, Norm) and node.inputs and node.inputs[0] not in made
+                 and node.inputs[0] not in saved)  # fmt: skip
 
 
 def _dropped(layer: Layer, plan: KernelPlan, module: Module) -> set[str]:
@@ -125,8 +137,12 @@ def _per_op(layer: Layer, plan: KernelPlan, *, attention: bool) -> tuple[set[str
     for node in layer.nodes:
         norm = isinstance(node, Norm) and node.module == "layernorm"
         if norm or (node.module == "mlp" and isinstance(node, Elementwise)):
-            dropped |= {*node.outputs, f"{node.name}_fp32", f"{node.name}_gate"}
+            dropped |= {*node.outputs, f"{node.name}_fp32", f"{node.name}_normed", f"{node.name}_gate"}
             again.add(node.name)
+        elif isinstance(node, Attention):
+            # What repeats keys and values is no product and runs again.
+            path = node.name.rsplit("/", 1)[0]
+            dropped |= {f"{path}/repeated_keys", f"{path}/repeated_values"}
         elif node.name in ("attention/rope", "attention/proj"):
             again.add(node.name)
     return dropped & kept(layer, plan).keys(), again

@@ -131,7 +131,9 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         **{name: getattr(training, name) for name in type(training).model_fields},
         # Megatron's adam and torch's AdamW: the weight decay is decoupled in both, the step's work is the same.
         "optimizer": "adamw" if training.optimizer == "adam" else training.optimizer,
-        "gradient_dtype": _gradient_dtype(scenario, training.gradient_dtype or spec.optimizer.gradients(training.precision)),
+        "gradient_dtype": _gradient_dtype(
+            scenario, training.gradient_dtype or spec.optimizer.gradients(training.precision, scenario.plan.pp)
+        ),
         "compile": spec.kernels.compile if training.compile is None else training.compile,
         "cuda_graph_scope": training.cuda_graph_scope if training.cuda_graphs else None,
         # Who goes to which expert is not a setting of the run, but a fixed capacity is.

@@ -14,25 +14,30 @@ from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.interop.scenario_text import toml_value
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
-from simpar.interop.torchtitan_models import Key, key_of, known_flavors
+from simpar.interop.torchtitan_models import PLAIN_ONLY, Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import recipe
+from simpar.specs.architecture import TokenModel
 from simpar.specs.counts import resolved_dp, resolved_etp
-from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
 Sections = dict[str, dict[str, Any]]
 _CONVERTERS = {"fp8": "quantize.linear.float8", "fp8-rowwise": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
-_ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.1-Base"}
+_ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.1-Base", "gpt_oss": "gpt-oss"}
 
 
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario torchtitan refuses to run, as far as its settings could say it."""
-    if not isinstance(scenario.model, TransformerSpec):
+    if not isinstance(scenario.model, TokenModel):
         return [Violation("model", scenario.model.kind, "torchtitan has no flavor of such layers", "a model of kind transformer")]
     found = [*gpu_violations(scenario, "torchtitan"), *_data_rules(scenario), *_other_rules(scenario)]
-    if key_of(scenario.model) is None:
+    key = key_of(scenario.model)
+    if key is None:
         name = scenario.model.name or "this model"
         found.append(Violation("model", name, "torchtitan has no flavor of this shape", f"one of {', '.join(known_flavors())}"))
+    elif key[0] in PLAIN_ONLY and max(scenario.plan.pp, scenario.plan.cp) > 1:
+        given = ((name, getattr(scenario.plan, name)) for name in ("pp", "cp"))
+        rule = f"torchtitan v0.2.2 has neither a pipeline nor context parallelism for {key[0]}"
+        found += [Violation(f"plan.{name}", degree, rule, "1") for name, degree in given if degree > 1]
     elif scenario.model.num_nextn_predict_layers:
         rule = "torchtitan up to v0.2.2 has no multi-token prediction"
         found.append(Violation("model.num_nextn_predict_layers", scenario.model.num_nextn_predict_layers, rule, "0"))
@@ -194,12 +199,13 @@ def configuration(scenario: Scenario) -> str:
     """
     found = violations(scenario)
     model = scenario.model
-    key = key_of(model) if isinstance(model, TransformerSpec) else None
+    key = key_of(model) if isinstance(model, TokenModel) else None
     if key is None:
         raise InputError(found)
     text = _toml(sections(scenario, key))
     comments = carried(scenario, read_config(text), "torchtitan", found, _unsaid(scenario))
-    return "\n".join([*comments, "# torchtitan v0.2.0 to v0.2.2; data, steps and learning rate are yours.", "", text])
+    since = "v0.2.2" if key[0] in PLAIN_ONLY else "v0.2.0 to v0.2.2"
+    return "\n".join([*comments, f"# torchtitan {since}; data, steps and learning rate are yours.", "", text])
 
 
 def _toml(found: Sections) -> str:
@@ -222,7 +228,7 @@ def export(scenario: Scenario) -> dict[str, str]:
         InputError: everything that torchtitan cannot run or its settings cannot say.
     """
     text = configuration(scenario)
-    assert isinstance(scenario.model, TransformerSpec)
+    assert isinstance(scenario.model, TokenModel)
     key = key_of(scenario.model)
     assert key is not None
     line = torchrun(scenario, "-m torchtitan.train", '--job.config_file torchtitan.toml "$@"')

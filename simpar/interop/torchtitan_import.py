@@ -14,6 +14,7 @@ from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.stage_cuts import split_fields
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of, model_table
 from simpar.schedules import SCHEDULES
+from simpar.specs.counts import layer_count
 
 CP_STYLES: Final = {"allgather": "all_gather", "alltoall": "ring"}
 _STEP_FREE: Final = re.compile(
@@ -101,7 +102,7 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
         )
     else:
         reading.table["model"] = model_table(key)
-    layers = model_of(key).num_hidden_layers if key else 1
+    layers = layer_count(model_of(key)) if key else 1
     reading.table["plan"] = plan = _plan(values, layers, key is not None and model_of(key).moe is not None)
     reading.table["training"] = training = _training(values)
     batch = _Batch(values, plan)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simpar.interop.meaning import DESCRIPTIVE
+from simpar.specs.architecture import TokenModel
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
 
@@ -57,20 +58,25 @@ _FLAVORS: Final[dict[Key, str | dict[str, Any]]] = {
         "num_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 2816}),
     ("deepseek_v3", "236B"): "deepseek-v2",
     ("deepseek_v3", "671B"): "deepseek-v3",
+    ("gpt_oss", "20b"): "gpt-oss-20b",
+    ("gpt_oss", "120b"): "gpt-oss-120b",
     ("llama2", "7B"): "llama2-7b",
     ("llama2", "13B"): "llama2-13b",
     ("llama2", "70B"): "llama2-70b",
 }  # fmt: skip
 _GONE: Final = ("llama2",)
 """Models of 2024 that later releases do not have."""
+PLAIN_ONLY: Final = ("gpt_oss",)
+"""Models since v0.2.2 without a pipeline or context parallelism there (torchtitan/models/gpt_oss: pipelining_fn = None, an error in
+GptOssModelArgs.update_from_config)."""
 
 
 @lru_cache(maxsize=64)
-def model_of(key: Key) -> TransformerSpec:
+def model_of(key: Key) -> TokenModel:
     """The model of a name and flavor; training configurations up to v0.2.2 have no multi-token prediction."""
     entry = _FLAVORS[key]
     model = load_model(entry) if isinstance(entry, str) else TransformerSpec(name=f"{key[0]} {key[1]}", **entry)
-    assert isinstance(model, TransformerSpec)
+    assert isinstance(model, TokenModel)
     return model.model_copy(update={"num_nextn_predict_layers": 0}) if model.num_nextn_predict_layers else model
 
 
@@ -88,14 +94,16 @@ def model_table(key: Key) -> str | dict[str, Any]:
     return {k: v for k, v in model.model_dump(exclude_none=True).items() if k not in DESCRIPTIVE - {"name"}}
 
 
-def _shape(model: TransformerSpec) -> dict[str, Any]:
+def _shape(model: TokenModel) -> dict[str, Any]:
+    if not isinstance(model, TransformerSpec):
+        return {k: v for k, v in model.model_dump().items() if k not in {*DESCRIPTIVE, "max_position_embeddings"}}
     free = {*DESCRIPTIVE, "max_position_embeddings", "num_nextn_predict_layers", *(["head_dim"] if model.mla else [])}
     if all(model.is_moe_layer(i) for i in range(model.num_hidden_layers)):
         free.add("intermediate_size")  # the width of dense layers, of which there is none
     return {k: v for k, v in model.model_dump().items() if k not in free}
 
 
-def key_of(model: TransformerSpec) -> Key | None:
+def key_of(model: TokenModel) -> Key | None:
     """The name and flavor of a model; None where torchtitan has none of its shape."""
     return next((key for key in _FLAVORS if key[0] not in _GONE and _shape(model_of(key)) == _shape(model)), None)
 
@@ -105,4 +113,4 @@ def known_flavors(exported: bool = True) -> list[str]:
     return [f"{name} {flavor}" for name, flavor in _FLAVORS if not exported or name not in _GONE]
 
 
-__all__ = ["Key", "find_key", "key_of", "known_flavors", "model_of", "model_table"]
+__all__ = ["PLAIN_ONLY", "Key", "find_key", "key_of", "known_flavors", "model_of", "model_table"]

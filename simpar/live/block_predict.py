@@ -1,6 +1,6 @@
 """What is predicted of the single blocks that one GPU runs (`gpu_blocks`): seconds, kernel shapes, products.
 
-A block is a scenario of one layer without positions on one GPU, priced as torchtitan's of 2025-10: eager, compiled (elementwise
+A block is a scenario of one layer without positions on one GPU, priced as torchtitan's of 2026-02: eager, compiled (elementwise
 chains fused, kernels of a graph launched one after the other), and in fp8 with casts of their own, one scale a tensor or a row.
 Experts are multiplied in bf16 whatever the style, as they run. Linear attention is one kernel here; torch runs it in products by
 chunk, which no list of shapes holds.

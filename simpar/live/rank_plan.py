@@ -17,7 +17,7 @@ from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import schedule_of
 
 FORMAT: Final = 1
-FRAMEWORK, VERSION = "torchtitan", "2025-10"
+FRAMEWORK, VERSION = "torchtitan", "2026-02"
 """Semantics of the prediction: whole unfused loss, FSDP2, nothing compiled."""
 SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "interleaved_1f1b", "interleaved_bfs", "interleaved_zb", "zb-v", "dualpipe-v")
 """Of torch.distributed.pipelining."""

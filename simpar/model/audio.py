@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import norm_extra, vector
+from simpar.model.pieces import norm_extra, vector
 from simpar.model.projectors import Projector, Weights, aligner, joined_weight, linear, mlp2
 from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, NormKind, WeightSpec

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simpar.model.decoder import Decoder, norm_extra, vector
+from simpar.model.decoder import Decoder
+from simpar.model.pieces import norm_extra, vector
 from simpar.specs.architecture import LayerSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, WeightSpec
 

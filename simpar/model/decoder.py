@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from simpar.model.config_keys import EXPERTS, PER_TOKEN, UNDERSTOOD, Keys
+from simpar.model.pieces import deal, norm_extra
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import (
     AttentionSpec,
@@ -388,36 +389,3 @@ def _constants(f: Family) -> dict[str, tuple[Any, ...]]:
         if isinstance(value, bool):
             found[name] = (value,)
     return found
-
-
-def norm_extra(name: str, kind: NormKind, width: int) -> WeightSpec:
-    """A norm outside the layers."""
-    values = {"rmsnorm": 1, "layernorm_no_bias": 1, "layernorm": 2, "unweighted": 0}[kind]
-    return vector(name, values * width)
-
-
-def vector(name: str, size: int) -> WeightSpec:
-    """Learned values that are not a matrix."""
-    return WeightSpec(name=name, kind="vector", outputs=size)
-
-
-def deal(layers: list[LayerSpec], kinds: list[str]) -> tuple[dict[str, LayerSpec], tuple[str, ...]]:
-    """Equal layers as one kind, named by its mixer and feed-forward; the pattern in runs ("full_mlp*3")."""
-    names: dict[LayerSpec, str] = {}
-    runs: list[list[Any]] = []
-    for layer, kind in zip(layers, kinds, strict=True):
-        if layer not in names:
-            label = "_".join([kind.replace("_attention", ""), *_feed_label(layer)])
-            taken = sum(name == label or name.startswith(f"{label}_") for name in names.values())
-            names[layer] = f"{label}_{taken + 1}" if taken else label
-        if runs and runs[-1][0] == names[layer]:
-            runs[-1][1] += 1
-        else:
-            runs.append([names[layer], 1])
-    pattern = tuple(f"{name}*{count}" if count > 1 else name for name, count in runs)
-    return {name: layer for layer, name in names.items()}, pattern
-
-
-def _feed_label(layer: LayerSpec) -> list[str]:
-    kinds = [branch.kind for step in layer.sublayers for branch in step.branches]
-    return [kind for kind in ("mlp", "experts") if kind in kinds]

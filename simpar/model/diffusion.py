@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import deal, vector
 from simpar.model.mmdit import MMDIT_READERS, TEXT_TOKENS, embedder, weight
+from simpar.model.pieces import deal, vector
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, FeedForwardSpec, LinearAttentionSpec, WeightSpec
 

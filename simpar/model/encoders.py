@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import Decoder, Family, norm_extra
+from simpar.model.decoder import Decoder, Family
+from simpar.model.pieces import norm_extra
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
 
@@ -67,7 +68,7 @@ class EncoderDecoder:
         return LayerSpec(sublayers=tuple(steps))
 
     def stack(self, side: int) -> StackSpec:
-        from simpar.model.decoder import deal
+        from simpar.model.pieces import deal
 
         every = [self.layer(side, i) for i in range(self.layers[side])]
         layers, pattern = deal(every, ["encoder", "decoder"][side : side + 1] * len(every))

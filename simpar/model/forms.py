@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import deal, norm_extra
+from simpar.model.pieces import deal, norm_extra
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForwardSpec, LatentAttentionSpec, WeightSpec
 from simpar.specs.model import TransformerSpec

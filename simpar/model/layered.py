@@ -9,7 +9,7 @@ from simpar.graph.types import Layer
 from simpar.model.blocks import TOKENS, Batch
 from simpar.model.carried import boundary_elements
 from simpar.model.mixers import write_branch
-from simpar.model.network import EncoderInput, EncoderLayer, Network
+from simpar.model.network import EncoderInput, EncoderLayer, Network, packed
 from simpar.model.writer import NORMS, Writer
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import WeightSpec
@@ -169,8 +169,9 @@ def encoder_layers(model: ArchitectureSpec, given: EncoderInput, carried: float)
 
 @lru_cache(maxsize=256)
 def layered_network(
-    model: ArchitectureSpec, micro_batch: int, sequence: int, vocab: int = 0, inputs: tuple[EncoderInput, ...] = ()
-) -> Network:
+    model: ArchitectureSpec, micro_batch: int, sequence: int, vocab: int = 0, inputs: tuple[EncoderInput, ...] = (),
+    documents: tuple[int, ...] = (),
+) -> Network:  # fmt: skip
     """The layers of `model` for one micro-batch of `micro_batch` sequences; of towers those that have `inputs`."""
     batch = Batch(micro_batch, sequence, vocab)
     layers: list[Layer] = []
@@ -183,8 +184,9 @@ def layered_network(
     encoders: list[EncoderLayer] = []
     for given in inputs:
         encoders += encoder_layers(model, given, encoders[-1].passes_on if encoders else 0.0)
-    return Network(
+    made = Network(
         embedding_graph(model, batch), tuple(layers), head_graph(model, batch), modules,
         head_graph(model, batch, norm=False) if modules else None, boundary_elements(model, micro_batch * sequence),
         model.tie_word_embeddings, tuple(encoders),
     )  # fmt: skip
+    return packed(made, documents)

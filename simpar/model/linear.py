@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import Decoder, vector
+from simpar.model.decoder import Decoder
+from simpar.model.pieces import vector
 from simpar.specs.architecture import LayerSpec, SublayerSpec
 from simpar.specs.mixers import BranchSpec, CustomSpec, DeltaSpec, LinearAttentionSpec, WeightSpec
 

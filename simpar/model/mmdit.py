@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import deal, vector
+from simpar.model.pieces import deal, vector
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simpar.graph.ledger import parameters
-from simpar.graph.types import Layer
+from simpar.graph.types import Attention, Layer, Node
 from simpar.model.blocks import Batch, attention_mask, embedding_graph, head_graph, layer_graph, mtp_graph
 from simpar.model.simple import cnn_layers, mlp_layers
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
@@ -90,8 +90,30 @@ def padded_vocabulary(vocab: int, multiple: int, ranks: int = 1) -> int:
     return -(-vocab // (multiple * ranks)) * multiple * ranks
 
 
+def packed(network: Network, documents: tuple[int, ...]) -> Network:
+    """`network` on sequences that hold several documents each: no token attends one of another."""
+    if not documents:
+        return network
+    made: dict[int, Layer] = {}
+
+    def inside(layer: Layer) -> Layer:
+        if id(layer) not in made:
+            made[id(layer)] = replace(layer, nodes=tuple(_inside(node, documents) for node in layer.nodes))
+        return made[id(layer)]
+
+    return replace(network, layers=tuple(map(inside, network.layers)), mtp=tuple(map(inside, network.mtp)))
+
+
+def _inside(node: Node, documents: tuple[int, ...]) -> Node:
+    if not isinstance(node, Attention) or node.queries != node.keys or node.mask.kind == "fixed":
+        return node
+    return replace(node, mask=replace(node.mask, documents=documents))
+
+
 @lru_cache(maxsize=512)
-def transformer_network(model: TransformerSpec, micro_batch: int, sequence: int, vocab: int = 0) -> Network:
+def transformer_network(
+    model: TransformerSpec, micro_batch: int, sequence: int, vocab: int = 0, documents: tuple[int, ...] = ()
+) -> Network:
     """The layers of a transformer for one micro-batch of `micro_batch` sequences."""
     batch = Batch(micro_batch, sequence, vocab)
     stacked = bool(model.num_decoder_layers)
@@ -106,10 +128,11 @@ def transformer_network(model: TransformerSpec, micro_batch: int, sequence: int,
     boundary = float(micro_batch * sequence * model.hidden_size)
     # Between decoder layers the encoder's output passes as well: every one of them reads it.
     beside = [boundary * (model.num_hidden_layers < at < len(layers)) for at in range(len(layers) + 1)]
-    return Network(
+    made = Network(
         embedding_graph(model, batch), tuple(layers), head_graph(model, batch), mtp,
         head_graph(model, batch, norm=False) if mtp else None, tuple(boundary + more for more in beside), model.tie_word_embeddings,
     )  # fmt: skip
+    return packed(made, documents)
 
 
 @lru_cache(maxsize=512)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import norm_extra as norm
-from simpar.model.decoder import vector
+from simpar.model.pieces import norm_extra as norm
+from simpar.model.pieces import vector
 from simpar.specs.mixers import WeightSpec
 
 Weights = tuple[WeightSpec, ...]

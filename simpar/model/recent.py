@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.model.decoder import Decoder, vector
+from simpar.model.decoder import Decoder
 from simpar.model.linear import KimiLinear
+from simpar.model.pieces import vector
 from simpar.model.sparse import hyper_connection
 from simpar.specs.architecture import LayerSpec, StackSpec
 from simpar.specs.mixers import AttentionSpec, BranchSpec, IndexerSpec, WeightSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import deal, norm_extra, vector
+from simpar.model.pieces import deal, norm_extra, vector
 from simpar.model.projectors import Weights, linear
 from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec

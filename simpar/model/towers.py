@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simpar.model.config_keys import Keys
-from simpar.model.decoder import deal, norm_extra, vector
+from simpar.model.pieces import deal, norm_extra, vector
 from simpar.model.projectors import (
     Extra,
     Projector,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.model.bert import Bert
-from simpar.model.decoder import Decoder, norm_extra, vector
+from simpar.model.decoder import Decoder
+from simpar.model.pieces import norm_extra, vector
 from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, WeightSpec
 

@@ -16,6 +16,7 @@ from simpar.graph.ledger import node_flops
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
 from simpar.parallel import context, expert
+from simpar.parallel.backward_peak import transient
 from simpar.parallel.local_layer import LocalLayer, Product
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
@@ -414,7 +415,7 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in own]
     return LocalBlock(
         name=layer.name, forward=forward.done(), backward=backward.done(), saved=saved, working=working,
-        transient=lists.transient(), deferred=lists.deferred(),
+        transient=transient(lists), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
         lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), frozen_parameters=0.0,
@@ -432,7 +433,8 @@ def _forward_alone(lists: _Lists, forward: OpList) -> LocalBlock:
     return LocalBlock(
         name=layer.name, forward=forward.done(), backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
         dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0,
-        frozen_parameters=sum(lists.shards.weights(node) for node in layer.nodes), model_flops=sum(flops.values()),
+        frozen_parameters=sum(lists.shards.weights(n) for n in layer.nodes if n.name not in lists.options.borrowed),
+        model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)), repeated_flops=0.0,
         layer=layer, options=lists.options,
     )  # fmt: skip

@@ -225,7 +225,7 @@ class Job:
     @cached_property
     def gradient_dtype(self) -> str:
         """Accumulation dtype of gradients."""
-        return self.training.gradient_dtype or self.framework.optimizer.gradients(self.training.precision)
+        return self.training.gradient_dtype or self.framework.optimizer.gradients(self.training.precision, self.plan.pp)
 
     @property
     def _full_precision(self) -> bool:
@@ -269,8 +269,10 @@ class Job:
             return 2.0
         if precision not in _FP8 or not (own.fp8_parameters or self.framework.kernels.fp8_weight_cache):
             return own.parameter_bytes
-        # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, block scales one per direction.
-        single = precision == "fp8" and self.hardware.gpu.architecture == "blackwell"
+        # Blackwell multiplies any layout of one fp8 copy; Hopper needs a transposed one, made anew for each use where weights are
+        # frozen (disable_parameter_transpose_cache of MLPerf's llama2_70b_lora); block scales need one per direction.
+        frozen = self.training.trainable == "lora" and own.fp8_parameters
+        single = precision == "fp8" and (frozen or self.hardware.gpu.architecture == "blackwell")
         return (1.0 if single else 2.0) + (0.0 if own.fp8_parameters else own.parameter_bytes)
 
     @property
@@ -279,8 +281,8 @@ class Job:
         if self._full_precision:
             return 4.0
         # torchao gathers weights with a scale per row in 16 bits, as its enable_fsdp_float8_all_gather takes one per tensor, and
-        # those of nvfp4 (torchtitan components/quantization/nvfp4.md).
-        wide = {"fp8-rowwise", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}
+        # those of mxfp8 and nvfp4 (its MX linears have no hooks of FSDP; torchtitan components/quantization/nvfp4.md).
+        wide = {"fp8-rowwise", "mxfp8", "nvfp4"} if self.framework.kernels.separate_casts else {"fp8-rowwise"}
         return 1.0 if self.training.precision in _FP8 - wide and self.plan.zero_stage == 3 else 2.0
 
     @cached_property

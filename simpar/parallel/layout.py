@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
+from simpar.graph.rematerialise import Recompute
 from simpar.graph.types import Layer
 from simpar.model.kind import kind_of, site_of
 from simpar.model.layered import layered_network
@@ -154,10 +155,12 @@ class Layout(Job):
                              "all" if training.trainable == "lora" else given.frozen)
                 for stack, given in encoders_of(self.scenario)
             )  # fmt: skip
-            return layered_network(model, training.micro_batch_size, training.sequence_length, vocab, inputs)
+            shape = (training.micro_batch_size, training.sequence_length)
+            return layered_network(model, *shape, vocab, inputs, training.document_lengths)
         if isinstance(model, TransformerSpec):
             vocab = padded_vocabulary(model.vocab_size, self.framework.conventions.vocabulary_multiple, tp)
-            return transformer_network(model, training.micro_batch_size, training.sequence_length, vocab)
+            shape = (training.micro_batch_size, training.sequence_length)
+            return transformer_network(model, *shape, vocab, training.document_lengths)
         return simple_network(model, training.micro_batch_size, self.plan.tp)
 
     @cached_property
@@ -171,7 +174,8 @@ class Layout(Job):
         if own.encoders[0] and (own.embedding or own.encoders[1] > own.encoders[0]):
             # Encoders split their inputs over no ranks.
             return self.network.encoders[own.encoders[0] - 1].passes_on * self.kernels.element
-        return boundary_bytes(self.boundary_bytes[own.first], self.plan)
+        streams = 2 if self.training.reference_model else 1
+        return streams * boundary_bytes(self.boundary_bytes[own.first], self.plan)
 
     @cached_property
     def embedding_stage(self) -> int:
@@ -195,7 +199,8 @@ class Layout(Job):
     def _blocks_of(self, stage: StageLayers) -> list[LocalBlock]:
         network, plain = self.network, self.plain_options
         spec = self.recompute
-        blocks = [self.split(e.layer, self.encoder_options(e)) for e in network.encoders[slice(*stage.encoders)]]
+        encoders = [self.split(e.layer, self.encoder_options(e)) for e in network.encoders[slice(*stage.encoders)]]
+        blocks: list[LocalBlock] = []
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
@@ -218,7 +223,20 @@ class Layout(Job):
                 head = self.split(network.head, plain)
                 # A tied matrix beside its embedding is one parameter: reduced, gathered and updated with that.
                 blocks.append(replace(head, dense_parameters=head.dense_parameters - self.tied_extra) if stage.shares else head)
-        return blocks
+        reference = [self._frozen(block) for block in blocks] if self.training.reference_model else []
+        return [*encoders, *reference, *blocks]
+
+    def _frozen(self, block: LocalBlock) -> LocalBlock:
+        """A block's forward on frozen weights: a copy of them, or the base weights of adapters."""
+        own = block.options.lora_rank > 0
+        shared = frozenset(node.name for node in block.layer.nodes) if own else block.options.borrowed
+        options = replace(block.options, recompute=Recompute(), lora_rank=0, borrowed=shared, frozen=True)
+        return self.split(block.layer, options)
+
+    def reference_blocks(self, stage: int) -> int:
+        """Blocks of a stage that are the reference's, behind its encoders."""
+        first, last = self.stages[stage].encoders
+        return (len(self.stage_blocks[stage]) - (last - first)) // 2 if self.training.reference_model else 0
 
     def encoder_options(self, encoder: EncoderLayer) -> SplitOptions:
         """Options of an encoder's layer: tensor parallel where its heads and widths allow, else whole on every rank; its inputs are
@@ -238,7 +256,7 @@ class Layout(Job):
         """Bytes per frozen weight of a block under low-rank adaptation; only matrices of layers are ever quantised."""
         base = BASE_BYTES.get(self.training.base_weights)
         if base is None or block.name in ("embedding", "head"):
-            return self.state_bytes.parameter or 2.0
+            return self.state_bytes.parameter or self.framework.optimizer.frozen_bytes
         return base
 
     @cached_property

@@ -76,6 +76,8 @@ class _Order:
             found[name] = (int(amount),)
             if name.endswith("/softmax") and self.plan.dropout:
                 found[name] = (int(amount * 2 / 5), int(amount * 2 / 5), int(amount / 5))
+        for name in self.local.cut.entries:
+            found.setdefault(name, (int(self.local.entry_bytes(name)),))
         for kernel in self.local.kernels:
             node = kernel.node
             if isinstance(node, Loss) and node.kind == "vocabulary":
@@ -112,6 +114,7 @@ class _Order:
         local = self.local
         own = [node for node in local.layer.nodes if node.name not in local.options.borrowed]
         weights = tuple((int(local.shards.weights(n)), local.layout(n) == "expert") for n in own)
+        self._ask_kept(*(name for name in local.cut.entries if name in local.layer.inputs))
         self._forward(local.kernels, frozenset(n.name for n in local.layer.nodes))
         for name in list(self.alive):
             wanted = self.kept.get(name, 0)
@@ -182,11 +185,11 @@ class _Order:
             before, output = output, ""
             if node is self.loss:
                 self._loss_forward()
-            elif after is None or not after.keeps or f"{after.keeps[0].name}#0" in self.alive:
+            elif not (kept := self._kept_input(after)) or f"{kept}#0" in self.alive:
                 output = f"{node.name}.out"
                 self._ask(output, self._width(kernel))
             else:
-                self._ask_kept(after.keeps[0].name)
+                self._ask_kept(kept)
             if before:
                 self._free(before)
             if gathered and isinstance(node, Einsum):
@@ -195,6 +198,15 @@ class _Order:
         for name in (gathered, output):
             if name:
                 self._free(name)
+
+    def _kept_input(self, after: Kernel | None) -> str:
+        """What stays of a node's input for the kernel behind it; "" = nothing."""
+        if after is None or not after.keeps:
+            return ""
+        first = after.keeps[0].name
+        if isinstance(after.node, Norm) and after.node.inputs and first not in after.node.inputs:
+            return next((name for name in after.node.inputs[:1] if name in self.tensors), "")
+        return first
 
     def _loss_parts(self) -> tuple[float, int, bool]:
         """(elements, full fp32 tensors in the backward, whether the 16-bit logits live on) of the unfused loss.

@@ -11,7 +11,7 @@ from simpar.graph.kernels import Kept, Kernel, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, cut
 from simpar.graph.shard import Layout, Shards
-from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Lookup, Loss, Node, Permute, Scan
+from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import AttentionWork, Direction, Gemm, GroupedGemm, KernelWork, MemoryWork, Work, fused
 
@@ -103,10 +103,15 @@ class LocalLayer:
         kernel, mask, causal = self.options.attention_kernel, node.mask, node.mask.causal and node.queries == node.keys
         if kernel == "unfused" and batch * heads % SOFTMAX_BATCHES:
             kernel = "eager"
+        seen = attended(layer, node) / queries
+        if mask.documents and node.queries == node.keys:
+            # As many documents of one length: that of the one in which a token lies on average, which has all pairs.
+            packed = max(round(queries / mask.mean_document(queries)), 1)
+            batch, queries, keys = batch * packed, queries // packed, queries // packed
         if mask.kind == "chunk" and queries > mask.size:
             batch, queries, keys = batch * (queries // mask.size), mask.size, mask.size
         elif mask.kind in ("top_k", "compressed", "fixed", "bidirectional_window"):
-            keys, causal = max(round(attended(layer, node) / queries), 1), False
+            keys, causal = max(round(seen), 1), False
         return AttentionWork(
             batch, queries, keys, heads, groups, layer.size(node.head_dim), layer.size(node.value_dim), causal, backward, kernel,
             window=mask.window if causal else None, dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",
@@ -190,7 +195,7 @@ class LocalLayer:
     def bytes_of(self, tensor: Kept) -> float:
         """Bytes of a kept tensor on this rank."""
         stored = dict(self.options.kernels.stored)
-        return self.shards.local(tensor.axes, self._kept_layout(tensor)) * stored.get(tensor.name, tensor.bytes)
+        return self.shards.local(tensor.axes, self._kept_layout(tensor)) * stored.get(tensor.name, tensor.bytes) * tensor.part
 
     def _kept_layout(self, tensor: Kept) -> Layout:
         """Torch keeps what it gathered, and a convolution the channels that it gathered."""
@@ -206,7 +211,9 @@ class LocalLayer:
     def _tensors(self) -> dict[str, float]:
         whole = {self.shards.whole_channels(node) for node in self.layer.nodes}
         found = {}
-        frozen = frozenset(kernel.node.name for kernel in self.kernels if self.frozen(kernel))
+        frozen = frozenset(
+            k.node.name for k in self.kernels if self.frozen(k) or (self.options.lora_rank and isinstance(k.node, Norm))
+        )
         for name, tensor in kept(self.layer, self.options.kernels, frozen).items():
             found[name] = self.bytes_of(tensor) * (self.degrees.tp if name in whole else 1)
         return found
@@ -217,49 +224,20 @@ class LocalLayer:
 
     def saved(self) -> tuple[tuple[tuple[str, float], ...], float]:
         """(what stays saved, what is alive only during the backward)."""
-        tensors = self.tensors()
+        tensors, entries = self.tensors(), tuple((name, self.entry_bytes(name)) for name in self.cut.entries)
+        # What runs again starts from tensors that the kernels keep or do not keep.
+        again = sum(tensors.values()) - sum(amount for name, amount in entries if name in tensors)
         if self.options.recompute.full:
-            entry = tuple((name, self.entry_bytes(name)) for name in self.layer.inputs)
-            return entry, sum(tensors.values()) - sum(amount for _, amount in entry)
+            return entries, again
         shares = dict(self.cut.kept_parts)
         stays = tuple((name, amount * shares.get(name, 1.0)) for name, amount in tensors.items() if name not in self.cut.dropped)
-        return stays, sum(tensors.values()) - sum(amount for _, amount in stays)
+        return (*entries, *stays), again - sum(amount for _, amount in stays)
 
     def entry_bytes(self, tensor: str) -> float:
         """Bytes of what enters the layer."""
         found = self.layer.tensor[tensor]
         each = {"activation": self.element, "int64": 8.0, "fp32": 4.0, "int32": 4.0, "bool": 1.0}[found.format]
         return self.shards.local(found.axes) * each
-
-    def transient(self) -> float:
-        """What a backward adds to the saved tensors at its worst op: gradients of a matmul's output, input and weight."""
-        widest = 0.0
-        for kernel in self.kernels:
-            node = kernel.node
-            if isinstance(node, Lookup) and len(node.inputs) == 1 and self.options.kernels.library.whole_embedding_gradient:
-                # Beside the whole of it the part that this rank keeps (DTensor's redistribution copies it out).
-                widest = 2.0 * self.layer.weights(node) * (1.0 + 1.0 / self.degrees.tp)
-            if isinstance(node, Permute) and node.back:
-                widest = max(widest, self._weighing_transient(node))
-            if is_product(kernel):
-                assert isinstance(node, Einsum | Convolution)
-                layout = self.layout(node)
-                out, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
-                # Of a loss by pieces, the gradient of one piece's logits.
-                pieces = self.options.kernels.loss.chunks if self.is_logits(node) else 1
-                pair = (out / pieces + source) * self.options.kernels.element + self.weight_gradient(node)
-                if self.is_logits(node):
-                    # The logits and their copies are gone by then, but for the gradient of the logits counted above.
-                    pair -= self._tensors.get(node.outputs[0], 0.0)
-                widest = max(widest, pair)
-        return max(widest, self._scores_transient(), self._ring_transient())
-
-    def _weighing_transient(self, node: Permute) -> float:
-        """Where eager torch weighs experts' outputs in fp32: the gradient of the product, and of each factor as large."""
-        plan = self.options.kernels
-        if not plan.library.expert_output_fp32 or plan.library.fused_activation:
-            return 0.0
-        return 3.0 * 4.0 * self.shards.local(self.axes(node.inputs[0]), self.layout(node))
 
     def is_logits(self, node: Node) -> bool:
         """Whether a loss over a vocabulary reads what `node` makes."""
@@ -290,43 +268,12 @@ class LocalLayer:
                 found[work.n, work.k] = self.element * work.n * work.k
         return found
 
-    def _behind(self, wanted: type[Node]) -> tuple[Kernel | None, float]:
-        """The last node of a kind, and what the backward of the nodes behind it has freed by then."""
-        tensors, freed = self.tensors(), 0.0
-        for kernel in reversed(self.kernels):
-            if isinstance(kernel.node, wanted):
-                return kernel, freed
-            freed += sum(tensors.pop(t.name, 0.0) for t in kernel.keeps)
-        return None, freed
-
-    def _ring_transient(self) -> float:
-        """The same at an attention over torch's ring: keys and values of all query heads that were gathered (or arrived, and are
-        passed on), their fp32 gradients and what arrives of them, less what the ops behind it have freed by then."""
-        if self.degrees.cp == 1 or not self.degrees.ring_merges or self.degrees.cp_style == "ulysses":
-            return 0.0
-        kernel, freed = self._behind(Attention)
-        if kernel is None:
-            return 0.0
-        node = kernel.node
-        assert isinstance(node, Attention)
-        rows = (node.batch, node.queries, node.heads)
-        pair = self.shards.local((*rows, node.head_dim), "tensor") + self.shards.local((*rows, node.value_dim), "tensor")
-        parts = self.degrees.cp if self.degrees.cp_style == "all_gather" else 2
-        return self.element * pair * parts + 2 * 4.0 * pair - freed
-
     def scores_bytes(self, kernel: Kernel) -> float:
         """Bytes of the 16-bit score matrix that an attention keeps; 0 = it keeps none."""
         node = kernel.node
         if not isinstance(node, Attention) or self.options.kernels.flash_attention:
             return 0.0
         return self.shards.local((node.batch, node.heads, node.queries), "tensor") * self.layer.size(node.keys) * self.element
-
-    def _scores_transient(self) -> float:
-        """The same at an attention that keeps its scores: gradients of the probabilities before and after dropout and the
-        buffer that the score matmul accumulates into (Megatron-LM), less what the ops behind it have freed by then."""
-        kernel, freed = self._behind(Attention)
-        scores = self.scores_bytes(kernel) if kernel is not None else 0.0
-        return (3.0 if self.options.kernels.dropout else 2.0) * scores - freed if scores else 0.0
 
     def deferred(self) -> float:
         """What weight gradients need: input and output gradient of every matmul, each tensor once (fp8 matmuls: both in fp8)."""

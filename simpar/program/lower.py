@@ -34,6 +34,7 @@ from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
 from simpar.program.stamps import Stamp
 from simpar.program.units import Units
+from simpar.program.waits import one_queue, optimizer_waits, p2p_blocks
 from simpar.schedules import Action, Phase, Schedule
 from simpar.specs.stage_plan import rank_gpus
 
@@ -43,31 +44,6 @@ _KIND = {
 
 
 _LETTER: dict[Phase, PhaseLetter] = {Phase.F: "F", Phase.B: "B", Phase.I: "I", Phase.W: "W"}
-
-
-def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
-    """Whether a send holds the sender's compute stream (batched isend/irecv waited for between steps)."""
-    if layout.plan.overlap_p2p is not None:
-        return not layout.plan.overlap_p2p
-    spec = layout.framework
-    if schedule.splits_backward or schedule.replicas > 1:
-        return not spec.pipeline.overlap_p2p_zero_bubble
-    if len(schedule.stage_to_rank) > schedule.num_ranks:
-        return not spec.pipeline.overlap_p2p_interleaved
-    return spec.pipeline.p2p_blocking
-
-
-def one_queue(layout: Layout) -> bool:
-    """Whether kernels of all streams start in the order of their launch (Kernels.one_queue; not from Blackwell on)."""
-    asks = layout.plan.tp > 1 or layout.plan.cp > 1
-    return layout.framework.kernels.one_queue and asks and layout.hardware.gpu.architecture in ("volta", "ampere", "ada", "hopper")
-
-
-def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
-    """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
-    if layout.plan.synchronous_optimizer is not None:
-        return layout.plan.synchronous_optimizer
-    return not (layout.framework.optimizer.optimizer_post_validation and schedule.splits_backward)
 
 
 class _Lowering(Pipelines):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from simpar.parallel.layout import Layout
-from simpar.program.lower import one_queue
 from simpar.program.pipelines import Detail
 from simpar.program.program import Program
+from simpar.program.waits import one_queue
 from simpar.schedules import Schedule
 
 PRICES_ONLY = {

@@ -13,8 +13,8 @@ from simpar.engine.longest_path import longest_path_batch
 from simpar.engine.timeline import Timeline
 from simpar.model.kind import group_of
 from simpar.parallel.layout import Layout, recomputed_flops
-from simpar.program.lower import optimizer_waits
 from simpar.program.program import FloatArray, PriceTable, Program
+from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account, bubble_fraction, communication_seconds, compute_counts
 from simpar.result.interval import Interval, Moved
 from simpar.result.memory import memory_over_time

@@ -212,7 +212,8 @@ class Sharded:
         for tensor in own:
             trace.free(tensor)
         shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
-        if (stage, index) in self.resting:
+        away = self.layout.states_away and self.layout.framework.optimizer.gradients_to_host
+        if away or (stage, index) in self.resting:
             trace.free(shard)
         else:
             self.resting[stage, index] = [shard]
@@ -297,7 +298,8 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
         trace.ask(total * state.parameter)
         for tensor in own:
             trace.free(tensor)
-    if zero < 3:
+    away = layout.states_away and layout.framework.optimizer.gradients_to_host
+    if zero < 3 and not away:
         trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
     elif rests_unsharded(layout):
         for w, _ in weights:

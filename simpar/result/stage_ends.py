@@ -13,7 +13,7 @@ STAGE_INPUT: Final = "input_norm_in"
 
 
 def receive_buffers(layout: Layout, stages: list[int]) -> float:
-    """Buffers for what arrives from other stages where every micro-batch has its own; an activation in flight is one of them."""
+    """Buffers for what arrives from other stages where every micro-batch has its own; an input that is saved is one."""
     if not layout.framework.pipeline.receive_buffers_per_microbatch or layout.plan.pp == 1:
         return 0.0
     total, count = 0.0, layout.num_microbatches
@@ -21,7 +21,9 @@ def receive_buffers(layout: Layout, stages: list[int]) -> float:
         if not layout.stages[index].head:
             total += count * layout.entering_bytes(index + 1)
         if index:
-            total += max(count - (layout.num_stages - index), 0) * layout.entering_bytes(index)
+            blocks = layout.stage_blocks[index]
+            kept = blocks and STAGE_INPUT in dict(blocks[0].saved)
+            total += max(count - (layout.num_stages - index if kept else 0), 0) * layout.entering_bytes(index)
     return total
 
 

@@ -16,6 +16,7 @@ from simpar.costs.price import Price
 from simpar.costs.pricer import LayoutPricer
 from simpar.graph.types import Layer
 from simpar.model.network import EncoderLayer, Network
+from simpar.parallel.backward_peak import transient
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.local_layer import LocalLayer
@@ -235,7 +236,7 @@ def has_experts(block: Layer) -> bool:
 def _bare_transient(block: LocalBlock) -> float:
     """Bytes of gradients in flight where nothing stands for the weights' gradients (full sharding)."""
     options = replace(block.options, weight_gradients="none", grouped_weight_gradients="none")
-    return block.transient if options == block.options else LocalLayer(block.layer, options).transient()
+    return block.transient if options == block.options else transient(LocalLayer(block.layer, options))
 
 
 @dataclass(frozen=True, slots=True)

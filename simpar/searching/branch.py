@@ -21,10 +21,11 @@ import numpy as np
 from simpar.searching.account import Account, Glimpse, Progress
 from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, Variant, mesh_key
 from simpar.searching.closed import Closed, Closing
-from simpar.searching.design_bounds import Design, DesignBounds, OpenLayouts, Outlook
+from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
+from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
 from simpar.searching.space import Space

@@ -15,7 +15,7 @@ from typing import Any
 
 from simpar.searching.account import Glimpse
 from simpar.searching.choice import Choice
-from simpar.searching.design_bounds import Design
+from simpar.searching.open_layouts import Design
 
 
 def name_of(design: Design) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +11,12 @@ from numpy.typing import NDArray
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching import bounds
 from simpar.searching.blocks import BlockTable, Gathered
-from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, State, Variant, mesh_key
+from simpar.searching.choice import Choice, Offload, Pipeline, State
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.parents import parents, with_parents
 from simpar.searching.pricing import Pricing
-from simpar.searching.shapes import Shape, shape_of
+from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
 from simpar.searching.stages import Stages
 from simpar.searching.state_sharding import Cut, Shardings, StateBound, StateBytes
@@ -25,27 +25,6 @@ BoolArray = NDArray[np.bool_]
 _LARGEST_MEMO = 20_000
 ROUNDING = 1e-9
 """Relative slack of bytes that are summed in another order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """A pipeline in a variant of a mesh: what is left to choose is recomputation, sharding and offload."""
-
-    group: Group
-    batch: int
-    m: int
-    variant: Variant
-    pipeline: Pipeline
-
-    @property
-    def mesh_key(self) -> MeshKey:
-        """The design that its layouts are of, as people would count them."""
-        return mesh_key(self.group, self.batch)
-
-    @property
-    def shape(self) -> Shape:
-        """Of its schedule."""
-        return shape_of(self.group.pp, self.pipeline.virtual_stages, self.pipeline.schedule)
 
 
 @dataclass(frozen=True)
@@ -69,61 +48,6 @@ class Recomputations:
         kept = tuple(n for n, known in zip(self.names, names.tolist(), strict=True) if known)
         texts = tuple(self.texts[row] for row in rows.tolist())
         return Recomputations(texts, kept, (np.cumsum(names) - 1)[self.table[rows]], self.stages.take(rows)), rows
-
-
-@dataclass(frozen=True)
-class OpenLayouts:
-    """The layouts of a design that may still be wanted.
-
-    Attributes:
-        design: what they share.
-        texts, states, offloads: values of the axes.
-        pairs: recomputation x len(states) + sharding, int array [P].
-        time_s, bytes: lower bounds, float arrays [offloads, P].
-        alive: bool array [offloads, P].
-        parent: int array [offloads, P], an offload that moves less and seems to fit too; -1 for none.
-        rejected: (does not fit, misses a limit, cannot beat the best), layouts.
-    """
-
-    design: Design
-    texts: tuple[str, ...]
-    states: tuple[State, ...]
-    offloads: tuple[Offload, ...]
-    pairs: IntArray
-    time_s: FloatArray
-    bytes: FloatArray
-    alive: BoolArray
-    parent: IntArray
-    rejected: tuple[int, int, int]
-
-    @cached_property
-    def order(self) -> IntArray:
-        """Layouts without a living parent, fastest first, as positions in the flattened [offloads, P]."""
-        roots = np.flatnonzero((self.alive & (self.parent < 0)).ravel())
-        return roots[np.argsort(self.time_s.ravel()[roots], kind="stable")]
-
-    def children(self, position: int) -> list[int]:
-        """Positions of the layouts that wait for the one at `position`."""
-        offload, pair = divmod(position, len(self.pairs))
-        own = np.flatnonzero(self.alive[:, pair] & (self.parent[:, pair] == offload))
-        return [int(o) * len(self.pairs) + pair for o in own]
-
-    @cached_property
-    def weight(self) -> IntArray:
-        """Layouts that stand or fall with one, itself included, flattened [offloads, P]."""
-        found = self.alive.astype(np.int64)
-        columns = np.arange(len(self.pairs))
-        for offload in range(len(self.offloads) - 1, -1, -1):
-            has = self.parent[offload] >= 0
-            np.add.at(found, (self.parent[offload][has], columns[has]), found[offload][has])
-        return found.ravel()
-
-    def choice(self, position: int) -> Choice:
-        """The layout at a position."""
-        offload, pair = divmod(position, len(self.pairs))
-        again, state = divmod(int(self.pairs[pair]), len(self.states))
-        d = self.design
-        return Choice(d.group, d.batch, d.variant, d.pipeline, self.texts[again], self.states[state], self.offloads[offload])
 
 
 @dataclass(frozen=True)
@@ -429,4 +353,4 @@ def _triple(counts: np.ndarray) -> tuple[int, int, int]:
     return int(counts[0]), int(counts[1]), int(counts[2])
 
 
-__all__ = ["Design", "DesignBounds", "OpenLayouts", "Outlook", "Recomputations"]
+__all__ = ["DesignBounds", "Outlook", "Recomputations"]

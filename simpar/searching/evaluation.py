@@ -13,10 +13,11 @@ from simpar.engine.slowed_paths import makespans, timeline
 from simpar.engine.timeline import Timeline
 from simpar.parallel.keys import Compute, Gather, Offload, OptimizerStep, Overlapped, Reduce, Send
 from simpar.parallel.layout import Layout
-from simpar.program.lower import lower, optimizer_waits
+from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
 from simpar.program.program import FloatArray, IntArray, PriceTable, Program, Stream
 from simpar.program.shared import program_key, with_ranks
+from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
 from simpar.result.allocations import Pass, Replays, passes_of
 from simpar.result.memory import memory_over_time

@@ -443,7 +443,7 @@ class Pricing:
         return self._pricers[key].layout.state_bytes
 
     def blocking(self, pipeline: Pipeline, pp: int) -> bool:
-        """Whether sends hold the compute stream; the rule of `program.lower.p2p_blocks`."""
+        """Whether sends hold the compute stream; the rule of `program.waits.p2p_blocks`."""
         if pipeline.overlap_p2p is not None:
             return not pipeline.overlap_p2p
         shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.framework
@@ -500,6 +500,8 @@ class Pricing:
         b = state_memory(1.0, bytes_, state.zero_stage, max(edp // (ranks // shards), 1))
         if self.template.training.optimizer == "none":
             return (a.parameters, 0.0), (b.parameters, 0.0)
+        if self.framework.optimizer.gradients_to_host:  # they go where the states go
+            return (a.parameters, a.optimizer + a.gradients), (b.parameters, b.optimizer + b.gradients)
         return (a.parameters + a.gradients, a.optimizer), (b.parameters + b.gradients, b.optimizer)
 
     def update_share(self, group: Group, variant: Variant, state: State) -> float:
@@ -507,7 +509,7 @@ class Pricing:
         return update_bytes(self.state_layout(group, variant, state).layout, 1.0)
 
     def waits(self, style: str) -> bool:
-        """Whether every rank waits for all gradients before its update; the rule of `program.lower.optimizer_waits`."""
+        """Whether every rank waits for all gradients before its update; the rule of `program.waits.optimizer_waits`."""
         if self.template.plan.synchronous_optimizer is not None:
             return self.template.plan.synchronous_optimizer
         return not (self.framework.optimizer.optimizer_post_validation and style != "full")

@@ -117,7 +117,7 @@ def make_space(
     given = axes.parse_restrictions(fix, allow)
     check_values({**restrictions, **given})
     template = make_template(clean, file)
-    _no_encoder_stages(template)
+    _in_the_space(template)
     space = Space(template, {**restrictions, **given}, framework)
     if space.size or not may_be_empty:
         check_space(space, given)
@@ -129,12 +129,14 @@ def make_template(table: dict[str, Any], file: str = "") -> Scenario:
     return make_scenario({"name": Path(file).stem if file else "search", **table}, file=file, undecided=_LAYOUT_FIELDS)
 
 
-def _no_encoder_stages(scenario: Scenario) -> None:
-    """The space has encoders beside a decoder on the first stage alone.
+def _in_the_space(scenario: Scenario) -> None:
+    """The space has encoders beside a decoder on the first stage alone, and one model.
 
     Raises:
-        InputError: they have stages of their own.
+        InputError: they have stages of their own, or a reference runs beside the model.
     """
+    if scenario.training.reference_model:
+        raise InputError([Violation("training.reference_model", True, "no value of the space", "false", scenario.file)])
     if own := scenario.plan.encoder_stages:
         rule = "no value of the space: encoders run on the first stage there"
         raise InputError([Violation("plan.encoder_stages", own, rule, "0", scenario.file)])
@@ -147,7 +149,7 @@ def choice_of(scenario: Scenario) -> Choice:
         InputError: the plan has a part that no axis of the space covers.
     """
     plan, training = scenario.plan, scenario.training
-    _no_encoder_stages(scenario)
+    _in_the_space(scenario)
     if plan.layers_per_stage is not None:
         rule = "a free split of the layers is no value of the space"
         raise InputError([Violation("plan.layers_per_stage", plan.layers_per_stage, rule, "first/last_stage_less_layers")])

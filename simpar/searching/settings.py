@@ -9,9 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from simpar.searching.choice import Choice
-from simpar.searching.design_bounds import Design, DesignBounds
+from simpar.searching.design_bounds import DesignBounds
 from simpar.searching.designs import design_key
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.open_layouts import Design
 from simpar.searching.pricing import Pricing
 from simpar.searching.space import Space
 

@@ -246,7 +246,7 @@ def _believing(runs: Evidence, prior: Prior) -> tuple[Posterior, FloatArray]:
     within = np.einsum("s,sij->ij", share, np.linalg.inv(hessian))
     off = theta - mean
     covariance = within + np.einsum("s,si,sj->ij", share, off, off)
-    scale = float(np.exp(share @ np.log(scales)))
+    scale = math.sqrt(float(share @ scales**2))  # a mixture's variance is the mean of its parts'
     total = mass.max() + math.log(np.exp(mass - mass.max()).sum()) - math.log(np.exp(before).sum())
     residual = scale * TENTH_OF_T / TENTH
     found = Posterior(mean, covariance, kinds, prior.kind * scale, prior.reach, residual, share @ believed, float(total))

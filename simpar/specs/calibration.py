@@ -36,6 +36,7 @@ Name = Literal[
     "interval_factor",
     "allocated_error",
     "reserved_error",
+    "device_error",
     "memory_error",
     "kernels.odd_rows",
     "kernels.unaligned_heads",
@@ -57,7 +58,8 @@ Name = Literal[
 ]
 NEUTRAL: Final[dict[str, float]] = {
     "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
-    "interval_factor": 1.0, "allocated_error": 0.07, "reserved_error": 0.07, "memory_error": 0.07,
+    "interval_factor": 1.0, "allocated_error": 0.07, "reserved_error": 0.07, "device_error": 0.07,
+    "memory_error": 0.07,
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
     "search.mesh_error": 0.0, "search.own_error": 0.0,
     "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
@@ -70,7 +72,7 @@ FACTORS: Final = ("compute", "memory", "communication")
 SECONDS: Final = ("pass_s", "step_s")
 SITE_FACTORS: Final = (*FACTORS, "host")
 """What a site's own runs move."""
-WIDTHS: Final = ("expected_error", "interval_factor", "allocated_error", "reserved_error", "memory_error")
+WIDTHS: Final = ("expected_error", "interval_factor", "allocated_error", "reserved_error", "device_error", "memory_error")
 """Of these the narrowest group's holds, not the product of all."""
 UNFAMILIAR: Final = "unfamiliar"
 """The family whose interval factor holds for frameworks that no published run of the fits had."""
@@ -84,7 +86,8 @@ MEANING: Final[dict[str, str]] = {
     "interval_factor": "factor on the width of a step's interval, so that it covers 80 % of runs of sources that no fit has seen",
     "allocated_error": "half-width of the 80 % interval of a peak of allocated bytes, as a logarithm",
     "reserved_error": "the same of reserved bytes",
-    "memory_error": "the same of all that a process holds, or of a kind that is not stated",
+    "device_error": "the same of all that a device holds, as nvidia-smi prints it",
+    "memory_error": "the same of a kind that is not stated (allocated or reserved), and of what has to fit",
     "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
     "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
     "host.layer_s": "host seconds per layer and pass beside its launches, Megatron-LM since 2023-08, nanotron (Host.layer_cpu_s)",
@@ -106,7 +109,8 @@ MEANING: Final[dict[str, str]] = {
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
     "expected_error": (0.0, 1.0), "interval_factor": (0.1, 10.0), "allocated_error": (0.005, 1.0), "reserved_error": (0.005, 1.0),
-    "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0), "kernels.unaligned_heads": (0.1, 1.0),
+    "device_error": (0.005, 1.0), "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0),
+    "kernels.unaligned_heads": (0.1, 1.0),
     "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 10e-3),
     "search.mesh_error": (0.0, 0.3), "search.own_error": (0.0, 0.3),
     "site.common": (0.0, 1.0), "site.compute": (0.0, 1.0), "site.memory": (0.0, 2.0), "site.communication": (0.0, 2.0),
@@ -220,11 +224,13 @@ class RunCalibration:
     interval_factor: float = 1.0
     allocated_error: float = 0.07
     reserved_error: float = 0.07
+    device_error: float = 0.07
     memory_error: float = 0.07
 
     def memory_half_width(self, kind: str) -> float:
-        """Log half-width of the 80 % interval of a peak: of "allocated", "reserved", or any other kind."""
-        return {"allocated": self.allocated_error, "reserved": self.reserved_error}.get(kind, self.memory_error)
+        """Log half-width of the 80 % interval of a peak: of "allocated", "reserved", "device", or any other kind."""
+        stated = {"allocated": self.allocated_error, "reserved": self.reserved_error, "device": self.device_error}
+        return stated.get(kind, self.memory_error)
 
 
 _OTHERS: ContextVar[tuple[Constant, ...] | None] = ContextVar("constants", default=None)

@@ -286,6 +286,9 @@ def _model(scenario: Scenario) -> Iterator[Violation]:
         yield from _experts(scenario.model, scenario)
     else:
         yield from _no_experts(scenario)
+        if scenario.training.document_lengths:
+            rule = "belongs to a model with attention"
+            yield Violation("training.document_lengths", scenario.training.document_lengths, rule, "leave it out")
         yield from _simple(scenario.model, scenario.plan)
 
 

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simpar.registry import unknown
+from simpar.specs.framework_allocator import Allocator
 from simpar.specs.framework_host import Host
 from simpar.specs.framework_policies import (
-    Allocator,
     Conventions,
     DataParallel,
     Kernels,

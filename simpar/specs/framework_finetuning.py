@@ -67,7 +67,7 @@ TORCHTUNE: Final = (
         (2024, 4),
         {"pure_bf16": True, "recompute_default": "full", "zero_stage_default": 0, "loss_chunks": 1, "fsdp_reduce_dtype": "bf16",
          "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "gradient_adds": "", "fused_norm": False,
-         "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False},
+         "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False},
         "torchtune recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
         "modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and their "
         "softmax is kept (in fp32, in 16 bits where the loss is compiled); modules/rms_norm.py",
@@ -87,8 +87,12 @@ PRIME_RL: Final = (
         (2025, 6),
         {"loss": "unfused", "logits_fp32_copies": 3.5, "logits_fp32_copies_compiled": None, "recompute_default": "none",
          "loss_tile": (0, 8192), "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
-         "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "compiles_checkpoints": False},
+         "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
+         "repeats_keys": False, "frozen_bytes": 4.0,
+         "compiles_checkpoints": False},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
+        "optimization_dtype float32 of every weight, frozen ones included; transformers' RMSNorm, multiplied by its weight in 16 "
+        "bits, and FlashAttention on fewer heads of keys and values; "
         "sft/train.py and models/layers/lm_head.py: the head's output becomes fp32, which stays until the loss and the 16-bit "
         "one does not, torch's cross-entropy outside of any graph; the packed batch of one row makes transformers "
         "modeling_flash_attention_utils.py branch on a tensor (_is_packed_sequence), and torch utils/checkpoint.py runs a "

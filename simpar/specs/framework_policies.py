@@ -32,7 +32,8 @@ class Kernels(Policy):
     """Which kernels a library runs, what they fuse, cast and save.
 
     Attributes:
-        fused_norm: the norm is one kernel that saves its input and row statistics; False: composite, fp32 copies saved.
+        fused_norm: the norm is one kernel that saves its input and row statistics; False: a chain that saves its input in fp32 and
+            normed_bytes per element of what its weight multiplies, in 16 bits or in 32.
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         activation_kernel: fused activations are hand-written kernels (tuned) or compiled from torch code (framework).
@@ -44,6 +45,7 @@ class Kernels(Policy):
         compiles_checkpoints: recomputed layers are compiled too; False: eager, as torch does not trace them over a graph break.
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
+        repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
         value_views, expert_output_fp32: see graph/kernels.py.
         qkv_copies: further copies of the packed queries, keys and values kept per layer (layouts, rotary out of place).
         narrow_inputs: precisions whose matmuls keep their inputs in that format although the framework otherwise keeps 16 bits.
@@ -70,6 +72,7 @@ class Kernels(Policy):
     """
 
     fused_norm: bool = True
+    normed_bytes: float = 2.0
     fused_activation: bool = True
     activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_residual: bool = True
@@ -80,6 +83,7 @@ class Kernels(Policy):
     compiles_checkpoints: bool = True
     saves_gathered_input: bool = False
     rank_major_gathers: bool = False
+    repeats_keys: bool = False
     value_views: bool = False
     expert_output_fp32: bool = False
     qkv_copies: float = 0.0
@@ -151,13 +155,16 @@ class Optimizer(Policy):
     Attributes:
         gradient_dtype: default accumulation dtype.
         gradient_dtype_fp16: the same of fp16 runs; none = no difference.
+        gradients_like_weights: without a pipeline it is the dtype of the weights.
         gradient_reduce_dtype: dtype on the wire; none = gradient_dtype.
         gradient_adds: where kernels of their own add every micro-batch's gradients to a sum ("pipelines": fully sharded frameworks
             reduce each micro-batch and add shards, but in a pipeline add whole gradients); "" = nowhere.
         gradient_add_casts: another kernel casts each gradient to the sum's dtype first.
         gradients_persist: gradients live in buffers of their own; False: they exist from the first backward to the update.
+        gradients_to_host: gradients rest in host memory where the states do.
         gradient_copy_bytes: bytes per parameter of a second gradient copy in the compute dtype kept beside the main one.
         parameter_bytes: working copy of the weights, a parameter (bf16: 2; FSDP with fp32 shards: 0, in the optimizer's 12).
+        frozen_bytes: of a weight that low-rank adaptation leaves as it is, where none are kept to compute with.
         fp8_parameters: under fp8 the working copy of the weights is fp8 itself (fp8 primary weights).
         update_bytes: per parameter that a rank updates, what exists only meanwhile: fp32 gradients of a 16-bit optimizer, the
             intermediate tensors of an update that is not fused (but the one of `foreach`).
@@ -177,12 +184,15 @@ class Optimizer(Policy):
 
     gradient_dtype: GradientDtype = "fp32"
     gradient_dtype_fp16: GradientDtype | None = None
+    gradients_like_weights: bool = False
     gradient_reduce_dtype: GradientDtype | None = None
     gradient_adds: Literal["", "always", "pipelines"] = ""
     gradient_add_casts: bool = False
     gradients_persist: bool = True
+    gradients_to_host: bool = False
     gradient_copy_bytes: float = 0.0
     parameter_bytes: float = 2.0
+    frozen_bytes: float = 2.0
     fp8_parameters: bool = False
     update_bytes: float = 0.0
     pure_bf16: bool = False
@@ -194,8 +204,10 @@ class Optimizer(Policy):
     whole_gradient_bytes: float = 0.0
     optimizer_post_validation: bool = False
 
-    def gradients(self, precision: str) -> GradientDtype:
-        """Default accumulation dtype of gradients in a run of `precision`."""
+    def gradients(self, precision: str, pp: int) -> GradientDtype:
+        """Default accumulation dtype of gradients in a run of `precision` on so many pipeline ranks."""
+        if self.gradients_like_weights and pp == 1 and precision in ("bf16", "fp16"):
+            return "fp16" if precision == "fp16" else "bf16"
         return (self.gradient_dtype_fp16 if precision == "fp16" else None) or self.gradient_dtype
 
 
@@ -302,43 +314,6 @@ class Pipeline(Policy):
     frees_stage_inputs: bool = False
     keeps_last_outputs: bool = False
     receive_buffers_per_microbatch: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Allocator(Policy):
-    """Device memory beside the model's: contexts, communicators and workspaces, and how the allocator rounds.
-
-    Attributes:
-        context_bytes: CUDA context with the kernels loaded.
-        nccl_pair_bytes: buffers of one communicator of two ranks.
-        nccl_group_bytes: the same of more ranks.
-        nccl_peer_bytes: buffers of an all-to-all inside one NVLink domain for each other rank.
-        communicators: further communicators in use beside one per dimension of the layout.
-        pair_communicators: the same of two ranks.
-        blas_workspace_bytes: (architecture, bytes) of one cuBLAS workspace; an architecture that is missing takes the one of "".
-        engine_workspace_bytes: the same of the workspace of TransformerEngine's matmuls.
-        contiguous_buffers: weights and gradients are copied into one buffer each at the start (Megatron's DDP).
-        fragmentation: reserved over what the allocator reserves for the replayed requests: what the replay does not see (side
-            streams, workspaces); the default is the median over the ranks of SimuMax's measured B200 runs (v1.2).
-        expandable_segments: the allocator setting of the launch scripts.
-        expandable_segments_one_node: the same where the launch script of a single node sets it and that of several does not.
-        pending_collectives: buffers of tensor-parallel collectives that are freed but not yet there for others, as the host runs
-            ahead (torch before 2.8 records NCCL's stream on them); they count as reserved, not as allocated.
-    """
-
-    context_bytes: float = 0.0
-    nccl_pair_bytes: float = 0.0
-    nccl_group_bytes: float = 0.0
-    nccl_peer_bytes: float = 0.0
-    communicators: int = 0
-    pair_communicators: int = 0
-    blas_workspace_bytes: tuple[tuple[str, float], ...] = ()
-    engine_workspace_bytes: tuple[tuple[str, float], ...] = ()
-    contiguous_buffers: bool = True
-    fragmentation: float = 1.025
-    expandable_segments: bool = False
-    expandable_segments_one_node: bool = False
-    pending_collectives: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,10 +152,12 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "reduces_together": True, "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
                 "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
-            Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "fp8_parameters": True, "loss": "fused",
+            Row((2024, 4), {"fp8_parameters": True},
+                "MLPerf Training v4.0 llama2_70b_lora, conf/megatron_gpt_peft_tuning_config.yaml: fp8_params wherever fp8 is"),
+            Row((2024, 7), {"gradient_dtype": "bf16", "gradient_reduce_dtype": "bf16", "loss": "fused",
                             "cross_entropy_all_reduces": 2},
                 "NeMo 24.07 performance recipes: cross_entropy_loss_fusion = True (two all-reduces); grad_reduce_in_fp32 = False, "
-                "so that main gradients are bf16 as well (Megatron core distributed/param_and_grad_buffer.py); fp8_params = True"),
+                "so that main gradients are bf16 as well (Megatron core distributed/param_and_grad_buffer.py)"),
             Row((2025, 5), {"logits_fp32_copies": 0.0, "layer_rounding": "fill", "adapter_cp_style": "ulysses",
                             "te_scaling": "current"},
                 "NeMo 25.04 recipes: cross_entropy_fusion_impl = te; pipeline layouts of the DeepSeek-V3, Kimi-K2 and Moonlight "
@@ -187,6 +189,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "ones, casts and adds them up after every backward (update_hp_grads), fp16 gradients are added by autograd; "
                 "bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py reduces input gradients before it goes on "
                 "(copy_to_tensor_model_parallel_region)"),
+            Row((2023, 3), {"gradients_like_weights": True},
+                "DeepSpeed engine.py get_data_types: ZeRO accumulates in the dtype of what it trains unless a run says (PR 2847); "
+                "pipelines go on with bf16_optimizer.py (PR 4713)"),
         ),
     ),
     "zero-bubble": (
@@ -210,7 +215,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 1),
              {"vocabulary_multiple": 1,
-              "fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
+              "fused_norm": False, "normed_bytes": 6.0, "fused_activation": False, "fused_residual": False, "fused_rope": False,
               "dropout": 0.0, "loss_work": LOSS_WORK,
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
@@ -222,7 +227,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
              "the named kernels, so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: "
              "13B without model parallelism does, so "
-             "gradients take 2 bytes; "
+             "gradients take 2 bytes; the norm in elementary kernels keeps 10 bytes an element (with the 6 of other chains 18 more "
+             "runs would fit); "
              "long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
     ),
     "aa-scaling-fused-norm": (
@@ -239,7 +245,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "torchtitan": (
         "",
         (Row((2024, 3),
-             {**_TORCH, "fused_norm": False, "saves_gathered_input": True, "rank_major_gathers": True,
+             {**_TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
               "gradient_dtype": "fp32", "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
               "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
@@ -250,6 +256,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
               "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3), "fsdp_weight_cpu_s": (67e-6, 108e-6),
               "optimizer_tensor_cpu_s": 43e-6},
+             "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); "
              "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
              "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
              "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao "
@@ -268,6 +275,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
              "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed "
              "from the row statistics)"),
+         Row((2025, 4), {"normed_bytes": 4.0}, "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203)"),
          Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
              "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
          Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
@@ -276,6 +284,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 12), {"unlisted_attention": ()},
              "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
              "not cuDNN's"),
+         Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
          Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
                          "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
              "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); "
@@ -289,10 +298,11 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         (Row((2023, 5),
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
-              "logits_fp32_copies": 2.0, "attention": (("", "fa1"),), "te_scaling": "delayed",
+              "loss": "fused", "logits_fp32_copies": 0.5, "attention": (("", "fa1"),), "te_scaling": "delayed",
               "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "fsdp_group_cpu_s": (0.92e-3, 1.28e-3),
               "optimizer_tensor_cpu_s": 44e-6},
-             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; setup.py pins flash-attn 1.0.9, and the H100 "
+             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; models/mpt/modeling_mpt.py: flash-attn's cross-entropy "
+             "unless a run says otherwise (16-bit logits and their gradient); setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
              "with elementwise kernels (traffic counted from its update rule); hooks of FSDP1 around a layer, norm and AdamW "
              "tensor by tensor (torch 2.13, processes that are not there, one server core)"),),
@@ -300,7 +310,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "torch-fsdp": (
         "llm-foundry",
         (Row((2023, 3),
-             {"fused_norm": False, "optimizer_traffic_bytes": 92.0, "fsdp_reduce_copy_bytes": 4.0},
+             {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
+              "fsdp_reduce_copy_bytes": 4.0},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm "
              "and rotary embedding as chains of elementary kernels (transformers and "
              "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
@@ -328,10 +339,11 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
              "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
          Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
-                         "host_update_bytes": 14.0},
+                         "host_update_bytes": 14.0, "gradients_to_host": True},
              "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
              "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
-             "first (6); stage3.py, partition_parameters.py: each weight is put together from its ranks' parts, gradients are put "
+             "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
+             "together from its ranks' parts, gradients are put "
              "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
              "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
@@ -424,9 +436,10 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                        "torch modules with DistributedDataParallel"),)),
     "lit-gpt": (
         "torchtitan",
-        (Row((2023, 6), {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": ""},
-             "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; lightning-thunder's "
-             "benchmark_litgpt.py sets the same default dtype"),),
+        (Row((2023, 6), {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "",
+                         "normed_bytes": 4.0},
+             "litgpt pretrain.py: precision bf16-true, weights and optimizer states in bf16; rmsnorm.py multiplies by the weight "
+             "in fp32; lightning-thunder's benchmark_litgpt.py sets the same default dtype"),),
     ),
     **FINETUNING,
 }  # fmt: skip

@@ -63,7 +63,13 @@ def _not_modelled(scenario: Scenario) -> Iterator[str]:
 
 def _simplified(scenario: Scenario) -> Iterator[str]:
     """Options that are modelled more simply than they work."""
-    plan = scenario.plan
+    plan, model = scenario.plan, scenario.model
+    if scenario.training.document_lengths and isinstance(model, ArchitectureSpec):
+        own = {
+            branch.kind for branch in model.branches() if branch.kind in ("custom", "delta", "mamba1", "mamba2", "linear_attention")
+        }
+        if own or any(getattr(branch, "indexer", None) for branch in model.branches()):
+            yield "training.document_lengths: scans, indexers and compressed keys work as if a sequence were one document"
     if plan.overlap_ep and plan.ep > 1 and not plan.schedule.startswith("dualpipe"):
         yield (
             "plan.overlap_ep: exchanges are hidden as if every forward of one micro-batch ran beside a backward of another, "

@@ -58,6 +58,9 @@ class TrainingSpec(Spec):
 
     sequence_length: Annotated[int, Field(gt=0)] = 1
     """Tokens per sequence (1 for models without a sequence)."""
+    document_lengths: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """Tokens of documents that are packed into sequences, a sample of their lengths: attention stays inside each of them, which a
+    sequence's end cuts. Empty: a sequence is one document."""
     global_batch_size: Annotated[int, Field(gt=0)]
     """Sequences (samples) per step."""
     micro_batch_size: Annotated[int, Field(gt=0)] = 1
@@ -96,6 +99,9 @@ class TrainingSpec(Spec):
     """For the vision encoder; the decoder's tokens of images are among sequence_length."""
     audio: EncoderInputSpec = EncoderInputSpec()
     """For the audio encoder, the same."""
+    reference_model: bool = False
+    """A frozen copy of the model runs forward on every micro-batch before the trained one (the reference of preference
+    optimisation, a teacher of the same shape); under low-rank adaptation its weights are the frozen ones that are there."""
     trainable: Literal["all", "lora"] = "all"
     """What has gradients: everything or low-rank adapters."""
     lora_rank: Annotated[int, Field(gt=0)] = 16

@@ -1,0 +1,31 @@
+"""What waits for what by a framework's choice: sends, launches, the update."""
+
+from __future__ import annotations
+
+from simpar.parallel.layout import Layout
+from simpar.schedules import Schedule
+
+
+def p2p_blocks(layout: Layout, schedule: Schedule) -> bool:
+    """Whether a send holds the sender's compute stream (batched isend/irecv waited for between steps)."""
+    if layout.plan.overlap_p2p is not None:
+        return not layout.plan.overlap_p2p
+    spec = layout.framework
+    if schedule.splits_backward or schedule.replicas > 1:
+        return not spec.pipeline.overlap_p2p_zero_bubble
+    if len(schedule.stage_to_rank) > schedule.num_ranks:
+        return not spec.pipeline.overlap_p2p_interleaved
+    return spec.pipeline.p2p_blocking
+
+
+def one_queue(layout: Layout) -> bool:
+    """Whether kernels of all streams start in the order of their launch (Kernels.one_queue; not from Blackwell on)."""
+    asks = layout.plan.tp > 1 or layout.plan.cp > 1
+    return layout.framework.kernels.one_queue and asks and layout.hardware.gpu.architecture in ("volta", "ampere", "ada", "hopper")
+
+
+def optimizer_waits(layout: Layout, schedule: Schedule) -> bool:
+    """Whether every rank waits for the gradients of all ranks (their global norm) before its update."""
+    if layout.plan.synchronous_optimizer is not None:
+        return layout.plan.synchronous_optimizer
+    return not (layout.framework.optimizer.optimizer_post_validation and schedule.splits_backward)

@@ -1,0 +1,91 @@
+"""A design and those of its layouts that may still be wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.program.program import FloatArray, IntArray
+from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, State, Variant, mesh_key
+from simpar.searching.shapes import Shape, shape_of
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A pipeline in a variant of a mesh: what is left to choose is recomputation, sharding and offload."""
+
+    group: Group
+    batch: int
+    m: int
+    variant: Variant
+    pipeline: Pipeline
+
+    @property
+    def mesh_key(self) -> MeshKey:
+        """The design that its layouts are of, as people would count them."""
+        return mesh_key(self.group, self.batch)
+
+    @property
+    def shape(self) -> Shape:
+        """Of its schedule."""
+        return shape_of(self.group.pp, self.pipeline.virtual_stages, self.pipeline.schedule)
+
+
+@dataclass(frozen=True)
+class OpenLayouts:
+    """The layouts of a design that may still be wanted.
+
+    Attributes:
+        design: what they share.
+        texts, states, offloads: values of the axes.
+        pairs: recomputation x len(states) + sharding, int array [P].
+        time_s, bytes: lower bounds, float arrays [offloads, P].
+        alive: bool array [offloads, P].
+        parent: int array [offloads, P], an offload that moves less and seems to fit too; -1 for none.
+        rejected: (does not fit, misses a limit, cannot beat the best), layouts.
+    """
+
+    design: Design
+    texts: tuple[str, ...]
+    states: tuple[State, ...]
+    offloads: tuple[Offload, ...]
+    pairs: IntArray
+    time_s: FloatArray
+    bytes: FloatArray
+    alive: BoolArray
+    parent: IntArray
+    rejected: tuple[int, int, int]
+
+    @cached_property
+    def order(self) -> IntArray:
+        """Layouts without a living parent, fastest first, as positions in the flattened [offloads, P]."""
+        roots = np.flatnonzero((self.alive & (self.parent < 0)).ravel())
+        return roots[np.argsort(self.time_s.ravel()[roots], kind="stable")]
+
+    def children(self, position: int) -> list[int]:
+        """Positions of the layouts that wait for the one at `position`."""
+        offload, pair = divmod(position, len(self.pairs))
+        own = np.flatnonzero(self.alive[:, pair] & (self.parent[:, pair] == offload))
+        return [int(o) * len(self.pairs) + pair for o in own]
+
+    @cached_property
+    def weight(self) -> IntArray:
+        """Layouts that stand or fall with one, itself included, flattened [offloads, P]."""
+        found = self.alive.astype(np.int64)
+        columns = np.arange(len(self.pairs))
+        for offload in range(len(self.offloads) - 1, -1, -1):
+            has = self.parent[offload] >= 0
+            np.add.at(found, (self.parent[offload][has], columns[has]), found[offload][has])
+        return found.ravel()
+
+    def choice(self, position: int) -> Choice:
+        """The layout at a position."""
+        offload, pair = divmod(position, len(self.pairs))
+        again, state = divmod(int(self.pairs[pair]), len(self.states))
+        d = self.design
+        return Choice(d.group, d.batch, d.variant, d.pipeline, self.texts[again], self.states[state], self.offloads[offload])
