@@ -32,7 +32,7 @@ QUICK = Wish(keep=20, fold=True, next_design=False, reach=1.3, tolerance=0.01)
 ASKED = ("--model", "llama3.1-8b", "--hardware", "dgx-h100", "--sequence-length", "8192", "--global-batch", "8")
 SMALL_SEARCH = (*ASKED, "--num-nodes", "1", "--framework", "megatron-core", "--fix", "tp=2,pp=2,cp=1", "--fix",
                 "recompute=none,micro_batch_size=1", "--quiet")  # fmt: skip
-LONG_SEARCH = (*ASKED, "--num-nodes", "16", "--global-batch", "128", "--framework", "megatron-core", "--top", "40", "--fix", "cp=1",
+LONG_SEARCH = (*ASKED, "--num-nodes", "4", "--global-batch", "32", "--framework", "megatron-core", "--top", "40", "--fix", "cp=1",
                "--workers", "1", "--quiet", "--json")  # fmt: skip
 """Takes seconds, and works through its parts one after the other."""
 
