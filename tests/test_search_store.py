@@ -138,9 +138,11 @@ def test_a_search_killed_inside_its_parts_goes_on_there(
     assert workers > 1 or len(kept) > 1
     assert all(before < after for before, after in pairwise(kept)), "each attempt leaves more than it found"
     assert workers > 1 or kept[0][0] == 0 < kept[0][1], "no part is done, and yet designs are kept"
-    # A quick search stops where the rest cannot matter, which what was known before may move: what holds is its best.
+    # A quick search stops where the rest cannot matter, which what was known before may move: what holds is its best. Of two
+    # processes the one that is first moves that too, within what it is asked for.
     few = 1 if wish is QUICK else None
-    assert answers(found)[:few] == answers(whole)[:few]
+    assert found.best[0].value == pytest.approx(whole.best[0].value, rel=wish.tolerance)
+    assert workers > 1 or answers(found)[:few] == answers(whole)[:few]
     assert account(found) == space.size
     assert workers > 1 or opened[-1] < opened[0], "designs that were closed are not opened again"
     store = Store(tmp_path / "s.db", REQUEST)
