@@ -215,7 +215,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 1),
              {"vocabulary_multiple": 1,
-              "fused_norm": False, "normed_bytes": 6.0, "fused_activation": False, "fused_residual": False, "fused_rope": False,
+              "fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
               "dropout": 0.0, "loss_work": LOSS_WORK,
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
@@ -227,9 +227,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
              "the named kernels, so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: "
              "13B without model parallelism does, so "
-             "gradients take 2 bytes; the norm in elementary kernels keeps 10 bytes an element (with the 6 of other chains 18 more "
-             "runs would fit); "
-             "long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
+             "gradients take 2 bytes; long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
     ),
     "aa-scaling-fused-norm": (
         "aa-scaling",
