@@ -18,7 +18,7 @@ from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
 from simpar.evidence.fit_constants import left_out, source_of, unseen_table
 from simpar.evidence.intervals import covered, held_out_factors, interval_entries, memory_entries, quantile, scores
-from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select, standard_error
+from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import Data, Peak, Sample, errors, sample_of
 from simpar.specs.base import data_dir
@@ -164,16 +164,6 @@ def test_the_gate_keeps_what_carries_over_and_nothing_else() -> None:
     assert np.median(np.abs(errors(data, found))[calm]) < 0.05
     neutral = select(Data.of(runs(14, true={"compute": 1.0}, noise=0.05)))
     assert neutral == ()
-
-
-def test_few_sources_must_gain_more() -> None:
-    """The quantile that 84 % of all means of samples lie below: 1.32 standard errors of three values, 1 of many."""
-    rng = np.random.default_rng(0)
-    for count in (3, 10):
-        draws = rng.normal(size=(1500, count))
-        below = np.mean([values.mean() < standard_error(values) for values in draws])
-        assert below == pytest.approx(0.841, abs=0.03)
-    assert standard_error(np.array([0.1])) == float("inf")
 
 
 def test_a_constant_of_an_architecture_leaves_alone_a_family_that_it_harms() -> None:

@@ -5,11 +5,11 @@ says how far groups differ. Runs of one source are alike, so a source of n runs 
 run. The fit is robust least squares on log errors (scipy, a pseudo-Huber loss).
 
 The gate asks the group itself. A constant stays only where the error of the sources of its own group, each left out of the fit,
-falls by more than the standard error of that gain (wider where sources are few); the least useful one goes first, and all others
-are refitted. One that pays for all together does not hold for a family whose own left-out sources it does not help
-(`Constant.not_for`), nor on such an architecture (`Constant.architectures`). A run that is off by more than `WORST` has another
-cause, and tells nothing there: a few such runs of a family would else carry a factor that harms its next source. Left-out errors
-while constants are dropped come from the linearised fit, which is exact for the prior and one step from the robust optimum.
+falls by more than the standard error of that gain; the least useful one goes first, and all others are refitted. One that pays
+for all together does not hold for a family whose own left-out sources it does not help (`Constant.not_for`), nor on such an
+architecture (`Constant.architectures`). A run that is off by more than `WORST` has another cause, and tells nothing there: a few
+such runs of a family would else carry a factor that harms its next source. Left-out errors while constants are dropped come from
+the linearised fit, which is exact for the prior and one step from the robust optimum.
 """
 
 from __future__ import annotations
@@ -148,20 +148,6 @@ def fit(data: Data, entries: Sequence[Constant]) -> tuple[Constant, ...]:
     return tuple(e.model_copy(update={"value": float(math.exp(v))}) for e, v in zip(entries, found.x, strict=True))
 
 
-def standard_error(by_source: FloatArray) -> float:
-    """Standard error of the mean of a few values [sources], as wide as one of many is.
-
-    The spread of few values is itself uncertain: Student's quantile stands for the normal one (1.3 times as wide for three sources,
-    1.06 for ten). Nothing is known of a single one.
-    """
-    from scipy.stats import norm, t  # an extra: only fits need it
-
-    count = len(by_source)
-    if count < 2:
-        return math.inf
-    return float(by_source.std(ddof=1) / math.sqrt(count) * t.ppf(norm.cdf(1.0), count - 1))
-
-
 @dataclass(frozen=True)
 class LeftOut:
     """A fit linearised at its optimum: the errors of every source left out, for any subset of its constants and of their families.
@@ -214,9 +200,9 @@ class LeftOut:
         return np.minimum(found, WORST)
 
     def gain(self, saved: FloatArray, members: NDArray[np.bool_]) -> tuple[float, float]:
-        """(Mean over the sources of `members` of the error saved on their rows, its `standard_error`)."""
+        """(Mean over the sources of `members` of the error saved on their rows, its standard error)."""
         by_source = np.array([saved[inside[members[inside]]].mean() for inside in self.rows if members[inside].any()])
-        return float(by_source.mean()), standard_error(by_source)
+        return float(by_source.mean()), float(by_source.std() / math.sqrt(len(by_source)))
 
     def part(self, kind: Part, name: str) -> NDArray[np.bool_]:
         """Rows [rows] of one family, or of one architecture."""
