@@ -42,6 +42,8 @@ HUBER: Final = 0.1
 """Log error up to which errors count squared; beyond it they count linearly."""
 LEAST_SOURCES: Final = 3
 """Fewest sources of a group with run-level constants of its own."""
+PART_SOURCES: Final = 2
+"""Fewest sources of a family or architecture that a constant may be found not to hold for: no constant is what needs less proof."""
 LEAST_GAIN: Final = 0.001
 """Least gain of a constant, a tenth of a point of error: less is not worth a number."""
 WORST: Final = 0.5
@@ -250,7 +252,7 @@ def _others(data: Data, entry: Constant, architecture: str) -> tuple[str, ...]:
 
 
 def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, Part, str] | None:
-    """(Constant, family or architecture, its name) of the part of at least `LEAST_SOURCES` sources that a constant helps least, or
+    """(Constant, family or architecture, its name) of the part of at least `PART_SOURCES` sources that a constant helps least, or
     None if it helps all.
 
     It helps where the error of the part's left-out sources falls by more than the standard error of that gain.
@@ -263,7 +265,7 @@ def _harmed(left: LeftOut, kept: Sequence[int]) -> tuple[int, Part, str] | None:
         for k in kept:
             inside = left.slopes[:, k] != 0.0
             members = inside & rows
-            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < LEAST_SOURCES:
+            if members.sum() == inside.sum() or len(set(left.data.source_index[members].tolist())) < PART_SOURCES:
                 continue
             gain, doubt = left.gain(left.without(k, rows).errors(kept) - now, members)
             if gain - doubt < worst:
