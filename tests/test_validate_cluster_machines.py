@@ -22,9 +22,10 @@ from simpar.live.cluster import check, layouts_of, run, sbatch
 from simpar.live.cluster_compare import DISTURBED, ClusterReport, Measured, compare, compare_layout, read_runs
 from simpar.live.cluster_launch import Rendezvous
 from simpar.live.cluster_layouts import DEFAULT, LayoutError, RunLayout, parse_layout
-from simpar.live.cluster_memory import Beside
+from simpar.live.cluster_memory import Beside, captured, weights_peak
 from simpar.live.cluster_predict import Setup, predict
 from simpar.live.cluster_setup import TRAINING, TRANSFORMER, setup_of
+from simpar.parallel.local_layer import LocalLayer
 from simpar.result.interpret import interpret
 
 torch_only = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the torch extra is not installed")
@@ -181,11 +182,28 @@ def test_peak_memory_is_what_torch_held(name: str) -> None:
     assert predict(layout, setup_of(None, [layout], CPU, "fp32")).memory == pytest.approx(PEAKS[name], rel=0.015)
 
 
-@pytest.mark.parametrize(("name", "rank"), [("pp2-gpipe", 1), ("pp2", 1), ("pp2-interleaved", 1), ("mlp-pp2", 1), ("fsdp2", 0)])
+@pytest.mark.parametrize(
+    ("name", "rank"), [("pp2-gpipe", 1), ("pp2", 1), ("pp2-interleaved", 1), ("mlp-pp2", 1), ("fsdp2", 0), ("pp2-zbv", 1)]
+)
 def test_what_a_pipeline_holds_beside_its_layers_is_counted_to_a_tensor(name: str, rank: int) -> None:
     """Buffers of every micro-batch, what was sent and waits for the end of the step, the last stage's logits."""
     layout = parse_layout(name)
     assert predict(layout, setup_of(None, [layout], CPU, "fp32")).memory[rank] == pytest.approx(PEAKS[name][rank], rel=0.003)
+
+
+def test_weight_gradients_alone_add_what_torch_makes_before_it_frees() -> None:
+    """In units of the residual stream (512 x 128 tokens in fp32), by hand and as a torch 2.13 storage count of this layer has it.
+
+    Norms and products leave 1 + 1 + 3 + 1 + 4 + 1 of their outputs' gradients. Norms free these 2 and the second one's input (3);
+    qkv makes 12, frees 3 and its input; proj makes 4 and frees 1 (its input is attention's as well); fc1 makes 16 while proj's 4
+    are still there: 16 + 4 - 3 - 4 - 1.
+    """
+    layout = parse_layout("pp2-zbv")
+    block = predict(layout, setup_of(None, [layout], CPU, "fp32")).priced.layout.stage_blocks[1][0]
+    local = LocalLayer(block.layer, block.options)
+    stream = 4.0 * TRAINING["sequence_length"] * TRANSFORMER["hidden_size"]
+    assert [grad / stream for grad in captured(local).values()] == [1.0, 1.0, 3.0, 1.0, 4.0, 1.0]
+    assert weights_peak(local) / stream == pytest.approx(12.0, abs=0.01)  # less the norms' statistics
 
 
 @pytest.mark.parametrize(("name", "rank", "sent"), [("pp2-zbv", 0, 2), ("pp2-zbv", 1, 2), ("pp2-interleaved", 1, 3), ("pp2", 1, 0)])

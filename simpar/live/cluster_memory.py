@@ -7,11 +7,13 @@ when the step is over: gloo's work keeps what it sends until then, NCCL's does n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
 from simpar.graph.kernels import is_product
+from simpar.graph.types import Norm
 from simpar.live.cluster_layouts import SPLIT_BACKWARD, RunLayout
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import BlockOp, LaunchGap
@@ -46,6 +48,34 @@ def _peak(memory: RankMemory, resting: float, changes: list[Change]) -> float:
     sums = np.concatenate([[0.0], np.cumsum([amount for _, amount in ordered])])
     more: FloatArray = sums[np.searchsorted([time for time, _ in ordered], moments, side="right")]
     return float((whole + more).max()) + resting
+
+
+def captured(local: LocalLayer) -> dict[str, float]:
+    """Bytes of the gradients that torch's split backward keeps from the input gradient on, by node: of the outputs of all that have
+    weights; norms first, as a layer's modules have them."""
+    nodes = [kernel.node for kernel in local.kernels if is_product(kernel) or isinstance(kernel.node, Norm)]
+    nodes.sort(key=lambda node: not isinstance(node, Norm))
+    return {n.name: local.element * local.shards.local(local.axes(n.outputs[0]), local.layout(n)) for n in nodes}
+
+
+def weights_peak(local: LocalLayer) -> float:
+    """What torch's weight gradients (stage_backward_weight) add at their worst to saved tensors and `captured` gradients.
+
+    One node after the other, each makes a new gradient, which lives on until the next one's has been added, and then frees the
+    gradient of its output and what it alone saved.
+    """
+    tensors, gradients = local.tensors(), captured(local)
+    readers = Counter(t.name for kernel in local.kernels for t in kernel.keeps)
+    kernels = {kernel.node.name: kernel for kernel in local.kernels}
+    worst = level = previous = 0.0
+    for name, gradient in gradients.items():
+        kernel = kernels[name]
+        made = local.element * local.shards.weights(kernel.node)
+        worst = max(worst, level + previous + made)
+        own = {t.name for t in kernel.keeps if readers[t.name] == 1} - set(local.layer.inputs)
+        level -= gradient + sum(tensors.get(tensor, 0.0) for tensor in own)
+        previous = made
+    return worst
 
 
 class Beside:
@@ -120,21 +150,32 @@ class Beside:
             yield from ((t, made) for t in ends)
 
     def _captured(self, stage: int, index: int, block: LocalBlock) -> Iterator[Change]:
-        """Gradients of products' outputs that an input gradient leaves to the weight gradient (_backward.py: grad_inputs)."""
-        local = LocalLayer(block.layer, block.options)
-        nodes = [kernel.node for kernel in local.kernels if is_product(kernel)]
-        grads = local.element * sum(local.shards.local(local.axes(n.outputs[0]), local.layout(n)) for n in nodes)
+        """Gradients of outputs that an input gradient leaves to the weight gradient (_backward.py: a group's grads), and what that
+        adds to them."""
+        local, last = LocalLayer(block.layer, block.options), len(self.layout.stages) - 1
+        grads = sum(captured(local).values())
+        if index == len(self.layout.stage_blocks[stage]) - 1 and stage < last:
+            grads -= self._between(stage + 1)  # the receive buffer, or what takes its place
         _, begins = self._spans(stage, index, ("I",))
-        _, ends = self._spans(stage, index, ("W",))
+        start, ends = self._spans(stage, index, ("W",))
         yield from ((t, grads) for t in begins if ends)
         yield from ((t, -grads) for t in ends)
+        more = weights_peak(local)
+        yield from ((t, more) for t in start)
+        yield from ((t, -more) for t in ends)
 
     def _logits(self, stage: int, head: LocalBlock) -> Iterator[Change]:
-        """The pipeline's reference to the logits outlives the loss by their own backward."""
-        plan = head.options.kernels
+        """The pipeline's reference to the logits outlives the loss by their own backward; what the loss saved goes when an input
+        gradient is through its stage (stage_backward_input detaches the loss), not with the weight gradient."""
+        plan, at = head.options.kernels, len(self.layout.stage_blocks[stage]) - 1
         copies = 2.0 + 4.0 * plan.loss.fp32_copies
-        logits = plan.element * sum(amount for name, amount in head.saved if name == "head/logits") / copies
-        begins, ends = self._spans(stage, len(self.layout.stage_blocks[stage]) - 1, ("B", "I"))
+        saved = sum(amount for name, amount in head.saved if name == "head/logits")
+        logits = plan.element * saved / copies
+        _, through = self._spans(stage, 0, ("I",))
+        _, weighed = self._spans(stage, at, ("W",))
+        yield from ((t, -saved) for t in through if weighed)
+        yield from ((t, saved) for t in weighed)
+        begins, ends = self._spans(stage, at, ("B", "I"))
         yield from ((t, logits) for t in begins)
         yield from ((t, -logits) for t in ends)
 

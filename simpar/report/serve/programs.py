@@ -14,7 +14,7 @@ import numpy as np
 from simpar.parallel.layout import Layout
 from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
-from simpar.program.program import Program
+from simpar.program.program import FloatArray, Program
 from simpar.program.shared import program_key, with_ranks
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule
@@ -58,8 +58,18 @@ def step_of(scenario: Scenario, lowering: Programs) -> Result:
     Raises:
         InputError: the plan cannot be run at all.
     """
+    return priced_step(scenario, lowering)[0]
+
+
+def priced_step(scenario: Scenario, lowering: Programs) -> tuple[Result, FloatArray | None]:
+    """`step_of`, and what each op takes when nothing slows it, float array [ops]; None where several programs or chance decide.
+
+    Raises:
+        InputError: as `step_of`.
+    """
     if scenario.effects != EffectsSpec() or scenario.cluster.parts_hold == "replicas":
-        return simulate(scenario, detail="stage", lowering=lowering)
+        return simulate(scenario, detail="stage", lowering=lowering), None
     priced = prepare(scenario, detail="stage", lowering=lowering)
     slowed = bool(np.any(priced.table.interference > 0.0))
-    return interpret(priced, run(priced, "discrete_event" if slowed else "longest_path"))
+    result = interpret(priced, run(priced, "discrete_event" if slowed else "longest_path"))
+    return result, priced.table.seconds[priced.program.price]
