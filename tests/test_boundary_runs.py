@@ -35,6 +35,8 @@ memory = 1.05
 residual = 0.02
 group = "dense on hopper"
 host = 1.2
+other_kind = 0.1
+reach = 2.0
 covariance = [[1e-3, 0, 0, 0, 0], [0, 2e-3, 0, 0, 0], [0, 0, 3e-3, 0, 0], [0, 0, 0, 2e-3, 0], [0, 0, 0, 0, 1e-3]]
 [[runs]]
 id = "a"
@@ -42,8 +44,15 @@ measured_s = 1.0
 before_s = 0.9
 after_s = 0.99
 [[kinds]]
-name = "x"
+parameters = 8.03e9
+sequence_length = 8192
+gpus = 64
+global_batch_size = 128
+precision = "bf16"
 factor = 1.05
+[[facts]]
+fact = "plan.recompute = full"
+factor = 0.8
 """
 DEEPSPEED: Final = json.dumps({
     "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},

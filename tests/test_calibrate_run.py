@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +158,36 @@ def test_a_rank_that_hangs_is_one_message_and_measurements_stay(tmp_path: Path) 
     assert "see that all ranks run" in message
     assert "Traceback" not in message
     assert any(json.loads(line)["kind"] == "collective" for line in store.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group: group.from_first(1),
+        lambda group: group.largest([1.0]),
+        lambda group: group.total(group.torch.ones(1)),
+        lambda group: group.barrier(),
+        lambda group: group.new_group([0, 1]),
+    ],
+    ids=["from_first", "largest", "total", "barrier", "new_group"],
+)
+def test_every_collective_of_the_group_names_a_lost_rank(call: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the other rank was stopped, it is the one message of a run that cannot go on."""
+    import torch
+
+    from simpar.live.bench_collectives import Group
+    from simpar.live.store import CalibrationError
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:4711\nmore of it")
+
+    for name in ("broadcast_object_list", "all_reduce", "barrier", "new_group"):
+        monkeypatch.setattr(torch.distributed, name, fails)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    group = Group("cpu", 5.0)
+    with pytest.raises(CalibrationError, match=r"Connection closed by peer .*see that all ranks run") as caught:
+        call(group)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -90,22 +90,43 @@ def test_what_the_system_refuses_is_one_line(
         assert capsys.readouterr().err == text
 
 
-def test_ctrl_c_prints_no_workers_traceback(tmp_path: Path) -> None:
+def _workers(parent: int) -> int:
+    """Processes that a search has started to work for it."""
+    listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, timeout=60, check=True)
+    return sum(line.split()[0] == str(parent) and "spawn_main" in line for line in listed.stdout.splitlines())
+
+
+def _kept(store: Path) -> int:
+    """Bytes of a search's store and what stands beside it."""
+    return sum(path.stat().st_size for path in store.parent.glob(f"{store.name}*"))
+
+
+@pytest.mark.parametrize("moment", ["the first worker starts", "workers answer"])
+def test_ctrl_c_prints_no_workers_traceback(moment: str, tmp_path: Path) -> None:
+    """Of a search that lasts minutes on any machine."""
+    store = tmp_path / "search.sqlite"
     arguments = [
-        "search", "--model", "llama3.1-70b", "--hardware", "dgx-h100", "--num-nodes", "8", "--sequence-length", "8192",
-        "--global-batch", "128", "--workers", "2", "--quiet",
+        "search", "--model", "deepseek-v3", "--hardware", "dgx-h100", "--num-nodes", "256", "--sequence-length", "4096",
+        "--global-batch", "8192", "--workers", "2", "--quiet", "--store", str(store),
     ]  # fmt: skip
-    for seconds in (2.0, 3.0):
-        process = subprocess.Popen(
-            [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-        )
-        time.sleep(seconds)
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        end, least = time.monotonic() + 120, 1 if moment == "the first worker starts" else 2
+        while process.poll() is None and _workers(process.pid) < least and time.monotonic() < end:
+            time.sleep(0.02)
+        before = _kept(store)
+        while process.poll() is None and least == 2 and _kept(store) == before and time.monotonic() < end:
+            time.sleep(0.02)
+        assert process.poll() is None, "it ended before it could be interrupted"
         os.killpg(process.pid, signal.SIGINT)
-        assert process.stderr is not None
-        said = process.stderr.read().decode()
-        assert process.wait(timeout=60) == 130, said
-        assert "Traceback" not in said
-        assert "Fatal" not in said
+        said = process.communicate(timeout=60)[1].decode()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "Fatal" not in said
 
 
 def test_a_worker_that_is_interrupted_while_it_starts_goes_on() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import huggingface
-from simpar.interop.finetune import accumulation, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
+from simpar.interop.finetune import accumulation, data_comment, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
 from simpar.interop.launch import rank_map, sbatch, torchrun
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
@@ -111,7 +111,7 @@ def export(scenario: Scenario) -> dict[str, str]:
         raise InputError(found)
     line = torchrun(scenario, "-m axolotl.cli.train axolotl.yaml", '"$@"')
     files = {
-        "axolotl.yaml": yaml_text(configuration(scenario)) + "\n",
+        "axolotl.yaml": data_comment(scenario) + yaml_text(configuration(scenario)) + "\n",
         "axolotl.sh": f"#!/bin/bash\nset -e\n{line}\n",
         "axolotl.sbatch": sbatch(scenario, "bash axolotl.sh", "axolotl"),
         "rank_map.csv": rank_map(scenario),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop.launch import gpu_violations, nodes_and_gpus, rank_map, sbatch, torchrun
+from simpar.interop.launch import documents_text, gpu_violations, nodes_and_gpus, rank_map, sbatch, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics
 from simpar.interop.scenario_text import model_text
 from simpar.specs.counts import resolved_dp
@@ -31,7 +31,8 @@ SAID: Final = frozenset({
     "plan.zero_stage", "plan.shard_size", "plan.schedule", "plan.recompute", "plan.offload", "plan.overlap_grad_reduce",
     "plan.placement", "training.global_batch_size", "training.micro_batch_size", "training.precision", "training.optimizer",
     "training.gradient_dtype", "training.sequence_length", "training.dropout", "training.compile", "training.routing",
-    "training.pure_bf16",
+    "training.pure_bf16", "plan.encoder_stages", "training.images", "training.audio", "training.reference_model",
+    "training.document_lengths",
 })  # fmt: skip
 """Fields that the configuration or the comments of the launch script say, or that a rule below refuses."""
 FACTS: Final = frozenset({"plan.overlap_p2p", "plan.synchronous_optimizer", "plan.overlap_param_gather"})
@@ -50,7 +51,8 @@ PLAIN: Final[dict[str, Any]] = {
 def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario DeepSpeed cannot run or its configuration cannot say."""
     means = meaning(scenario)
-    found = [*gpu_violations(scenario, "DeepSpeed"), *_plan_rules(scenario), *_training_rules(scenario)]
+    found = [*gpu_violations(scenario, "DeepSpeed"), *work_violations(scenario, "DeepSpeed", documents=True)]
+    found += [*_plan_rules(scenario), *_training_rules(scenario)]
     found += [
         Violation(path, means[path], "DeepSpeed has no setting for this", f"{value!r}")
         for path, value in PLAIN.items()
@@ -78,7 +80,7 @@ def _plan_rules(scenario: Scenario) -> Iterator[Violation]:
     if plan.ep > 1 and plan.ep_dispatcher != "alltoall":
         yield Violation("plan.ep_dispatcher", plan.ep_dispatcher, "DeepSpeed exchanges tokens by all-to-all", "alltoall")
     counts = means["plan.layers_per_stage"]
-    if max(counts) - min(counts) > 1:
+    if max(counts) - min(counts) > 1 and not plan.encoder_stages:
         rule = "DeepSpeed's pipeline cuts uniformly"
         yield Violation("plan.layers_per_stage", counts, rule, "stages that differ by one layer at most")
     spec = recompute_of(scenario)
@@ -185,6 +187,8 @@ def notes(scenario: Scenario) -> list[str]:
     plan, training, model = scenario.plan, scenario.training, scenario.model
     name = model_text(scenario)
     found = [f"model: {name if isinstance(name, str) else json.dumps(name)}", f"sequence length: {training.sequence_length}"]
+    if training.document_lengths:
+        found.append(f"data: {documents_text(scenario)}")
     if isinstance(model, TransformerSpec) and training.dropout:
         found.append(f"dropout: {training.dropout}")
     if plan.pp > 1:

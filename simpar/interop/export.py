@@ -12,6 +12,7 @@ from typing import Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import axolotl, deepspeed, huggingface, megatron, nanotron, torchtitan, torchtune
+from simpar.interop.launch import WORK
 from simpar.registry import Registry
 from simpar.searching.abilities import launched_as
 from simpar.specs.scenario import Scenario
@@ -51,14 +52,15 @@ def export_files(name: str, scenario: Scenario) -> dict[str, str]:
 def can_launch(scenario: Scenario) -> bool:
     """Whether the scenario's own framework can run its plan, as its exporter sees it; true where no exporter knows.
 
-    What the framework cannot run of the model is the same for every layout and does not count.
+    What the framework cannot run of the model, and what its files do not say of the step's work, is the same for every layout and
+    does not count.
     """
     name = _LAUNCHES.get(launched_as(scenario.framework), "")
     try:
         if name:
             export_files(name, scenario)
     except InputError as error:
-        return not any(v.field.startswith(("plan.", "training.")) for v in error.violations)
+        return not any(v.field.startswith(("plan.", "training.")) and v.field not in WORK for v in error.violations)
     return True
 
 
@@ -72,7 +74,7 @@ def check_model(name: str, scenario: Scenario) -> None:
     try:
         export_files(name, scenario)
     except InputError as error:
-        wrong = [v for v in error.violations if v.field.partition(".")[0] == "model"]
+        wrong = [v for v in error.violations if v.field.partition(".")[0] == "model" or v.field in WORK]
         if wrong:
             raise InputError(wrong) from None
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from simpar.errors import Violation
-from simpar.interop.launch import gpu_violations
+from simpar.interop.launch import documents_text, gpu_violations, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.specs.counts import resolved_dp
 from simpar.specs.model import TransformerSpec
@@ -40,6 +40,7 @@ def rules(scenario: Scenario, framework: str, *, zero: Collection[int], losses: 
         plain: further fields without a setting, and the value that it runs.
     """
     yield from gpu_violations(scenario, framework)
+    yield from work_violations(scenario, framework, documents=True)
     if not fine_tunes(scenario):
         yield Violation("model", scenario.model.kind, f"{framework} fine-tunes models of transformers", "a model of its classes")
         return
@@ -76,6 +77,19 @@ def accumulation(scenario: Scenario) -> int:
     return scenario.training.global_batch_size // (scenario.training.micro_batch_size * resolved_dp(scenario))
 
 
+def whole_sequences(scenario: Scenario, framework: str) -> Iterator[Violation]:
+    """A violation where documents are packed and ranks share a sequence by torch's context parallelism."""
+    if scenario.plan.cp > 1 and scenario.training.document_lengths:
+        rule = f"context parallelism of {framework} attends over whole sequences"
+        yield Violation("training.document_lengths", scenario.training.document_lengths, rule, "leave it out, or plan.cp = 1")
+
+
+def data_comment(scenario: Scenario) -> str:
+    """A comment line over a file that says "packed": what it does not, the documents' lengths; empty without such."""
+    text = documents_text(scenario)
+    return f"# The data set has {text}.\n" if text else ""
+
+
 def preset_of(scenario: Scenario) -> str | None:
     """The shipped model that the scenario's is."""
     return next((n for n in table_names() if load_model(n) == scenario.model), None)
@@ -106,10 +120,12 @@ __all__ = [
     "ATTENTION",
     "HUB",
     "accumulation",
+    "data_comment",
     "fine_tunes",
     "hub_name",
     "lora_modules",
     "preset_of",
     "replicas_and_shards",
     "rules",
+    "whole_sequences",
 ]

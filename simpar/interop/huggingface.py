@@ -9,7 +9,16 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed
-from simpar.interop.finetune import accumulation, fine_tunes, hub_name, lora_modules, replicas_and_shards, rules
+from simpar.interop.finetune import (
+    accumulation,
+    data_comment,
+    fine_tunes,
+    hub_name,
+    lora_modules,
+    replicas_and_shards,
+    rules,
+    whole_sequences,
+)
 from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
 from simpar.interop.meaning import data_ranks, meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
@@ -37,6 +46,7 @@ def violations(scenario: Scenario) -> list[Violation]:
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:
     plan, training = scenario.plan, scenario.training
+    yield from whole_sequences(scenario, "accelerate")
     if training.cross_entropy == "linear" and not training.fused_kernels:
         rule = "the Trainer takes it from Liger, with its other kernels"
         yield Violation("training.fused_kernels", False, rule, 'true, or cross_entropy = "auto"')
@@ -162,7 +172,7 @@ def export(scenario: Scenario) -> dict[str, str]:
         f'# {launch} "${{SCRIPT:-train.py}}" training_args.yaml\n{launch} -m trl.scripts.sft --config sft.yaml "$@"\n'
     )
     files = {
-        "sft.yaml": yaml_text(sft_arguments(scenario)) + "\n",
+        "sft.yaml": data_comment(scenario) + yaml_text(sft_arguments(scenario)) + "\n",
         "training_args.yaml": yaml_text(training_arguments(scenario)) + "\n",
         "accelerate.yaml": yaml_text(accelerate_config(scenario)) + "\n",
         "huggingface.sh": script,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 import numpy as np
 
 from simpar.errors import Violation
@@ -16,6 +19,40 @@ def gpu_violations(scenario: Scenario, framework: str) -> list[Violation]:
         rule = f"{framework} runs on GPUs, and these are of kind {architecture}"
         return [Violation("cluster.hardware", scenario.cluster.hardware, rule, "a profile of a GPU machine")]
     return []
+
+
+WORK: Final = {
+    "plan.encoder_stages": "stages of encoders alone", "training.images": "images for an encoder",
+    "training.audio": "sound for an encoder", "training.reference_model": "a reference model beside the trained one",
+    "training.document_lengths": "lengths of packed documents",
+}  # fmt: skip
+"""Fields of a step's work that come from data and script rather than from a layout's settings, in words."""
+
+
+def work_violations(scenario: Scenario, framework: str, *, documents: bool = False) -> Iterator[Violation]:
+    """Violations of what the step works on and the launch files do not say.
+
+    Args:
+        documents: the files say that documents are packed.
+    """
+    plan, training = scenario.plan, scenario.training
+    found = {
+        "plan.encoder_stages": (plan.encoder_stages, "0"),
+        "training.images": (training.images.per_sample, "per_sample = 0"),
+        "training.audio": (training.audio.per_sample, "per_sample = 0"),
+        "training.reference_model": (training.reference_model, "false"),
+        "training.document_lengths": (() if documents else training.document_lengths, "leave it out"),
+    }
+    for path, (value, right) in found.items():
+        if value:
+            yield Violation(path, value, f"launch files for {framework} do not say this ({WORK[path]})", right)
+
+
+def documents_text(scenario: Scenario) -> str:
+    """Packed documents, for a comment; empty where a sequence is one document."""
+    lengths = scenario.training.document_lengths
+    mean = sum(lengths) / max(len(lengths), 1)
+    return f"documents of {mean:.0f} tokens on average, packed, attention inside each" if lengths else ""
 
 
 def nodes_and_gpus(scenario: Scenario) -> tuple[int, int]:
@@ -68,4 +105,13 @@ def rank_map(scenario: Scenario) -> str:
     return "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n"
 
 
-__all__ = ["gpu_violations", "nodes_and_gpus", "rank_map", "sbatch", "torchrun"]
+__all__ = [
+    "WORK",
+    "documents_text",
+    "gpu_violations",
+    "nodes_and_gpus",
+    "rank_map",
+    "sbatch",
+    "torchrun",
+    "work_violations",
+]

@@ -13,7 +13,7 @@ from simpar.errors import InputError, Violation
 from simpar.interop import megatron_hybrid
 from simpar.interop.argv import options
 from simpar.interop.carried import carried
-from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
+from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
 from simpar.interop.megatron_hybrid import chunk_differs, hybrid_flags
 from simpar.interop.megatron_import import CP_STYLES, read_options
@@ -59,7 +59,8 @@ def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario Megatron-LM refuses to run, as far as its flags could say it."""
     if not isinstance(scenario.model, TokenModel):
         return [Violation("model", scenario.model.kind, "Megatron-LM trains transformers", "a model of kind transformer or layers")]
-    found = [*gpu_violations(scenario, "Megatron-LM"), *_plan_rules(scenario), *_expert_rules(scenario), *_training_rules(scenario)]
+    found = [*gpu_violations(scenario, "Megatron-LM"), *work_violations(scenario, "Megatron-LM"), *_plan_rules(scenario)]
+    found += [*_expert_rules(scenario), *_training_rules(scenario)]
     if isinstance(scenario.model, ArchitectureSpec):
         return [*found, *megatron_hybrid.violations(scenario, scenario.model)]
     reach = scenario.model.max_position_embeddings

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Reading, carried, settled
-from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
+from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
 from simpar.interop.meaning import meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.specs.base import Spec, validate
 from simpar.specs.counts import resolved_dp
@@ -60,7 +60,8 @@ def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario nanotron refuses to run, or does otherwise."""
     if not isinstance(scenario.model, TransformerSpec):
         return [Violation("model", scenario.model.kind, "nanotron trains transformers", "a model of kind transformer")]
-    return [*gpu_violations(scenario, "nanotron"), *_rules(scenario, scenario.model)]
+    work = work_violations(scenario, "nanotron")
+    return [*gpu_violations(scenario, "nanotron"), *work, *_rules(scenario, scenario.model)]
 
 
 def _rules(scenario: Scenario, model: TransformerSpec) -> Iterator[Violation]:

@@ -41,6 +41,14 @@ def export(scenario: Scenario) -> dict[str, str]:
     plan = scenario.plan
     if plan.cp > 1:
         raise InputError([Violation("plan.cp", plan.cp, "SimAI's workload has no group of context-parallel ranks", "1")])
+    if plan.pp > 1:
+        # Every stage is taken for the first one there.
+        training = scenario.training
+        own = {"plan.encoder_stages": plan.encoder_stages, "training.images.per_sample": training.images.per_sample,
+               "training.audio.per_sample": training.audio.per_sample}  # fmt: skip
+        rule = "SimAI's workload has the same layers on every stage, and encoders are on the first ones"
+        if found := [Violation(path, value, rule, "0, or plan.pp = 1") for path, value in own.items() if value]:
+            raise InputError(found)
     priced = prepare(scenario, detail="op")
     rows = [*_states(priced), *_layers(priced)]
     layout = priced.layout

@@ -10,7 +10,7 @@ from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import carried
-from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun
+from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.interop.scenario_text import toml_value
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
@@ -29,7 +29,8 @@ def violations(scenario: Scenario) -> list[Violation]:
     """What of a scenario torchtitan refuses to run, as far as its settings could say it."""
     if not isinstance(scenario.model, TokenModel):
         return [Violation("model", scenario.model.kind, "torchtitan has no flavor of such layers", "a model of kind transformer")]
-    found = [*gpu_violations(scenario, "torchtitan"), *_data_rules(scenario), *_other_rules(scenario)]
+    found = [*gpu_violations(scenario, "torchtitan"), *work_violations(scenario, "torchtitan")]
+    found += [*_data_rules(scenario), *_other_rules(scenario)]
     key = key_of(scenario.model)
     if key is None:
         name = scenario.model.name or "this model"

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.interop.finetune import accumulation, fine_tunes, preset_of, replicas_and_shards, rules
+from simpar.interop.finetune import (
+    accumulation,
+    data_comment,
+    fine_tunes,
+    preset_of,
+    replicas_and_shards,
+    rules,
+    whole_sequences,
+)
 from simpar.interop.launch import nodes_and_gpus, rank_map, sbatch
 from simpar.interop.meaning import meaning, recompute_of
 from simpar.interop.nanotron import yaml_text
@@ -43,6 +51,7 @@ def violations(scenario: Scenario) -> list[Violation]:
 
 def _rules(scenario: Scenario) -> Iterator[Violation]:
     plan, training = scenario.plan, scenario.training
+    yield from whole_sequences(scenario, "torchtune")
     if preset_of(scenario) not in _MODELS:
         name = getattr(scenario.model, "name", "")
         yield Violation("model", name, "no builder of torchtune is known for it here", f"one of {', '.join(_MODELS)}")
@@ -130,7 +139,7 @@ def export(scenario: Scenario) -> dict[str, str]:
         launch += f" --nnodes {nodes} --nproc_per_node {per_node}"
         launch += ' --rdzv_backend c10d --rdzv_endpoint "${MASTER_ADDR:-localhost}:29500"' if nodes > 1 else ""
     return {
-        "torchtune.yaml": yaml_text(configuration(scenario)) + "\n",
+        "torchtune.yaml": data_comment(scenario) + yaml_text(configuration(scenario)) + "\n",
         "torchtune.sh": f'#!/bin/bash\nset -e\n{launch} {recipe_name(scenario)} --config torchtune.yaml "$@"\n',
         "torchtune.sbatch": sbatch(scenario, "bash torchtune.sh", "torchtune"),
         "rank_map.csv": rank_map(scenario),

@@ -6,7 +6,8 @@ import datetime
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ class Group:
         # Every rank makes all groups, in the same order.
         self.tiers = tiers(self.size, self.local_size)
         for ranks in (ranks for tier in self.tiers[1:] if not tier.together for ranks in tier.groups):
-            self._handles[ranks] = torch.distributed.new_group(list(ranks))
+            self._handles[ranks] = self.new_group(ranks)
 
     def lost(self, what: str, error: Exception) -> CalibrationError:
         """The error of a rank that hangs or died."""
@@ -68,16 +69,46 @@ class Group:
         """The process group of `ranks`; none = all."""
         return self._handles.get(ranks)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What all ranks do in here fails as a `CalibrationError` where one of them hangs or died."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.lost("a collective failed", error) from None
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """A process group of `ranks`, made by every rank.
+
+        Raises:
+            CalibrationError: a rank that hangs or died; likewise of the methods below.
+        """
+        with self.together():
+            return self.torch.distributed.new_group(list(ranks))
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        with self.together():
+            self.torch.distributed.barrier()
+
     def largest(self, values: Sequence[float]) -> list[float]:
         """Each of `values`, the largest over the ranks."""
-        tensor = self.torch.tensor(values, dtype=self.torch.float64, device=self.device)
-        self.torch.distributed.all_reduce(tensor, op=self.torch.distributed.ReduceOp.MAX)
-        return [float(v) for v in tensor.tolist()]
+        with self.together():
+            tensor = self.torch.tensor(values, dtype=self.torch.float64, device=self.device)
+            self.torch.distributed.all_reduce(tensor, op=self.torch.distributed.ReduceOp.MAX)
+            return [float(v) for v in tensor.tolist()]
+
+    def total(self, tensor: Any) -> Any:
+        """`tensor`, summed over the ranks in place."""
+        with self.together():
+            self.torch.distributed.all_reduce(tensor)
+        return tensor
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's `value` on every rank."""
         box = [value]
-        self.torch.distributed.broadcast_object_list(box, src=0)
+        with self.together():
+            self.torch.distributed.broadcast_object_list(box, src=0)
         return box[0]
 
     def close(self) -> None:
@@ -172,9 +203,9 @@ def _overlap_call(group: Group, clock: Clock, tiny: bool) -> Callable[[], tuple[
         torch.mm(x, w, out=y)
 
     def both() -> tuple[float, float]:
-        torch.distributed.barrier()
+        group.barrier()
         alone = clock.sample(product, OVERLAP_GEMMS)
-        torch.distributed.barrier()
+        group.barrier()
         handle = start()
         beside = clock.sample(product, OVERLAP_GEMMS)
         handle.wait()
@@ -214,14 +245,14 @@ def measure_collective(call: Callable[[], object], group: Group, clock: Clock, d
     try:
         call()
         clock.wait()
-        group.torch.distributed.barrier()
+        group.barrier()
         once = group.largest([clock.sample(call, 1)])[0]
         repeats = min(max(1, math.ceil(10 * BATCH_S / max(once, 1e-9))), 50)
         samples: list[float] = []
         while True:
             chunk = []
             for _ in range(CHUNK):
-                group.torch.distributed.barrier()
+                group.barrier()
                 chunk.append(clock.sample(call, repeats))
             over = float(group.rank == 0 and time.monotonic() >= deadline)
             *longest, stop = group.largest([*chunk, over])

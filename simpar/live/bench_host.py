@@ -33,7 +33,7 @@ def _means(group: Group, values: Sequence[float], among: int) -> list[float]:
     torch = group.torch
     tensor = torch.tensor([v if group.rank < among else 0.0 for v in values], dtype=torch.float64, device=group.device)
     if group.size > 1:
-        torch.distributed.all_reduce(tensor)
+        group.total(tensor)
     return [float(v) / among for v in tensor.tolist()]
 
 
@@ -42,14 +42,14 @@ def _means_of_longest(group: Group, values: Sequence[float], ranks: int) -> list
     torch = group.torch
     table = torch.zeros(group.size, len(values), dtype=torch.float64, device=group.device)
     table[group.rank] = torch.tensor(values, dtype=torch.float64)
-    torch.distributed.all_reduce(table)
+    group.total(table)
     whole = group.size // ranks
     return [float(v) for v in table[: whole * ranks].view(whole, ranks, -1).amax(dim=1).mean(dim=0).tolist()]
 
 
 def measure_shape(build: Callable[[], Callable[[], object]], group: Group, clock: Clock, budget_s: float) -> list[float]:
     """Samples of a shape on all ranks at once, means over them."""
-    barrier = group.torch.distributed.barrier if group.size > 1 else (lambda: None)
+    barrier = group.barrier if group.size > 1 else (lambda: None)
     call = build()
     call()
     repeats = max(1, min(200, round(SHAPE_S / max(clock.sample(call, 2), 1e-9))))
@@ -67,12 +67,11 @@ def measure_shape(build: Callable[[], Callable[[], object]], group: Group, clock
 
 def _subgroups(group: Group, sizes: Sequence[int]) -> dict[int, Any]:
     """This rank's process group of n consecutive ranks for each n, none where it is left over; every rank makes all of them."""
-    distributed = group.torch.distributed
     found: dict[int, Any] = {}
     for n in sizes:
         found[n] = None
         for first in range(0, group.size - n + 1, n) if n < group.size else ():
-            handle = distributed.new_group(list(range(first, first + n)))
+            handle = group.new_group(range(first, first + n))
             found[n] = handle if first <= group.rank < first + n else found[n]
     return found
 
@@ -154,7 +153,7 @@ def measure_scheduler(group: Group) -> Record | None:
     cores = len(usable_cores())
     if group.device != "cpu" or group.size <= cores:
         return None
-    barrier = group.torch.distributed.barrier
+    barrier = group.barrier
     barrier()
     stretches = _stretches(SPIN_S)
     late = []
@@ -240,7 +239,7 @@ class _Samples:
         ranks, bytes_ = self.wanted["ranks"], self.wanted["bytes"]
         repeats = next(r for most, r in REPEATS if bytes_ <= most)
         each = 2.0 * repeats if self.wanted["collective"] == "send_recv" else float(repeats)
-        barrier, clock = group.torch.distributed.barrier, Clock(group.device)
+        barrier, clock = group.barrier, Clock(group.device)
 
         def run(calls: bool) -> tuple[float, float]:
             barrier()

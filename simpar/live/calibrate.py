@@ -225,7 +225,7 @@ def _gpu_shapes(todo: Sequence[Case], group: Group, store: Store, clock: Clock, 
                 tell(f"time is up with {len(todo) - i} shapes not measured; go on with --resume {store.path}")
                 return len(todo) - i
             if group.size > 1:
-                group.torch.distributed.barrier()
+                group.barrier()
             _one(store, case, clock, _slice(clock.on.now_s(), deadline, len(todo) - i), beside, tell)
     return 0
 
