@@ -44,8 +44,8 @@ LEAST_SOURCES: Final = 3
 """Fewest sources of a group with run-level constants of its own."""
 PART_SOURCES: Final = 2
 """Fewest sources of a family or architecture that a constant may be found not to hold for: no constant is what needs less proof."""
-LEAST_GAIN: Final = 0.001
-"""Least gain of a constant, a tenth of a point of error: less is not worth a number."""
+LEAST_GAIN: Final = 0.0025
+"""Least gain of a constant, a quarter of a point of error: less is not worth a number."""
 WORST: Final = 0.5
 """Largest absolute relative error that a row counts with in a gain: no constant within its prior explains more."""
 
