@@ -15,14 +15,14 @@ TRANSFORMERS: Final = (
         (2023, 3),
         {"zero_stage_default": 0, "parameter_bytes": 0.0, "autocast": True, "sharded_weights_fp32": True, "gradient_dtype": "fp32",
          "fsdp_reduce_dtype": "bf16", "logits_fp32_copies": 2.5, "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
-         "fsdp_defers_reduction": True, "drains_before_update": True},
+         "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
         "fp32 copy of the logits into cross_entropy; torch.optim.AdamW in lists of operations; without sharding, weights in fp32 "
         "under autocast; trainer.py runs every micro-batch but the last of a step under accelerator.no_sync (FSDP1's no_sync, "
         "FSDP2's set_requires_gradient_sync(False)), looks whether the loss is finite (logging_nan_inf_filter) and reads the "
-        "norm (.item()); before 4.46 the head turns its logits into fp32 itself, so that a fused loss "
-        "works on those",
+        "norm (.item()); activations are offloaded on streams of their own (TRL models/activation_offloading.py); "
+        "before 4.46 the head turns its logits into fp32 itself, so that a fused loss works on those",
     ),
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
     Row(

@@ -240,6 +240,8 @@ class DataParallel(Policy):
         fsdp_defers_reduction: micro-batches but the last of a step leave whole gradients, in the dtype they are reduced in
             (no_sync); only their memory is modelled, reductions are priced in every micro-batch.
         reshard_after_forward: default.
+        offload_blocks_compute: nothing runs beside activations, the loss's among them, that go to the host or come back (torch's
+            save_on_cpu: copies on the current stream); False: those of the layers do, on streams of their own.
     """
 
     zero_stage_default: int = 1
@@ -262,6 +264,7 @@ class DataParallel(Policy):
     fsdp_unsharded_with_pp: bool = True
     fsdp_defers_reduction: bool = False
     reshard_after_forward: bool = True
+    offload_blocks_compute: bool = False
 
     def all_reduces_whole(self, zero_stage: int) -> bool:
         """Whether gradients are all-reduced whole after the last backward although the optimizer's states are sharded."""

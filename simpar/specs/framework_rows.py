@@ -309,11 +309,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "llm-foundry",
         (Row((2023, 3),
              {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
-              "fsdp_reduce_copy_bytes": 4.0},
+              "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm "
              "and rotary embedding as chains of elementary kernels (transformers and "
              "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
-             "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping"),
+             "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping; torch "
+             "checkpoint_wrapper.py offload_wrapper, around the model (AWS's FSDP example), is autograd/graph.py save_on_cpu: "
+             "copies on the current stream of all that autograd saves"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
     ),
     "tinyllama": (
