@@ -37,6 +37,8 @@ class Kernels(Policy):
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         activation_kernel: fused activations are hand-written kernels (tuned) or compiled from torch code (framework).
+        fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
+            activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
@@ -75,6 +77,7 @@ class Kernels(Policy):
     normed_bytes: float = 2.0
     fused_activation: bool = True
     activation_kernel: Literal["tuned", "framework"] = "tuned"
+    fused_operations: tuple[str, ...] = ()
     fused_residual: bool = True
     fused_rope: bool = True
     fused_expert_bias: bool = False
