@@ -229,7 +229,10 @@ class DataParallel(Policy):
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
-            backward where that is asked for, or ("all_reduce") all-reduced whole once the last backward is through.
+            backward where that is asked for, or all-reduced whole, in the same way ("all_reduce_beside") or once the last backward
+            is through ("all_reduce").
+        broadcasts_weights: with sharded optimizer states alone every rank updates whole tensors and broadcasts those of its own;
+            False: every rank updates a slice of a buffer, which is all-gathered.
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
         gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
             a piece for each data-parallel rank.
@@ -256,7 +259,8 @@ class DataParallel(Policy):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     reduces_together: bool = False
-    sharded_grad_reduce: Literal["scatter", "all_reduce"] = "scatter"
+    sharded_grad_reduce: Literal["scatter", "all_reduce", "all_reduce_beside"] = "scatter"
+    broadcasts_weights: bool = False
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
     fsdp_prefetch_groups: int = 1
@@ -270,12 +274,13 @@ class DataParallel(Policy):
     offload_blocks_compute: bool = False
 
     def all_reduces_whole(self, zero_stage: int) -> bool:
-        """Whether gradients are all-reduced whole after the last backward although the optimizer's states are sharded."""
-        return zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
+        """Whether gradients are all-reduced whole although the optimizer's states are sharded."""
+        return zero_stage == 1 and self.sharded_grad_reduce != "scatter"
 
     def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
         """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
-        return not self.all_reduces_whole(zero_stage) and (self.overlap_grad_reduce if chosen is None else chosen)
+        late = zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
+        return not late and (self.overlap_grad_reduce if chosen is None else chosen)
 
 
 @dataclass(frozen=True, slots=True)

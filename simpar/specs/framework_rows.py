@@ -375,19 +375,27 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 7),
              {"vocabulary_multiple": 1,
-              "attention": (("", "fa2"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
-              "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
+              "attention": (("", "fa1"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
+              "overlap_grad_reduce": True, "overlap_param_gather": False, "fused_residual": False,
+              "sharded_grad_reduce": "all_reduce_beside", "broadcasts_weights": True,
                "fused_activation": False,
-              "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
+              "gradient_dtype": "bf16", "bucket_elements_min": 512.0 * 2**20, "bucket_elements_per_rank": 0.0,
               "wgrad_accumulation_fusion": False, "gradient_adds": "always", "fsdp_reduce_dtype": "bf16",
               "update_bytes": 12.0, "whole_gradient_bytes": 0.0, "layer_rounding": "last",
               "loss": "fused", "loss_work": LOSS_WORK},
-             "InternEvo doc/en/train_performance.md; flash-attn's cross-entropy (model/losses/ce_loss.py); reduce_bucket_size "
-             "512 MiB; solver/pipeline_utils.py partition_uniform; "
+             "InternEvo doc/en/train_performance.md; flash-attention 1.0.5 (doc/en/install.md) and its "
+             "cross-entropy (model/losses/ce_loss.py); solver/pipeline_utils.py partition_uniform; "
+             "solver/optimizer/hybrid_zero_optim.py: reduce_bucket_size of 512 Mi elements (num_elements_in_bucket), all-reduced "
+             "without a destination rank (_attach_reduction_hook), tensors dealt to ranks by size (_partition_param_list), each "
+             "rank's broadcast after the update (broadcast_params(overlap=False)); "
              "bf16 gradients, which autograd adds up, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, "
              "hybrid_zero_optim.py) by "
              "torch's AdamW, whose lists of operations (torch 2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second "
-             "moment and the denominator of all parameters"),),
+             "moment and the denominator of all parameters"),
+         Row((2023, 8), {"overlap_param_gather": True},
+             "overlap_sync_param: broadcasts are waited for where the next forward needs them (ParamBcastSyncHandler)"),
+         Row((2024, 2), {"overlap_param_gather": False, "attention": (("", "fa2"),)},
+             "configs/7B_sft.py overlap_sync_param=False; flash-attention 2.2.1 (doc/en/install.md)")),
     ),
     "hai-llm": (
         "megatron-core",
