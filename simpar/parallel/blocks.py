@@ -82,7 +82,12 @@ class LocalBlock:
     @property
     def offloadable_bytes(self) -> float:
         """What activation offloading takes to the host: of layers, not of the embedding or the loss, whose backward is next."""
-        return 0.0 if self.name in ("embedding", "head") else self.saved_bytes
+        return 0.0 if self.outside_layers else self.saved_bytes
+
+    @property
+    def outside_layers(self) -> bool:
+        """Whether it is an end of the model, the embedding or the head."""
+        return self.name in ("embedding", "head")
 
 
 class _Lists(LocalLayer):

@@ -245,6 +245,10 @@ class DataParallel(Policy):
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
         fsdp_defers_reduction: micro-batches but the last of a step leave whole gradients, in the dtype they are reduced in
             (no_sync); only their memory is modelled, reductions are priced in every micro-batch.
+        fsdp_root_stays: what no layer's group holds (embedding, last norm, head) is one group, gathered from the begin of a forward
+            to the end of its backward and reduced there (the root of torch's FSDP).
+        fsdp_frozen_holds_inputs: where a group is frozen and its layer is checkpointed with reentrant autograd, the layer's input
+            and the gradient of it stay to the end of the backward (FSDP1).
         reshard_after_forward: default.
         offload_blocks_compute: nothing runs beside activations, the loss's among them, that go to the host or come back (torch's
             save_on_cpu: copies on the current stream); False: those of the layers do, on streams of their own.
@@ -270,6 +274,8 @@ class DataParallel(Policy):
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
     fsdp_defers_reduction: bool = False
+    fsdp_root_stays: bool = False
+    fsdp_frozen_holds_inputs: bool = False
     reshard_after_forward: bool = True
     offload_blocks_compute: bool = False
 
