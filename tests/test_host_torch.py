@@ -92,3 +92,12 @@ def test_nothing_runs_beside_what_save_on_cpu_copies() -> None:
     assert waiting.breakdown["host"] == pytest.approx(2 * down, rel=0.02)
     assert waiting.step_time_s - alone.step_time_s == pytest.approx(2 * down, rel=0.05)
     assert beside.breakdown.get("host", 0.0) < 0.2 * down
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
+def test_copies_around_a_group_are_no_recomputation(framework: str) -> None:
+    pricer = pricer_of(tiny(framework, compile=False))
+    block = pricer.layout.stage_blocks[0][1]
+    again = pricer.block(block, "B")
+    assert {"gather.copy.backward", "reduce.copy.backward"} <= {op.name for op in block.backward}
+    assert not again.recomputes

@@ -374,7 +374,7 @@ class _Lists(LocalLayer):
 
     def put_copies(self, name: str, bytes_each: float, ops: OpList) -> None:
         """Move the weights or gradients of this layer between tensors and the buffer of a collective, one kernel for all."""
-        trained = name == "reduce.copy" and self.options.lora_rank
+        trained = name == "reduce.copy.backward" and self.options.lora_rank
         weights = sum(self.lora_weights(node) if trained else self.shards.weights(node) for node in self.layer.nodes)
         if weights and bytes_each:
             ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
@@ -389,7 +389,7 @@ class _Lists(LocalLayer):
 
     def put_again(self, ops: OpList) -> None:
         """What comes before the backward's own ops: weights unpacked, activations recomputed."""
-        self.put_copies("gather.copy", self.options.gather_copy_bytes, ops)
+        self.put_copies("gather.copy.backward", self.options.gather_copy_bytes, ops)
         again = frozenset(self.cut.repeated)
         if again:
             self.put_forward(ops, None if self.options.recompute.full else again)
@@ -398,7 +398,7 @@ class _Lists(LocalLayer):
     def put_end(self, ops: OpList) -> None:
         """What comes after the weight gradients: added up, packed."""
         self.put_accumulation(ops)
-        self.put_copies("reduce.copy", self.options.reduce_copy_bytes, ops)
+        self.put_copies("reduce.copy.backward", self.options.reduce_copy_bytes, ops)
 
 
 @lru_cache(maxsize=65536)
