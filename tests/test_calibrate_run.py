@@ -229,3 +229,13 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "pip install torch" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_one_rank_of_several_leaves_before_its_communicators_can_abort_it(ranks: str) -> None:
+    """What was printed is out, the exit code stays, and only a process of its own runs what Python does at its end."""
+    program = "import atexit\nfrom simpar.host import leave\natexit.register(print, 'end')\nprint('done')\nleave(3)"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env={**os.environ, "WORLD_SIZE": ranks}
+    )
+    assert (found.returncode, found.stdout.split()) == (3, ["done", "end"] if ranks == "1" else ["done"])

@@ -52,7 +52,7 @@ def test_further_logs_add_up(predicted: float) -> None:
     both = simpar.own_run(json.dumps({"step_time_s": 1.32 * predicted, "mem_gib": 30.0}), JOB, earlier=first.rows, name="b")
     assert [run["id"] for run in both.runs] == ["a", "b"]
     assert len(both.site.runs) == 2
-    assert abs(both.runs[0]["with_site_error"]) < abs(first.runs[0]["with_site_error"])
+    assert first.runs[0]["with_site_s"] < both.runs[0]["with_site_s"] == both.runs[1]["with_site_s"] < 1.32 * predicted
     assert both.runs[1]["memory"]["measured_bytes"] == 30.0 * 2**30
     again = simpar.own_run(log(1.4 * predicted), JOB, earlier=both.rows, name="a")
     assert [run["id"] for run in again.runs] == ["b", "a"], "a log dropped again replaces its run"

@@ -154,7 +154,8 @@ def test_one_bad_run_moves_little(rows: list[dict[str, Any]]) -> None:
 def test_a_factor_that_no_run_shows_stays_as_uncertain_as_it_was() -> None:
     """One GPU never communicates."""
     alone = {**table("alone", 1, {"tp": 1}), "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": 1}}
-    found = simpar.adapt([row(alone), row({**alone, "training": {**alone["training"], "sequence_length": 4096}})])
+    lengths = (1024, 2048, 4096, 8192)
+    found = simpar.adapt([row({**alone, "training": {**alone["training"], "sequence_length": length}}) for length in lengths])
     spread = np.sqrt(np.diag(found.details.posterior.covariance))
     before = np.sqrt(np.diag(shipped_prior().usual_covariance))
     assert spread[0] < 0.93 * before[0]

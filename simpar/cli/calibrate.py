@@ -21,6 +21,7 @@ def calibrate(
 ) -> None:
     """Measure this machine and write its hardware profile; under torchrun also its collectives."""
     from simpar.errors import InputError
+    from simpar.host import leave
     from simpar.live.calibrate import Options, checked, run, seconds
     from simpar.live.store import CalibrationError
 
@@ -31,4 +32,4 @@ def calibrate(
         options = checked(asked, resume)
     except CalibrationError as error:
         raise InputError(str(error)) from None
-    raise typer.Exit(run(options))
+    leave(run(options))

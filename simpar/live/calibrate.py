@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simpar.host import join_slurm, pin
+from simpar.host import join_slurm, leave, pin
 from simpar.live import bench_collectives, bench_gemm, bench_host, bench_ops, bench_shapes, profile_out
 from simpar.live.bench_collectives import Group
 from simpar.live.device import Device, Telemetry, telemetry
@@ -280,10 +280,6 @@ def run(options: Options) -> int:
     except CalibrationError as error:
         kept = f"; measurements so far are kept in {options.store}" if options.store.exists() else ""
         print(f"simpar calibrate: {error}{kept}", file=sys.stderr, flush=True)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # Communicators of a lost rank would keep the interpreter from ending.
-            sys.stdout.flush()
-            os._exit(2)
         return 2
     except KeyboardInterrupt:
         print(f"simpar calibrate: interrupted; go on with --resume {options.store}", file=sys.stderr)
@@ -317,4 +313,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

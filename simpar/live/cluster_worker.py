@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simpar.host import join_slurm
+from simpar.host import join_slurm, leave
 
 EXIT_RANK = 17
 """Exit code of a rank that gave its reason in the report file."""
@@ -139,7 +139,7 @@ def fault(config: dict[str, Any], layout: str, rank: int, at: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; never returns normally after an error, because communicators of a lost rank keep the interpreter alive."""
+    """The command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m simpar.live.cluster_worker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="written by `simpar validate cluster --write-config`")
     parser.add_argument("--out", type=Path, required=True, help="measurements are appended here, JSONL")
@@ -154,11 +154,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BaseException as error:
         report.write(**reason_of(error))
         traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_RANK)
+        return EXIT_RANK
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
