@@ -294,7 +294,11 @@ class _Lists(LocalLayer):
         elements = self.shards.local(rows[:1], "expert") / self.degrees.etp
         topk, width = moe.num_experts_per_tok, self.layer.size(rows[-1])
         work = ExpertExchange(combine, elements / topk, width, topk, element, self.degrees.dispatcher, moe.topk_group)
-        expert.exchange(name, ops, self.degrees, work)
+        sort = None
+        if self.degrees.dispatcher == "alltoall" and self.degrees.ep > 1 and moe.num_experts > self.degrees.ep:
+            moved = 2.0 * element * elements * self.degrees.etp * width
+            sort = MemoryWork("copy", moved, 1, self.options.memory_implementation)
+        expert.exchange(name, ops, self.degrees, work, sort)
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
