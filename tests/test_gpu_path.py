@@ -57,7 +57,7 @@ def simpar(*words: object, code: int = 0) -> str:
     """The command at home."""
     found = CliRunner().invoke(app, [str(w) for w in words])
     assert found.exit_code == code, found.output
-    return found.output
+    return found.stdout
 
 
 def there(bundle: Path, *words: object, blocked: Path) -> subprocess.CompletedProcess[str]:
