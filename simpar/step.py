@@ -30,7 +30,7 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, extended, is_drawn, keeps_all, repeats, with_microbatches
+from simpar.result.folded import all_counts, extended, is_drawn, repeats, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
@@ -266,7 +266,7 @@ def _folded(
         first, second = run(few, coarse), run(more, coarse)
         exact, spent = repeats(first, second), spent + few + more
         last = (first, second, counts, exact)
-        if exact or keeps_all(first, second):
+        if exact:
             break
     if last is None or not (last[3] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, run) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
