@@ -37,9 +37,50 @@ def test_fused_blocks_price_backwards_at_their_own_rates() -> None:
     assert found["input_norm"] == ("norm", "tuned")
     assert found["input_norm.backward"] == ("norm_backward", "tuned")
     # Megatron's SwiGLU is compiled torch code.
-    assert found["mlp/activation"] == ("activation", "framework")
-    assert found["mlp/activation.backward"] == ("activation_backward", "framework")
+    assert found["mlp/activation"] == ("gate", "framework")
+    assert found["mlp/activation.backward"] == ("gate_backward", "framework")
     assert found["mlp_residual"][0] == found["mlp_residual.backward"][0] == "residual"
+
+
+FUSER = {"cuda_graphs": True}
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "model", "plan", "training", "tier"),
+    [
+        ("nemo", "2025-11", "llama3.1-8b", {}, FUSER, "tuned"),
+        ("nemo", "2025-06", "llama3.1-8b", {}, FUSER, "framework"),
+        ("nemo", "2025-11", "llama3.1-8b", {"tp": 2, "overlap_tp": True}, FUSER, "framework"),
+        ("nemo", "2025-11", "llama3.1-8b", {}, {**FUSER, "cuda_graph_scope": "attention"}, "framework"),
+        ("nemo", "2025-11", "llama3.1-8b", {}, {}, "framework"),
+        ("megatron-bridge", "2026-06", "llama3.1-8b", {}, FUSER, "framework"),
+        ("megatron-bridge", "2026-06", "llama3.1-8b", {}, {**FUSER, "precision": "nvfp4"}, "tuned"),
+        ("megatron-bridge", "2026-06", "mixtral-8x7b", {"ep": 8}, FUSER, "tuned"),
+        ("megatron-bridge", "2026-04", "mixtral-8x7b", {"ep": 8}, FUSER, "framework"),
+    ],
+)
+def test_recipes_that_fuse_operations_have_hand_written_gates(
+    framework: str, version: str, model: str, plan: dict[str, Any], training: dict[str, Any], tier: str
+) -> None:
+    chosen = make_scenario({
+        "model": model, "framework": framework, "framework_version": version,
+        "cluster": {"hardware": "dgx-b200", "num_nodes": 1}, "plan": {"zero_stage": 1, **plan},
+        "training": {"sequence_length": 4096, "global_batch_size": 8, **training},
+    })  # fmt: skip
+    layout = Layout.of(chosen, 1)
+    works = [op.work for op in layout.stage_blocks[0][1].forward if isinstance(op.work, MemoryWork)]
+    assert [work.implementation for work in works if work.kernel == "gate"] == [tier]
+
+
+def test_the_sms_bound_compiled_gradients_of_gates() -> None:
+    """Two boards of one chip take the same time whatever their memory; SMs and clock set the rate."""
+    seconds = {}
+    for name in ("dgx-h100", "dgx-h200", "dgx-b200"):
+        model = KernelModel(load_hardware(name))
+        seconds[name] = [model.memory_bound("gate_backward", 1e9, implementation=tier).seconds for tier in ("framework", "tuned")]
+    assert seconds["dgx-h200"][0] == pytest.approx(seconds["dgx-h100"][0], rel=0.01)
+    assert seconds["dgx-h200"][1] < 0.9 * seconds["dgx-h100"][1]
+    assert seconds["dgx-h100"][0] / seconds["dgx-b200"][0] == pytest.approx(148 * 1.92 / (132 * 1.755), rel=0.01)
 
 
 def test_chains_of_torch_kernels_have_one_rate() -> None:

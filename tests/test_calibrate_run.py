@@ -51,7 +51,8 @@ def test_the_profile_loads_with_every_measured_number(profile: Path) -> None:
         ("gemm", "forward"), ("gemm", "dgrad"), ("gemm", "wgrad"), ("gemm", "wgrad_accumulate"), ("attention", "forward"),
         ("attention", "backward"),
     }  # fmt: skip
-    assert {"copy", "norm", "activation", "softmax", "cross_entropy", "adam"} <= set(hardware.kernels.memory)
+    wanted = {"copy", "norm", "activation", "gate", "gate_backward", "softmax", "cross_entropy", "adam"}
+    assert wanted <= set(hardware.kernels.memory)
 
 
 def test_a_scenario_runs_on_the_profile(profile: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_the_system_refuses_is_one_line(
 
 def _workers(parent: int) -> int:
     """Processes that a search has started to work for it."""
-    listed = subprocess.run(["ps", "-A", "-o", "ppid=,args="], capture_output=True, text=True, timeout=60, check=True)
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "ppid=,args="], capture_output=True, text=True, timeout=60, check=True)
     return sum(line.split()[0] == str(parent) and "spawn_main" in line for line in listed.stdout.splitlines())
 
 

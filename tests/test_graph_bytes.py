@@ -52,8 +52,8 @@ def test_traffic_of_a_fused_layer() -> None:
     heads = (HEADS + KV) * DIM
     assert moved(layer_of(), PLAN) == {
         "input_norm": (4 * HIDDEN, 6 * HIDDEN, 1), "attention/rope": (4 * heads, 4 * heads, 2),
-        "attention_residual": (6 * HIDDEN, 4 * HIDDEN, 1), "mlp_norm": (4 * HIDDEN, 6 * HIDDEN, 1),
-        "mlp/activation": (6 * FFN, 10 * FFN, 1), "mlp_residual": (6 * HIDDEN, 4 * HIDDEN, 1),
+        "attention_residual": (6 * HIDDEN, 6 * HIDDEN, 1), "mlp_norm": (4 * HIDDEN, 6 * HIDDEN, 1),
+        "mlp/activation": (6 * FFN, 10 * FFN, 1), "mlp_residual": (6 * HIDDEN, 6 * HIDDEN, 1),
     }  # fmt: skip
 
 
@@ -62,8 +62,8 @@ def test_traffic_of_an_eager_layer_with_dropout() -> None:
     heads = (HEADS + KV) * DIM
     assert moved(layer_of(), plan) == {
         "input_norm": (36 * HIDDEN, 95 * HIDDEN, 8), "attention/rope": (21 * heads, 27 * heads, 8),
-        "attention_residual": (11 * HIDDEN, 5 * HIDDEN, 2), "mlp_norm": (36 * HIDDEN, 95 * HIDDEN, 8),
-        "mlp/activation": (10 * FFN, 18 * FFN, 2), "mlp_residual": (11 * HIDDEN, 5 * HIDDEN, 2),
+        "attention_residual": (11 * HIDDEN, 11 * HIDDEN, 2), "mlp_norm": (36 * HIDDEN, 95 * HIDDEN, 8),
+        "mlp/activation": (10 * FFN, 18 * FFN, 2), "mlp_residual": (11 * HIDDEN, 11 * HIDDEN, 2),
     }  # fmt: skip
 
 

@@ -73,3 +73,31 @@ def test_an_update_on_the_host_moves_what_the_framework_adds_to_adam() -> None:
         })  # fmt: skip
         found[version] = simulate(scenario).breakdown["optimizer"]
     assert found["2022-01"] - found["2021-12"] == pytest.approx(12.0 * 8.03e9 / 8 / HOST_ADAM_BYTES_PER_S, rel=0.01)
+
+
+def test_nothing_runs_beside_what_save_on_cpu_copies() -> None:
+    def scenario(framework: str, share: float) -> Scenario:
+        return make_scenario({
+            "model": "llama3.1-8b", "framework": framework, "framework_version": "2025-03",
+            "cluster": {"hardware": "aws-p5-h100", "num_nodes": 1},
+            "plan": {"dp": 8, "zero_stage": 3, "recompute": "full", "offload": {"activations": share}},
+            "training": {"sequence_length": 8192, "global_batch_size": 8},
+        })  # fmt: skip
+
+    alone, waiting, beside = (
+        simulate(scenario(framework, share))
+        for framework, share in (("torch-fsdp", 0.0), ("torch-fsdp", 1.0), ("transformers", 1.0))
+    )
+    down = sum(block.saved_bytes for block in Layout.of(scenario("torch-fsdp", 1.0), 1).stage_blocks[0]) / 24.5e9
+    assert waiting.breakdown["host"] == pytest.approx(2 * down, rel=0.02)
+    assert waiting.step_time_s - alone.step_time_s == pytest.approx(2 * down, rel=0.05)
+    assert beside.breakdown.get("host", 0.0) < 0.2 * down
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
+def test_copies_around_a_group_are_no_recomputation(framework: str) -> None:
+    pricer = pricer_of(tiny(framework, compile=False))
+    block = pricer.layout.stage_blocks[0][1]
+    again = pricer.block(block, "B")
+    assert {"gather.copy.backward", "reduce.copy.backward"} <= {op.name for op in block.backward}
+    assert not again.recomputes

@@ -108,9 +108,12 @@ def test_megatron_on_a_calibrated_h100_is_told_the_same_constants(profile: Path)
 def test_what_published_clusters_add_is_a_line_of_its_own(profile: Path) -> None:
     from simpar.step import simulate
 
-    found = simulate(layout(str(profile), "megatron-core").scenario)
-    constants = layout("dgx-h100", "megatron-core").calibration
+    # Of a family and machine that something is fitted for.
+    found = simulate(layout(str(profile), "torchtitan").scenario)
+    constants = layout("dgx-h100", "torchtitan").calibration
     assert len(found.notes) == 1
+    assert constants.memory != 1.0
+    assert f"memory x {constants.memory:.3g}" in found.notes[0]
     assert f"compute x {constants.compute:.3g}" in found.notes[0]
     assert f"{1e3 * constants.step_s:.3g} ms a step" in found.notes[0]
     assert found.to_json()["notes"] == list(found.notes)
@@ -118,4 +121,4 @@ def test_what_published_clusters_add_is_a_line_of_its_own(profile: Path) -> None
     console.print(step_report(found))
     assert f"note: {found.notes[0]}" in console.export_text()
     assert html.escape(found.notes[0]) in step_page(found)
-    assert simulate(layout("dgx-h100", "megatron-core").scenario).notes == ()
+    assert simulate(layout("dgx-h100", "torchtitan").scenario).notes == ()

@@ -64,6 +64,23 @@ def test_what_a_quick_search_leaves_out_is_in_its_gap(space: Space) -> None:
     assert quick.account.kept + sum(quick.account.rejected.values()) == quick.size
 
 
+def test_a_setting_is_skipped_where_bounds_of_its_kind_promise_too_little(space: Space) -> None:
+    """Of a design that was tried, and never what may beat the best of all by more than the tolerance."""
+    best, other = find(space, Wish(keep=2, fold=True, next_design=False)).best
+    known = Incumbents(2, fold=True, reach=1.2, tolerance=0.01)
+    for scored, value in ((best, 1.0), (other, 1.1)):
+        known.add(replace(scored, value=value))
+    assert not known.unpromising(1.08, other.choice), "nothing of this design was timed"
+    known.timed(other.choice, 1.0, 1.03)
+    known.timed(other.choice, 1.0, 1.05)
+    assert known.unpromising(1.07, other.choice), "1.07 x 1.03 gains less than 1 % on 1.1"
+    assert known.skipped == 1.07
+    assert not known.unpromising(1.05, other.choice), "1.05 x 1.03 gains more"
+    known.timed(best.choice, 1.0, 1.03)
+    assert not known.unpromising(0.985, best.choice), "it may beat the best of all by more than 1 %"
+    assert known.unpromising(0.995, best.choice)
+
+
 def test_memory_floors_never_exceed_what_the_layouts_of_a_pipeline_need(space: Space) -> None:
     """With less and less memory: no layout of a pipeline is faster than its bound with the recomputation that memory asks for."""
     asked = impossible = 0

@@ -228,6 +228,24 @@ def test_torch_ring_attends_as_much_as_the_other_and_sends_gradients_in_fp32(
     assert sum("merge" in o.name for o in torch) == (cp if backward else cp - 1)
 
 
+@pytest.mark.parametrize("style", ["ring", "all_gather"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_compiled_ring_computes_nothing_beside_its_collectives(backward: bool, style: Any) -> None:
+    def beside(merges: Any) -> int:
+        """Compute that does not wait for a collective issued before it."""
+        ops = OpList()
+        whole = AttentionWork(1, 4096, 4096, 8, 2, 64, 64, True, backward, "fa2")
+        context.attention("a", whole, Degrees(cp=4, cp_style=style, ring_merges=merges), 1, ops)
+        found, waited = 0, set[int]()
+        for index, op in enumerate(ops.done()):
+            waited.update(op.deps)
+            sent = {i for i, other in enumerate(ops.done()[:index]) if isinstance(other.work, Collective)}
+            found += op.stream == "compute" and not sent <= waited
+        return found
+
+    assert beside("fused") == 0 < beside("eager")
+
+
 def test_the_loss_takes_two_all_reduces_where_it_is_fused() -> None:
     def calls(version: str, **training: Any) -> int:
         table = {"model": "llama3.1-8b", "framework": "megatron-core", "framework_version": version,

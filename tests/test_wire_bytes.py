@@ -229,6 +229,21 @@ def test_states(plan: dict[str, Any], gathered: Wire, reduced: Wire) -> None:
         assert dict(found) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("nodes", "owners"), [(1, 8), (8, 2 * 6 + 3)])
+def test_weights_that_are_dealt_to_ranks_are_broadcast_one_after_the_other(nodes: int, owners: int) -> None:
+    """InternEvo: one broadcast for each rank that owns a tensor; a layer has six (gate and up as one), the ends three."""
+    found = scenario({"zero_stage": 1}, nodes=nodes).model_copy(update={"framework": "internevo", "framework_version": "2023-07"})
+    layout = prepare(found).layout
+    blocks = len(layout.stage_blocks[0])
+    [sent] = state_collectives(layout, Gather(0, 0, blocks))
+    assert (sent.name, sent.repeat) == ("broadcast", pytest.approx(owners))
+    assert sent.bytes * sent.repeat == pytest.approx(2 * WEIGHTS)
+    [summed] = state_collectives(layout, Reduce(0, 0, blocks))
+    assert (summed.name, summed.bytes) == ("all_reduce", 2 * WEIGHTS)
+    assert layout.overlap_grad_reduce
+    assert not layout.overlap_param_gather
+
+
 def times(found: Scenario, kind: type) -> float:
     """How often a step gathers (or reduces) all weights, in weights over the model's."""
     priced = prepare(found, detail="op")

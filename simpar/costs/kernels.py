@@ -226,7 +226,7 @@ class KernelModel:
     def _memory_bound(self, kernel: str, bytes_moved: float, implementation: str, launches: int) -> Price:
         gpu, fitted = self.hardware.gpu, self.resolved.constants.memory
         share = class_share(kernel, implementation, fitted, self.best_share)
-        if kernel not in fitted:
+        if kernel not in self.resolved.own.memory:
             share = bounded_share(kernel, implementation, gpu, share)
         if bytes_moved <= 0:
             return ZERO

@@ -94,8 +94,9 @@ class LayoutPricer:
             return KeyPrice.of("pp", self._timed("all_reduce", tied, self._hop("pp")))
         if isinstance(key, Offload):
             blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
-            fraction = self.layout.plan.offload.activations
-            return KeyPrice.of("offload", self._work(HostCopy(fraction * sum(b.offloadable_bytes for b in blocks))))
+            every = self.layout.framework.data.offload_blocks_compute
+            moved = sum(b.saved_bytes if every else b.offloadable_bytes for b in blocks)
+            return KeyPrice.of("offload", self._work(HostCopy(self.layout.plan.offload.activations * moved)))
         raise InternalError(f"no price for {key!r}")
 
     # -- compute ---------------------------------------------------------------------------------------------------

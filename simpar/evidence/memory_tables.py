@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -75,7 +76,8 @@ def kernel_class(name: str) -> str:
     backward = "bwd" in low
     if "norm" in low:
         return "norm_backward" if backward else "norm"
-    return "activation_backward" if backward else "activation"
+    gated = "gate" if "swiglu" in low or "silu_and_mul" in low else "activation"
+    return f"{gated}_backward" if backward else gated
 
 
 def tier_of(kernel: str, implementation: str, name: str = "") -> str:
@@ -105,11 +107,14 @@ def _peak(gpu: str) -> float | None:
 def memory_rows(path: Path) -> list[MemoryRow]:
     """The table's rows."""
     found = []
-    for line, row in enumerate(read_rows(path), 2):
+    rows = list(read_rows(path))
+    for line, row in enumerate(rows, 2):
         gpu, kernel = _gpu(row["gpu"]), kernel_class(row["kernel"])
         tier = tier_of(kernel, row["impl"], row["kernel"])
         numbers = [float(v) for v in re.findall(r"\d+(?:\.\d+)?", (row["GBps"] or "").split("(")[0])]
         rate = sum(numbers) / len(numbers) * 1e9 if numbers else None
+        if rate and "fwd+bwd" in row["kernel"]:
+            rate = _backward_alone(row, rows, tier, rate)
         peak = _peak(gpu)
         share = rate / peak if rate and peak else None
         latency = float(row["t0_us"]) * 1e-6 if row["t0_us"] else 0.0
@@ -118,3 +123,17 @@ def memory_rows(path: Path) -> list[MemoryRow]:
             skipped = f"no peak bandwidth known for {row['gpu']}"
         found.append(MemoryRow(line, gpu, row["kernel"], kernel, row["impl"], tier, latency, rate, share, skipped))
     return found
+
+
+def _backward_alone(row: Mapping[str, str], rows: Sequence[Mapping[str, str]], tier: str, rate: float) -> float | None:
+    """Bytes per second of the backward in a row that times both passes: what is left without the forward of the same table.
+
+    None where no row times that forward.
+    """
+    name = row["kernel"].replace("fwd+bwd", "fwd")
+    for other in rows:
+        same = other["kernel"] == name and other["gpu"] == row["gpu"] and tier_of("", other["impl"], name) == tier
+        if same and other["GBps"]:
+            both, forward = float(row["bytes_per_element_model"]), float(other["bytes_per_element_model"])
+            return (both - forward) / (both / rate - forward / (float(other["GBps"]) * 1e9))
+    return None

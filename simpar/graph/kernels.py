@@ -276,7 +276,9 @@ def _residual(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     axes, mask = _input(layer, node), 1.0 if plan.dropout else 0.0
     keeps = (Kept(f"{node.name}_mask", axes, 1.0),) if plan.dropout else ()
     forward = 6.0 + mask + (0.0 if plan.library.fused_residual else 4.0)
-    return Kernel(node, "residual", ((axes, forward),), ((axes, 4.0 + mask),), 1 if plan.library.fused_residual else 2, keeps)
+    # What reads the sum reads it twice: autograd adds up both gradients (6); the branch's passes the mask of a dropout (5).
+    backward = 11.0 if plan.dropout else 6.0
+    return Kernel(node, "residual", ((axes, forward),), ((axes, backward),), 1 if plan.library.fused_residual else 2, keeps)
 
 
 def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -304,7 +306,8 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     wide, narrow = _input(layer, node), layer.tensor[node.outputs[0]].axes
     keeps, gated = [_keep(layer, node.inputs[0])], len(layer.axis[wide[-1]].parts) == 2
     if plan.library.fused_activation:
-        return Kernel(node, "activation", ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
+        price = "gate" if gated else "activation"
+        return Kernel(node, price, ((wide, 2.0), (narrow, 2.0)), ((wide, 4.0), (narrow, 2.0)), 1, tuple(keeps))
     if gated:
         # The gate's non-linearity and the product, forward (4 + 6 bytes) and backward (6 + 12).
         keeps.append(Kept(f"{node.name}_gate", narrow, HALF))

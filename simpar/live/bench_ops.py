@@ -70,10 +70,18 @@ def _memory(device: str, tiny: bool, dtype: str) -> dict[str, tuple[float, Calla
         return _backward(f.rms_norm(x, (width,), w), (x, w))
 
     def activation() -> Call:
+        x = tensor()
+        return lambda: f.silu(x)
+
+    def activation_backward() -> Call:
+        x = tensor(True)
+        return _backward(f.silu(x), (x,))
+
+    def gate() -> Call:
         x, y = tensor(), tensor()
         return lambda: f.silu(x) * y
 
-    def activation_backward() -> Call:
+    def gate_backward() -> Call:
         x, y = tensor(True), tensor(True)
         return _backward(f.silu(x) * y, (x, y))
 
@@ -88,11 +96,12 @@ def _memory(device: str, tiny: bool, dtype: str) -> dict[str, tuple[float, Calla
     n = rows * width * e
     return {
         "copy": (2 * n, copy), "residual": (3 * n, residual), "norm": (2 * n, norm), "norm_backward": (3 * n, norm_backward),
-        "activation": (3 * n, activation), "activation_backward": (5 * n, activation_backward), "softmax": (2 * n, softmax),
+        "activation": (2 * n, activation), "activation_backward": (3 * n, activation_backward), "softmax": (2 * n, softmax),
+        "gate": (3 * n, gate), "gate_backward": (5 * n, gate_backward),
         # Read the logits, read them again and write their gradient.
         "cross_entropy": (3 * n, cross_entropy),
         # Of a chain all that its kernels move: the gate's non-linearity, then the product.
-        "composite": (5 * n, activation),
+        "composite": (5 * n, gate),
     }  # fmt: skip
 
 

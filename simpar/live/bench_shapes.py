@@ -255,8 +255,8 @@ def _memory(shape: Shape, device: str) -> Call:
 
     builders = {
         "copy": copy,
-        "norm": norm, "rope": rope, "residual": residual, "activation": activation, "cross_entropy": cross_entropy,
-        "embedding": embedding, "softmax": softmax, "permute": permute, "adam": adam,
+        "norm": norm, "rope": rope, "residual": residual, "activation": activation, "gate": activation,
+        "cross_entropy": cross_entropy, "embedding": embedding, "softmax": softmax, "permute": permute, "adam": adam,
     }  # fmt: skip
     return rotating(builders[runs], float(shape["shape"][0]), device)
 

@@ -82,7 +82,12 @@ class LocalBlock:
     @property
     def offloadable_bytes(self) -> float:
         """What activation offloading takes to the host: of layers, not of the embedding or the loss, whose backward is next."""
-        return 0.0 if self.name in ("embedding", "head") else self.saved_bytes
+        return 0.0 if self.outside_layers else self.saved_bytes
+
+    @property
+    def outside_layers(self) -> bool:
+        """Whether it is an end of the model, the embedding or the head."""
+        return self.name in ("embedding", "head")
 
 
 class _Lists(LocalLayer):
@@ -289,7 +294,11 @@ class _Lists(LocalLayer):
         elements = self.shards.local(rows[:1], "expert") / self.degrees.etp
         topk, width = moe.num_experts_per_tok, self.layer.size(rows[-1])
         work = ExpertExchange(combine, elements / topk, width, topk, element, self.degrees.dispatcher, moe.topk_group)
-        expert.exchange(name, ops, self.degrees, work)
+        sort = None
+        if self.degrees.dispatcher == "alltoall" and self.degrees.ep > 1 and moe.num_experts > self.degrees.ep:
+            moved = 2.0 * element * elements * self.degrees.etp * width
+            sort = MemoryWork("copy", moved, 1, self.options.memory_implementation)
+        expert.exchange(name, ops, self.degrees, work, sort)
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
@@ -369,7 +378,7 @@ class _Lists(LocalLayer):
 
     def put_copies(self, name: str, bytes_each: float, ops: OpList) -> None:
         """Move the weights or gradients of this layer between tensors and the buffer of a collective, one kernel for all."""
-        trained = name == "reduce.copy" and self.options.lora_rank
+        trained = name == "reduce.copy.backward" and self.options.lora_rank
         weights = sum(self.lora_weights(node) if trained else self.shards.weights(node) for node in self.layer.nodes)
         if weights and bytes_each:
             ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
@@ -384,7 +393,7 @@ class _Lists(LocalLayer):
 
     def put_again(self, ops: OpList) -> None:
         """What comes before the backward's own ops: weights unpacked, activations recomputed."""
-        self.put_copies("gather.copy", self.options.gather_copy_bytes, ops)
+        self.put_copies("gather.copy.backward", self.options.gather_copy_bytes, ops)
         again = frozenset(self.cut.repeated)
         if again:
             self.put_forward(ops, None if self.options.recompute.full else again)
@@ -393,7 +402,7 @@ class _Lists(LocalLayer):
     def put_end(self, ops: OpList) -> None:
         """What comes after the weight gradients: added up, packed."""
         self.put_accumulation(ops)
-        self.put_copies("reduce.copy", self.options.reduce_copy_bytes, ops)
+        self.put_copies("reduce.copy.backward", self.options.reduce_copy_bytes, ops)
 
 
 @lru_cache(maxsize=65536)

@@ -85,6 +85,8 @@ def _torch_ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
     Keys and values of all query heads travel (torchtitan repeats them before attention): gathered once beside the first step
     (the default), or from rank to rank; in the backward again. Their gradients go from rank to rank in fp32, each send after
     the step's own part was added, the last one exposed. Partial outputs are merged in fp32 after every step but the first.
+    Under a compiler nothing runs beside a collective: while a graph is traced, functional collectives are waited for where they
+    are called (torch 2.4-2.13, distributed/_functional_collectives.py, `_maybe_wrap_tensor`), and Inductor keeps that order.
     """
     cp, phase = degrees.cp, "backward" if whole.backward else "forward"
     first, later = _zigzag(whole, cp)
@@ -93,6 +95,7 @@ def _torch_ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
     merge = MemoryWork("copy", MERGE_BYTES[phase][0 if degrees.ring_merges == "fused" else 1] * elements * whole.v_head_dim,
                        2 if degrees.ring_merges == "fused" else 8, "framework")  # fmt: skip
     gradients = Collective("send_recv", 4.0 * elements * (whole.head_dim + whole.v_head_dim), "cp")
+    traced = degrees.ring_merges == "fused"
     arriving: int | None = None
     sent: int | None = None
     for step in range(cp):
@@ -103,6 +106,8 @@ def _torch_ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
             arriving = ops.start(f"{name}.all_gather", Collective("all_gather", cp * amount, "cp"), "cp")
         elif degrees.cp_style == "ring" and step < cp - 1:
             arriving = ops.start(f"{name}.ring{step}", Collective("send_recv", amount, "cp"), "cp")
+        if traced and arriving is not None:
+            ops.wait(arriving)
         ops.compute(f"{name}.step{step}", later if step else first, kernels)
         if sent is not None:
             ops.wait(sent)
@@ -110,6 +115,8 @@ def _torch_ring(name: str, whole: AttentionWork, degrees: Degrees, kernels: int,
             ops.compute(f"{name}.merge{step}", merge, merge.launches)
         if whole.backward:
             sent = ops.start(f"{name}.gradients{step}", gradients, "cp")
+            if traced:
+                ops.wait(sent)
     if sent is not None:
         ops.wait(sent)
 

@@ -140,6 +140,14 @@ class Job:
         )  # fmt: skip
 
     @property
+    def _fuses_operations(self) -> bool:
+        training, model = self.training, self.scenario.model
+        if not training.cuda_graphs or training.cuda_graph_scope != "layer" or self.plan.overlap_tp:
+            return False
+        experts = {"experts"} if isinstance(model, TokenModel) and model.moe else set()
+        return not {"all", training.precision, *experts}.isdisjoint(self.framework.kernels.fused_operations)
+
+    @property
     def host_counts_tokens(self) -> bool:
         """Whether the host waits for the tokens of each expert before it launches them: without a capacity, where tokens are not
         counted on the device alone as by hybridep (Megatron-Core transformer/moe/token_dispatcher.py)."""
@@ -167,7 +175,7 @@ class Job:
             dtype=_KERNEL_DTYPE.get(training.precision, training.precision),
             attention_kernel="eager" if unfused and not own.fused_softmax else self.attention_kernel,
             memory_implementation="tuned" if own.fused_norm and own.fused_activation else "framework",
-            activation_implementation=own.activation_kernel,
+            activation_implementation="tuned" if self._fuses_operations else own.activation_kernel,
             accumulate_fp32=own.wgrad_accumulation_fusion and self.gradient_dtype == "fp32",
             moe=model.moe if isinstance(model, TokenModel) else None,
             load_factor=self.load_factor if capacity is None else capacity,

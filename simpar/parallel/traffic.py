@@ -33,6 +33,10 @@ def _state(layout: Layout, key: Gather | Reduce, parameters: float, *, expert: b
     replica: Dimension = "expert_replica" if expert else "replica"
     group = shard if hybrid else plain
     if isinstance(key, Gather):
+        if layout.plan.zero_stage in (1, 2) and layout.framework.data.broadcasts_weights:
+            # Whole tensors, dealt to the ranks: as many broadcasts, one after the other, as ranks have any.
+            owners = max(1.0, min(layout.placement(group).size, parameters / tensor_parameters(layout)))
+            return [Collective("broadcast", parameters * state.gather / owners, group, owners)]
         return [Collective("all_gather", parameters * state.gather, group)]
     amount = parameters * state.reduce
     if layout.plan.zero_stage == 0 or layout.framework.data.all_reduces_whole(layout.plan.zero_stage):

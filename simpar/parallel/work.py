@@ -75,8 +75,8 @@ def fused(work: MemoryWork, activation: Implementation, *, backward: bool) -> Me
     has. Chains of elementary kernels stay as they are: they move every byte at one rate in either direction."""
     if work.kernel == "norm" and backward:
         return replace(work, kernel="norm_backward")
-    if work.kernel == "activation" and work.implementation == "tuned":
-        return replace(work, kernel="activation_backward" if backward else "activation", implementation=activation)
+    if work.kernel in ("activation", "gate") and work.implementation == "tuned":
+        return replace(work, kernel=f"{work.kernel}_backward" if backward else work.kernel, implementation=activation)
     return work
 
 

@@ -137,6 +137,8 @@ class _Lowering(Pipelines):
             deps = list(inputs) if index == 0 else []
             deps += self.parameter_deps(leaf, pieces, index)
             deps += self.reload(rank, leaf, pieces, index)
+            if self.offloads_in_turn and leaf.phase is Phase.F and index:
+                deps.append(self.local(("offload", stage, microbatch, pieces[index - 1][0])))
             if self.detail == "op" and last > first:
                 self.block_ops(rank, leaf, first, name, deps)
             else:
@@ -196,16 +198,17 @@ class _Lowering(Pipelines):
         )  # fmt: skip
 
     def reload(self, rank: int, leaf: Action, pieces: list[Segment], index: int) -> list[object]:
-        """Bring a piece's activations back, one piece ahead of the backward that needs them."""
+        """Bring a piece's activations back, one piece ahead of the backward that needs them (none where nothing runs beside it)."""
         if not self.offloads or leaf.phase not in (Phase.B, Phase.I):
             return []
-        for position in (0, 1) if index == 0 else (index + 1,):
+        ahead = 0 if self.offloads_in_turn else 1
+        for position in range(ahead + 1) if index == 0 else (index + ahead,):
             if position < len(pieces):
                 first, last = pieces[position]
                 deps = [self.local(("offload", leaf.stage, leaf.microbatch, f)) for f in range(first, max(last, first + 1))]
                 deps = [d for d in deps if d in self.builder]
-                if position > 1:
-                    deps.append(self.local(("part", leaf.stage, leaf.microbatch, "B", pieces[position - 2][0])))
+                if position > ahead:
+                    deps.append(self.local(("part", leaf.stage, leaf.microbatch, "B", pieces[position - 1 - ahead][0])))
                 self.builder.add(
                     self.local(("reload", leaf.stage, leaf.microbatch, first)), kind=OpKind.OFFLOAD, role=self.role(rank),
                     streams=self.streams(rank, "host_up"), deps=tuple(deps), stage=leaf.stage, layer=first,

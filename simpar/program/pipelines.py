@@ -28,6 +28,7 @@ class Pipelines:
         self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
         self.reduce_always = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
         self.offloads = layout.plan.offload.activations > 0
+        self.offloads_in_turn = self.offloads and layout.framework.data.offload_blocks_compute
         self._buckets: dict[int, tuple[Segment, ...]] = {}
         self._bucket_ends: dict[int, dict[int, int]] = {}
         self._bucket_starts: dict[int, list[int]] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.optimizers import more_moments
+from simpar.result.stage_ends import STAGE_INPUT
 
 
 def stays_gathered(layout: Layout) -> bool:
@@ -113,16 +114,45 @@ class Gathers:
         if not sharded or layout.training.optimizer == "none":
             zeros = [0.0] * len(blocks)
             return cls(zeros, zeros, zeros)
-        state, ahead = layout.state_bytes, layout.framework.data.fsdp_prefetch_groups
+        state, data = layout.state_bytes, layout.framework.data
+        ahead = data.fsdp_prefetch_groups
         held = [b.dense_parameters + b.expert_parameters + b.frozen_parameters for b in blocks]
         trained = [layout.trained(b) for b in blocks]
-        forward = [state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
-        weights = [state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
-        behind = [state.reduce * p for p in (*trained[1:], 0.0)]
-        begin = [w + b for w, b in zip(weights, behind, strict=True)]
-        if any(name == "head/logits" for name, _ in blocks[-1].saved):
-            begin[-1] = state.gather * held[-1]  # nothing is prefetched before the loss is through
         # Gradients are as wide as what is computed with.
         own = [b.options.kernels.element * p for b, p in zip(blocks, trained, strict=True)]
+        whole = root_weights(layout, blocks)
+        root, waiting = state.gather * sum(whole), 0.0
+        if root:
+            waiting = sum(g for g, w in zip(own[1:], whole[1:], strict=True) if w)
+            held, once = ([p * (not w) for p, w in zip(each, whole, strict=True)] for each in (held, trained))
+            trained = [sum(trained) - sum(once) if whole[0] else once[0], *once[1:]]
+        forward = [root + state.gather * sum(held[i : i + ahead + 1]) for i in range(len(held))]
+        weights = [root + state.gather * sum(held[max(i - ahead, 0) : i + 1]) for i in range(len(held))]
+        behind = [state.reduce * p for p in (*trained[1:], 0.0)]
+        # Gradients of the head wait for those of the embedding.
+        waits = [waiting] * (len(blocks) - 1) + [0.0]
+        begin = [w + b + g for w, b, g in zip(weights, behind, waits, strict=True)]
+        if any(name == "head/logits" for name, _ in blocks[-1].saved):
+            begin[-1] = root + state.gather * held[-1]  # nothing is prefetched before the loss is through
         end = [w + g + max(b, state.reduce * p) for w, g, b, p in zip(weights, own, behind, trained, strict=True)]
+        end = [e + g for e, g in zip(end, waits, strict=True)]
         return cls(forward, begin, end)
+
+
+def root_weights(layout: Layout, blocks: Sequence[LocalBlock]) -> list[float]:
+    """Weights of each block that belong to the group that is gathered throughout; zeros where there is none."""
+    ends = [layout.framework.data.fsdp_root_stays and b.outside_layers for b in blocks]
+    return [(b.dense_parameters + b.expert_parameters + b.frozen_parameters) * end for b, end in zip(blocks, ends, strict=True)]
+
+
+def held_inputs(layout: Layout, block: LocalBlock) -> float:
+    """Bytes of a block's input that stay, and of its gradient that come, from its backward to the end of the model's."""
+    sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and not stays_gathered(layout)
+    return held_by_frozen(layout, block) if sharded else 0.0
+
+
+def held_by_frozen(layout: Layout, block: LocalBlock) -> float:
+    """The same where weights are fully sharded."""
+    checkpointed = [name for name, _ in block.saved] == [STAGE_INPUT]
+    holds = layout.options.lora_rank and layout.framework.data.fsdp_frozen_holds_inputs
+    return block.saved_bytes if checkpointed and holds else 0.0

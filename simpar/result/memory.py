@@ -17,7 +17,16 @@ from simpar.parallel.keys import BlockOp, Compute, LaunchGap, Offload, Optimizer
 from simpar.parallel.layout import Layout
 from simpar.program.program import FloatArray, IntArray, Program
 from simpar.result.allocations import Pass, Replays, passes_of, placeholders
-from simpar.result.gathers import Gathers, frozen_parameters, fsdp_buffers, rests_unsharded, sharded_more_moments, update_bytes
+from simpar.result.gathers import (
+    Gathers,
+    frozen_parameters,
+    fsdp_buffers,
+    held_inputs,
+    rests_unsharded,
+    root_weights,
+    sharded_more_moments,
+    update_bytes,
+)
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import freed_inputs, kept_outputs, last_outputs, receive_buffers
 from simpar.result.tensors import TimedPass
@@ -149,8 +158,19 @@ def _passing_gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> float:
     return dense.passing_gradients + experts.passing_gradients
 
 
-_BlockBytes = tuple[float, float, float, float, float]
-"""(activations, logits, recompute working set, gradients in flight, what a split backward keeps until W) of one block."""
+def _gradients(layout: Layout, blocks: Sequence[LocalBlock]) -> list[float]:
+    """The same of each block, where its backward leaves them: those of a root group come together."""
+    found = [_passing_gradients(layout, [b]) for b in blocks]
+    whole = root_weights(layout, blocks)
+    if whole and whole[0]:
+        late = sum(g for g, w in zip(found, whole, strict=True) if w)
+        found = [late, *(g * (not w) for g, w in zip(found[1:], whole[1:], strict=True))]
+    return found
+
+
+_BlockBytes = tuple[float, float, float, float, float, float]
+"""(activations, logits, recompute working set, gradients in flight, what a split backward keeps until W, what of its activations a
+backward frees) of one block."""
 
 
 def _passing(block: LocalBlock, begin: float, end: float) -> float:
@@ -169,7 +189,15 @@ def block_bytes(block: LocalBlock, begin: float, end: float, *, releases: bool) 
     kept = block.saved_bytes - logits
     # Where the input gradient frees nothing, activations and logits wait for the weight gradient.
     deferred = block.deferred if releases else kept + logits
-    return kept, logits, max(block.working, 0.0), _passing(block, begin, end), deferred
+    return kept, logits, max(block.working, 0.0), _passing(block, begin, end), deferred, kept
+
+
+def _freed(layout: Layout, blocks: Sequence[LocalBlock], sums: list[_BlockBytes]) -> list[_BlockBytes]:
+    """The same where backwards keep what they are done with (`held_inputs`) up to the last one."""
+    held = [held_inputs(layout, block) for block in blocks]
+    freed = [kept - 2.0 * each for (kept, *_), each in zip(sums, held, strict=True)]
+    freed[0] += 2.0 * sum(held)
+    return [(*each[:5], own) for each, own in zip(sums, freed, strict=True)]
 
 
 _Event = tuple[bool, str, float]
@@ -185,14 +213,14 @@ def _backward_events(blocks: list[_BlockBytes], *, split: bool) -> list[_Event]:
     freed, best, at, before_best = 0.0, -1.0, len(blocks) - 1, (0.0, 0.0)
     kept_after, logits_after = 0.0, 0.0
     for index in range(len(blocks) - 1, -1, -1):
-        kept, logits, working, transient, deferred = blocks[index]
+        _, logits, working, transient, deferred, kept = blocks[index]
         extra = working + transient - freed
         if extra > best:
             best, at, before_best = extra, index, (kept_after, logits_after)
         kept -= deferred if split else 0.0
         freed += kept + logits
         kept_after, logits_after = kept_after + kept, logits_after + logits
-    _, _, working, transient, _ = blocks[at]
+    _, _, working, transient, _, _ = blocks[at]
     early_kept, early_logits = before_best
     return [
         (False, "recompute", working), (True, "recompute", -working),
@@ -271,9 +299,10 @@ def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tup
         if blocks:
             blocks[-1] = (blocks[-1][0] + kept_outputs(layout, stage), *blocks[-1][1:])
             blocks[0] = (blocks[0][0] - freed_inputs(layout, stage), *blocks[0][1:])
+            blocks[:] = _freed(layout, layout.stage_blocks[stage], blocks)
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
-    gradients = [[_passing_gradients(layout, [b]) for b in blocks] for blocks in layout.stage_blocks]
+    gradients = [_gradients(layout, blocks) for blocks in layout.stage_blocks]
     gathered = [g.forward for g in gathers]
     outputs = [[last_outputs(layout, b) for b in blocks] for blocks in layout.stage_blocks]
     kept = [[b.offloadable_bytes for b in blocks] for blocks in layout.stage_blocks]

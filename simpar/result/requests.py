@@ -19,6 +19,7 @@ from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
 from simpar.result.gathers import (
     frozen_parameters,
     gathers_in_buffers,
+    held_inputs,
     rests_unsharded,
     sharded_more_moments,
     update_bytes,
@@ -166,6 +167,7 @@ class Sharded:
         self.resting: dict[tuple[int, int], list[int]] = {}
         self.reducing = -1
         self.shards = layout.shard_ranks
+        self.held: list[int] = []
 
     def before(self, stage: int, index: int, step: int) -> None:
         """The block's weights and the next one's are gathered."""
@@ -174,10 +176,14 @@ class Sharded:
         blocks = self.layout.stage_blocks[stage]
         at_loss = step < 0 and any(name == "head/logits" for name, _ in blocks[index].saved)
         ahead = 0 if at_loss else self.layout.framework.data.fsdp_prefetch_groups
-        for offset in range(ahead + 1):
-            wanted = index + step * offset
+        wholes = [i for i in range(len(blocks)) if self._root(stage, i)]
+        for wanted in wholes + [index + step * offset for offset in range(ahead + 1)]:
             if 0 <= wanted < len(blocks) and (stage, wanted) not in self.gathered:
                 self._gather(stage, wanted)
+
+    def _root(self, stage: int, index: int) -> bool:
+        """Whether a block belongs to the group that stays gathered."""
+        return self.layout.framework.data.fsdp_root_stays and self.layout.stage_blocks[stage][index].outside_layers
 
     def _gather(self, stage: int, index: int) -> None:
         block, trace = self.layout.stage_blocks[stage][index], self.trace
@@ -189,7 +195,7 @@ class Sharded:
     def after_forward(self, stage: int, index: int) -> None:
         """The weights go, except the last block's, which the backward needs first."""
         blocks = self.layout.stage_blocks[stage]
-        if self.active and self.layout.plan.reshard_after_forward and index < len(blocks) - 1:
+        if self.active and self.layout.plan.reshard_after_forward and index < len(blocks) - 1 and not self._root(stage, index):
             self._reshard(stage, index)
 
     def _reshard(self, stage: int, index: int) -> None:
@@ -202,15 +208,24 @@ class Sharded:
             return
         block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
         weights = [w for w, _ in trace.lives(stage, block).weights]
-        own = [trace.ask(w * state.gather) for w in weights]
-        held = sum(weights)
-        self._reshard(stage, index)
+        share = self.layout.trained(block) / (sum(weights) or 1.0) if self.layout.options.lora_rank else 1.0
+        own = [trace.ask(w * share * state.gather) for w in weights]
+        held = sum(weights) * share
+        kept = held_inputs(self.layout, block)
+        self.held += [trace.ask(kept), trace.ask(kept)]
+        if self._root(stage, index) and index:
+            self.held += own  # they wait for those of the embedding
+            return
+        for each in range(len(self.layout.stage_blocks[stage])) if index == 0 else (index,):
+            self._reshard(stage, each)
         stays = self.layout.framework.data.fsdp_reduce_input_stays
         if stays:
             self._let_go()
         self.reducing = trace.ask(held * state.reduce, "compute" if stays else "reduce_scatter")
         for tensor in own:
             trace.free(tensor)
+        while index == 0 and self.held:
+            trace.free(self.held.pop())
         shard = trace.ask(held * state.reduce / self.shards, "reduce_scatter")
         away = self.layout.states_away and self.layout.framework.optimizer.gradients_to_host
         if away or (stage, index) in self.resting:

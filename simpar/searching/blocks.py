@@ -23,6 +23,7 @@ from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.pipeline import StageLayers
 from simpar.parallel.work import ExpertExchange, LocalOp
 from simpar.program.program import FloatArray, IntArray
+from simpar.result.gathers import held_by_frozen, root_weights
 from simpar.result.memory import block_bytes
 
 _COMMUNICATED = ("tp", "cp", "ep", "dp", "pp", "etp")
@@ -102,6 +103,7 @@ class BlockTable:
         working: bytes that recomputation brings back; transient: of gradients, where weights are fully sharded the other.
         deferred: float array [kinds], bytes that stay from the input gradient to the weight gradient.
         outputs: float array [kinds], bytes that a forward leaves to the end of the step.
+        root: float array [kinds], weights that stay gathered under full sharding; held: bytes that a backward keeps there, twice.
         shapes: of each kind, bytes of what stands for weight gradients, by shape.
         dense, expert, lora: float arrays [kinds], weights; the trained ones of low-rank adaptation.
         frozen_dense, frozen_expert: float arrays [kinds], bytes of weights that it leaves frozen.
@@ -119,6 +121,8 @@ class BlockTable:
     transient_sharded: FloatArray
     deferred: FloatArray
     outputs: FloatArray
+    root: FloatArray
+    held: FloatArray
     shapes: tuple[dict[tuple[int, int], float], ...]
     dense: FloatArray
     expert: FloatArray
@@ -130,7 +134,7 @@ class BlockTable:
     @classmethod
     def of(cls, columns: Sequence[Column | None], pass_s: float) -> BlockTable:
         """From a column of each kind; none where there is no such kind."""
-        empty = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
+        empty = Column(_ZEROS, _ZEROS, _ZEROS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
         rows = [empty if c is None else c for c in columns]
         found = {f.name: [getattr(row, f.name) for row in rows] for f in fields(Column)}
         arrays = {name: np.array(values).T for name, values in found.items() if name != "shapes"}
@@ -140,7 +144,7 @@ class BlockTable:
     def holds(self) -> bytes:
         """What tells two tables apart in what their blocks hold."""
         columns = (self.kept, self.logits, self.working, self.transient, self.transient_sharded, self.deferred, self.outputs,
-                   self.dense, self.expert)  # fmt: skip
+                   self.dense, self.expert, self.lora, self.root, self.held)  # fmt: skip
         return b"".join(c.tobytes() for c in columns)
 
 
@@ -162,6 +166,8 @@ class Column:
     transient_sharded: float
     deferred: float
     outputs: float
+    root: float
+    held: float
     shapes: dict[tuple[int, int], float]
     dense: float
     expert: float
@@ -183,14 +189,15 @@ class Column:
             seconds[phase] = price.seconds
             host[phase] = pricer.host_seconds(block, PHASES[phase])
             compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
-        kept, logits, working, transient, deferred = block_bytes(
+        kept, logits, working, transient, deferred, _ = block_bytes(
             block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
         )
         copies = 4.0 * block.options.kernels.loss.fp32_copies
         outputs = logits * 2.0 / (2.0 + copies) * layout.framework.pipeline.keeps_last_outputs
         return cls(
             tuple(seconds), tuple(host), tuple(compute), kept, logits, block.offloadable_bytes, working, transient,
-            _bare_transient(block) if sharded else 0.0, deferred, outputs, LocalLayer(block.layer, block.options).weight_shapes(),
+            _bare_transient(block) if sharded else 0.0, deferred, outputs, sum(root_weights(layout, [block])),
+            held_by_frozen(layout, block), LocalLayer(block.layer, block.options).weight_shapes(),
             block.dense_parameters, block.expert_parameters,
             layout.trained(block) if layout.options.lora_rank else 0.0,
             layout.frozen_bytes(block) * (block.frozen_parameters + (block.dense_parameters if layout.options.lora_rank else 0.0)),
@@ -241,11 +248,15 @@ def _bare_transient(block: LocalBlock) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead."""
+    """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead.
+
+    `adapters`: they alone have gradients.
+    """
 
     gather: float
     reduce: float
     ahead: int
+    adapters: bool = False
 
 
 def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price], *, hidden: bool = False) -> tuple[float, float]:

@@ -378,7 +378,7 @@ class Branch:
         for _, _, time_s, table, at in popped:
             need = float(table.bytes.flat[at])
             choice, reason = table.choice(at), self._reject(time_s, need, table.design.mesh_key)
-            if not reason and self.incumbents.outdone(time_s, need, choice):
+            if not reason and (self.incumbents.outdone(time_s, need, choice) or self.incumbents.unpromising(time_s, choice)):
                 reason = BOUND
             if reason:
                 self._settle(reason, int(table.weight[at]), table.design)
@@ -394,6 +394,8 @@ class Branch:
             for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
                 kind, weight = "undercut" if less else "timed", int(table.weight[at])
                 value = max(float(value), time_s)
+                if not less:
+                    self.incumbents.timed(choice, time_s, value)
                 if most == 1 and not less and self.incumbents.limits.value < inf and not self._reject(value, need, choice.mesh_key):
                     self.open_timed(value, (choice, need, table, at), weight)
                     continue

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simpar.program.program import FloatArray
 from simpar.searching.choice import Choice, MeshKey
-from simpar.searching.designs import design_key
+from simpar.searching.designs import DesignKey, design_key, family
 
 SLACK = 1e-9
 """Relative slack of comparisons, for sums in another order; equal layouts are never cut off."""
@@ -81,6 +81,8 @@ class Incumbents:
         reach: layouts that take more than this times the best value are not looked for.
         tolerance: of a known design other settings are only looked at where they may gain more than this, relatively.
         skipped: the least bound of those that were not.
+        tried: designs of which a setting was timed.
+        shortfall: time over bound of the layout with least of it, by schedule family.
         next_design: wanted besides, where all the best are of one mesh and micro-batch: the best of any other.
         shared: what the best of others must beat, asked anew each time.
         first: the best of each design.
@@ -96,6 +98,8 @@ class Incumbents:
     reach: float = inf
     tolerance: float = 0.0
     skipped: float = inf
+    tried: set[DesignKey] = field(default_factory=set)
+    shortfall: dict[str, float] = field(default_factory=dict)
     next_design: bool = False
     shared: Callable[[], Limits] = field(default=Limits)
     best: list[Scored] = field(default_factory=list)
@@ -170,6 +174,30 @@ class Incumbents:
             return own is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > own.key
         rival = self.best[-1] if self.limits.of in (None, choice.mesh_key) else self.other
         return rival is not None and (rounded(rank * (1.0 - 1e-12)), choice.complexity, str(choice)) > rival.key
+
+    def timed(self, choice: Choice, bound_s: float, time_s: float) -> None:
+        """Remember that a setting of a design was timed, and how far its bound fell short of the time."""
+        if self.tolerance and bound_s > 0.0:
+            name = family(choice.pipeline.schedule)
+            self.shortfall[name] = min(self.shortfall.get(name, inf), time_s / bound_s)
+            self.tried.add(design_key(choice))
+
+    def unpromising(self, bound_s: float, choice: Choice) -> bool:
+        """Whether another setting of a design that was tried is not expected to gain enough, though its bound alone allows it.
+
+        Expected is the bound times what bounds of its schedule family fell short by at least. The best of all is not decided by
+        this: what may beat it by more than the tolerance is always looked at.
+        """
+        if not (self.tolerance and self.fold and self.best) or bound_s <= self.best[0].value * (1.0 - self.tolerance):
+            return False
+        if design_key(choice) not in self.tried:
+            return False
+        own = self._of_design(choice)
+        wanted = self.cutoff(choice.mesh_key) if own is None else own.value * (1.0 - self.tolerance)
+        if bound_s * self.shortfall.get(family(choice.pipeline.schedule), 1.0) <= wanted:
+            return False
+        self.skipped = min(self.skipped, bound_s)
+        return True
 
     def late(self, time_s: FloatArray) -> NDArray[np.bool_]:
         """Which step times are not wanted at all."""

@@ -433,7 +433,9 @@ class Pricing:
         if self.stays_gathered(group, state):
             return None
         bytes_ = self.per_weight(group, variant, state)
-        return Gathered(bytes_.gather, bytes_.reduce, self.framework.data.fsdp_prefetch_groups)
+        return Gathered(
+            bytes_.gather, bytes_.reduce, self.framework.data.fsdp_prefetch_groups, self.template.training.trainable == "lora"
+        )
 
     def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
         """Bytes per weight of each kind of state."""

@@ -126,16 +126,18 @@ def _class_bytes(
 
     kept, logits, working, deferred = of("kept"), of("logits"), of("working"), of("deferred")
     passing = of("transient_sharded" if sharded else "transient")
-    forward = np.zeros_like(kept)
-    if gathered is not None:
-        held = of("dense") + of("expert")
-        forward, begin, end = _gathers(held, logits[:, -1] > 0, gathered)
-        passing = np.maximum(passing + begin, end - kept - logits - working)
-    stays = kept + logits
+    forward, stays = np.zeros_like(kept), kept + logits
     if not last:
         stays[:, -1] += sent
+    freed = stays
+    if gathered is not None:
+        weights, root = of("dense") + of("expert"), of("root")
+        trained = of("lora") if gathered.adapters else weights
+        forward, begin, end = _gathers(weights, trained, root, logits[:, -1] > 0, gathered)
+        passing = np.maximum(passing + begin, end - kept - logits - working)
+        freed = stays - 2.0 * of("held")
     return (
-        stays.sum(axis=1), deferred.sum(axis=1), _worst(forward, stays), _worst(working + passing, stays),
+        stays.sum(axis=1), deferred.sum(axis=1), _worst(forward, stays), _worst(working + passing, freed),
         _worst(working + passing, stays - deferred), of("outputs").sum(axis=1),
     )  # fmt: skip
 
@@ -146,17 +148,26 @@ def _worst(extra: FloatArray, freed: FloatArray) -> FloatArray:
     return np.asarray((extra - behind).max(axis=1))
 
 
-def _gathers(held: FloatArray, loss: np.ndarray, gathered: Gathered) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _gathers(
+    held: FloatArray, trained: FloatArray, root: FloatArray, loss: np.ndarray, gathered: Gathered
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Gathered weights and gradients [R, blocks] in the forward, at the begin and at the end of each block's backward."""
+    own, rooted = 2.0 * trained, root > 0.0
+    # Gradients of the head wait for those of the embedding.
+    waiting = np.where(rooted, own, 0.0)[:, 1:].sum(axis=1, keepdims=True) * (np.arange(held.shape[1]) < held.shape[1] - 1)
+    late = np.where(rooted, trained, 0.0).sum(axis=1)
+    held, trained = np.where(rooted, 0.0, held), np.where(rooted, 0.0, trained)
+    trained[:, 0] += np.where(rooted[:, 0], late, 0.0)
     total = np.concatenate([np.zeros((len(held), 1)), np.cumsum(held, axis=1)], axis=1)
     count, index = held.shape[1], np.arange(held.shape[1])
-    forward = gathered.gather * (total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, index])
-    weights = gathered.gather * (total[:, index + 1] - total[:, np.maximum(index - gathered.ahead, 0)])
-    behind = gathered.reduce * np.concatenate([held[:, 1:], np.zeros((len(held), 1))], axis=1)
-    begin = weights + behind
+    whole = gathered.gather * root.sum(axis=1, keepdims=True)
+    forward = whole + gathered.gather * (total[:, np.minimum(index + gathered.ahead + 1, count)] - total[:, index])
+    weights = whole + gathered.gather * (total[:, index + 1] - total[:, np.maximum(index - gathered.ahead, 0)])
+    behind = gathered.reduce * np.concatenate([trained[:, 1:], np.zeros((len(held), 1))], axis=1)
+    begin = weights + behind + waiting
     # Nothing is prefetched before the loss is through.
-    begin[:, -1] = np.where(loss, gathered.gather * held[:, -1], begin[:, -1])
-    end = weights + 2.0 * held + np.maximum(behind, gathered.reduce * held)
+    begin[:, -1] = np.where(loss, whole[:, 0] + gathered.gather * held[:, -1], begin[:, -1])
+    end = weights + waiting + own + np.maximum(behind, gathered.reduce * trained)
     return forward, begin, end
 
 

@@ -15,14 +15,19 @@ TRANSFORMERS: Final = (
         (2023, 3),
         {"zero_stage_default": 0, "parameter_bytes": 0.0, "autocast": True, "sharded_weights_fp32": True, "gradient_dtype": "fp32",
          "fsdp_reduce_dtype": "bf16", "logits_fp32_copies": 2.5, "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
-         "fsdp_defers_reduction": True, "drains_before_update": True},
+         "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False, "fsdp_root_stays": True,
+          "fsdp_frozen_holds_inputs": True},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
         "fp32 copy of the logits into cross_entropy; torch.optim.AdamW in lists of operations; without sharding, weights in fp32 "
         "under autocast; trainer.py runs every micro-batch but the last of a step under accelerator.no_sync (FSDP1's no_sync, "
         "FSDP2's set_requires_gradient_sync(False)), looks whether the loss is finite (logging_nan_inf_filter) and reads the "
-        "norm (.item()); before 4.46 the head turns its logits into fp32 itself, so that a fused loss "
-        "works on those",
+        "norm (.item()); activations are offloaded on streams of their own (TRL models/activation_offloading.py); "
+        "layers are wrapped alone (TRANSFORMER_BASED_WRAP), so that embedding and head are the root's, which torch "
+        "does not reshard after its forward (_fsdp_param_group.py lazy_init; FSDP1 _root_pre_forward); checkpointing is reentrant "
+        "unless a run says otherwise, and FSDP1 hooks the inputs of frozen units (_register_post_backward_reshard_only_hook): "
+        "their accumulation nodes hold input and gradient until _finalize_params; before 4.46 the head turns its logits into fp32 "
+        "itself, so that a fused loss works on those",
     ),
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
     Row(
@@ -42,6 +47,11 @@ TRANSFORMERS: Final = (
         {"pure_bf16": True},
         "transformers 5: from_pretrained keeps the dtype of the checkpoint (bf16 ones today), so that no fp32 weights exist unless "
         "FSDP or DeepSpeed makes them",
+    ),
+    Row(
+        (2026, 2),
+        {"fsdp_frozen_holds_inputs": False},
+        "checkpointing is not reentrant by default (transformers PR 43203, TRL PR 4811, 2026-01)",
     ),
     Row(
         (2026, 3),

@@ -37,6 +37,8 @@ class Kernels(Policy):
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
         activation_kernel: fused activations are hand-written kernels (tuned) or compiled from torch code (framework).
+        fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
+            activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
@@ -75,6 +77,7 @@ class Kernels(Policy):
     normed_bytes: float = 2.0
     fused_activation: bool = True
     activation_kernel: Literal["tuned", "framework"] = "tuned"
+    fused_operations: tuple[str, ...] = ()
     fused_residual: bool = True
     fused_rope: bool = True
     fused_expert_bias: bool = False
@@ -226,7 +229,10 @@ class DataParallel(Policy):
         overlap_grad_reduce, overlap_param_gather: defaults of the launch scripts of that time.
         reduces_together: pipeline ranks launch the reductions that overlap at the same time, as those slow the compute beside them.
         sharded_grad_reduce: with sharded optimizer states alone (ZeRO-1) gradients are reduce-scattered ("scatter"), beside the
-            backward where that is asked for, or ("all_reduce") all-reduced whole once the last backward is through.
+            backward where that is asked for, or all-reduced whole, in the same way ("all_reduce_beside") or once the last backward
+            is through ("all_reduce").
+        broadcasts_weights: with sharded optimizer states alone every rank updates whole tensors and broadcasts those of its own;
+            False: every rank updates a slice of a buffer, which is all-gathered.
         gather_copy_bytes: HBM bytes per parameter of packing updated weights before their gather and unpacking them after it.
         gather_buffer_bytes: bytes per weight of a rank that hold updated weights meanwhile, half of them in one tensor and half in
             a piece for each data-parallel rank.
@@ -239,7 +245,13 @@ class DataParallel(Policy):
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
         fsdp_defers_reduction: micro-batches but the last of a step leave whole gradients, in the dtype they are reduced in
             (no_sync); only their memory is modelled, reductions are priced in every micro-batch.
+        fsdp_root_stays: what no layer's group holds (embedding, last norm, head) is one group, gathered from the begin of a forward
+            to the end of its backward and reduced there (the root of torch's FSDP).
+        fsdp_frozen_holds_inputs: where a group is frozen and its layer is checkpointed with reentrant autograd, the layer's input
+            and the gradient of it stay to the end of the backward (FSDP1).
         reshard_after_forward: default.
+        offload_blocks_compute: nothing runs beside activations, the loss's among them, that go to the host or come back (torch's
+            save_on_cpu: copies on the current stream); False: those of the layers do, on streams of their own.
     """
 
     zero_stage_default: int = 1
@@ -251,7 +263,8 @@ class DataParallel(Policy):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     reduces_together: bool = False
-    sharded_grad_reduce: Literal["scatter", "all_reduce"] = "scatter"
+    sharded_grad_reduce: Literal["scatter", "all_reduce", "all_reduce_beside"] = "scatter"
+    broadcasts_weights: bool = False
     gather_copy_bytes: float = 0.0
     gather_buffer_bytes: float = 0.0
     fsdp_prefetch_groups: int = 1
@@ -261,15 +274,19 @@ class DataParallel(Policy):
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
     fsdp_defers_reduction: bool = False
+    fsdp_root_stays: bool = False
+    fsdp_frozen_holds_inputs: bool = False
     reshard_after_forward: bool = True
+    offload_blocks_compute: bool = False
 
     def all_reduces_whole(self, zero_stage: int) -> bool:
-        """Whether gradients are all-reduced whole after the last backward although the optimizer's states are sharded."""
-        return zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
+        """Whether gradients are all-reduced whole although the optimizer's states are sharded."""
+        return zero_stage == 1 and self.sharded_grad_reduce != "scatter"
 
     def reduces_beside_backward(self, zero_stage: int, chosen: bool | None) -> bool:
         """Whether gradients are reduced beside the backward; `chosen`: what the plan says, none = the default."""
-        return not self.all_reduces_whole(zero_stage) and (self.overlap_grad_reduce if chosen is None else chosen)
+        late = zero_stage == 1 and self.sharded_grad_reduce == "all_reduce"
+        return not late and (self.overlap_grad_reduce if chosen is None else chosen)
 
 
 @dataclass(frozen=True, slots=True)

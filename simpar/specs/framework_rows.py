@@ -32,6 +32,7 @@ _MEGATRON: Final = (
             "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
             "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
+            "whole_gradient_bytes": 6.0,
             "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "activation_kernel": "framework",
             "tp_backward_overlap": False,
         },
@@ -46,8 +47,10 @@ _MEGATRON: Final = (
     ),
     Row(
         (2021, 6),
-        {"gradient_dtype": "fp32", "gradient_dtype_fp16": "fp16"},
-        "Megatron-LM v2.4 arguments.py: --accumulate-allreduce-grads-in-fp32 comes with --bf16, not with --fp16; the scripts of "
+        {"gradient_dtype": "fp32", "gradient_dtype_fp16": "fp16", "whole_gradient_bytes": 12.0},
+        "Megatron-LM v2.4 arguments.py: --accumulate-allreduce-grads-in-fp32 comes with --bf16, not with --fp16; its buffer of "
+        "gradients is zeroed and divided by the replicas (model/distributed.py: zero_grad_buffer, allreduce_gradients); the "
+        "scripts of "
         "Narayanan et al. 2021 (examples/sc21/CONFIG.sh) train in fp16 without it",
     ),
     Row(
@@ -90,8 +93,9 @@ _MEGATRON: Final = (
     ),
     Row(
         (2023, 12),
-        {"overlap_param_gather": True, "dropout": 0.0},
-        "Megatron-LM core 0.5 --overlap-param-gather; Llama-style recipes train without dropout",
+        {"overlap_param_gather": True, "dropout": 0.0, "whole_gradient_bytes": 16.0},
+        "Megatron-LM core 0.5 --overlap-param-gather; --check-for-nan-in-loss-and-grad reads every bucket; "
+        "Llama-style recipes train without dropout",
     ),
     Row(
         (2024, 3),
@@ -149,6 +153,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
+                            "whole_gradient_bytes": 4.0,
              "reduces_together": True, "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
                 "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
@@ -164,11 +169,20 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                 "recipes (map_pp_vp_to_layout); MLPerf Training v5.0 and v5.1 llama2_70b_lora, "
                 "conf/megatron_gpt_peft_tuning_config.yaml: cp_comm_type = a2a; NeMo 25.04 performance summary: one scale per "
                 "tensor, of the current step, as in MLPerf v5.1's default fp8_recipe = tensorwise"),
+            Row((2025, 10), {"fused_operations": ("all",)},
+                "MLPerf Training v5.1 llama31_8b config_common_8b.sh: USE_TE_OPS=True, but False in the configurations of 512 GPUs "
+                "that set TP_COMM_OVERLAP; llama2_70b_lora train.py: use_transformer_engine_op_fuser"),
         ),
     ),
     "megatron-bridge": (
         "nemo",
-        (Row((2025, 9), {"te_scaling": "current"}, "Megatron-Bridge recipes; its fp8_cs is current scaling"),),
+        (
+            Row((2025, 9), {"te_scaling": "current", "fused_operations": ()},
+                "Megatron-Bridge recipes; its fp8_cs is current scaling; perf_recipes/_common.py: no operation fuser"),
+            Row((2026, 6), {"fused_operations": ("experts", "nvfp4")},
+                "Megatron-Bridge perf_recipes (deepseek, gpt_oss, qwen, nemotronh): use_transformer_engine_op_fuser where graphs "
+                "hold whole iterations of mixtures of experts; llama31_8b in nvfp4 likewise, the recipe of MLPerf Training v6.0"),
+        ),
     ),
     "megatron-deepspeed": (
         "megatron-core",
@@ -180,7 +194,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                   "unfused"),),
                  "wgrad_accumulation_fusion": False, "weight_gradients": "each",
                  "gradient_adds": "always", "gradient_add_casts": True, "tp_backward_overlap": False,
-                 "gradient_copy_bytes": 2.0, "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True,
+                 "gradient_copy_bytes": 2.0, "whole_gradient_bytes": 0.0, "communicators": 3,
+                 "pair_communicators": 2, "keeps_stage_outputs": True,
                  "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
@@ -221,7 +236,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                "overlap_param_gather": False,
               "recompute_default": "none", "wgrad_accumulation_fusion": False, "gradient_adds": "always",
               "tp_scatter_gather_p2p": False,
-              "gradient_copy_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
+              "gradient_copy_bytes": 0.0, "whole_gradient_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
                "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
@@ -309,11 +324,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "llm-foundry",
         (Row((2023, 3),
              {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
-              "fsdp_reduce_copy_bytes": 4.0},
+              "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True},
              "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm "
              "and rotary embedding as chains of elementary kernels (transformers and "
              "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
-             "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping"),
+             "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping; torch "
+             "checkpoint_wrapper.py offload_wrapper, around the model (AWS's FSDP example), is autograd/graph.py save_on_cpu: "
+             "copies on the current stream of all that autograd saves"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
     ),
     "tinyllama": (
@@ -358,26 +375,35 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (Row((2023, 7),
              {"vocabulary_multiple": 1,
-              "attention": (("", "fa2"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
-              "overlap_grad_reduce": True, "overlap_param_gather": True, "fused_residual": False,
+              "attention": (("", "fa1"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
+              "overlap_grad_reduce": True, "overlap_param_gather": False, "fused_residual": False,
+              "sharded_grad_reduce": "all_reduce_beside", "broadcasts_weights": True,
                "fused_activation": False,
-              "gradient_dtype": "bf16", "bucket_elements_min": 256e6, "bucket_elements_per_rank": 0.0,
+              "gradient_dtype": "bf16", "bucket_elements_min": 512.0 * 2**20, "bucket_elements_per_rank": 0.0,
               "wgrad_accumulation_fusion": False, "gradient_adds": "always", "fsdp_reduce_dtype": "bf16",
-              "update_bytes": 12.0, "layer_rounding": "last",
+              "update_bytes": 12.0, "whole_gradient_bytes": 0.0, "layer_rounding": "last",
               "loss": "fused", "loss_work": LOSS_WORK},
-             "InternEvo doc/en/train_performance.md; flash-attn's cross-entropy (model/losses/ce_loss.py); reduce_bucket_size "
-             "512 MiB; solver/pipeline_utils.py partition_uniform; "
+             "InternEvo doc/en/train_performance.md; flash-attention 1.0.5 (doc/en/install.md) and its "
+             "cross-entropy (model/losses/ce_loss.py); solver/pipeline_utils.py partition_uniform; "
+             "solver/optimizer/hybrid_zero_optim.py: reduce_bucket_size of 512 Mi elements (num_elements_in_bucket), all-reduced "
+             "without a destination rank (_attach_reduction_hook), tensors dealt to ranks by size (_partition_param_list), each "
+             "rank's broadcast after the update (broadcast_params(overlap=False)); "
              "bf16 gradients, which autograd adds up, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, "
              "hybrid_zero_optim.py) by "
              "torch's AdamW, whose lists of operations (torch 2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second "
-             "moment and the denominator of all parameters"),),
+             "moment and the denominator of all parameters"),
+         Row((2023, 8), {"overlap_param_gather": True},
+             "overlap_sync_param: broadcasts are waited for where the next forward needs them (ParamBcastSyncHandler)"),
+         Row((2024, 2), {"overlap_param_gather": False, "attention": (("", "fa2"),)},
+             "configs/7B_sft.py overlap_sync_param=False; flash-attention 2.2.1 (doc/en/install.md)")),
     ),
     "hai-llm": (
         "megatron-core",
         (Row((2024, 12), {"vocabulary_multiple": 1,
                           "schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
                           "te_scaling": "", "loss": "fused", "loss_work": LOSS_WORK,
-                          "gradient_reduce_dtype": "bf16", "fused_residual": True, "ep_dispatcher": "deepep", "fp8_dispatch": True,
+                          "gradient_reduce_dtype": "bf16", "whole_gradient_bytes": 0.0, "ep_dispatcher": "deepep",
+                          "fp8_dispatch": True,
                           "layer_rounding": "ends",
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
                                           ("attention/out", 1.5))},
@@ -402,7 +428,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                          "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
                          "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
                          "wgrad_accumulation_fusion": False, "gradient_adds": "pipelines",
-                         "rank_order": "tp-cp-ep-pp-dp",
+                         "rank_order": "tp-cp-ep-pp-dp", "whole_gradient_bytes": 0.0,
                          "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0,
                          "loss": "fused", "loss_work": LOSS_WORK},
              "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "

@@ -21,7 +21,7 @@ from simpar.specs.scenario_spec import Scenario
 MOST_READINGS: Final = 256
 """Combinations of open values that are enumerated at most."""
 PRIORS: Final[dict[str, dict[Any, float]]] = {
-    "plan.recompute": {"full": 0.37, "none": 0.51, "selective": 0.12},
+    "plan.recompute": {"full": 0.38, "none": 0.5, "selective": 0.12},
     "plan.virtual_stages": {1: 0.54, 2: 0.02, 3: 0.06, 4: 0.09, 5: 0.04, 8: 0.11, 10: 0.01, 12: 0.11, 20: 0.01},
     "plan.zero_stage": {0: 0.11, 1: 0.47, 2: 0.06, 3: 0.35},
     "plan.sequence_parallel": {False: 0.27, True: 0.73},
