@@ -64,6 +64,12 @@ LATE = ("interleaved_zb", "zb-h1", "zb-h2")
 """Never or late in one state: stages of unequal length use up the slack between them over hundreds of micro-batches."""
 
 
+PERIODIC = (
+    ("1f1b", 1), ("gpipe", 1), ("naive", 1), ("interleaved", 2), ("interleaved_bfs", 2), ("interleaved_zb", 2), ("v-half", 2),
+    ("v-min", 2), ("zb-v", 2), ("dualpipe", 1), ("dualpipe-v", 2),
+)  # fmt: skip
+
+
 def same_step(given: Scenario, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Hold that `given` is the same step folded and whole, whole by a limit out of reach; whether it was folded at all."""
     folded = engine.simulate(given, detail="stage")
@@ -128,7 +134,7 @@ def test_a_thousand_micro_batches_cost_less_than_twice_what_64_do() -> None:
         built[-1] += program.num_ops
         return program
 
-    for schedule, virtual in (("1f1b", 1), ("interleaved", 2), ("v-half", 2), ("gpipe", 1), ("dualpipe", 1)):
+    for schedule, virtual in PERIODIC:
         spent = []
         for batch in (64, 1024):
             plan = {"tp": 1, "pp": 8, "schedule": schedule, "virtual_stages": virtual}

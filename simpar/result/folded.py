@@ -21,8 +21,8 @@ from simpar.specs.scenario import Scenario
 
 WARM_ROUNDS: Final = 3
 """Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves."""
-ROUNDS: Final = (WARM_ROUNDS, 5, 8, 24)
-"""Rounds of the shorter step to try: most schedules with chunks need 5, breadth-first ones 8, split backwards of chunks 24."""
+MORE_ROUNDS: Final = (5, 8, 24)
+"""Rounds to try next: schedules of several stages a rank need 4 or 5, uneven stages 8, split backwards of them 24."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
 _SAME: Final = 1e-11
@@ -47,7 +47,10 @@ def shorter_counts(scenario: Scenario, rounds: int = WARM_ROUNDS) -> tuple[int, 
 def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
     """Counts to try, the cheapest first."""
     if can_fold(scenario):
-        yield from filter(None, (shorter_counts(scenario, rounds) for rounds in ROUNDS))
+        plan = scenario.plan
+        copies = SCHEDULES[plan.schedule].replicas if plan.schedule in SCHEDULES else 1
+        rounds = MORE_ROUNDS if plan.virtual_stages * copies > 1 else (WARM_ROUNDS, *MORE_ROUNDS)
+        yield from filter(None, (shorter_counts(scenario, count) for count in rounds))
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
@@ -150,7 +153,7 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 
 __all__ = [
-    "ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "repeats",
+    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "repeats",
     "shorter_counts",
     "with_microbatches",
 ]  # fmt: skip

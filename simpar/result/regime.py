@@ -86,17 +86,17 @@ class _Images:
         by_kind = np.zeros((len(first.count), 2))
         by_kind[first.kind[ends]] = shift[ends]
         self.shift: FloatArray = by_kind[first.kind]
-        self.moved: BoolArray = (np.abs(shift - self.shift) <= tolerance).all(axis=1)
+        self.moved: BoolArray = np.asarray(np.abs(shift - self.shift).max(axis=1) <= tolerance)
 
     def held(self, first: _Step, second: _Step, others: _Images, tolerance: float) -> tuple[BoolArray, FloatArray]:
         """(ops that wait for images of what they waited for, with no less slack; slack of the images, float array [edges])."""
-        good = np.asarray(self.moved & (np.diff(first.begin) == np.diff(second.begin)[self.op]))
+        good: BoolArray = np.asarray(self.moved & (np.diff(first.begin) == np.diff(second.begin)[self.op]))
         edge = good[first.op]
         place = np.where(edge, second.begin[self.op[first.op]] + np.arange(len(first.op)) - first.begin[first.op], 0)
         image, slack = second.before[place], np.where(edge, second.slack[place], np.inf)
-        known = np.zeros(len(edge), dtype=bool)
+        known: BoolArray = np.zeros(len(edge), dtype=bool)
         for images in (self, others):
-            known |= images.moved[first.before] & (image == images.op[first.before])
+            known = np.asarray(known | (images.moved[first.before] & (image == images.op[first.before])))
         good[first.op[~known | (slack < first.slack - tolerance)]] = False
         return good, slack
 
