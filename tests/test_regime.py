@@ -16,7 +16,12 @@ Wait = Callable[[int, int], int]
 TOLERANCE = 1e-9
 
 
-def step(count: int, head: float, seconds: tuple[float, float, float], wait: Wait = lambda index, count: index) -> Timeline:
+def as_far(index: int, count: int) -> int:
+    """As far from the first as the op that waits."""
+    return index
+
+
+def step(count: int, head: float, seconds: tuple[float, float, float], wait: Wait = as_far) -> Timeline:
     """`count` ops on each of two ranks, the first rank's behind `head` seconds; a third rank's wait for one of both each.
 
     Args:
@@ -37,12 +42,12 @@ def step(count: int, head: float, seconds: tuple[float, float, float], wait: Wai
     for index in range(count):
         add((2, index), 2, 3, (0, wait(index, count)), (1, index))
     program = builder.build()
-    return longest_path(program, PriceTable(np.array([prices[key] for key in program.price_keys]), np.zeros(4)))
+    return longest_path(program, PriceTable(np.array([prices[int(str(key))] for key in program.price_keys]), np.zeros(4)))
 
 
-def seems_to_repeat(count: int, *given: object, interference: bool = False) -> bool:
-    steps = (step(count + more, *given) for more in (0, 4))  # type: ignore[arg-type]
-    return extends(*steps, interference=interference, tolerance=TOLERANCE)
+def seems_to_repeat(count: int, head: float, seconds: tuple[float, float, float], wait: Wait = as_far) -> bool:
+    first, second = (step(count + more, head, seconds, wait) for more in (0, 4))
+    return extends(first, second, interference=False, tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize(("head", "seconds"), [(0.0, (1.0, 1.0, 0.5)), (3.0, (1.2, 1.0, 0.5)), (0.0, (1.0, 1.1, 0.5))])
@@ -61,8 +66,8 @@ def test_slack_that_is_used_up_later_is_seen_now(apart: float) -> None:
     few, more, many = (step(count, 3.0, seconds).makespan for count in (12, 16, 2 * turn))
     assert more - few == pytest.approx(4.0)
     assert many > few + (2 * turn - 12) + 1.0
-    assert seems_to_repeat(turn * 2, 3.0, seconds) is False  # the beginning still uses its slack up, and the end has none
-    
+    assert seems_to_repeat(2 * turn, 3.0, seconds)
+
 
 def test_a_wait_for_neither_as_far_from_the_first_nor_from_the_last_is_seen() -> None:
     assert seems_to_repeat(12, 0.0, (1.0, 0.5, 0.5), lambda index, count: count - 1)
@@ -71,6 +76,25 @@ def test_a_wait_for_neither_as_far_from_the_first_nor_from_the_last_is_seen() ->
 
 def test_an_op_that_waits_for_something_unseen_is_no_regime() -> None:
     first, second = (step(count, 0.0, (1.0, 1.0, 0.5)) for count in (12, 16))
-    late = [Timeline(one.program, one.start + (one.program.stage == 2), one.finish + (one.program.stage == 2)) for one in (first, second)]
+    late = [
+        Timeline(one.program, one.start + (one.program.stage == 2), one.finish + (one.program.stage == 2))
+        for one in (first, second)
+    ]
     assert extends(first, second, interference=False, tolerance=TOLERANCE)
     assert not extends(*late, interference=False, tolerance=TOLERANCE)
+
+
+def test_communication_beside_compute_keeps_step_with_it_where_each_slows_the_other() -> None:
+    def beside(count: int) -> Timeline:
+        builder, price = ProgramBuilder("step"), {OpKind.FORWARD: 1.0, OpKind.COLLECTIVE: 1.3}
+        for index in range(count):
+            for kind, stream in ((OpKind.FORWARD, "compute"), (OpKind.COLLECTIVE, "tp")):
+                builder.add((kind, index), kind=kind, role=0, streams=[Stream(0, stream)], price=int(kind), stage=0)
+        program = builder.build()
+        return longest_path(
+            program, PriceTable(np.array([price[OpKind(int(str(kind)))] for kind in program.price_keys]), np.zeros(2))
+        )
+
+    first, second = beside(12), beside(16)
+    assert extends(first, second, interference=False, tolerance=TOLERANCE)
+    assert not extends(first, second, interference=True, tolerance=TOLERANCE)
