@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, extended, is_drawn, keeps_all, repeats, with_microbatches
+from simpar.result.folded import all_counts, extended, is_drawn, repeats, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
@@ -252,27 +252,30 @@ def _folded(
         tried: micro-batches of the shorter ones and of the whole, the cheapest first.
     """
     copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
-    passes, spent, last = passes_of(scenario), 0, None
+    passes, seen, last = passes_of(scenario), set[int](), None
 
+    @cache
     def run(count: int, how: Detail) -> Result:
         return _whole(with_microbatches(scenario, count), how, engine, lowering)
 
     coarse: Detail = "stage" if detail == "layer" else detail
+    # Where layers are hardly more ops than passes, looking at them at once saves a second look.
+    looked: Detail = coarse if 3 * passes.ops(coarse) <= passes.ops(detail) else detail
     for counts in tried:
         few, more, every = counts
+        seen |= {few, more}
         # What does not repeat itself soon is built whole instead: looking for it costs less than that.
-        if last is not None and (spent + few + more > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
+        if last is not None and (sum(seen) > every / 2 or passes.ops(looked, few + more) * copies > FOLD_OPS):
             break
-        first, second = run(few, coarse), run(more, coarse)
-        exact, spent = repeats(first, second), spent + few + more
+        first, second = run(few, looked), run(more, looked)
+        exact = repeats(first, second)
         last = (first, second, counts, exact)
-        if exact or keeps_all(first, second):
+        if exact:
             break
     if last is None or not (last[3] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, run) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     first, second, counts, exact = last
-    if coarse != detail:
-        first, second = (run(count, detail) for count in counts[:2])
+    first, second = (run(count, detail) for count in counts[:2])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
     return extended(first, second, counts, layout, exact=exact)

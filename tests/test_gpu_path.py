@@ -57,7 +57,7 @@ def simpar(*words: object, code: int = 0) -> str:
     """The command at home."""
     found = CliRunner().invoke(app, [str(w) for w in words])
     assert found.exit_code == code, found.output
-    return found.output
+    return found.stdout
 
 
 def there(bundle: Path, *words: object, blocked: Path) -> subprocess.CompletedProcess[str]:
@@ -99,7 +99,7 @@ def test_the_day_from_end_to_end(bundle: Path, blocked: Path, tmp_path: Path) ->
         done = there(bundle, step, "--limit", 150, blocked=blocked)
         assert done.returncode == 0, (step, done.stdout[-2000:], done.stderr[-2000:])
     ranks = {f"ranks/{n}{again}.json" for n in ("dense", "experts") for again in ("", ".again")}
-    assert packed(bundle) >= {"smoke.json", "calibration.jsonl", "physics.jsonl", "log.jsonl", *ranks}
+    assert packed(bundle) >= {"smoke.json", "smoke.trace.json.gz", "calibration.jsonl", "physics.jsonl", "log.jsonl", *ranks}
     store = [json.loads(line) for line in (bundle / "results" / "calibration.jsonl").read_text().splitlines()]
     wanted = json.loads((bundle / "shapes.json").read_text())["shapes"]
     assert {r["point"] for r in store if r["kind"] == "shape"} == {"gemm", "grouped_gemm", "attention", "memory"}
@@ -118,6 +118,12 @@ def test_the_day_from_end_to_end(bundle: Path, blocked: Path, tmp_path: Path) ->
     assert {row["metric"] for row in said["rows"]} >= {"parameters", "flops", "wire_bytes", "allocated_bytes"}
     assert read_frozen(frozen)[1] in said["notes"][-1]
     simpar("validate", "rank", "--measured", bundle / "results" / "ranks" / "dense.json", "--hardware", profile)
+    smallest = json.loads((bundle / "results" / "smoke.json").read_text())["plan"]["name"]
+    trace = bundle / "results" / "smoke.trace.json.gz"
+    step = json.loads(simpar("diff", bundle.parent / f"{smallest}.toml", trace, "--json", "--html", tmp_path / "smoke.html"))
+    causes = sum(row["measured_s"] for row in step["causes"])
+    assert causes == pytest.approx(step["measured_step_time_s"])
+    assert any("without kernels" in note for note in step["notes"])
 
 
 def test_a_command_whose_time_is_up_leaves_the_rest_for_the_next(bundle: Path, blocked: Path) -> None:

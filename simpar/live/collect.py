@@ -149,8 +149,7 @@ def smoke(call: Call) -> int:
         (call.results / "nvidia-smi.txt").write_text(text, encoding="utf-8")
     smallest = min(plans_of(call.folder), key=lambda plan: plan["expected"]["step_s"])
     trace = call.results / "smoke.trace.json.gz"
-    words = ("--trace", trace.resolve()) if call.device == "cuda" else ()
-    return _plan(call, smallest, call.results / "smoke.json", "--steps", 3, *words)
+    return _plan(call, smallest, call.results / "smoke.json", "--steps", 3, "--trace", trace.resolve())
 
 
 def calibrate(call: Call) -> int:

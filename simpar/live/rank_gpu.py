@@ -94,20 +94,25 @@ def backend(plan: dict[str, Any], device: Device) -> str:
 
 def _profiled(job: Any, device: Device, trace: str) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Device time by kernel name of one step, longest first, and the fake group's copies; the trace is kept where asked for."""
+    with tempfile.TemporaryDirectory(prefix="simpar-rank-") as folder:
+        path = trace or str(Path(folder) / "trace.json")
+        traced(job, device, path, warmup=1)
+        return kernel_table(Path(path))
+
+
+def traced(job: Any, device: Device, path: str, *, warmup: int = 0) -> None:
+    """Write the profiler's trace of TRACED steps."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.cuda else [])]
-    with tempfile.TemporaryDirectory(prefix="simpar-rank-") as folder:
-        path = trace or str(Path(folder) / "trace.json")
-        with profile(
-            activities=activities, record_shapes=True, schedule=schedule(wait=0, warmup=1, active=TRACED, repeat=1),
-            on_trace_ready=lambda p: p.export_chrome_trace(path),
-        ) as profiler:  # fmt: skip
-            for _ in range(1 + TRACED):
-                job.step()
-                device.wait()
-                profiler.step()
-        return kernel_table(Path(path))
+    with profile(
+        activities=activities, record_shapes=True, schedule=schedule(wait=0, warmup=warmup, active=TRACED, repeat=1),
+        on_trace_ready=lambda p: p.export_chrome_trace(path),
+    ) as profiler:  # fmt: skip
+        for _ in range(warmup + TRACED):
+            job.step()
+            device.wait()
+            profiler.step()
 
 
 def kernel_table(path: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:

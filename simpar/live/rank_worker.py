@@ -54,7 +54,7 @@ def measure(plan: dict[str, Any], device: str, *, steps: int = 5, trace: str = "
     Args:
         device: "cuda" (real) or "fake".
         steps: measured steps on a GPU.
-        trace: write a profiler trace of two more steps there.
+        trace: write a profiler trace of further steps there; on fake tensors the host's ops alone.
         keep: given the record of a GPU before the profiler starts, so that nothing is lost if it fails.
 
     Raises:
@@ -80,7 +80,7 @@ def measure(plan: dict[str, Any], device: str, *, steps: int = 5, trace: str = "
             held = (lambda found: keep(about | {"wall_s": time.perf_counter() - begin} | found)) if keep else None
             found = on_gpu(plan, mesh, Device("cuda"), steps=steps, trace=trace, keep=held)
         else:
-            found = _on_fakes(plan, mesh)
+            found = _on_fakes(plan, mesh, trace)
     except torch.OutOfMemoryError as error:
         raise WorkerError(f"out of memory on the device: {str(error).splitlines()[0]}") from None
     finally:
@@ -156,7 +156,7 @@ class _NoMesh:
 # -- without a GPU -----------------------------------------------------------------------------------------------------
 
 
-def _on_fakes(plan: dict[str, Any], mesh: Any) -> dict[str, Any]:
+def _on_fakes(plan: dict[str, Any], mesh: Any, trace: str = "") -> dict[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simpar.live.rank_meter import Meter
@@ -171,6 +171,11 @@ def _on_fakes(plan: dict[str, Any], mesh: Any) -> dict[str, Any]:
         meter.follow(stages, job.followed, [o.state for o in job.optimizers])
         with meter:
             job.step()
+        if trace:
+            # The host's ops alone: what reads a trace is tried on it.
+            from simpar.live.rank_gpu import traced
+
+            traced(job, Device("cpu"), trace)
         wire = [
             {"collective": kind, "ranks": ranks, "element_bytes": width, "calls": calls, "bytes": total}
             for (kind, ranks, width), (calls, total) in sorted(meter.wire.items())
@@ -265,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="measured.json")
     parser.add_argument("--device", choices=("auto", "cuda", "fake"), default="auto")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--trace", default="", help="write a profiler trace here (GPU)")
+    parser.add_argument("--trace", default="", help="write a profiler trace here; on the fake device of the host's ops")
     options = parser.parse_args(arguments)
     try:
         plan = read_plan(options.plan)

@@ -10,22 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
-from simpar.engine.timeline import Timeline
 from simpar.parallel.layout import Layout, recomputed_flops
-from simpar.program.program import FloatArray, IntArray
 from simpar.result.accounting import Ledger, bubble_fraction
 from simpar.result.interval import Moved
 from simpar.result.memory import RankMemory
+from simpar.result.regime import extends
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario
 
 WARM_ROUNDS: Final = 3
 """Rounds of micro-batches (one per pipeline rank) after which most schedules repeat themselves."""
-LONG_ROUNDS: Final = 24
-"""Most rounds of the shorter step."""
+MORE_ROUNDS: Final = (5, 8, 24)
+"""Rounds to try next: schedules of several stages a rank need 4 or 5, uneven stages 8, split backwards of them 24."""
 WORTHWHILE: Final = 1.5
 """Least ratio of all micro-batches to those simulated twice."""
 _SAME: Final = 1e-11
@@ -49,10 +46,11 @@ def shorter_counts(scenario: Scenario, rounds: int = WARM_ROUNDS) -> tuple[int, 
 
 def all_counts(scenario: Scenario) -> Iterator[tuple[int, int, int]]:
     """Counts to try, the cheapest first."""
-    rounds = WARM_ROUNDS
-    while can_fold(scenario) and rounds <= LONG_ROUNDS and (counts := shorter_counts(scenario, rounds)) is not None:
-        yield counts
-        rounds *= 2
+    if can_fold(scenario):
+        plan = scenario.plan
+        copies = SCHEDULES[plan.schedule].replicas if plan.schedule in SCHEDULES else 1
+        rounds = MORE_ROUNDS if plan.virtual_stages * copies > 1 else (WARM_ROUNDS, *MORE_ROUNDS)
+        yield from filter(None, (shorter_counts(scenario, count) for count in rounds))
 
 
 def with_microbatches(scenario: Scenario, count: int) -> Scenario:
@@ -76,50 +74,21 @@ def is_drawn(scenario: Scenario) -> bool:
     return effects.is_random or effects.repetitions > 1 or scenario.training.routing.kind in ("zipf", "uniform")
 
 
-def keeps_all(first: Result, second: Result) -> bool:
-    """Whether activations pile up with micro-batches, so that no round leaves things as the one before it (GPipe)."""
-    held = zip(first.memory, second.memory, strict=True)
-    return any(b.at_peak.get("activations", 0.0) > a.at_peak.get("activations", 0.0) * (1.0 + _SAME) for a, b in held)
-
-
 # -- whether it does -----------------------------------------------------------------------------------------------------
 
 
 def repeats(first: Result, second: Result) -> bool:
-    """Whether every further round adds to `second` what it adds to `first`.
-
-    On every stream the longer step is the shorter one up to some op, and from an earlier op on the same again, later by the
-    difference of the two: a whole round and what it found has returned one round later, and so it goes on. Memory has its peak in
-    that state, or before. GPipe never repeats itself (it holds every micro-batch, and fast stages run ever further ahead), stages
-    of unequal length under a split backward only after hundreds of micro-batches.
-    """
-    shift, tolerance = second.timeline.makespan - first.timeline.makespan, _SAME * second.timeline.makespan
-    ours, theirs = _by_stream(first.timeline), _by_stream(second.timeline)
-    if ours.keys() != theirs.keys():
-        return False
-    for name, (what, times) in ours.items():
-        other, later = theirs[name]
-        more, count = len(other) - len(what), len(what)
-        if more < 0:
-            return False
-        begun = (what == other[:count]).all(axis=1) & (np.abs(times - later[:count]) <= tolerance).all(axis=1)
-        ended = (what == other[more:]).all(axis=1) & (np.abs(times + shift - later[more:]) <= tolerance).all(axis=1)
-        ahead = count if begun.all() else int(np.argmin(begun))
-        behind = count if ended.all() else int(np.argmin(ended[::-1]))
-        if ahead + behind - count < more:
-            return False
-    same = zip(first.memory, second.memory, strict=True)
-    return all(abs(a.allocated_bytes - b.allocated_bytes) <= _SAME * b.allocated_bytes for a, b in same)
+    """Whether every further round adds to `second` what it adds to `first`, in time and in memory."""
+    tolerance = _SAME * second.timeline.makespan
+    beside = "interference" in second.breakdown
+    times = extends(first.timeline, second.timeline, interference=beside, tolerance=tolerance)
+    return times and all(_memory_extends(a, b) for a, b in zip(first.memory, second.memory, strict=True))
 
 
-def _by_stream(timeline: Timeline) -> dict[str, tuple[IntArray, FloatArray]]:
-    """Stream -> what its ops are, int array [ops, 4], and their start and finish, float array [ops, 2]; in its order."""
-    program = timeline.program
-    what = np.stack([program.kind, program.stage, program.layer, program.role], axis=1)
-    times = np.stack([timeline.start, timeline.finish], axis=1)
-    ends = zip(program.stream_ptr[:-1].tolist(), program.stream_ptr[1:].tolist(), strict=True)
-    ops = (program.stream_ops[begin:end] for begin, end in ends)
-    return {str(stream): (what[own], times[own]) for stream, own in zip(program.streams, ops, strict=True)}
+def _memory_extends(first: RankMemory, second: RankMemory) -> bool:
+    """Whether the peak grows as fast as anything that grows at all, if something does: it stays the peak."""
+    grown = second.dynamic.max(axis=0) - first.dynamic.max(axis=0)
+    return abs(second.allocated_bytes - first.allocated_bytes - float(grown.sum())) <= _SAME * second.allocated_bytes
 
 
 # -- the step of all of them ---------------------------------------------------------------------------------------------
@@ -184,7 +153,7 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 
 __all__ = [
-    "LONG_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "keeps_all", "repeats",
+    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "repeats",
     "shorter_counts",
     "with_microbatches",
 ]  # fmt: skip

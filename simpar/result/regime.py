@@ -1,0 +1,170 @@
+"""Whether a step with more micro-batches is one with fewer, extended.
+
+Finish times are longest paths, which are linear in the number of micro-batches once no op changes what it waits for. Each op of the
+shorter step has two images in the longer one, which has a round more: the op as far from the first of its kind, and the op as far
+from the last. In the beginning the first image is the same op moved by a constant of its kind, in the end the second is, and for at
+least a round both are; and neither has less slack to anything that it waits for. Slacks that grow by the same amount each round
+never end, so what an op waits for stays what it is, and every further round moves both images by the same constants again.
+
+The constants differ by kind where stages run at their own speed, as in GPipe's forwards: a fast stage gets ever further ahead of a
+slow one behind it, at a constant rate. Under a split backward slacks shrink instead, for as long as stages of unequal length use
+them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.engine.timeline import Timeline
+from simpar.program.program import COMPUTE_KINDS, FloatArray, IntArray, Program
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step's ops by kind: phase, stage, layer and stream.
+
+    Attributes:
+        kind: int array [ops], numbered alike in both steps.
+        number: int array [ops]: how many of its kind come before.
+        count: int array [kinds]: ops of each.
+        times: start and finish, float array [ops, 2].
+        op, before: what waits for what, int arrays [edges]; of each op's one of a kind, in their order.
+        begin: first edge of each op, and behind the last, int array [ops + 1].
+    """
+
+    kind: IntArray
+    number: IntArray
+    count: IntArray
+    times: FloatArray
+    op: IntArray
+    before: IntArray
+    begin: IntArray
+
+    @classmethod
+    def of(cls, timeline: Timeline, kind: IntArray, kinds: int) -> _Step:
+        begin, before = timeline.program.predecessors
+        op = np.repeat(np.arange(len(kind)), np.diff(begin))
+        order, count = np.argsort(kind, kind="stable"), np.bincount(kind, minlength=kinds)
+        number = np.empty_like(kind)
+        number[order] = np.arange(len(kind)) - np.repeat(np.cumsum(count) - count, count)
+        order = np.lexsort((number[before], kind[before], op))
+        op, before = op[order], before[order]
+        # Ops of a kind run one after the other: whoever waits for several of them waits for the last.
+        last = np.ones(len(op), dtype=bool)
+        last[:-1] = (np.diff(op) != 0) | (np.diff(kind[before]) != 0)
+        op, before = op[last], before[last]
+        begin = np.searchsorted(op, np.arange(len(kind) + 1))
+        return cls(kind, number, count, np.stack([timeline.start, timeline.finish], axis=1), op, before, begin)
+
+    @property
+    def slack(self) -> FloatArray:
+        """Seconds from the end of what an op waits for to its start, float array [edges]."""
+        found: FloatArray = self.times[self.op, 0] - self.times[self.before, 1]
+        return found
+
+
+class _Images:
+    """The ops of the shorter step in the longer one, as far from the first of their kind or from the last.
+
+    Attributes:
+        op: int array [ops].
+        shift: seconds by which the first (or last) op of the kind starts and finishes later, float array [ops, 2].
+        moved: bool array [ops]: moved by that.
+    """
+
+    def __init__(self, first: _Step, second: _Step, tolerance: float, *, last: bool) -> None:
+        ahead = (second.count - first.count)[first.kind] if last else 0
+        starts = np.cumsum(second.count) - second.count
+        self.op: IntArray = np.argsort(second.kind, kind="stable")[starts[first.kind] + first.number + ahead]
+        shift = second.times[self.op] - first.times
+        ends = np.flatnonzero(first.number == (first.count[first.kind] - 1 if last else 0))
+        by_kind = np.zeros((len(first.count), 2))
+        by_kind[first.kind[ends]] = shift[ends]
+        self.shift: FloatArray = by_kind[first.kind]
+        self.moved: BoolArray = np.asarray(np.abs(shift - self.shift).max(axis=1) <= tolerance)
+
+    def held(self, first: _Step, second: _Step, others: _Images, tolerance: float) -> tuple[BoolArray, FloatArray]:
+        """(ops that wait for images of what they waited for, with no less slack; slack of the images, float array [edges])."""
+        good: BoolArray = np.asarray(self.moved & (np.diff(first.begin) == np.diff(second.begin)[self.op]))
+        edge = good[first.op]
+        place = np.where(edge, second.begin[self.op[first.op]] + np.arange(len(first.op)) - first.begin[first.op], 0)
+        image, slack = second.before[place], np.where(edge, second.slack[place], np.inf)
+        known: BoolArray = np.zeros(len(edge), dtype=bool)
+        for images in (self, others):
+            known = np.asarray(known | (images.moved[first.before] & (image == images.op[first.before])))
+        good[first.op[~known | (slack < first.slack - tolerance)]] = False
+        return good, slack
+
+
+def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance: float) -> bool:
+    """Whether every further round moves the ops of `second`, a round longer, as the last one moved those of `first`.
+
+    Args:
+        interference: how fast an op runs hangs on what runs beside it.
+        tolerance: seconds that are none.
+    """
+    kinds = _kinds((first.program, second.program))
+    many = 1 + max(int(kind.max(initial=0)) for kind in kinds)
+    one, other = (_Step.of(timeline, kind, many) for timeline, kind in zip((first, second), kinds, strict=True))
+    if (other.count < one.count).any() or (one.count == 0).any():
+        return False
+    early, late = (_Images(one, other, tolerance, last=last) for last in (False, True))
+    (fixed, slack), (moving, later) = early.held(one, other, late, tolerance), late.held(one, other, early, tolerance)
+    end, begin = one.count.copy(), np.zeros_like(one.count)
+    np.minimum.at(end, one.kind[~fixed], one.number[~fixed])
+    np.maximum.at(begin, one.kind[~moving], one.number[~moving] + 1)
+    # Of what comes once in a step, however long, both images are one.
+    if (end - begin < other.count - one.count).any() or (end < begin).any():
+        return False
+    inside = (one.number >= begin[one.kind]) & (one.number < end[one.kind])
+    shifts = np.concatenate([early.shift, late.shift], axis=1)
+    if interference and not _together(first.program, inside, other.count[one.kind] > one.count[one.kind], shifts, tolerance):
+        return False
+    # Each op inside starts with the end of one op, the same in all of its images.
+    edges = np.flatnonzero(inside[one.op])
+    waits = np.flatnonzero(np.diff(one.op[edges], prepend=-1))
+    slacks = np.maximum(one.slack, np.maximum(slack, later))[edges]
+    return len(waits) == 0 or bool((np.minimum.reduceat(slacks, waits) <= tolerance).all())
+
+
+def _kinds(programs: tuple[Program, Program]) -> list[IntArray]:
+    """Of each op of two programs a number of its kind."""
+    known = {stream: index for index, stream in enumerate(programs[0].streams)}
+    rows = []
+    for program in programs:
+        numbers = np.array([known.get(stream, len(known)) for stream in program.streams], dtype=np.int64)
+        begins, streams = program.op_streams
+        rows.append(np.stack([program.kind, program.stage, program.layer, numbers[streams[begins[:-1]]]], axis=1) + 1)
+    both = np.concatenate(rows)
+    code = np.zeros(len(both), dtype=np.int64)
+    for column in both.T:
+        code = code * (int(column.max(initial=0)) + 1) + column
+    number = np.unique(code, return_inverse=True)[1].reshape(-1)
+    return np.split(number, [len(rows[0])])
+
+
+def _together(program: Program, inside: BoolArray, again: BoolArray, shifts: FloatArray, tolerance: float) -> bool:
+    """Whether all communication of a rank keeps step with some of its compute, so that it always meets the same.
+
+    Args:
+        again: ops of which there are more in each further round; of the others one end of their compute moves as they do.
+        shifts: of both images, float array [ops, 4].
+    """
+    compute = np.isin(program.kind, [int(kind) for kind in COMPUTE_KINDS])
+    for role in np.unique(program.role[inside]):
+        own = inside & (program.role == role)
+        computes = np.unique(shifts[own & compute], axis=0)
+        for part, both in ((again, np.maximum), (~again, np.minimum)):
+            sends = np.unique(shifts[own & ~compute & part], axis=0)
+            apart = np.abs(sends[:, None] - computes[None])
+            if (both(apart[..., :2].max(axis=2), apart[..., 2:].max(axis=2)).min(axis=1, initial=np.inf) > 2 * tolerance).any():
+                return False
+    return True
+
+
+__all__ = ["extends"]
