@@ -259,14 +259,16 @@ def _folded(
         return _whole(with_microbatches(scenario, count), how, engine, lowering)
 
     coarse: Detail = "stage" if detail == "layer" else detail
-    # Where layers are hardly more ops than passes, looking at them at once saves a second look.
-    looked: Detail = coarse if 3 * passes.ops(coarse) <= passes.ops(detail) else detail
     for counts in tried:
         few, more, every = counts
         seen |= {few, more}
         # What does not repeat itself soon is built whole instead: looking for it costs less than that.
-        if last is not None and (sum(seen) > every / 2 or passes.ops(looked, few + more) * copies > FOLD_OPS):
+        if last is not None and (sum(seen) > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
             break
+        # Many micro-batches layer by layer cost more than a step of half as many as are built whole: passes say the same.
+        fine = detail if few + more <= FOLD_MICROBATCHES // 2 else coarse
+        # Where layers are hardly more ops than passes, looking at them at once saves a second look.
+        looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
         first, second = run(few, looked), run(more, looked)
         exact = repeats(first, second)
         last = (first, second, counts, exact)
@@ -275,10 +277,11 @@ def _folded(
     if last is None or not (last[3] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, run) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
     first, second, counts, exact = last
-    first, second = (run(count, detail) for count in counts[:2])
+    first, second = (run(count, fine) for count in counts[:2])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
-    return extended(first, second, counts, layout, exact=exact)
+    found = extended(first, second, counts, layout, exact=exact)
+    return found if fine == detail else replace(found, notes=(*found.notes, "one op a pass, whose totals are those of its layers"))
 
 
 def _coarser(scenario: Scenario, run: Callable[[int, Detail], Result]) -> Result | None:

@@ -164,6 +164,24 @@ def test_a_step_that_does_not_repeat_itself_is_built_by_whole_passes(schedule: s
             assert found[path] == pytest.approx(value, rel=1e-9, abs=1e-11 * whole.step_time_s), path
 
 
+@pytest.mark.parametrize(("schedule", "virtual"), [("interleaved", 2), ("gpipe", 1)])
+def test_a_step_folded_by_whole_passes_is_that_of_its_layers(schedule: str, virtual: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shorter steps of more than 64 micro-batches together are not built layer by layer."""
+    plan = {"tp": 1, "pp": 8, "schedule": schedule, "virtual_stages": virtual}
+    rounds = {"interleaved": 144, "gpipe": 256}[schedule]
+    given = make_scenario({**SMALL, "plan": plan, "training": {**TABLE["training"], "global_batch_size": rounds}})
+    folded = engine.simulate(given)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "FOLD_MICROBATCHES", 10**9)
+        whole = engine.simulate(given)
+    assert folded.program.num_ops < whole.program.num_ops / 2
+    assert any("one op a pass" in note for note in folded.notes) == (schedule == "interleaved")
+    assert folded.step_time_s == pytest.approx(whole.step_time_s, rel=1e-11)
+    assert folded.bubble_fraction == pytest.approx(whole.bubble_fraction, rel=1e-9)
+    for one, other in zip(folded.memory, whole.memory, strict=True):
+        assert one.allocated_bytes == pytest.approx(other.allocated_bytes, rel=1e-9)
+
+
 def test_memory_that_grows_with_micro_batches_grows_in_a_folded_step() -> None:
     """GPipe keeps every micro-batch: 256 of them on 4 stages hold 256 sets of activations."""
     given = scenario("plan.tp=2", "plan.pp=4", "plan.schedule=gpipe")
