@@ -11,6 +11,7 @@ from search_random import TINY, random_choice, space_of
 
 from simpar.errors import InputError, Violation
 from simpar.interop import deepspeed, megatron, nanotron, torchtitan
+from simpar.interop.export import can_launch
 from simpar.searching import axes
 from simpar.searching.abilities import ABILITIES, ability
 from simpar.searching.choice import Choice
@@ -174,6 +175,18 @@ def test_megatron_lm_refuses_no_layout_that_is_offered(model: str) -> None:
     assert bool(merged) is (model == "mixtral-8x7b")
     for choice in drawn:
         assert megatron.violations(choice.scenario(space.template)) == [], str(choice)
+
+
+def test_megatron_lm_refuses_no_layout_of_a_hybrid_model_that_is_offered() -> None:
+    """Chunks used to be offered, found best, and refused when nothing else was left."""
+    space, draw = (
+        space_of("jamba-1.5-mini", nodes=4, batch=64, framework="megatron-core", semantics="megatron-core"),
+        random.Random(7),
+    )
+    drawn = [choice for _ in range(150) if (choice := random_choice(space, draw))]
+    assert any(choice.group.pp > 1 for choice in drawn)
+    for choice in drawn:
+        assert can_launch(choice.scenario(space.template)), str(choice)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ class Ability:
     source: str
     with_experts: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """The values of some axes where the model has experts."""
+    with_hybrids: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values of some axes where layers are of several kinds."""
     experts_need_sequence_parallel: bool = False
     """With tensor parallelism."""
     merges_chunks: bool = False
@@ -63,7 +65,8 @@ ABILITIES: Final[dict[str, Ability]] = {
         "Megatron-LM arguments.py: 1F1B and interleaved schedules, distributed optimizer with num_distributed_optimizer_instances, "
         "recompute granularity and modules, optimizer_cpu_offload; MoE with tensor parallelism requires sequence parallelism; "
         "overlap_moe_expert_parallel_comm requires virtual stages with a pipeline and no full recomputation; overlap_param_gather "
-        "requires overlap_grad_reduce",
+        "requires overlap_grad_reduce; hybrid models have one stage a rank, of equal patterns",
+        with_hybrids={"schedule": ("1f1b",), "virtual_stages": (1,), "split": ("even",)},
         experts_need_sequence_parallel=True, merges_chunks=True, gathers_beside_reductions=True,
     ),
     "torchtitan": Ability(

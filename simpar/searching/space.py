@@ -50,7 +50,9 @@ class Space:
     def _able(self) -> dict[str, tuple[Any, ...]]:
         own, template = self._ability, self.template
         compiled = self._semantics.kernels.compile if template.training.compile is None else template.training.compile
-        return {**own.values, **(own.with_experts if self._moe else {}), **({} if compiled else own.uncompiled)}
+        hybrid = self.template.model.kind != "transformer"
+        more = ((self._moe, own.with_experts), (hybrid, own.with_hybrids), (not compiled, own.uncompiled))
+        return {**own.values, **{axis: values for holds, found in more if holds for axis, values in found.items()}}
 
     @cached_property
     def _semantics(self) -> FrameworkSpec:
