@@ -31,6 +31,7 @@ def start(plan: Plan, device: str) -> DeviceMesh:
     world, at = plan["world"], plan["coordinates"]
     sizes = (world["pp"], world["replicas"], world["shard"], world["tp"])
     rank = ((at["pp"] * sizes[1] + at["replica"]) * sizes[2] + at["shard"]) * sizes[3] + at["tp"]
+    forget_meshes()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sizes[0] * sizes[1] * sizes[2] * sizes[3])
     mesh = init_device_mesh(device, sizes, mesh_dim_names=("pp", "replica", "shard", "tp"))
     plan["groups"] = {}
@@ -51,10 +52,15 @@ def start(plan: Plan, device: str) -> DeviceMesh:
 
 
 def stop() -> None:
-    """End the job's group, and forget what DTensor remembers of its meshes: an equal mesh of a later job has other groups."""
+    """End the job's group."""
+    dist.destroy_process_group()
+    forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Have DTensor forget the meshes of former jobs: an equal mesh of another job has other groups."""
     from torch.distributed.tensor import _redistribute, debug
 
-    dist.destroy_process_group()
     for owner, name in ((debug, "_clear_sharding_prop_cache"), (_redistribute, "_gen_transform_infos")):
         found = getattr(owner, name, None)
         clear = getattr(found, "cache_clear", found)
