@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.program.program import OpKind, PriceTable, Program, ProgramBuilder, Stream, Transfer
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import OpKind, PriceTable, Program, Stream, Transfer
 from simpar.schedules import Phase, build_schedule
 
 FORWARD_S, BACKWARD_S = 0.030, 0.060

@@ -32,7 +32,8 @@ class Violation:
         where = f"{self.file}: {self.field}" if self.file else self.field
         value = repr(self.value)
         shown = value if len(value) <= _MOST_SHOWN else f"{value[: _MOST_SHOWN - 20]}... ({len(value)} characters)"
-        text = f"{where} = {shown}: {self.rule}"
+        absent = self.value is None and self.rule.startswith("is required")
+        text = f"{where}: {self.rule}" if absent else f"{where} = {shown}: {self.rule}"
         return f"{text}; {self.right}" if self.right else text
 
 

@@ -252,7 +252,7 @@ def _folded(
         tried: micro-batches of the shorter ones and of the whole, the cheapest first.
     """
     copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
-    passes, seen, last = passes_of(scenario), set[int](), None
+    passes, last = passes_of(scenario), None
 
     @cache
     def run(count: int, how: Detail) -> Result:
@@ -261,9 +261,8 @@ def _folded(
     coarse: Detail = "stage" if detail == "layer" else detail
     for counts in tried:
         few, more, every = counts
-        seen |= {few, more}
         # What does not repeat itself soon is built whole instead: looking for it costs less than that.
-        if last is not None and (sum(seen) > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
+        if last is not None and (few + more > every / 2 or passes.ops(coarse, few + more) * copies > FOLD_OPS):
             break
         # Many micro-batches layer by layer cost more than a step of half as many as are built whole: passes say the same.
         fine = detail if few + more <= FOLD_MICROBATCHES // 2 else coarse

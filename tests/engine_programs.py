@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from simpar.program.program import OpKind, PriceTable, Program, ProgramBuilder, Stream, Transfer
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import OpKind, PriceTable, Program, Stream, Transfer
 
 COMPUTE = "compute"
 

@@ -19,13 +19,13 @@ from test_run_read_logs import DATA, SCENARIO, iteration, nanotron, titan
 from test_run_read_traces import SMALL, device_trace, snapshot
 from test_site import TABLES
 
+from simpar.evidence.own_rows import runs_in
 from simpar.interop.configs import load_config
 from simpar.runlogs.formats import read_log
 from simpar.runlogs.read import read_run
 from simpar.runlogs.snapshots import read_snapshots
 from simpar.runlogs.traces import read_traces
 from simpar.site.observed import observe
-from simpar.site.rows import runs_in
 from simpar.specs.site import read_site
 
 WHERE: Final[dict[str, Any]] = {"hardware": "dgx-h100", "num_nodes": 2}

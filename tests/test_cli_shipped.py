@@ -146,7 +146,7 @@ def test_explain_takes_options(empty: Path, capsys: pytest.CaptureFixture[str]) 
 def test_missing_options_are_told_together(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "simulate", "--model", "llama3.1-8b")
     assert code == 2
-    assert [line.split(" = ")[0].removeprefix("simpar: ") for line in err.splitlines()] == [
+    assert [line.split(": is required")[0].removeprefix("simpar: ") for line in err.splitlines()] == [
         "--hardware", "--num-nodes", "--global-batch",
     ]  # fmt: skip
 

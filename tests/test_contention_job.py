@@ -18,7 +18,8 @@ from simpar.engine.discrete_event import Effects, run
 from simpar.engine.effects import engine_effects, expected_load_factor
 from simpar.engine.jitter import Noise
 from simpar.engine.longest_path import longest_path
-from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream, Transfer
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import OpKind, PriceTable, Stream, Transfer
 from simpar.specs.scenario import read_scenario
 from simpar.step import prepare
 from simpar.topology.cluster import Cluster

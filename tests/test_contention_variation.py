@@ -15,7 +15,8 @@ from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError
-from simpar.program.program import OpKind, ProgramBuilder, Stream
+from simpar.program.builder import Place, ProgramBuilder
+from simpar.program.program import OpKind, Stream
 
 NOISE = Noise(0.1, 0.2, 0.05)
 
@@ -174,8 +175,8 @@ def moe_program():
         for phase in (OpKind.FORWARD, OpKind.BACKWARD):
             for layer in range(2):
                 key, streams = (phase, layer, microbatch), (Stream(0, "compute"),)
-                where = {"stage": 0, "microbatch": microbatch, "layer": layer}
-                builder.add(key, kind=phase, role=0, streams=streams, price=(phase, layer), **where)
+                builder.add(key, kind=phase, role=0, streams=streams, price=(phase, layer),
+                            place=Place(0, microbatch, layer))  # fmt: skip
     builder.add("optimizer", kind=OpKind.OPTIMIZER, role=0, streams=(Stream(0, "compute"),), price="o")
     return builder.build()
 

@@ -7,7 +7,7 @@ import pytest
 from simpar.evidence.row_plan import plan_of
 from simpar.graph.casts import QUANTIZE as KERNEL
 from simpar.graph.casts import engine_casts
-from simpar.graph.kernels import KernelPlan
+from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.types import Layer
 from simpar.model.network import transformer_network
 from simpar.parallel.blocks import split_block

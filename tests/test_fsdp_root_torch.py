@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simpar.result.gathers import Gathers, held_inputs, root_weights
+from simpar.result.gathers import Gathers, head_gradient_bytes, held_inputs, root_weights
 from simpar.searching.blocks import Gathered
 from simpar.searching.stages import _gathers
 from simpar.specs.scenario import make_scenario
@@ -90,17 +90,17 @@ def _wrapped(module: Any, adapted: bool) -> Any:
     return FullyShardedDataParallel(module, auto_wrap_policy=policy, device_id=torch.device("cpu"))
 
 
+_JOB: dict[str, Any] = {
+    "model": "llama3.1-8b",
+    "framework": "transformers",
+    "cluster": {"hardware": "dgx-a100-80gb", "num_nodes": 1},
+    "plan": {"zero_stage": 3, "recompute": "full"},
+    "training": {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 8},
+}
+
+
 def scenario(version: str, **training: Any) -> Any:
-    return make_scenario(
-        {
-            "model": "llama3.1-8b",
-            "framework": "transformers",
-            "framework_version": version,
-            "cluster": {"hardware": "dgx-a100-80gb", "num_nodes": 1},
-            "plan": {"zero_stage": 3, "recompute": "full"},
-            "training": {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 8, **training},
-        }
-    )
+    return make_scenario({**_JOB, "framework_version": version, "training": {**_JOB["training"], **training}})
 
 
 @pytest.mark.parametrize(("adapted", "reentrant", "more"), [(True, True, 1), (True, False, 0), (False, True, 0)])
@@ -172,6 +172,26 @@ def test_the_root_stays_gathered_and_reduces_last(ranks: None, kind: str) -> Non
     assert gathers.end[0] == pytest.approx(2 * words + 2 * words + 2 * words, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("framework", "version", "model", "holds"),
+    [
+        ("torchtitan", "2025-07", "llama3.1-8b", True),
+        ("torchtitan", "2025-08", "llama3.1-8b", False),
+        ("torchtitan", "2025-12", "llama3.2-1b", True),
+        ("prime-rl", "2026-01", "llama3.2-1b", True),
+        ("prime-rl", "2026-01", "llama3.1-8b", False),
+        ("torchtune", "2026-01", "llama3.1-8b", True),
+    ],
+)
+def test_the_root_holds_the_ends_where_no_group_of_their_own_does(framework: str, version: str, model: str, holds: bool) -> None:
+    """A layer's forward holds the gathered embedding and head as well (shared ones once), or its own group and the next."""
+    fields = {"model": model, "framework": framework, "framework_version": version}
+    layout = prepare(make_scenario({**_JOB, **fields})).layout
+    blocks = layout.stage_blocks[0]
+    ends = 2.0 * (blocks[0].dense_parameters + blocks[-1].dense_parameters)
+    assert Gathers.of(layout, blocks).forward[1] == pytest.approx(holds * ends + 4.0 * blocks[1].dense_parameters, rel=1e-6)
+
+
 def test_adapted_runs_peak_at_the_end_of_their_backward() -> None:
     """Under reentrant checkpointing the peak grows by the gradients of all layers' inputs."""
     linear = {"trainable": "lora", "cross_entropy": "linear"}
@@ -181,13 +201,37 @@ def test_adapted_runs_peak_at_the_end_of_their_backward() -> None:
     assert before.reserved_bytes - after.reserved_bytes > 0.8 * layers
 
 
-@pytest.mark.parametrize("training", [{}, {"trainable": "lora"}])
+def test_the_head_of_a_loss_by_pieces_adds_up_what_is_reduced(ranks: None) -> None:
+    """FSDP2 without reductions turns a piece's 16-bit gradient into the dtype of the reduction, and adds the next ones to it."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    head: Any = torch.nn.Linear(HIDDEN, WORDS, bias=False)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    head.set_requires_gradient_sync(False)
+    for _ in range(2):
+        head(torch.zeros(4, HIDDEN)).sum().backward()
+    (parameter,) = head._get_fsdp_state()._fsdp_param_group.fsdp_params
+    summed = parameter.unsharded_accumulated_grad
+    assert (summed.numel(), summed.dtype, parameter.unsharded_param.grad) == (HIDDEN * WORDS, torch.float32, None)
+
+    found = []
+    for version in ("2026-02", "2026-03"):  # whole logits, then a loss by pieces
+        layout = prepare(make_scenario({**_JOB, "framework": "torchtitan", "framework_version": version})).layout
+        blocks = layout.stage_blocks[0]
+        found.append(Gathers.of(layout, blocks).end[-1] / blocks[-1].dense_parameters)
+    assert found[1] - found[0] == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("training", [{}, {"trainable": "lora"}, {"cross_entropy": "chunked"}])
 def test_the_search_gathers_the_same(training: dict[str, Any]) -> None:
-    layout = prepare(scenario("2026-06", **training)).layout
+    titan = {**_JOB, "framework": "torchtitan", "framework_version": "2026-06"}
+    layout = prepare(make_scenario(titan) if "cross_entropy" in training else scenario("2026-06", **training)).layout
     blocks = layout.stage_blocks[0]
     expected = Gathers.of(layout, blocks)
     held = np.array([[b.dense_parameters + b.expert_parameters for b in blocks]])
     trained, root = np.array([[layout.trained(b) for b in blocks]]), np.array([root_weights(layout, blocks)])
-    found = _gathers(held, trained, root, np.array([True]), Gathered(layout.state_bytes.gather, layout.state_bytes.reduce, 1))
+    gathered = Gathered(layout.state_bytes.gather, layout.state_bytes.reduce, 1, head=head_gradient_bytes(layout))
+    found = _gathers(held, trained, root, np.array([True]), gathered)
     for one, name in zip(found, ("forward", "begin", "end"), strict=True):
         assert one[0] == pytest.approx(getattr(expected, name), rel=1e-9), name

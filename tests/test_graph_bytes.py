@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.graph.kernels import Kernel, KernelPlan, kernels
+from simpar.graph.kernel_types import Kernel, KernelPlan
+from simpar.graph.kernels import kernels
 from simpar.graph.shard import Placement, Shards
 from simpar.graph.types import Layer
 from simpar.model.blocks import Batch, head_graph, layer_graph
@@ -103,7 +104,7 @@ def test_a_rank_sends_its_own_tokens_to_experts(tp: int, etp: int, cp: int) -> N
     options = SplitOptions(Degrees(tp=tp, etp=etp, cp=cp, ep=4), PLAN, moe=spec.moe, load_factor=1.5)
     local = split_block(layer_of("qwen3-30b-a3b"), options)
     sent = [op.work for op in (*local.forward, *local.backward) if isinstance(op.work, ExpertExchange)]
-    assert [(work.tokens, work.hidden, work.topk) for work in sent] == [(1.5 * TOKENS / (tp * cp), 2048, 8)] * 4
+    assert [(work.tokens, work.hidden, work.moe.num_experts_per_tok) for work in sent] == [(1.5 * TOKENS / (tp * cp), 2048, 8)] * 4
     gathered = [op.work.bytes for op in local.forward if isinstance(op.work, Collective) and op.work.dimension == "etp"]
     assert gathered == ([2.0 * 1.5 * 8 * TOKENS / (tp * cp) * etp * 2048] * 2 if etp > 1 else [])
 

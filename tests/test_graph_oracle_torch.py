@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from simpar.graph.build import LayerBuilder
 from simpar.graph.differentiate import kept
-from simpar.graph.kernels import KernelPlan
+from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.ledger import forward_flops
 from simpar.graph.masks import BIDIRECTIONAL
 from simpar.graph.shard import Placement, Shards
@@ -93,14 +93,15 @@ def test_a_product_keeps_its_input_and_its_backward_is_two_of_it() -> None:
 
 def test_a_frozen_weight_keeps_nothing() -> None:
     layer = LayerBuilder("frozen", axes())
-    done = layer.done(layer.linear("fc", layer.input("x", "batch sequence hidden"), "batch sequence ffn", trained=False))
+    done = layer.done(layer.linear("fc", layer.input("x", "batch sequence hidden"), "batch sequence ffn"))
+    done = replace(done, tensors=tuple(replace(t, trained=False) for t in done.tensors))
     w = weight(40, H).requires_grad_(False)
     assert kept_bytes(F.linear, tensor(B, S, H), w) == expected_kept(done) == 0.0
 
 
 def test_experts_multiply_each_row_once() -> None:
     layer = LayerBuilder("experts", [Axis("rows", 12, "rows"), Axis("hidden", H), Axis("experts", 3, "experts"), Axis("width", 6)])
-    done = layer.done(layer.linear("fc1", layer.input("x", "rows hidden"), "rows width", group="experts"))
+    done = layer.done(layer.grouped("experts", layer.linear("fc1", layer.input("x", "rows hidden"), "rows width")))
     w = weight(3, H, 6)
 
     def grouped(x: Any) -> Any:

@@ -13,7 +13,7 @@ from simpar.costs.block_price import hidden_share, price_list, without_hidden
 from simpar.costs.price import Price, Provenance
 from simpar.graph.build import LayerBuilder
 from simpar.graph.casts import holds_norm
-from simpar.graph.kernels import KernelPlan
+from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.masks import BIDIRECTIONAL, Mask
 from simpar.graph.rematerialise import Recompute, cut
 from simpar.graph.types import Attention, Axis, Einsum, Layer
@@ -181,8 +181,9 @@ def test_the_first_layer_has_no_gradient_of_its_input() -> None:
 def frozen_layer(*, trained: bool) -> Layer:
     """Two products, the first of which may be frozen."""
     layer = LayerBuilder("frozen", [Axis("batch", 2), Axis("hidden", 8), Axis("ffn", 16, "tensor")])
-    x = layer.linear("first", layer.input("x", "batch hidden"), "batch ffn", trained=trained)
-    return layer.done(layer.linear("second", x, "batch hidden"))
+    x = layer.linear("first", layer.input("x", "batch hidden"), "batch ffn")
+    done = layer.done(layer.linear("second", x, "batch hidden"))
+    return replace(done, tensors=tuple(replace(t, trained=trained) if t.name == "first.weight" else t for t in done.tensors))
 
 
 def test_frozen_weights_have_no_gradient() -> None:
@@ -234,8 +235,8 @@ def test_rows_are_exchanged_in_their_own_width() -> None:
     x = layer.input("x", "batch sequence hidden")
     choice = layer.select("moe/topk", layer.linear("moe/router", x, "batch sequence scores", wide=True))
     rows = layer.permute("moe/permute", [layer.linear("moe/down", x, "batch sequence latent"), choice], "rows latent")
-    rows = layer.linear("moe/fc1", rows, "rows width", group="experts")
-    rows = layer.linear("moe/fc2", rows, "rows latent", group="experts")
+    rows = layer.grouped("experts", layer.linear("moe/fc1", rows, "rows width"))
+    rows = layer.grouped("experts", layer.linear("moe/fc2", rows, "rows latent"))
     done = layer.done(layer.permute("moe/unpermute", [rows, choice], "batch sequence latent", back=True))
     local = split_block(done, SplitOptions(Degrees(ep=4), PLAN, moe=model("qwen3-30b-a3b").moe))
     assert [op.work.hidden for op in local.forward if isinstance(op.work, ExpertExchange)] == [8, 8]

@@ -49,7 +49,7 @@ def test_halved_causal_attention_is_half_the_matrix() -> None:
 def test_experts_group_a_product() -> None:
     axes = [Axis("rows", 12, "rows"), Axis("hidden", 8), Axis("experts", 4, "experts"), Axis("width", 6, "expert_tensor")]
     layer = LayerBuilder("experts", axes)
-    done = layer.done(layer.linear("fc1", layer.input("x", "rows hidden"), "rows width", group="experts", bias=True))
+    done = layer.done(layer.grouped("experts", layer.linear("fc1", layer.input("x", "rows hidden"), "rows width", bias=True)))
     assert dict(forward_flops(done)) == {"fc1": 2 * 12 * 8 * 6}
     assert dict(parameters(done)) == {"fc1.weight": 4 * 8 * 6, "fc1.bias": 4 * 6}
 

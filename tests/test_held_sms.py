@@ -39,6 +39,9 @@ def test_only_persistent_matmuls_wait_for_a_second_wave() -> None:
     work = [(tiles(1320), 3.0), (MemoryWork("norm", 1e6), 1.0)]
     least = HELD / (SMS - HELD)
     assert slowed(work, SMS, HELD, "hopper") == pytest.approx((3.0 + least) / 4.0)
+    # Half as much again in which the device waits for the host; never less than the SMs that are held.
+    assert slowed(work, SMS, HELD, "hopper", 2.0) == pytest.approx((3.0 + least) / 6.0)
+    assert slowed(work, SMS, HELD, "hopper", 1e6) == least
     assert slowed(work, SMS, HELD, "ampere") == slowed(work, SMS, HELD, "blackwell") == slowed([], SMS, HELD, "hopper") == least
 
 

@@ -124,8 +124,9 @@ BASES: Final[Mapping[str, Table]] = {
         "name": "ours", "compute": 1.1, "memory": 1.1, "communication": 1.1, "residual": 0.02, "peak_memory_bytes": 1e9,
         "peak_memory_spread": 0.05, "runs": [{"id": "a", "measured_s": 1.0, "before_s": 0.9, "after_s": 0.99}],
         "group": group_of(make_scenario(_scenario(DENSE, {"tp": 2}))),
-        "kinds": [{**kind_of(make_scenario(_scenario(DENSE, {"tp": 2}))).model_dump(), "gpus": 2, "factor": 1.05}], "reach": 4.0,
-        "host": 1.1, "covariance": [[v * (i == j) for j in range(5)] for i, v in enumerate((1e-3, 2e-3, 3e-3, 2e-3, 1e-3))],
+        "kinds": [{**kind_of(make_scenario(_scenario(DENSE, {"tp": 2}))).model_dump(), "gpus": 2, "tp": 1, "factor": 1.05}],
+        "reach": 4.0, "layout_reach": 4.0, "host": 1.1,
+        "covariance": [[v * (i == j) for j in range(5)] for i, v in enumerate((1e-3, 2e-3, 3e-3, 2e-3, 1e-3))],
     }},
     "site of other jobs": {**_scenario(DENSE, {"tp": 2}), "site": {"compute": 1.1, "other_kind": 0.05}},
     "given layers": _scenario(DENSE, {"pp": 4, "layers_per_stage": [3, 2, 2, 1]}),
@@ -239,6 +240,7 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "plan.placement": tuple("-".join(order) for order in permutations(("tp", "cp", "ep", "dp", "pp")) if order[0] != "tp")[::17],
     "plan.recompute.modules": tuple((name,) for name in (*MODULES, "op")),
     "training.optimizer": tuple(KINDS),
+    "training.reference_model": (True, {**DENSE, "num_hidden_layers": 12}),
     "model.stacks[0].layers": ({"a": {"sublayers": STEPS_OF_A_LAYER[1:]}, "b": {"sublayers": STEPS_OF_A_LAYER}},),
     "model.stacks[0].pattern": (("a*8",),),
     "training.routing.counts": ((5.0, *[1.0] * 15), (1.0,) * 16),
@@ -261,7 +263,7 @@ CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 """Other values of fields whose type is only text, or a list or table."""
 
-EACH: Final[frozenset[str]] = frozenset({"plan.schedule", "plan.recompute.modules"})
+EACH: Final[frozenset[str]] = frozenset({"plan.schedule", "plan.recompute.modules", "training.reference_model"})
 """Of these, every value must count by itself."""
 
 LABELS: Final[Mapping[str, str]] = {
@@ -428,7 +430,12 @@ def assert_lives(inputs: Inputs, field: SpecField) -> None:
 
 SCENARIOS: Final = Inputs(BASES, of_scenario, make_scenario, at_once)
 PLANS: Final = Inputs(PLAN_BASES, of_plan, make_plan)
-SCENARIO_FIELDS: Final = {f"{f.name} ({f.owner})": f for f in fields_of(Scenario) if not is_label(f.name) and not constant(f)}
+SCENARIO_FIELDS: Final = {
+    f"{f.name} ({f.owner})": f
+    for f in fields_of(Scenario)
+    # Another model's fields are those of [model], read by the same code.
+    if not is_label(f.name) and not constant(f) and not f.name.startswith("training.reference_model.")
+}
 PLAN_FIELDS: Final = {f.name: f for f in fields_of(PlanFile) if not is_label(f.name)}
 
 

@@ -128,6 +128,7 @@ seq_len = 16384
 warmup_steps = 200
 data_parallel_degree = -1
 tensor_parallel_degree = 8
+disable_loss_parallel = true
 enable_float8_linear = true
 compile = true
 [experimental]
@@ -145,6 +146,7 @@ selective_ac_option = "2"
     # As many micro-batches as stages, then.
     assert (training.micro_batch_size, training.global_batch_size, training.precision) == (8, 32, "fp8")
     assert training.compile
+    assert training.loss_parallel is False
     assert not isinstance(plan.recompute, str)
     assert plan.recompute.num_layers == 20
     assert found.warnings == ()

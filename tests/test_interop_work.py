@@ -10,7 +10,7 @@ import pytest
 
 from simpar.errors import InputError
 from simpar.interop import chakra, simai
-from simpar.interop.export import FORMATS, can_launch, check_model, export_files
+from simpar.interop.export import FORMATS, check_model, export_files, not_launched
 from simpar.interop.launch import WORK
 from simpar.specs.models_io import load_model
 from simpar.specs.scenario import Scenario, make_scenario
@@ -23,6 +23,8 @@ FIELDS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any
     "training.audio": (AUDIO, {}, {"sequence_length": 2048, "audio": {"per_sample": 1, "tokens": 1500}}, {"audio": {}}),
     "training.reference_model": ("llama3.1-8b", {}, {"reference_model": True}, {"reference_model": False}),
     "training.document_lengths": ("llama3.1-8b", {}, {"document_lengths": [512, 2048, 900]}, {"document_lengths": []}),
+    "training.launch_blocking": ("llama3.1-8b", {"zero_stage": 0}, {"launch_blocking": True}, {"launch_blocking": False}),
+    "training.collective_checks": ("llama3.1-8b", {}, {"collective_checks": True}, {"collective_checks": False}),
     "plan.encoder_stages": ("qwen2.5-vl-7b", {"pp": 2, "zero_stage": 1, "encoder_stages": 1}, VISION, {}),
 }
 """Field -> model, plan and training that set it, and training that does not."""
@@ -87,6 +89,16 @@ def test_a_reference_model_is_refused_in_words(name: str) -> None:
     assert [v.field for v in caught.value.violations] == ["training.reference_model"]
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_teacher_is_refused_by_its_name(name: str) -> None:
+    made = _made("training.reference_model", name)
+    teacher = make_scenario({**made.model_dump(exclude={"training"}), "model": "llama3.1-8b",
+                             "training": {**made.training.model_dump(), "reference_model": "llama3.1-70b"}})  # fmt: skip
+    with pytest.raises(InputError, match="a reference model beside the trained one") as caught:
+        export_files(name, teacher)
+    assert [(v.field, v.value) for v in caught.value.violations] == [("training.reference_model", "Llama 3.1 70B")]
+
+
 @pytest.mark.parametrize("name", ["deepspeed", "huggingface", "axolotl", "torchtune"])
 def test_packed_documents_are_said(name: str) -> None:
     texts = export_files(name, _made("training.document_lengths", name)).values()
@@ -107,7 +119,7 @@ def test_the_work_of_a_step_rules_out_no_layout(name: str) -> None:
     """A search over layouts finds some; only their export is refused, and that at once."""
     for field in ("training.reference_model", "training.document_lengths"):
         made = _made(field, name)
-        assert can_launch(made)
+        assert not not_launched(made)
         if field == "training.reference_model":
             with pytest.raises(InputError, match="reference model"):
                 check_model(name, made)

@@ -237,7 +237,7 @@ def test_passes_alike_are_put_as_the_first_of_them(
     virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
     s = scenario({"tp": 8, "pp": 2, "schedule": schedule, "virtual_stages": virtual}, batch=16)
     stamped = prepare(s, detail=detail, expand=expand).program
-    monkeypatch.setattr(_Lowering, "is_plain", lambda self, leaf: False)
+    monkeypatch.setattr(_Lowering, "_each_by_itself", True)
     whole = prepare(s, detail=detail, expand=expand).program
     for field in fields(whole):
         one, other = getattr(stamped, field.name), getattr(whole, field.name)

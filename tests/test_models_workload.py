@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from parameter_ledger import mtp_parameters, parameters, total, total_parameters
 
-from simpar.graph.kernels import KernelPlan, kernels
+from simpar.graph.kernel_types import KernelPlan
+from simpar.graph.kernels import kernels
 from simpar.model.network import simple_network, transformer_network
+from simpar.parallel.layout import Layout
+from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.specs.framework_policies import Kernels
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model, table_names
+from simpar.specs.scenario import make_scenario
 
 SMALL = ("embedding/relative", "final/norm", "mtp.final_norm")
 """Terms that the ops may leave out: relative position biases, final norms of encoders and prediction modules."""
@@ -32,14 +38,90 @@ def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_fused() ->
     assert isinstance(plain, TransformerSpec)
     clamped = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
 
-    def expert_ops(model: TransformerSpec, *, fused: bool) -> dict[str, float]:
+    def expert_ops(model: TransformerSpec, *, fused: bool) -> dict[str, tuple[float, float]]:
         layer = next(layer for layer in transformer_network(model, 1, 128).layers if layer.name == "moe_layer")
         found = kernels(layer, KernelPlan(Kernels(fused_expert_bias=fused)))
-        return {k.node.name: sum(each for _, each in k.forward + k.backward) for k in found if k.node.name.startswith("moe/")}
+        return {
+            k.node.name: (sum(each for _, each in k.forward) + k.copied[0], sum(each for _, each in k.backward) + k.copied[1])
+            for k in found
+            if k.node.name.startswith("moe/")
+        }
 
     more = expert_ops(clamped, fused=False)
     assert expert_ops(clamped, fused=True).keys() == expert_ops(plain, fused=False).keys()
     assert {name: more[name] for name in more.keys() - expert_ops(plain, fused=False).keys()} == {
-        "moe/clamp": 18,
-        "moe/fc2_bias": 64,
+        "moe/clamp": (8, 15),
+        "moe/fc2_bias": (28, 40),
     }
+
+
+@pytest.mark.parametrize(("bytes_each", "copied"), [(4.0, (14.0, 16.0)), (2.0, (10.0, 4.0))])
+def test_expert_biases_and_clamps_move_what_torch_counts(bytes_each: float, copied: tuple[float, float]) -> None:
+    """Megatron-Core's experts.py (`_apply_bias`) and fused_bias_geglu.py on fake rows, kernel by kernel."""
+    torch = pytest.importorskip("torch")
+    from torch_traffic import traffic
+
+    rows, width, experts = 1024, 512, 4
+    sizes = [rows // experts] * experts
+    bias = [torch.zeros(width, dtype=torch.bfloat16, requires_grad=True) for _ in sizes]
+    probs = torch.ones(rows, 1, dtype=torch.float32 if bytes_each == 4.0 else torch.bfloat16, requires_grad=True)
+
+    def biased(x: Any) -> Any:
+        parts = zip(torch.split(x, sizes), bias, torch.split(probs, sizes), strict=True)
+        return torch.cat([t + b * p for t, b, p in parts]).to(x.dtype)
+
+    def clamped(x: Any) -> Any:
+        gate, linear = x.chunk(2, -1)
+        return torch.cat((gate.clamp(min=None, max=7.0), linear.clamp(min=-7.0, max=7.0)), -1)
+
+    plain = load_model("qwen3-30b-a3b")
+    assert isinstance(plain, TransformerSpec)
+    model = plain.model_copy(update={"mlp_bias": True, "swiglu_limit": 7.0})
+    layer = next(layer for layer in transformer_network(model, 1, 128).layers if layer.name == "moe_layer")
+    found = {k.node.name: k for k in kernels(layer, KernelPlan(row_probability_bytes=bytes_each))}
+    assert found["moe/fc2_bias"].copied == copied
+    for name, function in (("moe/fc2_bias", biased), ("moe/clamp", clamped)):
+        kernel = found[name]
+        counted = traffic(function, rows, width)
+        assert sum(each for _, each in kernel.forward) + kernel.copied[0] == pytest.approx(counted[0], rel=0.01)
+        # What makes the gradient in the test moves 4 bytes more.
+        assert sum(each for _, each in kernel.backward) + kernel.copied[1] == pytest.approx(counted[1] - 4.0, rel=0.01)
+
+
+def gpt_oss(framework: str, ep: int = 8, model: str = "gpt-oss-20b", **plan: Any) -> dict[str, LocalOp]:
+    """Ops of one of its layers with experts, by name; + = of the backward."""
+    scenario = make_scenario(
+        {
+            "model": model,
+            "framework": framework,
+            "framework_version": "2026-04",
+            "cluster": {"hardware": "dgx-b200", "num_nodes": 1},
+            "plan": {"dp": 8, "ep": ep, "ep_dispatcher": "hybridep", **plan},
+            "training": {"sequence_length": 4096, "global_batch_size": 8, "micro_batch_size": 1, "precision": "bf16"},
+        }
+    )
+    block = next(b for b in Layout.of(scenario, 1).stage_blocks[0] if "experts" in b.name or "moe" in b.name)
+    return {op.name: op for op in block.forward} | {f"{op.name}+": op for op in block.backward}
+
+
+@pytest.mark.parametrize("ep", [2, 8])
+def test_kernels_of_expert_biases_grow_with_the_experts_of_a_rank(ep: int) -> None:
+    """Two forward and six backward for each expert, two and four beside (rows concatenated, cast, split)."""
+    ops = gpt_oss("megatron-bridge", ep)
+    found = ops["moe/fc2_bias"].kernels, ops["moe/fc2_bias.backward+"].kernels
+    assert found == (2 + 2 * 32 // ep, 4 + 6 * 32 // ep)
+
+
+def test_a_recomputed_activation_of_experts_is_clamped_again() -> None:
+    again = gpt_oss("megatron-bridge", recompute={"granularity": "selective", "modules": ["moe_act"]})
+    assert {"moe/clamp+", "moe/clamp.copy+", "moe/activation+"} <= again.keys()
+    assert "moe/clamp+" not in gpt_oss("megatron-bridge")
+
+
+def test_yarn_has_no_rotary_kernel_under_megatron() -> None:
+    """21 bytes an element of queries and keys as a chain; Qwen3, without a factor, 4 as one kernel."""
+    elements = 4096 * 64 * (64 + 8)
+    rope = gpt_oss("megatron-bridge")["attention/rope"].work
+    assert rope == MemoryWork("composite", 21.0 * elements, 8, "tuned")
+    plain = gpt_oss("megatron-bridge", model="qwen3-30b-a3b")["attention/rope"].work
+    assert plain == MemoryWork("rope", 4.0 * 4096 * 128 * (32 + 4), 2, "tuned")

@@ -9,7 +9,8 @@ import pytest
 
 from simpar.engine.longest_path import longest_path
 from simpar.engine.timeline import Timeline
-from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream
+from simpar.program.builder import Place, ProgramBuilder
+from simpar.program.program import OpKind, PriceTable, Stream
 from simpar.result.regime import extends
 
 Wait = Callable[[int, int], int]
@@ -33,7 +34,7 @@ def step(count: int, head: float, seconds: tuple[float, float, float], wait: Wai
 
     def add(key: object, rank: int, price: int, *deps: object) -> None:
         kind = OpKind.OPTIMIZER if key == "head" else OpKind.FORWARD
-        builder.add(key, kind=kind, role=rank, streams=[Stream(rank, "compute")], price=price, deps=deps, stage=rank)
+        builder.add(key, kind=kind, role=rank, streams=[Stream(rank, "compute")], price=price, deps=deps, place=Place(rank))
 
     add("head", 0, 0)
     for index in range(count):
@@ -89,7 +90,7 @@ def test_communication_beside_compute_keeps_step_with_it_where_each_slows_the_ot
         builder, price = ProgramBuilder("step"), {OpKind.FORWARD: 1.0, OpKind.COLLECTIVE: 1.3}
         for index in range(count):
             for kind, stream in ((OpKind.FORWARD, "compute"), (OpKind.COLLECTIVE, "tp")):
-                builder.add((kind, index), kind=kind, role=0, streams=[Stream(0, stream)], price=int(kind), stage=0)
+                builder.add((kind, index), kind=kind, role=0, streams=[Stream(0, stream)], price=int(kind), place=Place(0))
         program = builder.build()
         return longest_path(
             program, PriceTable(np.array([price[OpKind(int(str(kind)))] for kind in program.price_keys]), np.zeros(2))

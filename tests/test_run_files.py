@@ -125,3 +125,33 @@ def test_priors_are_what_the_stored_runs_state() -> None:
     other = {"scenario": {"plan": {"recompute": {"granularity": "selective"}}, "training": {}}, "group": {"source": "b"}}
     silent = {"scenario": {"plan": {"recompute": {"unknown": True}}, "training": {}}, "group": {"source": "c"}}
     assert shares([run, run, run, other, silent], "plan.recompute") == {"full": 0.5, "selective": 0.5}
+
+
+def test_tables_that_add_one_technique_a_row_have_none_before_its_row(tool: Any) -> None:
+    row = {**GPT_175B, "source": "torchtune README", "source_ref": "optimization tables", "framework": "torchtune", "tp": 1,
+           "pp": 1, "model_name": "Llama-3.2-3B", "n_gpus": 1, "dp": 1, "global_batch": 2,
+           "framework_version": "2025-03"}  # fmt: skip
+    found = {name: run_of(tool.amended({**row, "id": f"tune-3b-{name}"})).scenario for name in ("packed", "ac")}
+    assert {name: (s.training.cross_entropy, s.framework_version) for name, s in found.items() if s is not None} == {
+        "packed": ("unfused", "2024-11"), "ac": ("auto", "2024-11"),
+    }  # fmt: skip
+
+
+def test_a_stated_dropout_counts_and_an_unstated_one_is_the_frameworks(tool: Any) -> None:
+    row = {
+        **GPT_175B,
+        "source": "FlagPerf",
+        "source_ref": "training/nvidia/llama3_8B-megatron/README.md",
+        "framework_version": "2024-05",
+    }
+    rates = [run.scenario.training.dropout for run in (run_of(row), run_of(tool.amended(row))) if run.scenario is not None]
+    assert rates == [0.0, 0.1]
+
+
+def test_performance_scripts_of_megatron_bridge_ask_for_the_engines_loss(tool: Any) -> None:
+    row = {**GPT_175B, "source": "NVIDIA Megatron-Bridge performance summary", "framework": "Megatron-Bridge"}
+    found = [
+        run_of(tool.amended({**row, "id": f"bridge-{version}-1", "framework_version": f"NeMo {version}"})).scenario
+        for version in ("25.09", "25.11")
+    ]
+    assert [s.training.cross_entropy for s in found if s is not None] == ["fused", "auto"]

@@ -285,6 +285,17 @@ def test_rows_are_replaced_and_contradictions_told(tmp_path: Path) -> None:
     assert len(out.read_text().splitlines()) == 2
 
 
+def test_runs_of_other_configurations_contradict_nothing(tmp_path: Path) -> None:
+    """Another framework's, or one with another of any column; however many contradict a run, it is said once."""
+    out = tmp_path / "runs.jsonl"
+    row = read_run(SCENARIO, [written(tmp_path, "".join(iteration(s, 8000.0) for s in range(1, 9)))]).row
+    add_rows(out, [{**row, "id": f"run {index}", "step_time_s": 8.0 + index} for index in range(6)])
+    for changed in ({"framework": "torchtitan"}, {"cp_style": "ring"}):
+        assert add_rows(out, [{**row, "id": "other", "step_time_s": 50.0, **changed}]) == []
+    (told,) = add_rows(out, [{**row, "id": "slow", "step_time_s": 50.0}])
+    assert "and 3 more such" in told
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "runs.jsonl"
     for part in ("a", "b"):

@@ -16,7 +16,7 @@ from simpar.model.network import padded_vocabulary
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import send_collectives
-from simpar.parallel.work import AttentionWork, Gemm, LocalOp
+from simpar.parallel.work import AttentionWork, Collective, Gemm, LocalOp
 from simpar.specs.calibration import constant
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware
@@ -117,3 +117,23 @@ def test_deepspeeds_pipeline_sends_a_part_from_every_tensor_rank() -> None:
     whole = 2.0 * 2048 * 12288
     assert calls("megatron-deepspeed") == [("send_recv", whole / 8), ("all_gather", whole)]
     assert calls("aa-scaling") == [("send_recv", whole)]
+
+
+def test_a_gate_of_its_own_reduces_its_inputs_gradient_and_waits() -> None:
+    """Aleph-Alpha/scaling: one matmul for q, k and v, two for the gated feed-forward, each with an all-reduce in its backward."""
+
+    def backward(name: str, *overrides: str) -> tuple[tuple[LocalOp, ...], list[tuple[int, Collective]]]:
+        pieces = [f"framework={name}", "framework_version=2023-07", "model.gated_mlp=true", "plan.recompute=none", *overrides]
+        ops = Layout.of(read_scenario(SCENARIO, pieces), 12).stage_blocks[1][0].backward
+        return ops, [(i, op.work) for i, op in enumerate(ops) if isinstance(op.work, Collective)]
+
+    def reductions(name: str, *overrides: str) -> list[tuple[str, float]]:
+        return [(work.name, work.bytes) for _, work in backward(name, *overrides)[1] if work.name != "all_gather"]
+
+    amount = 2.0 * 2048 * 12288
+    assert reductions("aa-scaling") == 3 * [("all_reduce", amount)]
+    assert reductions("megatron-core") == 2 * [("all_reduce", amount)]
+    assert reductions("aa-scaling", "plan.sequence_parallel=true") == 2 * [("reduce_scatter", amount)]
+    ops, found = backward("aa-scaling")
+    for index, _ in found:
+        assert index in next(op for op in ops[index:] if op.stream == "compute").deps

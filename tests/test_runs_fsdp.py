@@ -10,7 +10,8 @@ import pytest
 from simpar.costs.kernels import KernelModel
 from simpar.engine.longest_path import longest_path
 from simpar.evidence.row_framework import framework_of
-from simpar.graph.kernels import KernelPlan, kernels
+from simpar.graph.kernel_types import KernelPlan
+from simpar.graph.kernels import kernels
 from simpar.parallel.layout import Layout
 from simpar.program.program import OpKind
 from simpar.specs.framework import framework as framework_at

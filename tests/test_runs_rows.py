@@ -19,10 +19,11 @@ from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
 from simpar.model.ledger import total_parameters
 from simpar.schedules import SCHEDULES
+from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.framework import framework
 from simpar.specs.hardware import load_hardware, profile_names
 from simpar.specs.model import TransformerSpec
-from simpar.specs.models_io import load_model
+from simpar.specs.models_io import load_model, model_from_table
 from simpar.specs.node_size import with_gpus_per_node
 
 DENSE: dict[str, Any] = {
@@ -143,6 +144,21 @@ def test_bandwidth_in_words(text: str, gigabits: float | None) -> None:
 )
 def test_what_cannot_be_expressed_says_why(changes: dict[str, Any], reason: str) -> None:
     assert reason in run_of(row(**changes)).skipped
+
+
+@pytest.mark.parametrize(("position", "scaled"), [("yarn", True), ("rope", False)])
+def test_rows_with_windows_by_layer_take_the_shipped_model(position: str, scaled: bool) -> None:
+    sizes = {"model_name": "GPT-OSS-120B", "hidden": 2880, "layers": 36, "attn_window": "128 on alternate layers"}
+    table, notes = model_of(row(**sizes, vocab=128256, position=position))
+    model = model_from_table(table)
+    assert isinstance(model, ArchitectureSpec)
+    (stack,) = model.stacks
+    attentions = [stack.layers[name].sublayers[0].branches[0] for name in stack.pattern]
+    assert [a.window for a in attentions] == [128, None] * 18
+    assert all(a.rope_factor is scaled for a in attentions)
+    assert (model.vocab_size, notes) == (128256, [])
+    for changes in ({"layers": 24}, {"model_name": "another"}, {"attn_window": 4096}):
+        assert model_of(row(**{**sizes, **changes}))[0]["kind"] == "transformer"
 
 
 @pytest.mark.parametrize("name", [name for _, name in FRAMEWORK_PATTERNS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -76,6 +77,20 @@ def test_every_tier_is_below_the_next_and_the_longest_path_is_the_simulated_time
     assert branch.set_bounds.variant_seconds(*node)[variants.index(choice.variant)] <= time_s * SLACK, str(choice)
     assert branch.set_bounds.mesh_seconds(*node) <= time_s * SLACK, str(choice)
     assert branch.set_bounds.least_bytes(choice.group) <= need * SLACK, str(choice)
+
+
+def test_an_update_that_the_host_leads_into_has_a_price_for_each_backward_before_it() -> None:
+    """torchtitan's host launches the update's tensors while the last backward runs; smaller micro-batches leave it another lead."""
+    branch, draw = branch_of("torchtitan"), random.Random(1)
+    while True:
+        choice = random_choice(branch.space, draw)
+        if choice and (choice.group.tp, choice.group.pp, choice.group.cp, choice.state.zero_stage) == (8, 1, 1, 3):
+            break
+    plain = replace(choice, recompute="none", offload=replace(choice.offload, activations=0.0, optimizer=False))
+    for batch in (2, 1):
+        other = replace(plain, micro_batch_size=batch)
+        time_s = simulate(other.scenario(branch.space.template), detail="stage").step_time_s
+        assert branch.evaluation.longest_path(other) == pytest.approx(time_s, rel=1e-9), str(other)
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "zero-bubble"])

@@ -118,3 +118,25 @@ def test_upper_ends_are_those_of_the_result(name: str) -> None:
         found = Intervals(evaluation, unseen, factor).high(choice, result.step_time_s)
         assert found == pytest.approx(result.step_interval.high, rel=1e-9), str(choice)
         assert found > result.step_time_s
+
+
+@pytest.mark.parametrize("first", ["1f1b", "dualpipe"])
+def test_expert_exchanges_that_dualpipe_hides_have_its_price(first: str) -> None:
+    """DualPipe cuts a block's op list its own way: neither schedule takes over what the other was priced at before, and bounds of
+    both are below both."""
+    fix = ("pp=2", "ep=8", "tp=1", "cp=1", "micro_batch_size=1", "overlap_ep=true", "zero_stage=1", "split=even", "recompute=none",
+           "offload_activations=0", "offload_optimizer=false", "placement=tp-cp-ep-dp-pp")  # fmt: skip
+    space = space_of("mixtral-8x7b", nodes=2, batch=64, sequence=4096, fix=fix, allow=("schedule=1f1b,dualpipe,zb-h1",))
+    found = {choice.pipeline.schedule: choice for choice in space.choices()}
+    same = replace(found["1f1b"], pipeline=found[first].pipeline)
+    evaluation = Evaluation(Pricing(space))
+    evaluation.prices(same)
+    for schedule in ("1f1b", "dualpipe", "zb-h1"):
+        choice = replace(same, pipeline=found[schedule].pipeline)
+        result = simulate(choice.scenario(space.template), detail="stage")
+        assert evaluation.longest_path(choice) == pytest.approx(result.step_time_s, rel=1e-9), schedule
+        step = evaluation.step(choice)
+        pricer, layout = evaluation.pricer(choice, step), evaluation.pricing.layout(choice)
+        table = evaluation.pricing.table(choice.group, 1, choice.variant, "none")
+        for row, phase in enumerate("FBIW"):
+            assert table.seconds[row, 0] <= pricer.block(layout.stage_blocks[0][1], phase).seconds * (1.0 + 1e-12), phase

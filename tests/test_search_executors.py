@@ -20,6 +20,7 @@ from search_layouts import small_space
 
 from simpar.cli import main
 from simpar.errors import InputError
+from simpar.searching import cluster as on_cluster
 from simpar.searching import executors
 from simpar.searching.board import Board
 from simpar.searching.find import Found, Watch, find
@@ -69,6 +70,22 @@ def test_two_processes_give_the_same_answer(space: Space, alone: Found) -> None:
     same(find(space, WISH, workers=2, listener=watched.append), alone)
     assert watched[-1].done == watched[-1].parts > 1
     assert watched[-1].simulated > 0, "workers report what they simulate"
+
+
+def test_a_search_that_takes_long_is_dealt_to_all_cores(space: Space, alone: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "ALONE_S", 0.0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(executors, "EVERY_S", 0.0)
+    watched: list[Watch] = []
+    same(find(space, WISH, workers=None, listener=watched.append), alone)
+    assert watched[0].parts == 1
+    assert watched[-1].done == watched[-1].parts == 2
+
+
+def test_a_search_that_is_short_stays_in_one_process(space: Space, alone: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "processes", None)
+    monkeypatch.setattr(executors, "ALONE_S", 1e9)
+    same(find(space, WISH, workers=None), alone)
 
 
 def test_a_worker_that_is_killed_is_replaced(space: Space, alone: Found, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +215,7 @@ def test_a_dask_worker_that_is_killed_in_the_middle_changes_nothing(cluster: Any
 def test_a_scheduler_that_is_not_there_is_one_clear_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executors, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(on_cluster, "_CONNECT_S", 1.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -217,7 +234,7 @@ def test_a_scheduler_that_is_not_there_is_one_clear_message(
 def test_a_cluster_without_workers_is_one_clear_message(monkeypatch: pytest.MonkeyPatch, space: Space) -> None:
     from distributed import LocalCluster
 
-    monkeypatch.setattr(executors, "_WORKERS_S", 0.5)
+    monkeypatch.setattr(on_cluster, "_WORKERS_S", 0.5)
     with (
         LocalCluster(n_workers=0, dashboard_address=None) as empty,
         pytest.raises(InputError, match="has had no worker for 0 s; start some"),

@@ -12,7 +12,7 @@ from search_random import CASES, random_choice, space_of
 from simpar.schedules import build_schedule
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
-from simpar.searching.in_flight import in_flight
+from simpar.searching.in_flight import held_by_chunk, in_flight
 from simpar.step import simulate
 
 LARGEST = 400
@@ -89,6 +89,21 @@ def test_micro_batches_in_flight_of_known_schedules(name: str, ranks: int, count
         most = int((found.held + found.waiting)[mine].max())
         expected = count if name == "gpipe" else min(ranks - rank, count)
         assert most == expected if name != "zb-h1" else expected <= most <= min(ranks, count)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "count", "chunks"),
+    [("gpipe", 4, 6, 1), ("1f1b", 4, 8, 1), ("1f1b", 4, 2, 1), ("interleaved", 4, 16, 3), ("interleaved", 2, 8, 5),
+     ("interleaved", 4, 6, 2), ("interleaved", 4, 3, 2), ("interleaved", 8, 8, 2)],
+)  # fmt: skip
+def test_fullest_moments_by_formula_are_those_of_the_order(name: str, ranks: int, count: int, chunks: int) -> None:
+    """Whatever the chunks weigh: the fullest moment of a rank's row."""
+    schedule = build_schedule(name, ranks, count, **({"virtual_stages": chunks} if chunks > 1 else {}))
+    found, draw = in_flight(schedule, np.arange(ranks * chunks)), np.random.default_rng(0)
+    for weights in draw.integers(0, 5, (8, ranks * chunks)):
+        for rank in range(ranks):
+            formula = held_by_chunk(name, ranks, count, chunks, rank) @ weights[rank::ranks]
+            assert formula.max() == (found.held[found.rank == rank] @ weights).max(), rank
 
 
 @pytest.mark.parametrize(

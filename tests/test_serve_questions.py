@@ -54,7 +54,7 @@ def test_every_question_has_an_answer_with_the_numbers_of_the_step(answers: Answ
     found = said(answer)
     assert {*found} == {*QUESTIONS} - {"mine"}
     assert found["fit"].verdict.startswith("Yes: ")
-    assert "60.85 GiB of 79.11 GiB" in found["fit"].verdict
+    assert "61.24 GiB of 79.11 GiB" in found["fit"].verdict
     assert f"{answer.result.tokens_per_s:,.0f} tokens per second" in found["fast"].verdict
     days = 1e12 / answer.result.tokens_per_s / 0.9 / 86400
     assert found["long"].verdict.startswith(f"1T tokens take {days:.0f} days and cost $")

@@ -14,15 +14,17 @@ from typer.testing import CliRunner
 import simpar
 from simpar.cli.app import app
 from simpar.errors import InputError
+from simpar.evidence.own_rows import run_at
 from simpar.evidence.predicted import AtSite, predict, predict_at
 from simpar.evidence.spread import predict_run
+from simpar.model.kind import kind_of
 from simpar.parallel.keys import Gather, OptimizerStep
 from simpar.readings import simulate_open
+from simpar.searching.space import Space
 from simpar.site.learned import adapt, as_toml, memory_of_site, shipped_prior
 from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import Evidence, Prior, learn
-from simpar.site.rows import run_at
-from simpar.specs.kinds import Kind
+from simpar.specs.kinds import Kind, Reach, correlation
 from simpar.specs.scenario import make_scenario
 from simpar.specs.site import Site, SiteFact, SiteKind, read_site
 from simpar.step import prepare
@@ -183,7 +185,7 @@ def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
 
 def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     """All of a step is compute, many runs agree: the mean of their logarithms, with a normal posterior's spread."""
-    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=1.5, reach=4.0, residual=0.05, residual_spread=0.6)
+    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=1.5, reach=4.0, layout_reach=4.0, residual=0.05, residual_spread=0.6)
     generator = np.random.default_rng(0)
     measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
     runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(4))
@@ -205,15 +207,59 @@ def test_what_is_off_in_one_job_is_off_in_jobs_like_it() -> None:
         measured = [1.4 if size > 1e10 else 1.0 for size in sizes]
         return Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * len(sizes), measured, np.zeros(4), [of(size) for size in sizes])
 
-    prior = Prior(0.12, 0.06, 0.2, 0.35, 0.1, kind=2.5, reach=4.0, residual=0.035, residual_spread=1.0)
+    prior = Prior(0.12, 0.06, 0.2, 0.35, 0.1, kind=2.5, reach=4.0, layout_reach=4.0, residual=0.035, residual_spread=1.0)
     found = learn(runs(1e9, 1e9, 7e10, 7e10), prior)
     seconds, half = found.predict(runs(1e9, 1.1e9, 6.5e10, 7e10))
     assert seconds == pytest.approx([1.0, 1.02, 1.38, 1.4], abs=0.03)
     assert half[1] > half[0]
     assert half[2] > half[3]
-    site = Site(kinds=tuple(SiteKind(**k.model_dump(), factor=f) for k, f in ((of(1e9), 1.0), (of(7e10), 1.4))), reach=found.reach)
+    site = Site(kinds=tuple(SiteKind(**k.model_dump(), factor=f) for k, f in ((of(1e9), 1.0), (of(7e10), 1.4))), reach=4.0)
     assert site.of_kind(of(7e10)) == pytest.approx(1.4)
     assert site.of_kind(of(1e9)) < site.of_kind(of(8e9)) < site.of_kind(of(6e10)) < 1.4
+
+
+def test_what_is_off_in_one_layout_is_off_in_layouts_like_it() -> None:
+    """A job that takes 1.3 times as long with pp = 8 and as predicted with pp = 1: pp = 4 follows the one, pp = 2 the other."""
+
+    def of(pp: int) -> Kind:
+        return Kind(parameters=7e9, sequence_length=4096, gpus=64, global_batch_size=256, precision="bf16", pp=pp)
+
+    def runs(*pipelines: int) -> Evidence:
+        measured = [1.3 if pp == 8 else 1.0 for pp in pipelines]
+        return Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * len(pipelines), measured, np.zeros(4), list(map(of, pipelines)))
+
+    prior = Prior(0.12, 0.06, 0.2, 0.35, 0.1, kind=2.5, reach=9.0, layout_reach=2.0, residual=0.02, residual_spread=1.0)
+    found = learn(runs(1, 1, 8, 8), prior)
+    seconds, half = found.predict(runs(1, 2, 4, 8))
+    assert seconds[0] < seconds[1] < 1.15 < seconds[2] < seconds[3]
+    assert seconds[[0, 3]] == pytest.approx([1.0, 1.3], abs=0.02)
+    assert half[1] > half[0]
+    likeness = correlation(
+        [of(1)], [of(8), Kind(**{**of(1).model_dump(), "parameters": 14e9, "precision": "fp8"})], Reach(9.0, 2.0)
+    )
+    assert likeness[0] == pytest.approx([math.exp(-3 / 2), math.exp(-2 / 9)])
+
+
+def test_layouts_are_compared_by_what_a_site_says_of_their_job() -> None:
+    """Two layouts of a job, off by 1.1 and 1.3, are one kind whose factor is their mean; another job stays as it is."""
+    job = kind_of(make_scenario(TABLES[0])).job
+    kinds = [job.model_copy(update={"pp": 1}), job.model_copy(update={"pp": 8}), job.model_copy(update={"gpus": 512})]
+    rows = np.diag([0.01, 0.01, 0.01, 0.01, 0.004, 0.008, 0.002])
+    rows[4, 5] = rows[5, 4] = 0.002
+    site = Site(
+        kinds=tuple(SiteKind(**k.model_dump(), factor=f) for k, f in zip(kinds, (1.1, 1.3, 0.9), strict=True)), other_kind=0.1,
+        covariance=tuple(map(tuple, rows.tolist())), residual=0.03, layout_reach=2.0,
+    )  # fmt: skip
+    found = Space(make_scenario({**TABLES[0], "site": site}), {}).template.learned
+    assert found is not None
+    assert [kind.factor for kind in found.kinds] == pytest.approx([math.sqrt(1.1 * 1.3), 0.9])
+    assert np.array(found.covariance)[4:, 4:] == pytest.approx(np.diag([(0.004 + 0.008 + 2 * 0.002) / 4, 0.002]))
+    apart = math.log(1.3 / 1.1) / 2.0
+    assert found.residual == pytest.approx(math.hypot(0.03, apart * math.sqrt(2 / 3)))
+    assert found.of_kind(kinds[1]) == pytest.approx(math.sqrt(1.1 * 1.3))
+    assert found.of_kind(kinds[0].model_copy(update={"tp": 4})) == pytest.approx(math.sqrt(1.1 * 1.3), rel=1e-4)
+    assert found.of_jobs == found
+    assert Site.model_validate(found.model_dump()) == found
 
 
 def open_run(measured: float, weights: tuple[float, float] = (0.6, 0.4)) -> Evidence:
@@ -287,6 +333,19 @@ def folder(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory)
     assert said["mean_error"]["after"] < said["mean_error"]["before"]
     assert said["half_width"]["after"] < said["half_width"]["before"]
     return found
+
+
+def test_runs_of_a_scenario_are_validated_at_the_site(folder: Path) -> None:
+    """Rows that name a scenario's file beside them, as `simpar adapt` takes them."""
+    step = simpar.simulate(folder / "scenario.toml").step_time_s
+    rest = folder / "rest.jsonl"
+    rest.write_text(json.dumps({"id": "next", "scenario": "plain.toml", "step_time_s": step}) + "\n")
+    (row,) = run_cli("validate", "runs", "--data", str(rest), "--site", str(folder / "site.toml"))["rows"]
+    assert row["predicted"] == pytest.approx(step, rel=1e-3)
+    assert row["group"]["n_gpus"] == 8
+    rest.write_text(json.dumps({"scenario": {"model": [1]}, "step_time_s": 1.0}) + "\n")
+    (row,) = run_cli("validate", "runs", "--data", str(rest))["rows"]
+    assert "not a valid scenario" in row["skipped"]
 
 
 def test_every_command_takes_the_site(folder: Path) -> None:

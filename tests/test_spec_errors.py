@@ -74,7 +74,7 @@ def test_no_message_shows_inner_names(name: str) -> None:
         (PlanSpec, {"tp": "x", "offload": 3}, ["tp = 'x': must be a whole number", "offload = 3: must be a table"]),
         (PlanSpec, {"layers_per_stage": [1, "x"]}, ["layers_per_stage.1 = 'x': must be a whole number"]),
         (PlanSpec, {"layers_per_stage": "x"}, ["layers_per_stage = 'x': must be a list, or 'auto'"]),
-        (TrainingSpec, {}, ["global_batch_size = None: is required"]),
+        (TrainingSpec, {}, ["global_batch_size: is required"]),
         (
             ClusterSpec,
             {"hardware": 3, "num_nodes": 1.5},
@@ -119,7 +119,7 @@ def test_a_bare_value_of_a_profile_counts_as_assumed() -> None:
 @pytest.mark.parametrize(
     ("value", "told"),
     [("144", "gpu.memory = '144': the unit is missing"), (144, "gpu.memory = 144: a quantity with a unit is needed"),
-     ({"value": "1 GB"}, "gpu.memory.kind = None: is required")],
+     ({"value": "1 GB"}, "gpu.memory.kind: is required")],
 )  # fmt: skip
 def test_wrong_values_of_a_profile(value: object, told: str) -> None:
     table = profile_table()

@@ -14,7 +14,8 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.keys import OptimizerStep
 from simpar.parallel.work import Collective, Gemm, LocalOp, MemoryWork
-from simpar.program.program import OpKind, PriceTable, ProgramBuilder, Stream
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import OpKind, PriceTable, Stream
 from simpar.result.accounting import account, bubble_fraction
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import cost_models, prepare, run, simulate

@@ -23,7 +23,8 @@ from simpar.live.cluster_layouts import DEFAULT, LayoutError, layout_of, parse_l
 from simpar.live.cluster_predict import Setup, kernel_counts, predict, step_work
 from simpar.live.cluster_setup import MLP, MLP_TRAINING, MOE, TRAINING, TRANSFORMER, references_of
 from simpar.live.cluster_shapes import collectives_of, shapes_of
-from simpar.program.program import OpKind, Program, ProgramBuilder, Stream, Transfer
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import OpKind, Program, Stream, Transfer
 from simpar.specs.collective_constants import MeasuredCollective
 from simpar.specs.hardware import load_hardware
 from simpar.specs.kernel_constants import MeasuredPoint

@@ -58,7 +58,7 @@ def moved(ops: Any) -> Wire:
             found[op.work.dimension, op.work.name] += op.work.bytes * op.work.repeat
         elif isinstance(op.work, ExpertExchange):
             name = "combine" if op.work.combine else "dispatch"
-            found["ep", name] += op.work.tokens * op.work.topk * op.work.hidden * op.work.element_bytes
+            found["ep", name] += op.work.bytes
     return dict(found)
 
 
@@ -270,6 +270,37 @@ def test_full_sharding_moves_weights_twice_a_micro_batch() -> None:
     assert times(found, Reduce) == pytest.approx(4)
     kept = scenario({"zero_stage": 3, "reshard_after_forward": False}, training={"global_batch_size": 64}, framework="torchtitan")
     assert times(kept, Gather) == pytest.approx(4)
+
+
+def test_deferred_gradients_are_reduced_once_a_step_and_add_up_whole_until_then() -> None:
+    """torch FSDP2 under set_requires_gradient_sync(False): 16 bits and an fp32 sum read, the sum written, 32 bits a weight held."""
+    plan, training = {"zero_stage": 3, "defer_reduction": True}, {"global_batch_size": 64}
+    found = scenario(plan, training=training, framework="torchtitan")
+    head = (V * H + H) / WEIGHTS
+    assert times(found, Gather) == pytest.approx(4 * (2 - head))
+    assert times(found, Reduce) == pytest.approx(1)
+    layout = prepare(found, detail="op").layout
+    plain = prepare(scenario({**plan, "defer_reduction": False}, training=training, framework="torchtitan"), detail="op").layout
+    assert (layout.options.accumulation_bytes, plain.options.accumulation_bytes) == (10.0, 0.0)
+    assert layout.options.reduce_copy_bytes == plain.options.reduce_copy_bytes / 4
+    once = scenario(plan, training={"global_batch_size": 16}, framework="torchtitan")
+    held = [dict(simulate(s).worst_rank.static).get("fsdp_buffers", 0.0) for s in (found, once)]
+    assert held == [4.0 * WEIGHTS, 0.0]
+
+
+def test_gathered_logits_cost_a_gather_and_a_loss_over_the_whole_vocabulary() -> None:
+    """torchtitan's disable_loss_parallel: no all-reduces of the loss, every tensor rank does all of it."""
+    head = {}
+    for parallel in (True, False):
+        layout = prepare(scenario({"tp": 4}, training={"loss_parallel": parallel}, framework="torchtitan"), detail="op").layout
+        block = layout.stage_blocks[-1][-1]
+        head[parallel] = {op.name: op.work for op in block.forward}
+    gather, loss = head[False]["loss.all_gather"], {p: w["head/loss"] for p, w in head.items()}
+    tokens = layout.training.micro_batch_size * layout.training.sequence_length
+    assert gather.bytes == 2.0 * tokens * V  # type: ignore[union-attr]
+    assert loss[False].bytes_moved == 4 * loss[True].bytes_moved  # type: ignore[union-attr]
+    assert "loss.all_reduce" in head[True]
+    assert "loss.all_reduce" not in head[False]
 
 
 # -- what edges and masks set right ------------------------------------------------------------------------------------

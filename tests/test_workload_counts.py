@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from parameter_ledger import mtp_parameters, parameters
 
-from simpar.graph.kernels import KernelPlan
+from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.model.blocks import Batch, layer_graph
 from simpar.model.network import simple_network, transformer_network

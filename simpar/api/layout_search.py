@@ -48,7 +48,7 @@ class LayoutSearch:
     """`planning.Search` by branch and bound over everything that the scenario's framework can run.
 
     Attributes:
-        workers: processes; 1 = this one, none = one per core.
+        workers: processes; 1 = this one, none = this one, and one per core where it takes long.
         store: SQLite file that keeps finished searches. Parts of one are not kept: a search in one part prunes best.
         say: told the progress.
         limit_s: a search that takes longer ends with the best found until then, and says how far from the best that may be.

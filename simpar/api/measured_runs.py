@@ -20,8 +20,9 @@ from simpar.specs.scenario import Scenario
 Combination = tuple[object, ...]
 
 
-def combination(framework: str, architecture: str, plan: Mapping[str, Any], training: Mapping[str, Any]) -> Combination:
-    """What of a run decides which mechanisms meet in it: framework, GPU architecture, dimensions in use, schedule, what is kept.
+def combination(framework: str, plan: Mapping[str, Any], training: Mapping[str, Any]) -> Combination:
+    """What of a run decides, with the GPU's architecture, which mechanisms meet in it: framework, dimensions in use, schedule,
+    what is kept.
 
     Args:
         plan, training: as in a scenario, with defaults filled in; an unknown value equals no other.
@@ -33,7 +34,7 @@ def combination(framework: str, architecture: str, plan: Mapping[str, Any], trai
     again = plan["recompute"] if isinstance(plan["recompute"], str) else str(dict(plan["recompute"]).get("granularity", "?"))
     offload = dict(plan["offload"])
     return (
-        family_of(framework), architecture, *used, family(str(schedule)) if used[2] else "", recompute_kind(again),
+        family_of(framework), *used, family(str(schedule)) if used[2] else "", recompute_kind(again),
         plan["zero_stage"] == 3, _more_than_one(1 + offload.get("activations", 0.0)), bool(offload.get("optimizer")),
         training.get("precision", "bf16"), training.get("trainable", "all"),
     )  # fmt: skip
@@ -44,18 +45,17 @@ def _more_than_one(value: Any) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _counted() -> Counter[Combination]:
-    """Combinations of all shipped runs with a measured step time."""
-    found: Counter[Combination] = Counter()
+def _counted() -> dict[Combination, Counter[str]]:
+    """Combinations of all shipped runs with a measured step time: how many on which hardware."""
+    found: dict[Combination, Counter[str]] = {}
     usual = PlanSpec().model_dump()
     for path in sorted(stored_runs().glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             scenario = row.get("scenario")
             if scenario and "step_time_s" in row.get("measured", {}) and not row.get("exclude"):
-                table = {**usual, **scenario["plan"]}
-                architecture = _architecture(str(scenario["cluster"]["hardware"]))
-                found[combination(scenario["framework"], architecture, table, scenario["training"])] += 1
+                name = combination(scenario["framework"], {**usual, **scenario["plan"]}, scenario["training"])
+                found.setdefault(name, Counter())[str(scenario["cluster"]["hardware"])] += 1
     return found
 
 
@@ -72,7 +72,9 @@ def measured_nearby(scenario: Scenario) -> int:
     plan = scenario.plan.model_dump()
     plan["recompute"] = recompute_text(scenario.plan.recompute)
     training = {"precision": scenario.training.precision, "trainable": scenario.training.trainable}
-    return _counted()[combination(scenario.framework, scenario.hardware.gpu.architecture, plan, training)]
+    counted: Mapping[str, int] = _counted().get(combination(scenario.framework, plan, training), {})
+    # Profiles are read of the few machines alone that have run it.
+    return sum(count for name, count in counted.items() if _architecture(name) == scenario.hardware.gpu.architecture)
 
 
 __all__ = ["combination", "measured_nearby"]

@@ -28,7 +28,7 @@ class SearchSettings(TypedDict, total=False):
     (`{"schedule": ["1f1b", "interleaved"]}`). where: limits such as "memory<70GiB". pareto: two or three metrics.
     why: corners to hold against the winner, "tp=4,pp=8". prove: go on until nothing is faster. fit_probability: chance to fit the
     memory that a layout must have. task: "lora" or "full", whose memory options
-    are axes too. num_gpus: of one node. workers: processes; none = one per core.
+    are axes too. num_gpus: of one node. workers: processes; none = one per core where it takes long.
     """
 
     model: str
@@ -147,7 +147,7 @@ def search(source: Source | None = None, /, **settings: Unpack[SearchSettings]) 
         KeyboardInterrupt: the search was stopped; with `store` and `resume` it goes on.
     """
     from simpar.api.measured_runs import measured_nearby
-    from simpar.interop.export import can_launch
+    from simpar.interop.export import not_launched
     from simpar.searching.abilities import ANY
     from simpar.searching.command import INTERRUPTED, Outputs, SearchOptions, run
 
@@ -156,7 +156,7 @@ def search(source: Source | None = None, /, **settings: Unpack[SearchSettings]) 
     outputs = Outputs(show=lambda answer, reasons: answers.append((answer, reasons)), show_stored=stored.append)
     outputs.measured = measured_nearby
     if settings.get("framework") != ANY:
-        outputs.runs = can_launch
+        outputs.runs = not_launched
     table = None
     if source is not None:
         table, file = raw_table(source)

@@ -74,8 +74,8 @@ def adapt(
     Raises:
         InputError: a file is missing or unreadable.
     """
+    from simpar.evidence.own_rows import run_at, runs_in
     from simpar.site.learned import adapt as learned
-    from simpar.site.rows import run_at, runs_in
 
     given = [runs] if isinstance(runs, str | Path) else list(runs)
     files = [Path(each) for each in given if not isinstance(each, Mapping)]

@@ -22,6 +22,7 @@ import numpy as np
 from simpar.api.scenarios import Source, raw_table
 from simpar.boundary import read_json, read_text
 from simpar.errors import InputError, Violation
+from simpar.evidence.own_rows import run_at
 from simpar.interop.export import FORMATS, export_files, write_files
 from simpar.interop.scenario_text import scenario_table, table_text
 from simpar.model.kind import kind_of
@@ -30,7 +31,6 @@ from simpar.runlogs.read import read_run
 from simpar.searching.abilities import launched_as
 from simpar.site.learned import adapt, shipped_prior, write_site
 from simpar.site.observed import Line, lines_of
-from simpar.site.rows import run_at
 from simpar.site.trials import Belief, Candidate, Outcome, believe, next_trial
 from simpar.specs.calibration import SITE_FACTORS
 from simpar.specs.counts import resolved_dp

@@ -62,6 +62,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000_000:
-        size, unit = next((s, u) for s, u in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if value >= s)
+        # Three figures of 999.9M are a billion.
+        size, unit = next((s, u) for s, u in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if value >= 0.9995 * s)
         return f"{value / size:.3g}{unit}"
     return str(value)

@@ -42,9 +42,10 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
     wide = "" if row["domain_size"] == row["gpus_per_node"] else f" of {row['domain_size']}"
     links = f"{row['scale_up_bytes_per_s'] / 1e9:.0f} {row['scale_up']}{wide}"
     scale_up = "-" if row["scale_up"] == "none" else links
+    peak = row["peak_flops_per_s"] / 1e12
     return (
         row["name"], row["gpu"], f"{row['memory_bytes'] / 2**30:.1f}", f"{row['memory_bytes_per_s'] / 1e12:.2f}",
-        f"{row['peak_flops_per_s'] / 1e12:,.3g}", str(row["gpus_per_node"]), scale_up, network,
+        f"{peak:,.3g}" if peak < 1000 else f"{peak:,.0f}", str(row["gpus_per_node"]), scale_up, network,
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def search(
     store: Annotated[Path | None, typer.Option(help="SQLite file that keeps everything finished.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from --store.")] = False,
     executor: Annotated[str, typer.Option(help="local (processes) or dask.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Processes of the local executor; default one per core.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of the local executor; default one, then one per core.")] = None,
     scheduler: Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page.")] = None,
     offline: OfflineOption = False,
@@ -98,7 +98,7 @@ def search(
 
 def _outputs(html: Path | None, export: str, out: Path, framework: str | None, quiet: bool) -> Outputs:
     from simpar.api.measured_runs import measured_nearby
-    from simpar.interop.export import can_launch
+    from simpar.interop.export import not_launched
     from simpar.report import search_view
     from simpar.searching.command import Outputs
 
@@ -111,7 +111,7 @@ def _outputs(html: Path | None, export: str, out: Path, framework: str | None, q
     outputs = Outputs(show=shown, show_stored=stored, say=search_view.say)
     outputs.measured = measured_nearby
     if framework != "any":
-        outputs.runs = can_launch
+        outputs.runs = not_launched
     if not quiet:
         outputs.listener = search_view.ProgressLine()
     if html is not None:
@@ -164,7 +164,7 @@ def improve(
 ) -> None:
     """The best single and double changes to a layout that runs today."""
     from simpar.errors import InputError, Violation
-    from simpar.interop.export import can_launch
+    from simpar.interop.export import not_launched
     from simpar.report import search_view
     from simpar.searching.improve import improve as find_changes
     from simpar.specs.scenario import read_scenario
@@ -174,7 +174,7 @@ def improve(
     with search_view.Steps("pairs of axes", quiet) as steps:
         found = find_changes(
             read_scenario(scenario, at_site(overrides, site)), framework=framework, keep=top, on_pair=steps,
-            runs=can_launch if framework != "any" else lambda _: True,
+            runs=not_launched if framework != "any" else lambda _: "",
         )  # fmt: skip
     if as_json:
         print_json(found.to_json())

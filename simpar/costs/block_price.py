@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from simpar.costs.price import Price, Provenance
-from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
+from simpar.parallel.work import AttentionWork, Collective, Gemm, GroupedGemm, KernelWork, LocalOp, MemoryWork
 
 PriceOf = Callable[[LocalOp], Price]
 Kinds = tuple[tuple[str, Provenance], ...]
@@ -61,6 +61,7 @@ class BlockPrice:
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
         weights, containers: weights, each in a module of its own, and modules around those.
+        called: of `collectives`, those that all ranks of a group call together, by dimension (sends have two ends).
     """
 
     seconds: float
@@ -73,6 +74,7 @@ class BlockPrice:
     expert_kernels: int = 0
     weights: int = 0
     containers: int = 0
+    called: tuple[tuple[str, int], ...] = ()
 
     @property
     def exposed_s(self) -> float:
@@ -100,6 +102,7 @@ class _Ledger:
         self.kinds: list[tuple[str, Provenance]] = []
         self.kernels = 0
         self.collectives = 0
+        self.called: dict[str, int] = {}
 
     def add(self, name: str, price: Price, seconds: float) -> None:
         self.terms[name] = self.terms.get(name, 0.0) + seconds
@@ -111,7 +114,7 @@ class _Ledger:
     def finish(self, seconds: float) -> BlockPrice:
         spread = tuple((n, self.up[n], self.down[n]) for n in self.terms)
         return BlockPrice(seconds, tuple(self.terms.items()), spread, tuple(self.busy.items()), self.kernels, self.collectives,
-                          worst_each(self.kinds))  # fmt: skip
+                          worst_each(self.kinds), called=tuple(self.called.items()))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,9 @@ class _Replay:
                 free = self.finish[index]
             else:
                 ledger.collectives += op.kernels
+                group = op.work.dimension if isinstance(op.work, Collective) else op.stream
+                if not (isinstance(op.work, Collective) and op.work.name == "send_recv"):
+                    ledger.called[group] = ledger.called.get(group, 0) + op.kernels
                 ledger.busy[op.stream] = ledger.busy.get(op.stream, 0.0) + price.seconds
         if self.order and self.seconds > free:
             self._wait(ledger, max(self.order, key=self.finish.__getitem__), free)

@@ -111,9 +111,7 @@ class CollectiveModel:
             found = self._geometries[placement] = geometry(self.hardware, placement)
         return found
 
-    def time(
-        self, collective: str, bytes_: float, placement: GroupPlacement, *, dtype_bytes: float = 2, registered: bool = False
-    ) -> Price:
+    def time(self, collective: str, bytes_: float, placement: GroupPlacement, *, registered: bool = False) -> Price:
         """The price of `collective`.
 
         Args:
@@ -122,7 +120,6 @@ class CollectiveModel:
                 the total input of reduce-scatter and scatter; the send buffer of one rank of all-to-all; the message of
                 send_recv.
             placement: the group.
-            dtype_bytes: element size (the laws move bytes; kept for reductions on other hardware).
             registered: buffers are registered with the fabric, so no copies through NCCL's buffers.
 
         Raises:

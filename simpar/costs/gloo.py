@@ -17,6 +17,21 @@ BASE_S = 120e-6
 """Hand-over to gloo's thread and back; with two messages of the profile's latency a small all-reduce of 2 ranks takes
 0.2-0.25 ms (medians of 0.15-0.35 ms were measured on two cores)."""
 
+MESSAGE_S = 60e-6
+"""One small message between two processes (latency of the profile cpu-gloo, measured)."""
+HANDLED_S = 28e-6
+"""A message that nobody waits for: the least of the same measurement."""
+
+
+def check_seconds(ranks: int) -> float:
+    """Seconds for which the ranks of a group compare on the host what each is about to call.
+
+    torch's ProcessGroupWrapper::runCollectiveChecks under TORCH_DISTRIBUTED_DEBUG=DETAIL: a monitored barrier and two all-gathers
+    around a ring, of the fingerprint's shape and of the fingerprint. In the barrier (ProcessGroupGloo::monitoredBarrier) every rank
+    tells the first, which then answers all: a message there and one back, and the first handles two for each of the others.
+    """
+    return 3.0 * BASE_S + 2.0 * ranks * MESSAGE_S + 2.0 * (ranks - 2) * HANDLED_S if ranks > 1 else 0.0
+
 
 def laws(collective: str, hardware: HardwareProfile, g: Geometry) -> list[Law]:
     """The law of `collective` on `hardware` (scale-up kind shared-memory)."""

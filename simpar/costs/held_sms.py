@@ -43,11 +43,13 @@ def loads(layout: Layout, price: Callable[[LocalOp], Price]) -> Iterator[tuple[o
     return ((work, count * price(ops[work]).seconds) for work, count in counts.items())
 
 
-def slowed(work: Iterable[tuple[object, float]], sms: float, held: float, architecture: str) -> float:
+def slowed(work: Iterable[tuple[object, float]], sms: float, held: float, architecture: str, idle_s: float = 0.0) -> float:
     """How much longer compute takes beside a collective on `held` of `sms` SMs: 0.2 = a fifth.
 
     Args:
         work: each with its seconds; none = the least there is.
+        idle_s: time of the same passes in which the device waits for the host, and loses nothing. Without it a kernel that gets
+            faster where the host is the slower side would leave the rest a greater share of a time that is no shorter.
     """
     if not 0 < held < sms:
         return 0.0
@@ -59,5 +61,5 @@ def slowed(work: Iterable[tuple[object, float]], sms: float, held: float, archit
         for each, seconds in work
     ]
     # Exact sums: a search and `simulate` meet the blocks in another order.
-    total = math.fsum(seconds for seconds, _ in lost)
-    return math.fsum(later for _, later in lost) / total if total else least
+    total = math.fsum((idle_s, *(seconds for seconds, _ in lost)))
+    return max(math.fsum(later for _, later in lost) / total, least) if total else least

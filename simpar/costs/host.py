@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simpar.costs.block_price import BlockPrice
+from simpar.costs.gloo import check_seconds
 from simpar.parallel.layout import Layout
 
 ATTENTION_SHARE = 0.5
@@ -18,7 +21,10 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     each = slow * (spec.host.launch_s if phase == "F" else spec.host.backward_launch_s)
     if training.cuda_graphs:
         return price.expert_kernels * each if training.cuda_graph_scope == "attention" else 0.0
-    beside = slow * (price.collectives * spec.host.collective_cpu_s + _sharding_hooks_s(layout, price, phase))
+    beside = (
+        price.collectives * spec.host.collective_cpu_s + _sharding_hooks_s(layout, price, phase) + _checks_s(layout, price, phase)
+    )
+    beside *= slow
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     host = price.kernels * each + beside + slow * passes * spec.host.layer_cpu_s
@@ -33,6 +39,42 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     return host
 
 
+def lag_s(layout: Layout, host_s: float, device_s: float) -> float:
+    """Seconds that launching adds to kernels of `device_s`: what the host is slower by, or all of it where it waits for each."""
+    return host_s if layout.training.launch_blocking else max(host_s - device_s, 0.0)
+
+
+def launch_gaps(device: Sequence[float], host: Sequence[float], *, blocking: bool = False) -> list[float]:
+    """Seconds by which the host is late after each block of a pass; all of its time where it waits for each kernel.
+
+    The host launches block after block and runs ahead of the device, so a block ends when the device is through with it and the
+    host has launched all of its kernels: end_i = max(end_(i-1) + device_i, host_0 + ... + host_i). Ends of blocks are longest
+    paths: none comes later for a shorter one of these times.
+
+    Args:
+        device, host: seconds of each block, in the order in which they run.
+        blocking: the host waits for each kernel.
+    """
+    if blocking:
+        return list(host)
+    gaps, end, launched = [], 0.0, 0.0
+    for own, launch in zip(device, host, strict=True):
+        launched += launch
+        through = end + own
+        end = max(through, launched)
+        gaps.append(end - through)
+    return gaps
+
+
+def pass_gaps(layout: Layout, device: Sequence[float], host: Sequence[float], *, cut: bool = False) -> list[float]:
+    """The same of a pass of `layout`. What the host gains in one block it may lose in another, but not where the pass is cut: a
+    block that others wait for, or that waits, is as long as its device or its host takes, or a faster block could make a later one
+    longer."""
+    if cut:
+        return [lag_s(layout, h, d) for d, h in zip(device, host, strict=True)]
+    return launch_gaps(device, host, blocking=layout.training.launch_blocking)
+
+
 def _sharding_hooks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     """Host time around a pass of a block whose weights are gathered for it; no graph takes it away."""
     if not layout.gathers_by_layer:
@@ -41,4 +83,14 @@ def _sharding_hooks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     return host.fsdp_group_cpu_s[backward] + price.weights * host.fsdp_weight_cpu_s[backward]
 
 
-__all__ = ["launch_seconds"]
+def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
+    """Host time in which ranks compare their calls before each collective of a block, its sharded weights' included."""
+    if not layout.training.collective_checks:
+        return 0.0
+    found = sum(count * check_seconds(layout.placement(dimension).size) for dimension, count in price.called)
+    if layout.gathers_by_layer:
+        found += (1 if phase == "F" else 2) * check_seconds(layout.placement("shard").size)
+    return found
+
+
+__all__ = ["lag_s", "launch_gaps", "launch_seconds", "pass_gaps"]

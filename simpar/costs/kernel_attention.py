@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from simpar.costs.attention import AttentionShapes, attention_seconds
+from simpar.costs.attention import AttentionShapes, attention_seconds, head_constants
 from simpar.costs.kernel_choice import Resolved, band_at, pick_attention
 from simpar.costs.price import Price, Provenance
 from simpar.parallel.work import AttentionWork, Gemm, Implementation
@@ -119,7 +119,9 @@ def price(model: Model, call: AttentionWork) -> Price:
     seconds = float(attention_seconds(own, model.sm_count, _shapes(call))[0])
     if call.causal and call.window is not None:
         whole = float(call.sequence_q) * max(call.sequence_kv - call.sequence_q / 2.0, call.sequence_kv / 2.0)
-        seconds = own.latency_s + (seconds - own.latency_s) * _pairs(call) / whole
+        # What a query's row of tiles costs beside its keys does not shrink with the window: s0 / 2 keys, as in the causal law.
+        more = float(head_constants(own, _shapes(call).head_dim)[1][0]) / 2.0 * call.sequence_q
+        seconds = own.latency_s + (seconds - own.latency_s) * (_pairs(call) + more) / (whole + more)
     seconds *= factor * (FA1_OVER_FA2 if kernel == "fa1" else 1.0)
     slower = BEFORE_ITS_TIME.get((model.hardware.gpu.architecture, kernel))
     if slower is not None and own.kernel != kernel:

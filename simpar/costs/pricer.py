@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import zip_longest
 
 from simpar.costs import scans
 from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
 from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import Exchange
+from simpar.costs.gloo import check_seconds
 from simpar.costs.held_sms import loads, slowed
-from simpar.costs.host import launch_seconds
+from simpar.costs.host import lag_s, launch_seconds, pass_gaps
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
@@ -49,6 +51,7 @@ from simpar.parallel.work import (
     MemoryWork,
     OptimizerWork,
 )  # fmt: skip
+from simpar.specs.model import MoeSpec
 from simpar.topology.placement import GroupPlacement
 
 LAUNCH = "launch"
@@ -65,7 +68,7 @@ class LayoutPricer:
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._slowed: dict[int, float] = {}
-        self._gaps: dict[tuple[int, str], tuple[float, tuple[float, ...]]] = {}
+        self._gaps: dict[tuple[int, str, bool], tuple[float, ...]] = {}
 
     def price(self, key: Key) -> KeyPrice:
         """The price of one key."""
@@ -157,20 +160,18 @@ class LayoutPricer:
         return scaled(once, work.repeat)
 
     def _exchange(self, work: ExpertExchange) -> Price:
-        placement = self.layout.placement("ep")
-        experts = self.layout.options.moe.num_experts if self.layout.options.moe else 1
+        placement, moe = self.layout.placement("ep"), work.moe
         exchange = Exchange(
-            "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, work.topk, experts,
-            nodes_limit=self._nodes_reached(work, placement),
+            "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, moe.num_experts_per_tok,
+            moe.num_experts, nodes_limit=self._nodes_reached(moe, placement),
         )  # fmt: skip
         return self.collectives.exchange(exchange, placement, work.dispatcher)
 
-    def _nodes_reached(self, work: ExpertExchange, placement: GroupPlacement) -> int | None:
+    def _nodes_reached(self, moe: MoeSpec, placement: GroupPlacement) -> int | None:
         """Nodes that a token may reach where its experts come from so many groups; none = no limit."""
-        moe = self.layout.options.moe
-        if not work.node_limit or moe is None:
+        if not moe.topk_group:
             return None
-        return work.node_limit * max(math.ceil(placement.num_nodes / max(moe.n_group, 1)), 1)
+        return moe.topk_group * max(math.ceil(placement.num_nodes / max(moe.n_group, 1)), 1)
 
     def block(self, block: LocalBlock, phase: str) -> BlockPrice:
         """Price of one block in one phase."""
@@ -207,7 +208,7 @@ class LayoutPricer:
         for index, own in enumerate(self.layout.stage_blocks):
             first = self.layout.stages[index].encoders
             begin = first[1] - first[0]
-            blocks += [*own[:begin], *own[begin + self.layout.reference_blocks(index) :]]
+            blocks += [*own[:begin], *own[begin + len(self.layout.reference_blocks(index)) :]]
         found = [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
         network = self.layout.network
         layers, before = len(network.layers), len(network.encoders) + int(network.embedding is not None)
@@ -216,37 +217,27 @@ class LayoutPricer:
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
         price = self.block(block, phase)
-        return max(price.seconds, self.host_seconds(block, phase))
+        return price.seconds + lag_s(self.layout, self.host_seconds(block, phase), price.seconds)
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
-        gap = sum(self._gap(key.stage, block, key.phase) for block in range(key.first, key.last))
+        gap = sum(self._gap(key.stage, block, key.phase, cut=key.cut) for block in range(key.first, key.last))
         return self._sum([self.block(b, key.phase) for b in blocks], gap)
 
-    def _gap(self, stage: int, block: int, phase: str) -> float:
-        """A block's share of the time by which the host is slower than the device over its stage's pass.
-
-        The host runs ahead of the device within a pass, so only the totals count; the share is by host time.
-        """
-        gap, host = self._stage_host(stage, phase)
-        return gap * host[block] if gap else 0.0
-
-    def _stage_host(self, stage: int, phase: str) -> tuple[float, tuple[float, ...]]:
-        """(seconds by which the host is slower over a stage's pass, each block's share of the host's time)."""
-        found = self._gaps.get((stage, phase))
+    def _gap(self, stage: int, block: int, phase: str, *, cut: bool) -> float:
+        """Seconds by which the host is late after a block of its stage's pass; behind the last one with its own time of a pass."""
+        found = self._gaps.get((stage, phase, cut))
         if found is None:
-            host, device_s = self._host_and_device(stage, phase)
-            total = sum(host)
-            gap = max(total - device_s, 0.0) + self.layout.calibration.pass_s
-            if gap and not total:
-                host, total = [1.0] * len(host), float(len(host))
-            found = self._gaps[stage, phase] = (gap, tuple(h / total for h in host) if total else ())
-        return found
+            gaps = pass_gaps(self.layout, *self._device_and_host(stage, phase), cut=cut)
+            gaps[-1:] = [last + self.layout.calibration.pass_s for last in gaps[-1:]]
+            found = self._gaps[stage, phase, cut] = tuple(gaps if phase == "F" else gaps[::-1])
+        return found[block]
 
-    def _host_and_device(self, stage: int, phase: str) -> tuple[list[float], float]:
-        """(host seconds of each block of a stage's pass, device seconds of all of them)."""
+    def _device_and_host(self, stage: int, phase: str) -> tuple[list[float], list[float]]:
+        """Device and host seconds of each block of a stage's pass, in the order in which they run."""
         blocks = self.layout.stage_blocks[stage]
-        return [self.host_seconds(b, phase) for b in blocks], sum(self.block(b, phase).seconds for b in blocks)
+        blocks = blocks if phase == "F" else blocks[::-1]
+        return [self.block(b, phase).seconds for b in blocks], [self.host_seconds(b, phase) for b in blocks]
 
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""
@@ -264,7 +255,7 @@ class LayoutPricer:
         return hidden if key.part == "beside" else 1.0 - hidden
 
     def _launch_gap(self, key: LaunchGap) -> KeyPrice:
-        gap = self._gap(key.stage, key.block, key.phase)
+        gap = self._gap(key.stage, key.block, key.phase, cut=key.cut)
         return KeyPrice.of(LAUNCH, Price(gap, 0.7 * gap, 1.3 * gap, Provenance.MODEL))
 
     def _overlapped(self, key: Overlapped) -> KeyPrice:
@@ -275,9 +266,10 @@ class LayoutPricer:
         found += [self.block(b, "F") for b in forward[common:]]
         found += [self.block(b, "B") for b in backward[common:]]
         # One host launches both passes while the device runs them beside each other.
-        host = self._host_and_device(key.forward_stage, "F")[0] + self._host_and_device(key.backward_stage, "B")[0]
-        gap = max(sum(host) - sum(p.seconds for p in found), 0.0) + 2.0 * self.layout.calibration.pass_s
-        return self._sum(found, gap)
+        own, other = (self._device_and_host(*one)[1] for one in ((key.forward_stage, "F"), (key.backward_stage, "B")))
+        host = [f + b for f, b in zip_longest(own, other, fillvalue=0.0)]
+        gap = sum(pass_gaps(self.layout, [p.seconds for p in found], host))
+        return self._sum(found, gap + 2.0 * self.layout.calibration.pass_s)
 
     def _pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
         key = (id(forward), id(backward))
@@ -313,8 +305,15 @@ class LayoutPricer:
         """How much longer compute takes beside a collective on `held` SMs."""
         if held not in self._slowed:
             gpu = self.layout.hardware.gpu
-            self._slowed[held] = slowed(loads(self.layout, self.op_price), gpu.sm_count.value, held, gpu.architecture)
+            work = loads(self.layout, self.op_price)
+            self._slowed[held] = slowed(work, gpu.sm_count.value, held, gpu.architecture, self._idle_s)
         return self._slowed[held]
+
+    @cached_property
+    def _idle_s(self) -> float:
+        """Seconds by which the host is late over forward and backward of every stage."""
+        passes = [(stage, phase) for stage in range(self.layout.num_stages) for phase in "FB"]
+        return math.fsum(gap for one in passes for gap in pass_gaps(self.layout, *self._device_and_host(*one)))
 
     def _held_sms(self, name: str, amount: float, placement: GroupPlacement) -> int:
         return self.collectives.choice(name, amount, placement).sms if placement.size > 1 and amount > 0 else 0
@@ -341,8 +340,9 @@ class LayoutPricer:
         if not calls:
             return KeyPrice(0.0, (), (), 0.0, (), ())
         prices = [self._collective(c) for c in calls]
-        seconds = sum(p.seconds for p in prices)
-        spread = ((dimension, sum(p.high for p in prices) - seconds, seconds - sum(p.low for p in prices)),)
+        alone = sum(p.seconds for p in prices)
+        seconds = alone + self._checks_s(calls)
+        spread = ((dimension, sum(p.high for p in prices) - alone, alone - sum(p.low for p in prices)),)
         held = max(self._held_sms(c.name, c.bytes, self._placement(c)) for c in calls)
         kind = worst([p.provenance for p in prices])
         latency = sum(c.repeat * self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
@@ -350,6 +350,12 @@ class LayoutPricer:
             seconds, ((dimension, seconds),), spread, self.slowed(held), (), ((dimension, kind),), min(latency, seconds)
         )
         return replace(found, held_sms=held)
+
+    def _checks_s(self, calls: Sequence[Collective]) -> float:
+        """Seconds for which collectives of a whole stage wait for their ranks' comparisons; those of one layer are its host's."""
+        if not self.layout.training.collective_checks or self.layout.gathers_by_layer:
+            return 0.0
+        return sum(c.repeat * check_seconds(self._placement(c).size) for c in calls if c.name != "send_recv")
 
     def _placement(self, work: Collective) -> GroupPlacement:
         return self._hop(work.dimension, work.pair) if work.name == "send_recv" else self.layout.placement(work.dimension)
@@ -365,16 +371,17 @@ class LayoutPricer:
 
     def _host_lead_s(self, stages: Sequence[int]) -> float:
         """Seconds by which the host is ahead of the device when it begins the update: what it gained over the last backward."""
-        if self.layout.framework.host.drains_before_update or not stages:
+        if self.layout.framework.host.drains_before_update or self.layout.training.launch_blocking or not stages:
             return 0.0
-        host, device_s = self._host_and_device(stages[0], "B")
-        return max(device_s - sum(host), 0.0)
+        device, host = self._device_and_host(stages[0], "B")
+        return max(sum(device) + sum(pass_gaps(self.layout, device, host)) - sum(host), 0.0)
 
     @cached_property
     def norm_s(self) -> float:
         """Seconds of the all-reduce of the gradients' norm."""
         layout = self.layout
-        return self._timed("all_reduce", 4.0, layout.placement("world")).seconds if layout.mesh.world_size > 1 else 0.0
+        check_s = check_seconds(layout.mesh.world_size) if layout.training.collective_checks else 0.0
+        return self._timed("all_reduce", 4.0, layout.placement("world")).seconds + check_s if layout.mesh.world_size > 1 else 0.0
 
     @cached_property
     def stages_of_rank(self) -> dict[int, list[int]]:

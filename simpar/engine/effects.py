@@ -12,7 +12,7 @@ from simpar.engine.faults import link_fault
 from simpar.engine.imbalance import Imbalance, Routing
 from simpar.engine.jitter import Noise
 from simpar.program.program import FloatArray, PriceTable
-from simpar.specs.architecture import TokenModel
+from simpar.specs.reference import expert_model
 from simpar.specs.scenario import Scenario
 from simpar.topology.cluster import Cluster
 
@@ -38,8 +38,8 @@ def contention_of(scenario: Scenario, latency_s: FloatArray) -> Contention:
 
 def routing_law(scenario: Scenario) -> Routing | None:
     """How tokens choose experts, where the scenario says that they do not spread evenly."""
-    model, routing = scenario.model, scenario.training.routing
-    if not isinstance(model, TokenModel) or model.moe is None or routing.kind == "balanced":
+    model, routing = expert_model(scenario), scenario.training.routing
+    if model is None or model.moe is None or routing.kind == "balanced":
         return None
     return Routing(model.moe.num_experts, model.moe.num_experts_per_tok, routing.kind, routing.alpha, routing.counts,
                    routing.capacity_factor, spread=routing.spread)  # fmt: skip

@@ -23,7 +23,7 @@ LEVEL: Final = 0.8
 """Share of runs that an interval is to cover."""
 SHRINK: Final = 2.0
 """Weight of the group around in the factor of a group, in sources."""
-TELLING: Final = 0.1
+TELLING: Final = 0.125
 """Least difference (of logarithms) from the group around that a group has a value of its own for."""
 
 

@@ -72,7 +72,7 @@ def priors(folder: Path | None = None) -> dict[str, dict[Any, float]]:
 def main() -> None:
     """Print the shares."""
     for path, found in priors().items():
-        print(f'    "{path}": {found},')
+        print(f'    "{path}": {found},'.replace("'", '"'))
 
 
 if __name__ == "__main__":

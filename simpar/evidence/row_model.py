@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simpar.evidence.row_machine import CannotExpress
+from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.models_io import load_model, model_names
 
 Row = Mapping[str, Any]
 
@@ -78,6 +80,8 @@ def model_of(row: Row) -> tuple[dict[str, Any], list[str]]:
         table["mlp_bias"] = True
     if "parallel block" in arch:
         table["parallel_block"] = True
+    if (layers := _by_layer(row)) is not None:
+        return layers, notes
     table |= _window(row, notes)
     if row.get("moe_experts"):
         table["moe"] = _moe(row)
@@ -111,6 +115,27 @@ def _vocab(row: Row, notes: list[str]) -> int:
         vocab = GPT2_VOCAB if _style(row) == "gelu" else LLAMA_VOCAB
         notes.append(f"vocabulary not stated: {vocab}")
     return int(vocab)
+
+
+def _by_layer(row: Row) -> dict[str, Any] | None:
+    """The shipped model of the row's name where layers differ in their windows, with the row's vocabulary; none = no such model."""
+    name = str(row.get("model_name") or "").lower()
+    if not isinstance(row.get("attn_window"), str) or name not in model_names():
+        return None
+    model = load_model(name)
+    if not isinstance(model, ArchitectureSpec) or len(model.stacks) != 1:
+        return None
+    stack = model.stacks[0]
+    if (stack.hidden_size, len(stack.pattern)) != (int(row["hidden"]), int(row["layers"])):
+        return None
+    table = model.model_dump(mode="json", exclude_defaults=True, exclude={"published_parameters", "source"})
+    scaled = str(row.get("position") or "").lower().startswith("yarn")
+    for layer in table["stacks"][0]["layers"].values():
+        for part in (part for sublayer in layer["sublayers"] for part in sublayer["branches"]):
+            part["kind"] = "experts" if "num_experts" in part else "attention"
+            if part.get("rope_factor"):
+                part["rope_factor"] = scaled
+    return {**table, "kind": "layers", "vocab_size": int(row.get("vocab") or model.vocab_size)}
 
 
 def _window(row: Row, notes: list[str]) -> dict[str, Any]:

@@ -64,6 +64,7 @@ LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
     (r"cross.entropy fusion on|\bfoak\b|unsloth", "fused"),
     (r"chunked cross.entropy", "chunked"),
+    (r"unfused cross.entropy", "unfused"),
 )
 """Pattern in the notes -> the loss that a run names."""
 
@@ -242,7 +243,7 @@ def training_of(row: Row, framework: FrameworkSpec, precision: str, month: Month
         "micro_batch_size": micro,
         "precision": precision,
         "optimizer": _first(OPTIMIZERS, row.get("optimizer")) or "adamw",
-        "dropout": framework.conventions.dropout,
+        "dropout": framework.conventions.dropout if row.get("dropout") is None else float(row["dropout"]),
         "attention_kernel": attention_of(row, dict(framework.kernels.attention)[""], month),
         "cuda_graphs": _graphs(str(row.get("cuda_graphs") or "none")),
         "cuda_graph_scope": "attention" if re.search(r"moe[_ ]router", str(row.get("cuda_graphs"))) else "layer",

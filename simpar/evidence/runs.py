@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, SimparError
+from simpar.evidence.own_rows import located, run_at
 from simpar.evidence.predicted import Prediction, Predictor, bubble_of, memory_of, predict, stalled
 from simpar.evidence.row_framework import framework_of, stated_precision
-from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows, run_of
+from simpar.evidence.run_rows import GROUP_KEYS, columns_of, excluded_because, read_rows
 from simpar.evidence.run_type import Run
 from simpar.evidence.run_workers import Bar, in_workers
 from simpar.evidence.spread import predict_run
@@ -193,7 +194,7 @@ def _validate_chunk(rows: list[tuple[str, dict[str, Any]]], predictor: Predictor
     """A worker's share: runs without their scenario and row (they are large), and their comparisons."""
     done = []
     for name, row in rows:
-        run = run_of(row, name)
+        run = run_at(row, name)
         prediction, answer, failure = None, None, ""
         if run.scenario is not None and not run.skipped:
             try:
@@ -236,7 +237,7 @@ def validate_runs(
     if not rows:
         raise InputError(f"{path}: none of its {len(everything)} rows meets --where {' --where '.join(where)}")
     excluded = _named((excluded_because(seen), str(row.get("id") or name)) for name, row, seen in rows)
-    wanted = [(name, row) for name, row, seen in rows if not excluded_because(seen)]
+    wanted = [(name, located(row, path)) for name, row, seen in rows if not excluded_because(seen)]
     done = _run_all(wanted, workers or os.cpu_count() or 1, predictor, progress)
     comparisons = [row for _, part in done for row in part]
     reasons = _named((_reason(run, part), run.id) for run, part in done)

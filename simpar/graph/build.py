@@ -9,6 +9,7 @@ y = layer.linear("mlp/fc1", y, "batch sequence ffn", module="mlp")
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from simpar.graph.masks import CAUSAL, Mask
@@ -75,26 +76,28 @@ class LayerBuilder:
         self.nodes.append(node)
         return node.outputs[0] if node.outputs else ""
 
-    def linear(
-        self, name: str, x: str, out: str, *, module: str = "", to: str = "", bias: bool = False, wide: bool = False,
-        group: str = "", trained: bool = True,
-    ) -> str:  # fmt: skip
+    def linear(self, name: str, x: str, out: str, *, module: str = "", to: str = "", bias: bool = False, wide: bool = False) -> str:
         """y = x W (+ b): `out` are the axes of y, of which the weight has those that x lacks, as it has those that y lacks.
 
         Args:
             to: name of y; "" = the node's with ".out".
-            group: an axis of the weight alone: each row meets one of its slices.
         """
         has, wanted = self.axes_of(x), tuple(out.split())
         contracted = tuple(a for a in has if a not in wanted)
         made = tuple(a for a in wanted if a not in has)
-        groups = (group,) if group else ()
-        weight = self.parameter(f"{name}.weight", (*groups, *contracted, *made), trained=trained)
+        weight = self.parameter(f"{name}.weight", (*contracted, *made))
         held = [weight]
         if bias:
-            held.append(self.parameter(f"{name}.bias", (*groups, *made), trained=trained))
+            held.append(self.parameter(f"{name}.bias", made))
         y = self.tensor(to or f"{name}.out", wanted)
         return self.add(Einsum(name, (x,), (y,), module, tuple(held), weight, held[1] if bias else "", wide))
+
+    def grouped(self, group: str, y: str) -> str:
+        """The last product, which made y, with a weight (and bias) for each slice of an axis `group`, of which a row meets one."""
+        for name in self.nodes[-1].parameters:
+            held = self.tensors[name]
+            self.tensors[name] = replace(held, axes=(group, *held.axes))
+        return y
 
     def norm(
         self, name: str, x: str, *, kind: Literal["rmsnorm", "layernorm", "l2"] = "rmsnorm", module: str = "layernorm",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from simpar.graph.kernels import Kept, Kernel, KernelPlan, kernels
+from simpar.graph.kernel_types import Kept, Kernel, KernelPlan
+from simpar.graph.kernels import kernels
 from simpar.graph.types import Convolution, Einsum, Layer, Node
 
 

@@ -8,10 +8,11 @@ fp32; sources of the counts stand in docs/formulas.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
+from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic
 from simpar.graph.types import (
     Attention,
     Convolution,
@@ -28,88 +29,6 @@ from simpar.graph.types import (
     Select,
     View,
 )
-from simpar.specs.framework_policies import Kernels
-from simpar.specs.losses import FUSED
-from simpar.specs.losses import Loss as LossWork
-
-Axes = tuple[str, ...]
-Traffic = tuple[tuple[Axes, float], ...]
-"""(axes of a tensor, bytes moved per element), summed."""
-HALF: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class KernelPlan:
-    """Which rules are in force in one run.
-
-    Attributes:
-        library: the framework's kernels, with what the run's compiler fuses beside them.
-        loss: the loss as this run computes it.
-        element: bytes of an activation.
-        flash_attention: no score matrix is stored; False stores softmax output (and its dropout) per head.
-        dropout: probability; > 0 stores one mask byte per element of each residual branch.
-        linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
-        loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
-        loss_keeps_weight_gradient: the gradient of the head's weight exists from the forward on (linear loss of a trained head).
-        logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
-        output_copies: further copies of the attention output kept until the backward.
-        stored: (tensor, bytes per element) of saved tensors that are kept in another format than they are computed in.
-        gather_share: bytes of a tensor-parallel gather before a matmul, or of an output's gradient, over 16-bit ones (cast to fp8
-            first: a half).
-        overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
-    """
-
-    library: Kernels = field(default_factory=Kernels)
-    loss: LossWork = FUSED
-    element: float = HALF
-    flash_attention: bool = True
-    dropout: float = 0.0
-    linear_input_bytes: float = 2.0
-    loss_all_reduces: int = 3
-    loss_keeps_weight_gradient: bool = False
-    logits_gathered: int = 1
-    output_copies: float = 0.0
-    stored: tuple[tuple[str, float], ...] = ()
-    gather_share: float = 1.0
-    overlapped_gathers: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A tensor that a forward leaves for its backward: bytes per element of `axes`.
-
-    Attributes:
-        of_weight: only the gradient of the node's weight reads it.
-        part: share of the elements that is not there under another name.
-    """
-
-    name: str
-    axes: Axes
-    bytes: float
-    of_weight: bool = False
-    part: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """How a node runs.
-
-    Attributes:
-        price: class of the memory-bound price; "" = a product, attention or a scan.
-        forward, backward: memory traffic.
-        launches: kernels in the forward.
-        keeps: what is left for the backward.
-        bare: the rewrite rules left nothing of the node.
-    """
-
-    node: Node
-    price: str = ""
-    forward: Traffic = ()
-    backward: Traffic = ()
-    launches: int = 1
-    keeps: tuple[Kept, ...] = ()
-    bare: bool = False
-
 
 Rule = Callable[[Layer, Any, KernelPlan], Kernel]
 
@@ -249,7 +168,7 @@ def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
     axes = _input(layer, node)
     if node.kind == "classes":
         return Kernel(node, "cross_entropy", ((axes, 6.0),), ((axes, 6.0),), 1, (_keep(layer, node.inputs[0]),))
-    forward, backward = plan.loss.moved_bytes
+    forward, backward = (moved * plan.logits_gathered for moved in plan.loss.moved_bytes)
     kept = (2.0 + 4.0 * plan.loss.fp32_copies) * plan.logits_gathered + (2.0 if plan.logits_gathered > 1 else 0.0)
     launches = {"fused": 3, "unfused": 8}.get(plan.loss.kind, 3 * plan.loss.chunks)
     keeps: tuple[Kept, ...] = (_keep(layer, node.inputs[0], kept / plan.loss.chunks),)
@@ -287,11 +206,18 @@ def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """The same of a rotary embedding in elementary kernels, by complex numbers or by halves."""
-    price, forward, backward = ("rope", 4.0, 4.0) if plan.library.fused_rope else ("composite", 21.0, 27.0)
+    return _rotated(layer, node, fused=plan.library.fused_rope)
+
+
+def _scaled_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """A rotary embedding whose sine and cosine have a factor (YaRN), which not every fused kernel takes."""
+    return _rotated(layer, node, fused=plan.library.fused_rope and plan.library.fused_scaled_rope)
+
+
+def _rotated(layer: Layer, node: Elementwise, *, fused: bool) -> Kernel:
+    price, forward, backward = ("rope", 4.0, 4.0) if fused else ("composite", 21.0, 27.0)
     over = node.over or (_input(layer, node),)
-    return Kernel(
-        node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if plan.library.fused_rope else 8
-    )
+    return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if fused else 8)
 
 
 def _latent_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -317,20 +243,26 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 
 def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """Clamp of both halves and their concatenation; backward: the masked gradient and its two halves put together."""
+    """Clamp of both halves and their concatenation; backward the masks of what was not clamped (one half has two bounds), the
+    gradients under them and their concatenation."""
     if plan.library.fused_expert_bias:
         return Kernel(node, bare=True)
     axes = _input(layer, node)
-    return Kernel(node, "residual", ((axes, 8.0),), ((axes, 10.0),), 3, (_keep(layer, node.inputs[0]),))
+    keeps = (_keep(layer, node.inputs[0]),)
+    return Kernel(node, "composite", ((axes, 4.0),), ((axes, 11.0),), 3, keeps, copied=(4.0, 4.0))
 
 
 def _expert_bias(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
-    """Output bias of each expert times the routing probability, in fp32, concatenated and cast back; backward: casts of the
-    gradient, its sums over the rows (bias) and over the width (probability)."""
+    """Output bias of each expert times the routing probability of each row, added and concatenated; backward the gradient times
+    either, summed over the rows (bias) and over the width (probability), and split's gradient. Probabilities in fp32 make the sum
+    fp32, which is cast back, and so is its gradient."""
     if plan.library.fused_expert_bias:
         return Kernel(node, bare=True)
     axes = _input(layer, node)
-    return Kernel(node, "residual", ((axes, 28.0),), ((axes, 36.0),), 4)
+    wide = plan.row_probability_bytes > HALF
+    forward, backward, each = (14.0, 24.0, (2, 6)) if wide else (2.0, 12.0, (2, 4))
+    copied = (14.0, 16.0) if wide else (10.0, 4.0)
+    return Kernel(node, "composite", ((axes, forward),), ((axes, backward),), 2, each_group=each, copied=copied)
 
 
 def _relu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -360,8 +292,8 @@ def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 
 ELEMENTWISE: Final[dict[str, Rule]] = {
-    "residual": _residual, "dropout": _dropout, "rope": _rope, "latent_rope": _latent_rope, "activation": _activation,
-    "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
+    "residual": _residual, "dropout": _dropout, "rope": _rope, "scaled_rope": _scaled_rope, "latent_rope": _latent_rope,
+    "activation": _activation, "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
 }  # fmt: skip
 """Elementwise ops with a rule of their own; any other is `_plain`."""
 
@@ -382,7 +314,8 @@ def _widened(kernel: Kernel, plan: KernelPlan) -> Kernel:
     return Kernel(
         kernel.node, kernel.price, tuple((axes, each * scale) for axes, each in kernel.forward),
         tuple((axes, each * scale) for axes, each in kernel.backward), kernel.launches,
-        tuple(replace(k, bytes=plan.element) if k.bytes == HALF else k for k in kernel.keeps), kernel.bare,
+        tuple(replace(k, bytes=plan.element) if k.bytes == HALF else k for k in kernel.keeps), kernel.bare, kernel.each_group,
+        (kernel.copied[0] * scale, kernel.copied[1] * scale),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Rematerialise: a cut of the joint graph. Tensors that are dropped after the forward are made again from those that stay.
 
 Modules are checkpointed in two ways. A plain one keeps what enters it and what leaves it and makes the rest again; one that
-discards its outputs (Megatron-LM core, `CheckpointWithoutOutput`) keeps what its kernels need and drops what leaves it. Which nodes
-run again follows from the edges: those between what stays and what was dropped, with the collectives on their way.
+discards its outputs (Megatron-LM core, `CheckpointWithoutOutput`) keeps what enters it and drops all that it makes. Which nodes run
+again follows from the edges: those between what stays and what was dropped, with the collectives on their way.
 
 Sources: Megatron-LM recompute modules (core/transformer), Korthikanti et al. 2022, torchtitan's per-op selective checkpointing
 (every second matmul is saved).
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from simpar.graph.differentiate import kept, makers
-from simpar.graph.kernels import KernelPlan
+from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.types import Attention, Elementwise, Layer, Norm, View
 from simpar.specs.recompute_modules import MODULES, Module
 
@@ -101,7 +101,7 @@ def _dropped(layer: Layer, plan: KernelPlan, module: Module) -> set[str]:
             continue
         edge = name in layer.tensor
         leaves = edge and any(node.module not in module.nodes for node in layer.consumers.get(name, ()))
-        if (edge and leaves) if module.discards else not leaves:
+        if edge if module.discards else not leaves:
             found.add(name)
     return found
 

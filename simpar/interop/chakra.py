@@ -189,7 +189,7 @@ def calls_of(priced: Priced, key: object) -> tuple[Collective, ...]:
         if isinstance(work, Collective):
             return (work,)
         if isinstance(work, ExpertExchange):
-            return (Collective("all_to_all", work.tokens * work.topk * work.hidden * work.element_bytes, "ep"),)
+            return (Collective("all_to_all", work.bytes, "ep"),)
     return ()
 
 

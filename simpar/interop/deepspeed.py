@@ -25,14 +25,15 @@ _ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 _ALL: Final = 10**13
 """More parameters than any model has."""
 SAID: Final = frozenset({
-    "plan.reshard_after_forward", "plan.ep_dispatcher", "plan.layers_per_stage", "training.cross_entropy",
+    "plan.reshard_after_forward", "plan.defer_reduction", "training.loss_parallel", "plan.ep_dispatcher",
+    "plan.layers_per_stage", "training.cross_entropy",
     "training.attention_kernel",
     "plan.tp", "plan.sequence_parallel", "plan.cp", "plan.cp_style", "plan.pp", "plan.ep", "plan.etp", "plan.dp",
     "plan.zero_stage", "plan.shard_size", "plan.schedule", "plan.recompute", "plan.offload", "plan.overlap_grad_reduce",
     "plan.placement", "training.global_batch_size", "training.micro_batch_size", "training.precision", "training.optimizer",
     "training.gradient_dtype", "training.sequence_length", "training.dropout", "training.compile", "training.routing",
     "training.pure_bf16", "plan.encoder_stages", "training.images", "training.audio", "training.reference_model",
-    "training.document_lengths",
+    "training.document_lengths", "training.launch_blocking", "training.collective_checks",
 })  # fmt: skip
 """Fields that the configuration or the comments of the launch script say, or that a rule below refuses."""
 FACTS: Final = frozenset({"plan.overlap_p2p", "plan.synchronous_optimizer", "plan.overlap_param_gather"})
@@ -70,6 +71,9 @@ def _plan_rules(scenario: Scenario) -> Iterator[Violation]:
             yield Violation(
                 "plan.zero_stage", plan.zero_stage, "DeepSpeed's pipeline engine composes with ZeRO up to 1", "at most 1"
             )
+    if means["plan.defer_reduction"]:
+        rule = "DeepSpeed reduces after every backward of ZeRO 2 and 3 (engine.no_sync refuses them)"
+        yield Violation("plan.defer_reduction", True, rule, "false, or leave it out")
     if plan.tp > 1 and plan.zero_stage == 3:
         yield Violation("plan.zero_stage", 3, "DeepSpeed's tensor parallelism composes with ZeRO up to 2", "at most 2, or tp = 1")
     if plan.tp > 1 and plan.sequence_parallel:
@@ -119,6 +123,9 @@ def _training_rules(scenario: Scenario) -> Iterator[Violation]:
         yield Violation("training.optimizer", training.optimizer, "DeepSpeed does not have it", f"one of {', '.join(_OPTIMIZERS)}")
     if means["training.gradient_dtype"] == "bf16" and training.precision == "fp16":
         yield Violation("training.gradient_dtype", "bf16", "gradients of an fp16 run", "fp16 or fp32")
+    whole = semantics(scenario).head.logits_vocab_parallel
+    if means["training.loss_parallel"] not in (None, whole):
+        yield Violation("training.loss_parallel", training.loss_parallel, "the training script's matter", "leave it out")
     if training.cross_entropy not in ("auto", semantics(scenario).head.loss):
         yield Violation("training.cross_entropy", training.cross_entropy, "the training script's matter", "auto")
 

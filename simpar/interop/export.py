@@ -49,8 +49,8 @@ def export_files(name: str, scenario: Scenario) -> dict[str, str]:
     return exporter(decided(scenario))
 
 
-def can_launch(scenario: Scenario) -> bool:
-    """Whether the scenario's own framework can run its plan, as its exporter sees it; true where no exporter knows.
+def not_launched(scenario: Scenario) -> str:
+    """Why the scenario's own framework cannot run its plan, as its exporter sees it; "" = it can, or no exporter knows.
 
     What the framework cannot run of the model, and what its files do not say of the step's work, is the same for every layout and
     does not count.
@@ -60,8 +60,8 @@ def can_launch(scenario: Scenario) -> bool:
         if name:
             export_files(name, scenario)
     except InputError as error:
-        return not any(v.field.startswith(("plan.", "training.")) and v.field not in WORK for v in error.violations)
-    return True
+        return next((str(v) for v in error.violations if v.field.startswith(("plan.", "training.")) and v.field not in WORK), "")
+    return ""
 
 
 def check_model(name: str, scenario: Scenario) -> None:
@@ -100,4 +100,4 @@ def write_files(files: dict[str, str], out: Path, field: str = "--out") -> list[
     return list(targets)
 
 
-__all__ = ["FORMATS", "Exporter", "can_launch", "check_model", "export_files", "write_files"]
+__all__ = ["FORMATS", "Exporter", "check_model", "export_files", "not_launched", "write_files"]

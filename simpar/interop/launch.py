@@ -24,7 +24,8 @@ def gpu_violations(scenario: Scenario, framework: str) -> list[Violation]:
 WORK: Final = {
     "plan.encoder_stages": "stages of encoders alone", "training.images": "images for an encoder",
     "training.audio": "sound for an encoder", "training.reference_model": "a reference model beside the trained one",
-    "training.document_lengths": "lengths of packed documents",
+    "training.document_lengths": "lengths of packed documents", "training.launch_blocking": "CUDA_LAUNCH_BLOCKING, for debugging",
+    "training.collective_checks": "TORCH_DISTRIBUTED_DEBUG, for debugging",
 }  # fmt: skip
 """Fields of a step's work that come from data and script rather than from a layout's settings, in words."""
 
@@ -40,7 +41,9 @@ def work_violations(scenario: Scenario, framework: str, *, documents: bool = Fal
         "plan.encoder_stages": (plan.encoder_stages, "0"),
         "training.images": (training.images.per_sample, "per_sample = 0"),
         "training.audio": (training.audio.per_sample, "per_sample = 0"),
-        "training.reference_model": (training.reference_model, "false"),
+        "training.reference_model": (getattr(training.reference_model, "name", training.reference_model), "false"),
+        "training.launch_blocking": (training.launch_blocking, "false"),
+        "training.collective_checks": (training.collective_checks, "false"),
         "training.document_lengths": (() if documents else training.document_lengths, "leave it out"),
     }
     for path, (value, right) in found.items():

@@ -101,6 +101,7 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
         "embedding_alone": None,
         "shard_size": (plan.shard_size or shards) if plan.zero_stage and shards > 1 else None,
         "reshard_after_forward": plan.reshard_after_forward if plan.zero_stage == 3 and shards > 1 else None,
+        "defer_reduction": _defers(scenario, spec) if shards > 1 else None,
         "placement": tuple(n for n in plan.placement.split("-") if degrees[n] > 1),
         "recompute": recompute_of(scenario),
         "overlap_grad_reduce": _chosen(plan.overlap_grad_reduce, spec.data.overlap_grad_reduce) if shards > 1 else None,
@@ -111,6 +112,14 @@ def plan_meaning(scenario: Scenario) -> dict[str, Any]:
         "synchronous_optimizer": _chosen(plan.synchronous_optimizer, not spec.optimizer.optimizer_post_validation),
     }
     return {f"plan.{name}": value for name, value in found.items()}
+
+
+def _defers(scenario: Scenario, spec: FrameworkSpec) -> bool | None:
+    plan, training = scenario.plan, scenario.training
+    several = training.global_batch_size > training.micro_batch_size * resolved_dp(scenario)
+    if plan.zero_stage < 3 or plan.pp > 1 or not several:
+        return None
+    return _chosen(plan.defer_reduction, spec.data.fsdp_defers_reduction)
 
 
 def _chosen(value: bool | None, default: bool) -> bool:
@@ -134,6 +143,7 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         "gradient_dtype": _gradient_dtype(
             scenario, training.gradient_dtype or spec.optimizer.gradients(training.precision, scenario.plan.pp)
         ),
+        "loss_parallel": _chosen(training.loss_parallel, spec.head.logits_vocab_parallel) if scenario.plan.tp > 1 else None,
         "compile": spec.kernels.compile if training.compile is None else training.compile,
         "cuda_graph_scope": training.cuda_graph_scope if training.cuda_graphs else None,
         # Who goes to which expert is not a setting of the run, but a fixed capacity is.

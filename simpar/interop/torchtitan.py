@@ -146,6 +146,7 @@ def _parallelism(scenario: Scenario) -> dict[str, Any]:
         "fsdp_reshard_after_forward": "default" if plan.reshard_after_forward else "never",
         "tensor_parallel_degree": plan.tp,
         "enable_async_tensor_parallel": plan.overlap_tp and plan.tp > 1,
+        "disable_loss_parallel": plan.tp > 1 and scenario.training.loss_parallel is False,
         "context_parallel_degree": plan.cp,
         "pipeline_parallel_degree": plan.pp,
     }

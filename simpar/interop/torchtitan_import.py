@@ -25,9 +25,9 @@ _STEP_FREE: Final = re.compile(
     r"^optimizer\.(lr|eps|beta1|beta2|weight_decay|fused)$|^compile\.(components|backend)$|"
     r"^model\.(norm_type|tokenizer_path|hf_assets_path|print_after_conversion|tokenizer_backend)$|"
     r"^activation_checkpoint\.(per_op.*|early_stop|preserve_rng_state|determinism_check|debug|memory_budget|visualize.*)$|"
-    r"^parallelism\.(disable_loss_parallel|context_parallel_load_balancer|enable_compiled_autograd|pipeline_parallel_schedule_csv)$"
+    r"^parallelism\.(context_parallel_load_balancer|enable_compiled_autograd|pipeline_parallel_schedule_csv)$"
 )
-"""Settings that leave the step's time and memory alone (or, disable_loss_parallel, are told apart below)."""
+"""Settings that leave the step's time and memory alone."""
 
 
 def schedule_names() -> dict[str, str]:
@@ -109,6 +109,8 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
     reading.finish = lambda raw, world: batch.finish(raw, world)
     plan["recompute"] = _recompute(values, layers, plan)
     training["compile"] = _compiled(values)
+    if values.parallel("disable_loss_parallel", False) and plan["tp"] > 1:
+        training["loss_parallel"] = False
     values.finish()
     reading.warnings, reading.wrong = values.warnings, [*reading.wrong, *values.wrong]
     return reading

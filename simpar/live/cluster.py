@@ -78,6 +78,11 @@ class ClusterOptions:
     meet: Rendezvous = HERE
     fault: dict[str, Any] | None = None
 
+    def measuring(self, device: str) -> dict[str, Any]:
+        """How the ranks measure, as they are told."""
+        names = ("threads", "timeout_s", "warmup", "steps", "rounds")
+        return {"device": device, **{name: getattr(self, name) for name in names}}
+
 
 def run(options: ClusterOptions) -> int:
     """The command; 0 = within tolerance, 1 = outside.
@@ -176,11 +181,9 @@ def config_for(options: ClusterOptions, setup: Setup, layouts: Sequence[RunLayou
     degree = min((layout.dp for layout in layouts if layout.fsdp), default=0)
     # What the sharded reference is compared with runs nowhere, but its copies need prices.
     beside = [predict(sharded_over(layout, degree), setup) for layout in references if layout.fsdp]
-    return config_of(
-        setup, predictions, device=device, threads=options.threads, timeout_s=options.timeout_s, warmup=options.warmup,
-        steps=options.steps, rounds=options.rounds,
-    ) | {
-        "kind": "config", "nodes": setup.nodes, "processes_per_node": setup.processes_per_node,
+    return {
+        **options.measuring(device), **config_of(setup, predictions), "kind": "config",
+        "nodes": setup.nodes, "processes_per_node": setup.processes_per_node,
         "shapes": shapes_of([*predictions, *beside]), "collectives": collectives_of(predictions),
     }  # fmt: skip
 

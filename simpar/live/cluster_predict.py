@@ -326,7 +326,7 @@ def calls_of(layout: Layout, key: object) -> tuple[Collective, ...]:
         if isinstance(work, Collective):
             return (work,)
         if isinstance(work, ExpertExchange):
-            return (Collective("all_to_all", work.tokens * work.topk * work.hidden * work.element_bytes, "ep"),)
+            return (Collective("all_to_all", work.bytes, "ep"),)
     return ()
 
 

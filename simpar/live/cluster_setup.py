@@ -97,11 +97,8 @@ def unsupported(scenario: Scenario) -> list[Violation]:
     return found
 
 
-def config_of(
-    setup: Setup, predictions: Sequence[Predicted], *, device: str, threads: int, timeout_s: float, warmup: int, steps: int,
-    rounds: int,
-) -> dict[str, Any]:  # fmt: skip
-    """What the ranks are told: no more than JSON and torch can say.
+def config_of(setup: Setup, predictions: Sequence[Predicted]) -> dict[str, Any]:
+    """What the ranks are told to run: no more than JSON and torch can say.
 
     Args:
         predictions: of the layouts to run: they say which layers a stage holds and, where torch has none, the schedule.
@@ -117,9 +114,8 @@ def config_of(
             plain.setdefault("moe", None)
         shapes[name] = plain
     return {
-        "device": device, "precision": setup.precision,
-        "threads": threads, "timeout_s": timeout_s, "warmup": warmup, "steps": steps, "rounds": rounds,
-        "models": shapes, "training": dict(setup.training), "layouts": [p.layout.as_json() for p in predictions],
+        "precision": setup.precision, "models": shapes, "training": dict(setup.training),
+        "layouts": [p.layout.as_json() for p in predictions],
         "stage_layers": {p.layout.name: [stage.count for stage in p.priced.layout.stages] for p in predictions},
         "schedules": {
             p.layout.name: p.schedule_csv for p in predictions if p.layout.pp > 1 and p.layout.schedule not in HAS_CLASS

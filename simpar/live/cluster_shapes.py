@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from simpar.costs.memory_bound import OPTIMIZER_TIERS, STREAM
-from simpar.graph.kernels import Kernel
+from simpar.graph.kernel_types import Kernel
 from simpar.graph.types import Elementwise, Loss, Norm
 from simpar.live.cluster_copies import context_bytes, sharded_bytes
 from simpar.live.cluster_predict import Predicted, calls_of, op_of, optimizer_parameters

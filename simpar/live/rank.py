@@ -183,7 +183,7 @@ def _wire(priced: Priced, role: int) -> Wire:
                 calls.append(op.work)
             elif isinstance(op.work, ExpertExchange):
                 work = op.work
-                calls.append(Collective("all_to_all", work.tokens * work.topk * work.hidden * work.element_bytes, "ep"))
+                calls.append(Collective("all_to_all", work.bytes, "ep"))
         for call in calls:
             found[call.name, layout.placement(call.dimension).size] += count * call.bytes * call.repeat
     return {k: v for k, v in found.items() if v}

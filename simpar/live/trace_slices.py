@@ -133,7 +133,7 @@ def _of_op(op: LocalOp, base: Slice) -> Slice:
     if isinstance(work, Collective):
         return replace(base, kind=op.stream, name=op.name, collective=work.name, bytes=work.bytes)
     if isinstance(work, ExpertExchange):
-        size = work.tokens * work.topk * work.hidden * work.element_bytes
+        size = work.bytes
         return replace(base, kind="ep", name=op.name, collective="all_to_all", bytes=size)
     return replace(base, kind="memory_bound", name=op.name)
 

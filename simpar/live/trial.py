@@ -67,10 +67,7 @@ def measure(path: Path, options: ClusterOptions) -> dict[str, Any]:
     device = device_of(options)
     precision = {"cpu": "fp32", "cuda": "bf16"}[device]
     setup = setup_of(path, [layout], BASE[device], precision)
-    told = config_of(
-        setup, [predict(layout, setup)], device=device, threads=options.threads, timeout_s=options.timeout_s, warmup=options.warmup,
-        steps=options.steps, rounds=options.rounds,
-    )  # fmt: skip
+    told = options.measuring(device) | config_of(setup, [predict(layout, setup)])
     with tempfile.TemporaryDirectory(prefix="simpar-trial-") as folder:
         config, runs, reports = (Path(folder) / name for name in ("config.json", "runs.jsonl", "ranks"))
         config.write_text(json.dumps({**told, "kind": "config"}), encoding="utf-8")

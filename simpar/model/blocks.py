@@ -115,11 +115,12 @@ def _experts(layer: LayerBuilder, model: TransformerSpec, moe: MoeSpec, x: str) 
     rows = layer.permute("moe/permute", [x, choice], "rows hidden", to="moe/fc1_in")
     clamped = model.swiglu_limit is not None
     rows = layer.linear("moe/fc1", rows, f"rows {wide}", module="moe", to="moe/fc1_out" if clamped else "moe/activation_in",
-                        bias=model.mlp_bias, group="experts")  # fmt: skip
+                        bias=model.mlp_bias)  # fmt: skip
+    layer.grouped("experts", rows)
     if clamped:
         rows = layer.elementwise("moe/clamp", [rows], "clamp", module="moe_act", to="moe/activation_in")
     rows = layer.elementwise("moe/activation", [rows], "activation", module="moe_act", to="moe/fc2_in", out=f"rows {narrow}")
-    rows = layer.linear("moe/fc2", rows, "rows hidden", module="moe", bias=model.mlp_bias, group="experts")
+    rows = layer.grouped("experts", layer.linear("moe/fc2", rows, "rows hidden", module="moe", bias=model.mlp_bias))
     if model.mlp_bias:
         rows = layer.elementwise("moe/fc2_bias", [rows], "expert_bias", module="moe")
     found = [layer.permute("moe/unpermute", [rows, choice], TOKENS, back=True)]

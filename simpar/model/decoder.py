@@ -195,13 +195,21 @@ class Decoder:
             "head_dim": self.at(i, "head_dim", self.head_dim),
             "q_bias": bias, "k_bias": bias, "v_bias": bias, "o_bias": self.flag(self.f.o_bias),
             "qk_norm": qk_norm, "qk_norm_kind": self.f.qk_norm_kind, "gate": self.f.gate, "sinks": self.f.sinks,
-            "position": "absolute" if self.f.positions else self.f.position,
+            "position": "absolute" if self.f.positions else self.f.position, "rope_factor": self.rope_factor(),
         }  # fmt: skip
         if "sliding" in kind:
             fields["window"] = self.window() or self.k.get("sliding_window")
         elif "chunked" in kind:
             fields["chunk"] = self.k.number("attention_chunk_size")
         return fields
+
+    def rope_factor(self) -> bool:
+        """Whether YaRN's factor of sine and cosine is another than 1 (transformers modeling_rope_utils.py)."""
+        scaling = self.k.get("rope_scaling", "rope_parameters")
+        found = scaling if isinstance(scaling, dict) else {}
+        own, all_dim = found.get("attention_factor"), found.get("mscale_all_dim")
+        grown = found.get("factor", 1.0) > 1.0 and not (all_dim and all_dim == found.get("mscale"))
+        return found.get("rope_type", found.get("type")) == "yarn" and bool(grown if own is None else own != 1.0)
 
     def latent_attention(self, i: int) -> BranchSpec:
         """Multi-head latent attention, with an indexer where the file has one."""
@@ -287,6 +295,7 @@ class Decoder:
             "gated": self.f.gated,
             "bias": self.f.expert_bias,
             "activation": self.activation(),
+            "limit": self.k.get("swiglu_limit") if self.f.gated else None,
             "router_bias": self.flag(self.f.router_bias),
             "shared_width": self.shared_width(width),
             "shared_gate": self.f.shared_gate,

@@ -15,13 +15,20 @@ def group_of(scenario: Scenario) -> str:
 
 
 def kind_of(scenario: Scenario) -> Kind:
-    """The job, whatever its layout."""
-    training = scenario.training
+    """The job, and the degrees of its layout."""
+    plan, training = scenario.plan, scenario.training
     how = "" if training.trainable == "all" else f" {training.trainable}"
     return Kind(
         parameters=float(total_parameters(scenario.model)), sequence_length=training.sequence_length, gpus=scenario.world_size,
         global_batch_size=training.global_batch_size, precision=f"{training.precision}{how}",
+        tp=plan.tp, cp=plan.cp, pp=plan.pp, micro_batch_size=training.micro_batch_size,
     )  # fmt: skip
+
+
+def of_jobs(scenario: Scenario) -> Scenario:
+    """`scenario` at a site that says the same of all its layouts: a factor for each would leave no bound that holds for many."""
+    found = scenario.learned
+    return scenario if found is None else scenario.model_copy(update={"site": found.of_jobs})
 
 
 def site_of(scenario: Scenario) -> Site | None:
@@ -30,4 +37,4 @@ def site_of(scenario: Scenario) -> Site | None:
     return found if found is not None and found.group in ("", group_of(scenario)) else None
 
 
-__all__ = ["group_of", "kind_of", "site_of"]
+__all__ = ["group_of", "kind_of", "of_jobs", "site_of"]

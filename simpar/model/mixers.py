@@ -62,6 +62,10 @@ def _attention(w: Writer, a: AttentionSpec, x: str) -> list[str]:
     return [w.linear(f"{path}/proj", out, TOKENS, "attention", a.o_bias)]
 
 
+def _rotation(a: AttentionSpec) -> str:
+    return "scaled_rope" if a.rope_factor else "rope"
+
+
 def _packed(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str, str, str]) -> list[str]:
     """Queries, keys and values as one product."""
     heads, kv, d, v = axes
@@ -72,7 +76,7 @@ def _packed(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str
         kept = tuple(zip(parts, (f"{path}/qk_norm_in", f"{path}/k_norm_in"), strict=True))
         y = w.graph.norm(f"{path}/qk_norm", y, kind=NORMS[a.qk_norm_kind], module="attention", parts=kept)
     if a.position == "rope" and not a.cross:
-        y = w.graph.elementwise(f"{path}/rope", [y], "rope", module="attention", over=parts)
+        y = w.graph.elementwise(f"{path}/rope", [y], _rotation(a), module="attention", over=parts)
     return [y]
 
 
@@ -95,7 +99,7 @@ def _apart(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str,
             kept, kind = ((rows, f"{path}/{name}_norm_in"),), NORMS[a.qk_norm_kind]
             y = w.graph.norm(f"{path}/{name}_norm", y, kind=kind, module="attention", parts=kept)
         if a.position == "rope" and name != "v" and not a.cross:
-            y = w.graph.elementwise(f"{path}/{name}_rope", [y], "rope", module="attention", over=(rows,))
+            y = w.graph.elementwise(f"{path}/{name}_rope", [y], _rotation(a), module="attention", over=(rows,))
         found.append(y)
     return found
 
@@ -343,8 +347,7 @@ def _experts(w: Writer, m: ExpertsSpec, x: str) -> list[str]:
     rows = w.axis("rows", round(w.tokens * m.num_experts_per_tok * m.num_experts / routed), "rows")
     wide, narrow = _pair(w, "expert_ffn", m.width, "expert_tensor", m.gated)
     inside = w.axis("expert_hidden", m.input_size) if m.input_size else "hidden"
-    source = x
-    choice = ""
+    source, choice = x, ""
     if m.router == "linear":
         logits = g.linear("moe/router", x, f"batch sequence {scores}", module="moe", to="moe/logits", bias=m.router_bias, wide=True)
         choice = g.select("moe/topk", logits)
@@ -352,17 +355,17 @@ def _experts(w: Writer, m: ExpertsSpec, x: str) -> list[str]:
         source = w.linear("moe/latent_down", x, inside, "moe")
     given = [source, choice] if choice else [source]
     y = g.permute("moe/permute", given, f"{rows} {inside}", to="moe/fc1_in")
-    y = g.linear("moe/fc1", y, f"{rows} {wide}", module="moe", to="moe/activation_in", bias=m.bias, group=experts)
+    to = "moe/activation_in" if m.limit is None else "moe/fc1_out"
+    y = g.grouped(experts, g.linear("moe/fc1", y, f"{rows} {wide}", module="moe", to=to, bias=m.bias))
+    if m.limit is not None:
+        y = g.elementwise("moe/clamp", [y], "clamp", module="moe_act", to="moe/activation_in")
     y = g.elementwise("moe/activation", [y], "activation", module="moe_act", to="moe/fc2_in", out=f"{rows} {narrow}")
-    y = g.linear("moe/fc2", y, f"{rows} {inside}", module="moe", bias=m.bias, group=experts)
+    y = g.grouped(experts, g.linear("moe/fc2", y, f"{rows} {inside}", module="moe", bias=m.bias))
     if m.bias:
         y = g.elementwise("moe/fc2_bias", [y], "expert_bias", module="moe")
     back = g.tensor("moe/unpermute.out", f"batch sequence {inside}")
     g.add(Permute("moe/unpermute", (y, choice) if choice else (y,), (back,), "moe", (), True))
-    out = back
-    if m.input_size:
-        out = w.linear("moe/latent_up", out, TOKENS, "moe")
-    outs = [out]
+    outs = [w.linear("moe/latent_up", back, TOKENS, "moe") if m.input_size else back]
     if m.shared_width:
         outs.append(_two_products(w, x, "shared_experts", _pair(w, "shared_ffn", m.shared_width, "tensor", m.gated), m.bias))
         if m.shared_gate:

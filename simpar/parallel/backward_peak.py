@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from simpar.graph.differentiate import needs_weight_gradient
-from simpar.graph.kernels import Kernel, is_product
+from simpar.graph.kernel_types import Kernel
+from simpar.graph.kernels import is_product
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Elementwise, Lookup, Loss, Node, Permute, Scan
 from simpar.parallel.local_layer import LocalLayer
+from simpar.specs.losses import Loss as HeadLoss
 
 
 def transient(local: LocalLayer) -> float:
@@ -24,14 +26,25 @@ def transient(local: LocalLayer) -> float:
             assert isinstance(node, Einsum | Convolution)
             layout = local.layout(node)
             out, source = (local.shards.local(local.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
-            # Of a loss by pieces, the gradient of one piece's logits.
-            pieces = local.options.kernels.loss.chunks if local.is_logits(node) else 1
-            pair = (out / pieces + source) * local.options.kernels.element + local.weight_gradient(node)
+            element, weight = local.options.kernels.element, local.weight_gradient(node)
+            pair = out * element + weight
             if local.is_logits(node):
-                # The logits and their copies are gone by then, but for the gradient of the logits counted above.
+                # The logits and their copies are gone by then, but for their gradient.
+                pair = _head_gradients(local.options.kernels.loss, out * element, weight)
                 pair -= local.tensors().get(node.outputs[0], 0.0)
-            widest = max(widest, pair)
+            widest = max(widest, pair + source * element)
     return max(widest, _scores_transient(local), _ring_transient(local))
+
+
+def _head_gradients(loss: HeadLoss, logits: float, weight: float) -> float:
+    """Most bytes of gradients of logits and of the head's weight at once, of so many bytes each.
+
+    Pieces that exist one after the other add to the gradient at rest. Those of whole logits are gone through after all losses:
+    with the first sum of two of the weight's gradients there is a third tensor, later ones are added in place.
+    """
+    if loss.chunks > 1 or loss.pieces == 1:
+        return logits / loss.chunks + weight * min(loss.pieces, 2)
+    return max(logits * (1.0 - done / loss.pieces) + weight * (done + 1) for done in range(3))
 
 
 def _in_elementary_kernels(local: LocalLayer) -> bool:

@@ -1,25 +1,16 @@
-"""A layer's work on one rank: forward and backward op lists, saved activations, weights. The one place that lowers a graph.
-
-Compute ops follow each other on one stream; collectives hang off the op that makes what they carry and are waited for by the op
-that reads it. Overlap says which ops run beside which: it never leaves work out.
-"""
+"""A layer's work on one rank: forward and backward op lists (parallel/op_lists.py), saved activations, weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from simpar.graph.casts import casts
-from simpar.graph.differentiate import needs_weight_gradient
-from simpar.graph.kernels import Kernel, is_product
 from simpar.graph.ledger import node_flops
-from simpar.graph.shard import Stretch
-from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Node, Permute, Scan
-from simpar.parallel import context, expert
+from simpar.graph.types import Attention, Layer
 from simpar.parallel.backward_peak import transient
-from simpar.parallel.local_layer import LocalLayer, Product
+from simpar.parallel.op_lists import Lists
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
+from simpar.parallel.work import LocalOp, OpList
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +27,7 @@ class LocalBlock:
         dense_parameters, expert_parameters: weights on this rank.
         lora_parameters: trained weights under low-rank adaptation.
         frozen_parameters: weights on this rank where nothing of the layer is trained; those above are 0 then.
+        frozen_experts: those of experts among them.
         model_flops: forward FLOPs of the whole micro-batch over all ranks, causal attention halved.
         attention_flops: attention's part of them.
         repeated_flops: of them, those that recomputation repeats.
@@ -53,6 +45,7 @@ class LocalBlock:
     expert_parameters: float
     lora_parameters: float
     frozen_parameters: float
+    frozen_experts: float
     model_flops: float
     attention_flops: float
     repeated_flops: float
@@ -90,325 +83,10 @@ class LocalBlock:
         return self.name in ("embedding", "head")
 
 
-class _Lists(LocalLayer):
-    """The op lists of one layer on one rank."""
-
-    def __init__(self, layer: Layer, options: SplitOptions) -> None:
-        super().__init__(layer, options)
-        self.kernel = {kernel.node.name: kernel for kernel in self.kernels}
-        split = self.degrees.tp > 1
-        self.entry = {s.first: s for s in self.shards.stretches if s.gathered and split}
-        self.exit = {s.last: s for s in self.shards.stretches if s.reduced and split}
-
-    # -- forward -------------------------------------------------------------------------------------------------------
-
-    def put_forward(self, ops: OpList, only: frozenset[str] | None = None) -> None:
-        """Append the forward, or the nodes in `only` and the collectives on the way to what they make."""
-        for position, node in enumerate(self.layer.nodes):
-            wanted = only is None or node.name in only
-            stretch = self.entry.get(position)
-            if stretch is not None and self._gathers(stretch, only):
-                amount = self._stretch_bytes(stretch) * self._share(stretch)
-                self._gather(f"{stretch.name}_in", amount, ops)
-                self._laid_out(f"{stretch.name}_in.layout", amount, ops)
-            if not wanted:
-                continue
-            self._channels(node, ops, backward=False)
-            if isinstance(node, Permute) and node.back:
-                self._exchange(node, ops, backward=False)
-            leaving = self.exit.get(position) if only is None or self.cut.reduces else None
-            chunked = leaving is not None and self.degrees.overlap_tp and isinstance(node, Einsum)
-            if leaving is not None and chunked:
-                self._early(f"{leaving.name}_out", self._whole_bytes(leaving.reduced), ops)
-            if node.name in self.kernel:
-                self._compute(self.kernel[node.name], ops, again=only is not None)
-            if leaving is not None:
-                amount = self._whole_bytes(leaving.reduced)
-                self._laid_out(f"{leaving.name}_out.layout", amount, ops)
-                self._reduced(f"{leaving.name}_out", amount, ops, chunked=chunked)
-            if isinstance(node, Permute) and not node.back and self._read(node.outputs[0], only):
-                self._exchange(node, ops, backward=False)
-
-    def _compute(self, kernel: Kernel, ops: OpList, *, again: bool) -> None:
-        node = kernel.node
-        if isinstance(node, Attention):
-            core = self.attention(node, backward=False)
-            context.attention(node.name, core, self.degrees, self.attention_launches(kernel, core), ops)
-        elif isinstance(node, Scan | Custom):
-            self._alone(kernel, ops, backward=False)
-        elif is_product(kernel):
-            assert isinstance(node, Einsum | Convolution)
-            self._engine_cast(node, ops, backward=False)
-            work = self._in_pieces(node, self.product(node, "forward"))
-            self._cast(node.name, work, ops, again=again)
-            self._dequantise(node, ops)
-            ops.compute(node.name, work, self.launches(kernel))
-            if self.adapted(node):
-                assert isinstance(node, Einsum)
-                ops.compute(f"{node.name}.lora", self.lora(node, "forward"), 2)
-                ops.compute(f"{node.name}.lora.add", self.lora_add(node, backward=False), 2)
-        else:
-            ops.compute(node.name, self.memory(kernel, backward=False), kernel.launches)
-            if self.shards.split_loss(node) and self.degrees.tp > 1:
-                amount = 4.0 * self.shards.local(self.axes(node.outputs[0]), "tensor")
-                ops.blocking("loss.all_reduce", Collective("all_reduce", amount, "tp", self.options.kernels.loss_all_reduces), "tp")
-
-    def _alone(self, kernel: Kernel, ops: OpList, *, backward: bool) -> None:
-        """A scan or custom node. Over context ranks a scan sees all positions of its part of the heads: an all-to-all of what it
-        reads before, one of what it makes after (Megatron-LM core, mamba_context_parallel.py); backward the other way round."""
-        node, name = kernel.node, kernel.node.name + (".backward" if backward else "")
-        exchanges = isinstance(node, Scan) and self.degrees.cp > 1
-        reads, makes = (self._local_bytes(names) for names in (node.inputs, node.outputs))
-        if exchanges:
-            before = makes if backward else reads
-            ops.blocking(f"{name}.all_to_all_in", Collective("all_to_all", before, "cp"), "cp")
-        work = self.priced_alone(kernel, backward=backward)
-        ops.compute(name, work, work.launches)
-        if exchanges:
-            after = reads if backward else makes
-            ops.blocking(f"{name}.all_to_all_out", Collective("all_to_all", after, "cp"), "cp")
-
-    def _local_bytes(self, tensors: tuple[str, ...]) -> float:
-        return sum(self.shards.local(self.axes(name), "tensor") for name in tensors) * self.element
-
-    def put_parts(self, ops: OpList) -> None:
-        """Append shares of forward matmuls."""
-        for name, share in self.cut.parts:
-            kernel = self.kernel[name]
-            assert isinstance(kernel.node, Einsum)
-            whole = self.product(kernel.node, "forward")
-            part = replace(whole, n=max(round(whole.n * share), 1))
-            self._cast(name, part, ops, again=True)
-            ops.compute(name, part, self.launches(kernel))
-
-    def _cast(self, name: str, product: object, ops: OpList, *, again: bool = False) -> None:
-        """Put the casts to fp8 that come before a product, where they are kernels of their own."""
-        if not self.options.casts or not isinstance(product, Gemm) or product.dtype != self.options.dtype:
-            return
-        elements = {"input": float(product.m) * product.k, "weight": float(product.n) * product.k,
-                    "gradient": float(product.m) * product.n}  # fmt: skip
-        suffix = "" if product.direction == "forward" else ".backward"
-        for c in casts(self.options.casts, product.direction, again=again):
-            ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
-
-    def _dequantise(self, node: Einsum | Convolution, ops: OpList) -> None:
-        """Put the kernel that turns a quantised frozen weight into 16 bits."""
-        if (work := self.dequantise(node)) is not None:
-            ops.compute(f"{node.name}.dequantise", work)
-
-    def _engine_cast(self, node: Einsum | Convolution, ops: OpList, *, backward: bool) -> None:
-        """Put TransformerEngine's cast; the launches of a grouped matmul hold those of its casts."""
-        work = self.engine_cast(node, backward=backward) if isinstance(node, Einsum) else None
-        if work is not None:
-            ops.compute(f"{node.name}.cast" + (".backward" if backward else ""), work, int(not self.grouped(node)))
-
-    # -- collectives ---------------------------------------------------------------------------------------------------
-
-    @property
-    def _reduce(self) -> str:
-        return "reduce_scatter" if self.degrees.sequence_parallel else "all_reduce"
-
-    def _whole_bytes(self, *tensors: str) -> float:
-        """Bytes of activations with every position of a context rank."""
-        return self._local_bytes(tensors)
-
-    def _stretch_bytes(self, stretch: Stretch) -> float:
-        return self._whole_bytes(*stretch.gathered)
-
-    def _share(self, stretch: Stretch) -> float:
-        """Of a gather's bytes: what is cast before it, where all that reads it is narrow."""
-        first = self.layer.nodes[stretch.first]
-        wide = not isinstance(first, Einsum) or first.wide
-        return 1.0 if wide else self.options.kernels.gather_share
-
-    def _gathers(self, stretch: Stretch, only: frozenset[str] | None) -> bool:
-        """Whether a forward gathers at the begin of `stretch`: always the first time, later where a node that reads it runs
-        again, or where what was gathered is dropped."""
-        if not self.degrees.sequence_parallel:
-            return False
-        if only is None:
-            return True
-        if self.options.kernels.library.saves_gathered_input and not self.options.recompute.full:
-            return any(name in self.cut.dropped for name in stretch.gathered)
-        return any(self._read(name, only) for name in stretch.gathered)
-
-    def _read(self, tensor: str, only: frozenset[str] | None) -> bool:
-        return only is None or any(node.name in only for node in self.layer.consumers.get(tensor, ()))
-
-    def _gather(self, name: str, amount: float, ops: OpList, *, overlaps: bool = True) -> None:
-        """Gather what the next product reads: with chunked overlap the first chunk is exposed and the rest runs beside it."""
-        if not (self.degrees.overlap_tp and self.options.kernels.overlapped_gathers and overlaps):
-            ops.blocking(f"{name}.all_gather", Collective("all_gather", amount, "tp"), "tp")
-            return
-        first = amount / self.degrees.tp
-        ops.blocking(f"{name}.all_gather.exposed", Collective("all_gather", first, "tp"), "tp")
-        ops.beside(f"{name}.all_gather.rest", Collective("all_gather", amount - first, "tp"), "tp")
-
-    def _in_pieces(self, node: Product, work: Gemm | GroupedGemm) -> Gemm | GroupedGemm:
-        """A product as chunked overlap runs it (TransformerEngine's initialize_ub): a piece for each tensor rank whose part of the
-        input, or of the output's gradient, arrives; quarters of a 16-bit output beside their reduction on 16 SMs."""
-        if not self.degrees.overlap_tp or not isinstance(work, Gemm) or not self.options.kernels.overlapped_gathers:
-            return work
-        enters, leaves = (any(self.layer.nodes[at].name == node.name for at in ends) for ends in (self.entry, self.exit))
-        forward = work.direction == "forward"
-        if forward and leaves and work.dtype in ("bf16", "fp16"):
-            return replace(work, pieces=4, held_sms=16)
-        return replace(work, pieces=self.degrees.tp) if leaves or (forward and enters) else work
-
-    def _laid_out(self, name: str, amount: float, ops: OpList) -> None:
-        """Copy what was gathered, or is to be scattered, between rank by rank and sequence by sequence, where these differ."""
-        chunked = self.degrees.overlap_tp and self.options.kernels.overlapped_gathers
-        if self.options.kernels.library.rank_major_gathers and self.degrees.sequence_parallel and not chunked:
-            ops.compute(name, MemoryWork("copy", 2.0 * amount, 1, self.options.memory_implementation))
-
-    def _early(self, name: str, amount: float, ops: OpList) -> None:
-        """All but the last chunk of a product's output is reduced beside it."""
-        rest = amount - amount / self.degrees.tp
-        ops.beside(f"{name}.{self._reduce}.rest", Collective(self._reduce, rest, "tp"), "tp")
-
-    def _reduced(self, name: str, amount: float, ops: OpList, *, chunked: bool) -> None:
-        """Sum the partial outputs of a product over the tensor ranks; in chunks the last one is exposed."""
-        if chunked:
-            ops.blocking(f"{name}.{self._reduce}.exposed", Collective(self._reduce, amount / self.degrees.tp, "tp"), "tp")
-        else:
-            ops.blocking(f"{name}.{self._reduce}", Collective(self._reduce, amount, "tp"), "tp")
-
-    def _channels(self, node: Node, ops: OpList, *, backward: bool) -> None:
-        """All channels for a convolution that needs them: a gather, backward the reduction of their gradients."""
-        if self.degrees.tp == 1 or not (name := self.shards.whole_channels(node)):
-            return
-        amount = self.layer.elements(name) * self.element / self.degrees.cp
-        collective = "reduce_scatter" if backward else "all_gather"
-        ops.blocking(f"{name}.{collective}", Collective(collective, amount, "tp"), "tp")
-
-    def _exchange(self, node: Permute, ops: OpList, *, backward: bool) -> None:
-        """Rows to their experts or back; the gradient of the one has the way of the other."""
-        moe = self.options.moe
-        assert moe is not None
-        combine = node.back is not backward
-        element = self.element
-        if not (combine or backward or element > 2.0):
-            element = self.options.dispatch_bytes
-        name = ("moe_combine" if node.back else "moe_dispatch") + (".backward" if backward else "")
-        rows = self.axes(self.shards.exchanged(node))
-        elements = self.shards.local(rows[:1], "expert") / self.degrees.etp
-        topk, width = moe.num_experts_per_tok, self.layer.size(rows[-1])
-        work = ExpertExchange(combine, elements / topk, width, topk, element, self.degrees.dispatcher, moe.topk_group)
-        sort = None
-        if self.degrees.dispatcher == "alltoall" and self.degrees.ep > 1 and moe.num_experts > self.degrees.ep:
-            moved = 2.0 * element * elements * self.degrees.etp * width
-            sort = MemoryWork("copy", moved, 1, self.options.memory_implementation)
-        expert.exchange(name, ops, self.degrees, work, sort)
-
-    # -- backward ------------------------------------------------------------------------------------------------------
-
-    def put_backward(self, ops: OpList, weight_ops: OpList | None) -> None:
-        """Append the backward; with `weight_ops` the weight gradients go there instead (zero bubble)."""
-        for position in range(len(self.layer.nodes) - 1, -1, -1):
-            node = self.layer.nodes[position]
-            if isinstance(node, Permute) and not node.back:
-                self._exchange(node, ops, backward=True)
-            leaving = self.exit.get(position)
-            if leaving is not None and self.degrees.sequence_parallel:
-                share = self.options.kernels.gather_share if isinstance(node, Einsum) else 1.0
-                amount = share * self._whole_bytes(leaving.reduced)
-                self._gather(f"{leaving.name}_out", amount, ops, overlaps=isinstance(node, Einsum))
-                self._laid_out(f"{leaving.name}_out.layout.backward", amount, ops)
-            kernel = self.kernel.get(node.name)
-            if kernel is not None:
-                self._gradients(kernel, self.entry.get(position), ops, weight_ops)
-            if isinstance(node, Permute) and node.back:
-                self._exchange(node, ops, backward=True)
-            self._channels(node, ops, backward=True)
-
-    def _gradients(self, kernel: Kernel, entry: Stretch | None, ops: OpList, weight_ops: OpList | None) -> None:
-        node = kernel.node
-        if isinstance(node, Attention):
-            core = self.attention(node, backward=True)
-            context.attention(f"{node.name}.backward", core, self.degrees, self.attention_launches(kernel, core), ops)
-        elif isinstance(node, Scan | Custom):
-            self._alone(kernel, ops, backward=True)
-        elif is_product(kernel):
-            assert isinstance(node, Einsum | Convolution)
-            self._product_backward(kernel, node, entry, ops, weight_ops)
-        else:
-            ops.compute(f"{node.name}.backward", self.memory(kernel, backward=True), 2 * kernel.launches)
-
-    def _product_backward(
-        self, kernel: Kernel, node: Einsum | Convolution, entry: Stretch | None, ops: OpList, weight_ops: OpList | None
-    ) -> None:
-        self._engine_cast(node, ops, backward=True)
-        regathered = reduced = None
-        if entry is not None and self.degrees.sequence_parallel and not self.options.kernels.library.saves_gathered_input:
-            work = Collective("all_gather", self._stretch_bytes(entry), "tp")
-            regathered = ops.start(f"{entry.name}_in.regather", work, "tp")
-        if self.options.kernels.loss.kind == "tiled" and self.is_logits(node):
-            ops.compute(f"{node.name}.again", self.product(node, "forward"), self.launches(kernel))
-        if self.needs_input_gradient(node):
-            product = self._in_pieces(node, self.product(node, "dgrad"))
-            self._cast(node.name, product, ops)
-            self._dequantise(node, ops)
-            ops.compute(f"{node.name}.dgrad", product, self.launches(kernel))
-            if entry is not None:
-                name = f"{entry.name}_in.{self._reduce}"
-                self._laid_out(f"{entry.name}_in.layout.backward", self._stretch_bytes(entry), ops)
-                reduced = ops.start(name, Collective(self._reduce, self._stretch_bytes(entry), "tp"), "tp")
-                if not self.degrees.async_tp:
-                    ops.wait(reduced)
-        target = ops if weight_ops is None else weight_ops
-        if regathered is not None:
-            ops.wait(regathered)
-        if self._trained(node):
-            product = self.product(node, "wgrad")
-            self._cast(node.name, product, target)
-            target.compute(f"{node.name}.wgrad", product, self.launches(kernel) + bool(node.bias))
-        elif self.adapted(node):
-            assert isinstance(node, Einsum)
-            target.compute(f"{node.name}.lora.wgrad", self.lora(node, "wgrad"), 2)
-            target.compute(f"{node.name}.lora.dgrad", self.lora(node, "dgrad"), 2)
-            target.compute(f"{node.name}.lora.add.backward", self.lora_add(node, backward=True), 2)
-        if reduced is not None:
-            ops.wait(reduced)
-
-    def _trained(self, node: Einsum | Convolution) -> bool:
-        """Whether the second operand has a gradient: a trained weight, or another activation."""
-        if not node.weight:
-            return True
-        return not self.options.lora_rank and needs_weight_gradient(self.layer, node)
-
-    def put_copies(self, name: str, bytes_each: float, ops: OpList) -> None:
-        """Move the weights or gradients of this layer between tensors and the buffer of a collective, one kernel for all."""
-        trained = name == "reduce.copy.backward" and self.options.lora_rank
-        weights = sum(self.lora_weights(node) if trained else self.shards.weights(node) for node in self.layer.nodes)
-        if weights and bytes_each:
-            ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
-
-    def put_accumulation(self, ops: OpList) -> None:
-        """Add the gradients of all weights to their buffer, one kernel each, where no matmul does."""
-        weights = [amount for node in self.layer.nodes if (amount := self.shards.weights(node))]
-        if weights and self.options.accumulation_bytes and not self.options.lora_rank:
-            work = MemoryWork("residual", sum(weights) * self.options.accumulation_bytes, len(weights),
-                              self.options.memory_implementation)  # fmt: skip
-            ops.compute("accumulation.wgrad", work, len(weights))
-
-    def put_again(self, ops: OpList) -> None:
-        """What comes before the backward's own ops: weights unpacked, activations recomputed."""
-        self.put_copies("gather.copy.backward", self.options.gather_copy_bytes, ops)
-        again = frozenset(self.cut.repeated)
-        if again:
-            self.put_forward(ops, None if self.options.recompute.full else again)
-        self.put_parts(ops)
-
-    def put_end(self, ops: OpList) -> None:
-        """What comes after the weight gradients: added up, packed."""
-        self.put_accumulation(ops)
-        self.put_copies("reduce.copy.backward", self.options.reduce_copy_bytes, ops)
-
-
 @lru_cache(maxsize=65536)
 def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     """`layer` on one rank under `options`."""
-    lists = _Lists(layer, options)
+    lists = Lists(layer, options)
     forward = OpList()
     lists.put_copies("gather.copy", options.gather_copy_bytes, forward)
     lists.put_forward(forward)
@@ -427,7 +105,7 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
         transient=transient(lists), deferred=lists.deferred(),
         dense_parameters=sum(amount for experts, amount in held if not experts),
         expert_parameters=sum(amount for experts, amount in held if experts),
-        lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), frozen_parameters=0.0,
+        lora_parameters=sum(lists.lora_weights(node) for node in layer.nodes), frozen_parameters=0.0, frozen_experts=0.0,
         model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)),
         repeated_flops=sum(flops[n] for n in frozenset(lists.cut.repeated)) + sum(flops[n] * s for n, s in lists.cut.parts),
@@ -435,14 +113,15 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     )  # fmt: skip
 
 
-def _forward_alone(lists: _Lists, forward: OpList) -> LocalBlock:
+def _forward_alone(lists: Lists, forward: OpList) -> LocalBlock:
     """A layer that keeps nothing for a backward and has none."""
     layer = lists.layer
     flops = {node.name: node_flops(layer, node, halved=True) for node in layer.nodes}
+    held = [(lists.layout(n) == "expert", lists.shards.weights(n)) for n in layer.nodes if n.name not in lists.options.borrowed]
     return LocalBlock(
         name=layer.name, forward=forward.done(), backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,
         dense_parameters=0.0, expert_parameters=0.0, lora_parameters=0.0,
-        frozen_parameters=sum(lists.shards.weights(n) for n in layer.nodes if n.name not in lists.options.borrowed),
+        frozen_parameters=sum(amount for _, amount in held), frozen_experts=sum(amount for experts, amount in held if experts),
         model_flops=sum(flops.values()),
         attention_flops=sum(flops[node.name] for node in layer.nodes if isinstance(node, Attention)), repeated_flops=0.0,
         layer=layer, options=lists.options,
@@ -454,7 +133,7 @@ def _halves(layer: Layer, options: SplitOptions) -> tuple[tuple[LocalOp, ...], t
     """Input and weight gradients of `layer` on one rank, where they run apart."""
     if options.frozen:
         return (), ()
-    lists = _Lists(layer, options)
+    lists = Lists(layer, options)
     inputs, weights = OpList(), OpList()
     lists.put_again(inputs)
     lists.put_backward(inputs, weights)

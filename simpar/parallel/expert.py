@@ -22,7 +22,7 @@ def exchange(name: str, ops: OpList, degrees: Degrees, work: ExpertExchange, sor
     combine = work.combine
     if combine and sort is not None:
         ops.compute(f"{name}.sort", sort)
-    whole = work.element_bytes * (work.tokens * work.topk) * degrees.etp * work.hidden
+    whole = work.element_bytes * (work.tokens * work.moe.num_experts_per_tok) * degrees.etp * work.hidden
     if combine and degrees.etp > 1:
         ops.blocking(f"{name}.etp_reduce_scatter", Collective("reduce_scatter", whole, "etp"), "ep")
     if degrees.ep > 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simpar.graph.casts import GATHERED, engine_casts
-from simpar.graph.kernels import KernelPlan
+from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
@@ -120,12 +120,19 @@ class Job:
             linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
-            logits_gathered=1 if spec.head.logits_vocab_parallel else plan.tp,
+            logits_gathered=1 if self._loss_parallel else plan.tp,
             gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
             overlapped_gathers=not (own.separate_casts and training.precision == "fp8-rowwise"),
             output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
             stored=own.fp8_storage if fp8 else (),
+            # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
+            row_probability_bytes=2.0 if plan.ep_dispatcher == "alltoall" else 4.0,
         )
+
+    @property
+    def _loss_parallel(self) -> bool:
+        asked = self.training.loss_parallel
+        return self.framework.head.logits_vocab_parallel if asked is None else asked
 
     @cached_property
     def degrees(self) -> Degrees:
@@ -136,7 +143,8 @@ class Job:
             tp=plan.tp, sequence_parallel=sequence_parallel, cp=plan.cp, cp_style=plan.cp_style, ep=plan.ep,
             etp=self.mesh.expert_tp, overlap_tp=plan.overlap_tp, overlap_ep=plan.overlap_ep,
             ring_merges=("fused" if self.compiled else "eager") if self.framework.kernels.torch_ring else "",
-            async_tp=self.framework.kernels.tp_backward_overlap, dispatcher=plan.ep_dispatcher,
+            async_tp=self.framework.kernels.tp_backward_overlap and not self.training.launch_blocking,
+            dispatcher=plan.ep_dispatcher,
         )  # fmt: skip
 
     @property
@@ -190,8 +198,14 @@ class Job:
             engine_casts=engine_casts(training.precision, self.hardware.gpu.architecture, own.te_scaling),
             accumulation_bytes=self._accumulation_bytes,
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
-            reduce_copy_bytes=self.framework.data.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0,
+            reduce_copy_bytes=self._reduce_copy_bytes,
         )  # fmt: skip
+
+    @property
+    def _reduce_copy_bytes(self) -> float:
+        """HBM bytes per weight and micro-batch of filling what is reduced: once a step where the last alone reduces."""
+        copies = self.framework.data.fsdp_reduce_copy_bytes if self.gathers_by_layer else 0.0
+        return copies / self.num_microbatches if self.defers_reduction else copies
 
     @property
     def gathers_by_layer(self) -> bool:
@@ -199,11 +213,24 @@ class Job:
         sharded = self.plan.zero_stage == 3 and self.mesh.dp * self.mesh.cp > 1 and self.training.optimizer != "none"
         return sharded and not (self.plan.pp > 1 and self.framework.data.fsdp_unsharded_with_pp)
 
+    @cached_property
+    def defers_reduction(self) -> bool:
+        """Micro-batches but the last of a step add whole gradients of fully sharded weights (no_sync), the last reduces them."""
+        return self.may_defer_reduction and self.gathers_by_layer and self.num_microbatches > 1
+
+    @property
+    def may_defer_reduction(self) -> bool:
+        """The plan's wish or the framework's habit to reduce in the last micro-batch alone, where no pipeline is in the way."""
+        asked = self.plan.defer_reduction
+        return self.plan.pp == 1 and (self.framework.data.fsdp_defers_reduction if asked is None else asked)
+
     @property
     def _accumulation_bytes(self) -> float:
         """HBM bytes per weight and micro-batch where kernels add gradients up: one of 16 bits and the sum read, the sum written; a
         cast before that reads and writes too."""
         optimizer = self.framework.optimizer
+        if self.defers_reduction:
+            return 2.0 + 2.0 * self.state_bytes.reduce
         if not optimizer.gradient_adds or (optimizer.gradient_adds == "pipelines" and self.plan.pp == 1):
             return 0.0
         total = 4.0 if self.gradient_dtype == "fp32" else 2.0
@@ -251,8 +278,10 @@ class Job:
             gradient = 4.0 if reduce_dtype == "fp32" or spec.optimizer.sharded_weights_fp32 else 2.0
         parameter = self._working_bytes
         if self.pure_bf16:
-            # Autograd's gradients and torch's moments are in the weight's dtype; nothing is left to cast on the way.
-            reduce_dtype, gradient, parameter = training.gradient_dtype or "bf16", 2.0, max(parameter, 2.0)
+            # Autograd's gradients and torch's moments are in the weight's dtype. FSDP reduces in its own (MixedPrecisionPolicy's
+            # reduce_dtype) and casts what it has reduced back.
+            own = spec.data.fsdp_reduce_dtype if self.plan.zero_stage == 3 else "bf16"
+            reduce_dtype, gradient, parameter = training.gradient_dtype or own, 2.0, max(parameter, 2.0)
         copy = spec.optimizer.gradient_copy_bytes if gradient > 2.0 else 0.0
         if spec.data.ddp_buckets and self.plan.zero_stage == 0:
             copy += parameter

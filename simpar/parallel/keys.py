@@ -10,12 +10,17 @@ PhaseLetter = Literal["F", "B", "I", "W"]
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Blocks [first, last) of (model) stage `stage` in one phase."""
+    """Blocks [first, last) of (model) stage `stage` in one phase.
+
+    Attributes:
+        cut: of a pass that is cut: something else may wait for one of its blocks, or hold one up.
+    """
 
     phase: PhaseLetter
     stage: int
     first: int
     last: int
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,12 @@ class BlockOp:
 
 @dataclass(frozen=True, slots=True)
 class LaunchGap:
-    """Time by which the host is slower than the device over one block."""
+    """Time by which the host is late after one block; `cut` as in `Compute`."""
 
     phase: PhaseLetter
     stage: int
     block: int
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

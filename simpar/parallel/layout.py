@@ -22,6 +22,7 @@ from simpar.specs.encoders import encoders_of, input_tokens
 from simpar.specs.framework import framework
 from simpar.specs.kinds import Kind
 from simpar.specs.model import TransformerSpec
+from simpar.specs.reference import reference_of
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
 from simpar.specs.stage_plan import Host, hosts, joint_profile
@@ -174,8 +175,8 @@ class Layout(Job):
         if own.encoders[0] and (own.embedding or own.encoders[1] > own.encoders[0]):
             # Encoders split their inputs over no ranks.
             return self.network.encoders[own.encoders[0] - 1].passes_on * self.kernels.element
-        streams = 2 if self.training.reference_model else 1
-        return streams * boundary_bytes(self.boundary_bytes[own.first], self.plan)
+        beside = self.reference.entering_bytes(stage) if self.reference is not None else 0.0
+        return beside + boundary_bytes(self.boundary_bytes[own.first], self.plan)
 
     @cached_property
     def embedding_stage(self) -> int:
@@ -194,12 +195,17 @@ class Layout(Job):
         """Blocks of each virtual stage on one rank, in order."""
         if self.alone:
             return tuple(self.on(index).stage_blocks[index] for index in range(self.num_stages))
-        return tuple(tuple(self._blocks_of(stage)) for stage in self.stages)
+        return tuple(
+            (*self._encoder_blocks(stage), *self.reference_blocks(index), *self._own_blocks(stage))
+            for index, stage in enumerate(self.stages)
+        )
 
-    def _blocks_of(self, stage: StageLayers) -> list[LocalBlock]:
+    def _encoder_blocks(self, stage: StageLayers) -> list[LocalBlock]:
+        return [self.split(e.layer, self.encoder_options(e)) for e in self.network.encoders[slice(*stage.encoders)]]
+
+    def _own_blocks(self, stage: StageLayers) -> list[LocalBlock]:
         network, plain = self.network, self.plain_options
         spec = self.recompute
-        encoders = [self.split(e.layer, self.encoder_options(e)) for e in network.encoders[slice(*stage.encoders)]]
         blocks: list[LocalBlock] = []
         if stage.embedding and network.embedding is not None:
             blocks.append(self.split(network.embedding, plain))
@@ -223,20 +229,27 @@ class Layout(Job):
                 head = self.split(network.head, plain)
                 # A tied matrix beside its embedding is one parameter: reduced, gathered and updated with that.
                 blocks.append(replace(head, dense_parameters=head.dense_parameters - self.tied_extra) if stage.shares else head)
-        reference = [self._frozen(block) for block in blocks] if self.training.reference_model else []
-        return [*encoders, *reference, *blocks]
+        return blocks
+
+    @cached_property
+    def reference(self) -> Layout | None:
+        """The layout of the model that runs forward beside the trained one, stage by stage, on the same ranks."""
+        found = reference_of(self.scenario)
+        return None if found is None else replace(self, scenario=found, alone=(), ranks=())
+
+    def reference_blocks(self, stage: int) -> list[LocalBlock]:
+        """Blocks of a stage that are the reference's, behind its encoders."""
+        here = self.on(stage).reference
+        return [] if here is None else [here._frozen(block) for block in here._own_blocks(here.stages[stage])]
 
     def _frozen(self, block: LocalBlock) -> LocalBlock:
         """A block's forward on frozen weights: a copy of them, or the base weights of adapters."""
         own = block.options.lora_rank > 0
         shared = frozenset(node.name for node in block.layer.nodes) if own else block.options.borrowed
         options = replace(block.options, recompute=Recompute(), lora_rank=0, borrowed=shared, frozen=True)
-        return self.split(block.layer, options)
-
-    def reference_blocks(self, stage: int) -> int:
-        """Blocks of a stage that are the reference's, behind its encoders."""
-        first, last = self.stages[stage].encoders
-        return (len(self.stage_blocks[stage]) - (last - first)) // 2 if self.training.reference_model else 0
+        made, held = self.split(block.layer, options), block.dense_parameters + block.expert_parameters
+        # A matrix that another block has too, as a tied head its embedding's, is there once.
+        return replace(made, frozen_parameters=held) if held < made.frozen_parameters else made
 
     def encoder_options(self, encoder: EncoderLayer) -> SplitOptions:
         """Options of an encoder's layer: tensor parallel where its heads and widths allow, else whole on every rank; its inputs are
@@ -294,13 +307,15 @@ class Layout(Job):
     @cached_property
     def overlap_grad_reduce(self) -> bool:
         """Gradient reduction runs beside the backward."""
-        return self.framework.data.reduces_beside_backward(self.plan.zero_stage, self.plan.overlap_grad_reduce)
+        beside = self.framework.data.reduces_beside_backward(self.plan.zero_stage, self.plan.overlap_grad_reduce)
+        return beside and not self.training.launch_blocking
 
     @cached_property
     def overlap_param_gather(self) -> bool:
         """Parameter gathering runs beside the forward."""
         chosen = self.plan.overlap_param_gather
-        return self.framework.data.overlap_param_gather if chosen is None else chosen
+        beside = self.framework.data.overlap_param_gather if chosen is None else chosen
+        return beside and not self.training.launch_blocking
 
     @cached_property
     def data_ranks(self) -> int:

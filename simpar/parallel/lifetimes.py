@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simpar.graph.kernels import HALF, Kernel, is_product
+from simpar.graph.kernel_types import HALF, Kernel
+from simpar.graph.kernels import is_product
 from simpar.graph.shard import Stretch
 from simpar.graph.types import Attention, Convolution, Einsum, Elementwise, Layer, Loss, Norm, Permute, Select
 from simpar.parallel.blocks import LocalBlock
@@ -311,8 +312,11 @@ class _Order:
         self._ask(mine, size if local.needs_input_gradient(node) else 0.0)
         if product and late is None:
             assert isinstance(node, Einsum | Convolution)
-            self._ask(f"{node.name}.weight", local.weight_gradient(node))
-            self._free(f"{node.name}.weight")
+            own = [f"{node.name}.weight", f"{node.name}.sum"]
+            for name in own[: min(self.plan.loss.pieces, 2) if local.is_logits(node) else 1]:
+                self._ask(name, local.weight_gradient(node))
+            for name in own:
+                self._free(name)
         for index in range(len(scores)):
             self._free(f"{node.name}.scores#{index}")
         if late is not None and product and gradient in self.alive:

@@ -7,7 +7,8 @@ from typing import Final
 
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
-from simpar.graph.kernels import Kept, Kernel, is_product, kernels
+from simpar.graph.kernel_types import Kept, Kernel
+from simpar.graph.kernels import is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, cut
 from simpar.graph.shard import Layout, Shards
@@ -83,6 +84,12 @@ class LocalLayer:
             return kernel.launches
         return max(round(self.shards.extent(group, "expert")), 1) * (3 if self.options.narrow else 1)
 
+    def elementary_launches(self, kernel: Kernel, *, backward: bool) -> int:
+        """Kernels of a memory-bound node in one direction; some run once more for every expert of the rank."""
+        count, each = kernel.launches * (2 if backward else 1), kernel.each_group[backward]
+        group = self.grouped(self.layer.producer[kernel.node.inputs[0]]) if each else ""
+        return count + each * max(round(self.shards.extent(group, "expert")), 1) if group else count
+
     def engine_cast(self, node: Einsum, *, backward: bool) -> MemoryWork | None:
         """TransformerEngine's cast of a product's input, backward of its output's gradient; none where there is none.
 
@@ -142,8 +149,16 @@ class LocalLayer:
         """Traffic of a memory-bound node."""
         traffic, layout = kernel.backward if backward else kernel.forward, self.layout(kernel.node)
         moved = sum(self.shards.local(axes, layout) * each for axes, each in traffic)
-        work = MemoryWork(kernel.price, moved, kernel.launches, self.options.memory_implementation)
+        launches = self.elementary_launches(kernel, backward=backward) if any(kernel.each_group) else kernel.launches
+        work = MemoryWork(kernel.price, moved, launches, self.options.memory_implementation)
         return fused(work, self.options.activation_implementation, backward=backward)
+
+    def copies(self, kernel: Kernel, *, backward: bool) -> MemoryWork | None:
+        """What a memory-bound node copies, adds or casts as one piece beside its own kernels, whose launches hold these."""
+        if not (each := kernel.copied[backward]):
+            return None
+        elements = self.shards.local(self.axes(kernel.node.inputs[0]), self.layout(kernel.node))
+        return MemoryWork("copy", elements * each, 1, self.options.memory_implementation)
 
     def adapted(self, node: Node) -> bool:
         """Whether a low-rank pair sits beside a product."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from simpar.graph.casts import EngineCasts
-from simpar.graph.kernels import KernelPlan
+from simpar.graph.kernel_types import KernelPlan
 from simpar.graph.rematerialise import Recompute
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.work import Implementation

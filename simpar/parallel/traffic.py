@@ -17,7 +17,8 @@ def state_collectives(layout: Layout, key: Gather | Reduce) -> tuple[Collective,
     trained = isinstance(key, Reduce) or layout.plan.zero_stage < 3
     dense, experts = layout.block_parameters(key.stage, key.first, key.last, trainable=trained)
     if not trained:
-        dense += sum(block.frozen_parameters for block in layout.stage_blocks[key.stage][key.first : key.last])
+        for block in layout.stage_blocks[key.stage][key.first : key.last]:
+            dense, experts = dense + block.frozen_parameters - block.frozen_experts, experts + block.frozen_experts
     found: list[Collective] = []
     for parameters, expert in ((dense, False), (experts, True)):
         if parameters > 0:

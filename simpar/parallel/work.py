@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from simpar.specs.model import MoeSpec
+
 Direction = Literal["forward", "dgrad", "wgrad"]
 Implementation = Literal["tuned", "framework", "eager"]
 Dimension = Literal["tp", "cp", "ep", "etp", "dp", "edp", "shard", "replica", "expert_shard", "expert_replica", "pp"]
@@ -116,15 +118,19 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class ExpertExchange:
-    """Dispatch or combine of an expert layer: local tokens before dispatch, top-k, bytes per element."""
+    """Dispatch or combine of an expert layer: local tokens before dispatch, its experts, bytes per element."""
 
     combine: bool
     tokens: float
     hidden: int
-    topk: int
+    moe: MoeSpec
     element_bytes: float
     dispatcher: str
-    node_limit: int = 0
+
+    @property
+    def bytes(self) -> float:
+        """Of all pairs of a token and an expert."""
+        return self.tokens * self.moe.num_experts_per_tok * self.hidden * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True)

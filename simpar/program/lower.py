@@ -13,6 +13,7 @@ collectives hold the streams of every rank that takes part.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from simpar.parallel.beside import hides_exchanges, ops_of
 from simpar.parallel.keys import (
@@ -30,6 +31,7 @@ from simpar.parallel.keys import (
     pair_of,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
+from simpar.program.builder import Place
 from simpar.program.pipelines import Detail, Pipelines, Segment
 from simpar.program.program import OpKind, Program
 from simpar.program.stamps import Stamp
@@ -53,7 +55,7 @@ class _Lowering(Pipelines):
         super().__init__(layout, schedule, detail, units)
         self.blocking = p2p_blocks(layout, schedule)
         self.reductions: list[object] = []
-        self._stamps: dict[tuple[int, int, int, Phase], Stamp] = {}
+        self._stamps: dict[tuple[object, ...], Stamp] = {}
         self._gathers_at_start = self.gathers_at_start
 
     def start_gathers(self) -> None:
@@ -73,7 +75,7 @@ class _Lowering(Pipelines):
             return
         self.builder.add(
             key, kind=OpKind.GATHER_PARAMETERS, role=self.role(rank), streams=self.all_streams(rank, "dp"),
-            price=Gather(self.model_stage(stage), first, last), deps=tuple(deps), stage=stage, layer=first,
+            price=Gather(self.model_stage(stage), first, last), deps=tuple(deps), place=Place(stage, layer=first),
         )  # fmt: skip
 
     def run(self) -> Program:
@@ -81,10 +83,7 @@ class _Lowering(Pipelines):
         for self.copy in range(self.units.copies):
             for rank, row in enumerate(self.schedule.rows):
                 for action in row:
-                    if action.parts:
-                        self.overlapped(rank, action)
-                    else:
-                        self.passed(rank, action)
+                    self.passed(rank, action)
         self.copy = 0
         self.finish()
         counts = rank_gpus(self.layout.scenario) if not self.units.expanded else (1,) * self.layout.mesh.world_size
@@ -102,27 +101,35 @@ class _Lowering(Pipelines):
                 found.append(self.local(("end", needed.stage, needed.microbatch, letter)))
         return found
 
-    def passed(self, rank: int, leaf: Action) -> None:
-        """An action: the first of its stage and phase op by op, those like it as that one was."""
-        if not self.is_plain(leaf):
-            self.action(rank, leaf)
+    def passed(self, rank: int, action: Action) -> None:
+        """An action: the first of its stages and phase op by op, those like it as that one was."""
+        put, leaves = (self.overlapped if action.parts else self.action), action.leaves
+        numbers = tuple([leaf.microbatch for leaf in leaves])
+        # Two equal numbers do not tell which of them a key holds.
+        if self._each_by_itself or len(set(numbers)) < len(numbers) or not self._alone.isdisjoint(leaves):
+            put(rank, action)
             return
-        kind = (self.copy, rank, leaf.stage, leaf.phase)
-        stamp = self._stamps.get(kind)
+        kind = (self.copy, rank, action.phase, *[leaf.stage for leaf in leaves])
+        stamp, begin = self._stamps.get(kind), self.builder.num_ops
         if stamp is None:
-            begin = self.builder.num_ops
-            self.action(rank, leaf)
-            self._stamps[kind] = Stamp(self.builder, begin)
+            put(rank, action)
+            self._stamps[kind] = Stamp(self.builder, begin, numbers)
         else:
-            stamp.put(leaf.microbatch)
+            stamp.put(numbers)
+            if action.parts:
+                self.builder.pairs[begin] = (leaves[1].stage, numbers[1])
 
-    def is_plain(self, leaf: Action) -> bool:
-        """Whether nothing hangs on an action but its sends: no gather, no reduction, no copy to the host."""
-        if self.detail == "op" or self.gather_always or self.reduce_always or self.offloads or leaf in self.launched_after:
-            return False
-        if leaf.phase is Phase.F:
-            return not (self._gathers_at_start and leaf == self.first_forward[leaf.stage])
-        return not (self.data_parallel and leaf == self.last_backward.get(leaf.stage))
+    @property
+    def _each_by_itself(self) -> bool:
+        """Whether something hangs on every action besides its sends: a gather, a reduction, a copy to the host."""
+        return self.detail == "op" or self.gather_always or self.reduce_always or self.offloads
+
+    @cached_property
+    def _alone(self) -> frozenset[Action]:
+        """Actions on which something of the kind hangs."""
+        first = self.first_forward.values() if self._gathers_at_start else ()
+        last = self.last_backward.values() if self.data_parallel else ()
+        return frozenset((*first, *last, *self.launched_after))
 
     def action(self, rank: int, leaf: Action) -> None:
         stage, microbatch = leaf.stage, leaf.microbatch
@@ -144,9 +151,9 @@ class _Lowering(Pipelines):
             else:
                 self.builder.add(
                     self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"),
-                    deps=tuple(deps), stage=stage, microbatch=microbatch,
-                    layer=first if self.detail == "layer" or len(pieces) > 1 else -1,
-                    price=Compute(_LETTER[leaf.phase], self.model_stage(stage), first, last),
+                    deps=tuple(deps),
+                    place=Place(stage, microbatch, first if self.detail == "layer" or len(pieces) > 1 else -1),
+                    price=Compute(_LETTER[leaf.phase], self.model_stage(stage), first, last, self.is_cut(stage, leaf)),
                 )  # fmt: skip
             self.after_piece(leaf, first, name)
             if self.offloads and leaf.phase is Phase.F:
@@ -160,6 +167,7 @@ class _Lowering(Pipelines):
         local = self.layout.stage_blocks[stage][block]
         ops, hides = ops_of(self.layout, local, phase), hides_exchanges(self.layout, local, phase)
         used: set[int] = set()
+        place = Place(leaf.stage, leaf.microbatch, block)
         keys = [self.local(("op", leaf.stage, leaf.microbatch, phase, block, i)) for i in range(len(ops))]
         for index, op in enumerate(ops):
             used.update(op.deps)
@@ -176,15 +184,15 @@ class _Lowering(Pipelines):
                 ]
             for key, stream, price in parts:
                 self.builder.add(
-                    key, kind=kind, role=self.role(rank), deps=tuple(deps), stage=leaf.stage, microbatch=leaf.microbatch,
-                    streams=self.streams(rank, stream if compute else f"block_{stream}"), layer=block, price=price,
+                    key, kind=kind, role=self.role(rank), deps=tuple(deps), place=place,
+                    streams=self.streams(rank, stream if compute else f"block_{stream}"), price=price,
                 )  # fmt: skip
                 self.builder.labels[self.builder[key]] = f"{leaf}/l{block} {op.name}@r{self.role(rank)}"
         ends: list[object] = [keys[i] for i in range(len(ops)) if i not in used]
         ends = ends or inputs
         self.builder.add(
             self.local(name), kind=_KIND[leaf.phase], role=self.role(rank), streams=self.streams(rank, "compute"), deps=tuple(ends),
-            stage=leaf.stage, microbatch=leaf.microbatch, layer=block, price=LaunchGap(phase, stage, block),
+            place=place, price=LaunchGap(phase, stage, block, self.is_cut(leaf.stage, leaf)),
         )  # fmt: skip
 
     # -- host ------------------------------------------------------------------------------------------------------
@@ -193,8 +201,8 @@ class _Lowering(Pipelines):
         """Copy a piece's activations to the host once its forward has run."""
         self.builder.add(
             self.local(("offload", leaf.stage, leaf.microbatch, first)), kind=OpKind.OFFLOAD, role=self.role(rank),
-            streams=self.streams(rank, "host_down"), deps=(self.local(after),), stage=leaf.stage, layer=first,
-            microbatch=leaf.microbatch, price=Offload(self.model_stage(leaf.stage), first, last, to_host=True),
+            streams=self.streams(rank, "host_down"), deps=(self.local(after),),
+            place=Place(leaf.stage, leaf.microbatch, first), price=Offload(self.model_stage(leaf.stage), first, last, to_host=True),
         )  # fmt: skip
 
     def reload(self, rank: int, leaf: Action, pieces: list[Segment], index: int) -> list[object]:
@@ -211,8 +219,8 @@ class _Lowering(Pipelines):
                     deps.append(self.local(("part", leaf.stage, leaf.microbatch, "B", pieces[position - 1 - ahead][0])))
                 self.builder.add(
                     self.local(("reload", leaf.stage, leaf.microbatch, first)), kind=OpKind.OFFLOAD, role=self.role(rank),
-                    streams=self.streams(rank, "host_up"), deps=tuple(deps), stage=leaf.stage, layer=first,
-                    microbatch=leaf.microbatch, price=Offload(self.model_stage(leaf.stage), first, last, to_host=False),
+                    streams=self.streams(rank, "host_up"), deps=tuple(deps), place=Place(leaf.stage, leaf.microbatch, first),
+                    price=Offload(self.model_stage(leaf.stage), first, last, to_host=False),
                 )  # fmt: skip
         return [self.local(("reload", leaf.stage, leaf.microbatch, pieces[index][0]))]
 
@@ -266,7 +274,7 @@ class _Lowering(Pipelines):
         if not (final or self.reduce_always):
             return
         last = self.bucket_ends(stage).get(first)
-        if last is not None and (self.layout.overlap_grad_reduce or self.reduce_always):
+        if last is not None and self.reduces_beside:
             self.reduce(stage, first, last, leaf.microbatch, name)
 
     def launch_reductions(self, leaf: Action) -> None:
@@ -283,7 +291,7 @@ class _Lowering(Pipelines):
         self.builder.add(
             key, kind=OpKind.REDUCE_GRADIENTS, role=self.role(rank), streams=self.all_streams(rank, "dp"),
             deps=tuple(self.everywhere(after)),
-            price=Reduce(self.model_stage(stage), first, last), stage=stage, layer=first,
+            price=Reduce(self.model_stage(stage), first, last), place=Place(stage, layer=first),
         )  # fmt: skip
         self.reductions.append(key)
 
@@ -305,7 +313,7 @@ class _Lowering(Pipelines):
         self.builder.add(
             self.local(("send", leaf.stage, target, leaf.microbatch, letter)),
             kind=OpKind.SEND_FORWARD if forward else OpKind.SEND_BACKWARD, role=self.role(rank), streams=streams,
-            deps=(self.local(("end", leaf.stage, leaf.microbatch, letter)),), stage=leaf.stage, microbatch=leaf.microbatch,
+            deps=(self.local(("end", leaf.stage, leaf.microbatch, letter)),), place=Place(leaf.stage, leaf.microbatch),
             price=Send(self.model_stage(leaf.stage), self.model_stage(target), not forward,
                        pair_of(rank, self.rank_of(target), self.schedule.num_ranks)),
         )  # fmt: skip
@@ -317,18 +325,15 @@ class _Lowering(Pipelines):
         if self.gathers_at_start and forward == self.first_forward.get(forward.stage):
             stage = self.model_stage(forward.stage) if self.schedule.replicas > 1 else forward.stage
             deps += [("gather", stage, f) for f, _ in self.buckets(forward.stage)]
-        key = self.local(("pair", forward.stage, forward.microbatch, backward.stage, backward.microbatch))
+        key, end = (self.local(("end", leaf.stage, leaf.microbatch, letter)) for leaf, letter in ((forward, "F"), (backward, "B")))
         self.builder.add(
             key, kind=OpKind.OVERLAPPED, role=self.role(rank), streams=self.streams(rank, "compute"), deps=tuple(deps),
-            stage=forward.stage,
-            microbatch=forward.microbatch,
+            place=Place(forward.stage, forward.microbatch),
             price=Overlapped(self.model_stage(forward.stage), self.model_stage(backward.stage)),
         )  # fmt: skip
-        index = self.builder[key]
-        self.builder.pairs[index] = (backward.stage, backward.microbatch)
+        self.builder.alias(end, key)
+        self.builder.pairs[self.builder[key]] = (backward.stage, backward.microbatch)
         for leaf in (forward, backward):
-            letter = "F" if leaf.phase is Phase.F else "B"
-            self.builder.alias(self.local(("end", leaf.stage, leaf.microbatch, letter)), key)
             self.send(rank, leaf)
         if backward == self.last_backward.get(backward.stage):
             for first, _ in self.buckets(backward.stage):
@@ -341,7 +346,7 @@ class _Lowering(Pipelines):
         """Reductions that did not overlap, the tied embedding, the update, gathers that do not overlap."""
         layout, schedule = self.layout, self.schedule
         training = layout.training.optimizer != "none"
-        if self.data_parallel and not (layout.overlap_grad_reduce or self.reduce_always):
+        if self.data_parallel and not self.reduces_beside:
             for stage, leaf in sorted(self.last_backward.items()):
                 letter = "W" if leaf.phase is Phase.W else "B"
                 for first, last in self.buckets(stage):

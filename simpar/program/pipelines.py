@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Literal
 
 from simpar.parallel.layout import Layout
-from simpar.program.program import ProgramBuilder, Stream
+from simpar.program.builder import ProgramBuilder
+from simpar.program.program import Stream
 from simpar.program.units import Units
 from simpar.schedules import Action, Phase, Schedule
 
@@ -26,7 +27,9 @@ class Pipelines:
         self.data_parallel = layout.data_ranks > 1 and layout.training.optimizer != "none"
         unsharded_pipeline = schedule.num_ranks > 1 and layout.framework.data.fsdp_unsharded_with_pp
         self.gather_always = self.zero == 3 and not unsharded_pipeline and self.data_parallel
-        self.reduce_always = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
+        by_block = self.data_parallel and (self.gather_always or (self.zero == 2 and schedule.num_ranks == 1))
+        self.reduce_always = by_block and not layout.defers_reduction
+        self.reduces_beside = by_block or layout.overlap_grad_reduce
         self.offloads = layout.plan.offload.activations > 0
         self.offloads_in_turn = self.offloads and layout.framework.data.offload_blocks_compute
         self._buckets: dict[int, tuple[Segment, ...]] = {}
@@ -102,20 +105,27 @@ class Pipelines:
             return [(0, 0)]
         if self.detail != "stage" or self.gather_always or self.offloads:
             pieces = [(i, i + 1) for i in range(count)]
-        elif self._cut(stage, leaf):
+        elif self.is_cut(stage, leaf):
             pieces = sorted(self.buckets(stage))
         else:
             pieces = [(0, count)]
         return pieces if forward else pieces[::-1]
 
-    def _cut(self, stage: int, leaf: Action) -> bool:
+    def is_cut(self, stage: int, leaf: Action) -> bool:
+        """Whether something else may wait for a block inside an action, or hold one up."""
+        if self.gather_always or self.offloads:
+            return self.blocks(stage) > 1
+        return self._has_buckets(stage, leaf) and len(self.buckets(stage)) > 1
+
+    def _has_buckets(self, stage: int, leaf: Action) -> bool:
+        """Whether parameters come, or gradients go, bucket by bucket."""
         if not self.data_parallel:
             return False
         if leaf.phase is Phase.F:
             return leaf == self.first_forward[stage] and self.gathers_at_start
         if self.reduce_always:
             return leaf.phase in (Phase.B, Phase.W)
-        return leaf == self.last_backward[stage] and self.layout.overlap_grad_reduce
+        return leaf == self.last_backward[stage] and self.reduces_beside
 
     @property
     def launches_together(self) -> bool:

@@ -7,17 +7,14 @@ price tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import DeadlockError, InternalError
+from simpar.errors import DeadlockError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -61,17 +58,6 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryEffect:
-    """`bytes` more (or, negative, less) of `category` on `role`, when op `op` starts or finishes."""
-
-    op: int
-    at_finish: bool
-    role: int
-    category: str
-    bytes: float
-
-
-@dataclass(frozen=True, slots=True)
 class Transfer:
     """What an op moves over the network, for the contention model.
 
@@ -99,7 +85,6 @@ class Program:
         price: int array [ops], index into a price table.
         price_keys: one hashable key per price, what costs/ prices.
         dep_ptr, dep_ops: CSR of the ops each op waits for, besides its streams.
-        memory: what ops do to memory.
         transfers: op -> what it moves, where contention matters.
         rank_count: ranks that each role stands for.
         labels: texts of ops that the arrays do not describe.
@@ -119,7 +104,6 @@ class Program:
     price_keys: tuple[object, ...]
     dep_ptr: IntArray
     dep_ops: IntArray
-    memory: tuple[MemoryEffect, ...] = ()
     transfers: dict[int, Transfer] = field(default_factory=dict)
     rank_count: tuple[int, ...] = ()
     labels: dict[int, str] = field(default_factory=dict)
@@ -235,121 +219,6 @@ class Program:
             path.append(op)
             op = next(int(p) for p in ops[ptr[op] : ptr[op + 1]] if indegree[p] > 0)
         return [self.label(o) for o in reversed(path[position[op] :])]
-
-
-Row = tuple[int, int, int, int, int, int]
-"""An op: kind, stage, micro-batch, layer, role, price."""
-
-
-class Put(NamedTuple):
-    """An op as it was put: its key, row, what it waits for, its streams."""
-
-    key: object
-    row: Row
-    deps: Sequence[object]
-    streams: list[Stream]
-
-
-class ProgramBuilder:
-    """Collects ops under symbolic keys; dependencies may name ops that come later."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._index: dict[object, int] = {}
-        self._rows: list[Row] = []
-        self._deps: list[Sequence[object]] = []
-        self._streams: dict[Stream, list[int]] = {}
-        self._prices: dict[object, int] = {}
-        self.memory: list[MemoryEffect] = []
-        self.transfers: dict[int, Transfer] = {}
-        self.labels: dict[int, str] = {}
-        self.pairs: dict[int, tuple[int, int]] = {}
-
-    def alias(self, key: object, target: object) -> None:
-        """`key` is another name of the op under `target`."""
-        self._index[key] = self._index[target]
-
-    def add(
-        self,
-        key: object,
-        *,
-        kind: OpKind,
-        role: int,
-        streams: Iterable[Stream],
-        price: object,
-        deps: Sequence[object] = (),
-        stage: int = -1,
-        microbatch: int = -1,
-        layer: int = -1,
-    ) -> int:
-        """Append an op to the end of each of its streams; returns its index."""
-        row = (int(kind), stage, microbatch, layer, role, self._prices.setdefault(price, len(self._prices)))
-        index = self.append(key, row, deps)
-        for stream in streams:
-            self.on(stream).append(index)
-        return index
-
-    def append(self, key: object, row: Row, deps: Sequence[object]) -> int:
-        """An op that is on no stream yet; returns its index."""
-        index = len(self._rows)
-        if self._index.setdefault(key, index) != index:
-            raise InternalError(f"op {key!r} is added twice to {self.name}")
-        self._rows.append(row)
-        self._deps.append(deps)
-        return index
-
-    def on(self, stream: Stream) -> list[int]:
-        """The ops of a stream, to which more may be appended."""
-        return self._streams.setdefault(stream, [])
-
-    @property
-    def num_ops(self) -> int:
-        """Ops so far."""
-        return len(self._rows)
-
-    def latest(self, begin: int) -> list[Put]:
-        """Ops from `begin` on."""
-        keys = list(islice(reversed(self._index.items()), self.num_ops - begin))
-        found = {index: key for key, index in keys}
-        on = {index: [s for s, ops in self._streams.items() if index in ops[begin - self.num_ops :]] for index in found}
-        return [Put(found[i], self._rows[i], self._deps[i], on[i]) for i in sorted(found)]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._index
-
-    def __getitem__(self, key: object) -> int:
-        return self._index[key]
-
-    def build(self, rank_count: tuple[int, ...] = ()) -> Program:
-        """The finished program (not yet checked for deadlock)."""
-        index = self._index
-        try:
-            deps = [[index[key] for key in keys] for keys in self._deps]
-        except KeyError as error:
-            raise InternalError(f"{self.name}: an op depends on {error.args[0]!r}, which does not exist") from None
-        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
-        streams = tuple(self._streams)
-        lists = [self._streams[s] for s in streams]
-        return Program(
-            name=self.name,
-            streams=streams,
-            stream_ptr=np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(np.int64),
-            stream_ops=np.array([op for ops in lists for op in ops], dtype=np.int64),
-            kind=rows[:, 0],
-            stage=rows[:, 1],
-            microbatch=rows[:, 2],
-            layer=rows[:, 3],
-            role=rows[:, 4],
-            price=rows[:, 5],
-            price_keys=tuple(self._prices),
-            dep_ptr=np.concatenate([[0], np.cumsum([len(d) for d in deps])]).astype(np.int64),
-            dep_ops=np.array([d for ds in deps for d in ds], dtype=np.int64),
-            memory=tuple(self.memory),
-            transfers=self.transfers,
-            rank_count=rank_count,
-            labels=self.labels,
-            pairs=self.pairs,
-        )
 
 
 @dataclass(frozen=True)

@@ -1,50 +1,52 @@
-"""Passes that are put again for another micro-batch: what the ops of one were, with its number taken out."""
+"""Passes that are put again for other micro-batches: what the ops of one were, with the numbers taken out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simpar.program.program import ProgramBuilder
-
-Key = tuple[object, ...]
-Parts = tuple[Key, Key]
-"""A key before and after the number of its micro-batch."""
-
-
-def parts_of(key: object) -> Parts:
-    """Where the number stands: behind what a send goes to, else behind the stage."""
-    assert isinstance(key, tuple)
-    at = 4 if key[1] == "send" else 3
-    return key[:at], key[at + 1 :]
+from simpar.program.builder import Member, ProgramBuilder, split_key
 
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """One op: its key, what it waits for, its row but the micro-batch, the ops of its streams."""
+    """One op: what it is known as, what it waits for, its row around the micro-batch, which of the numbers that is, the ops of its
+    streams."""
 
-    key: Parts
-    waits: tuple[Parts, ...]
+    keys: tuple[Member, ...]
+    waits: tuple[Member, ...]
     before: tuple[int, ...]
+    which: int
     after: tuple[int, ...]
     streams: tuple[list[int], ...]
 
 
 class Stamp:
-    """The ops from `begin` on, all of one micro-batch."""
+    """The ops from `begin` on, all of one micro-batch, or of two that differ."""
 
-    def __init__(self, builder: ProgramBuilder, begin: int) -> None:
+    def __init__(self, builder: ProgramBuilder, begin: int, numbers: tuple[int, ...]) -> None:
         self._builder = builder
-        self._ops = tuple(
-            _Op(parts_of(op.key), tuple(map(parts_of, op.deps)), op.row[:2], op.row[3:], tuple(map(builder.on, op.streams)))
-            for op in builder.latest(begin)
-        )
 
-    def put(self, microbatch: int) -> None:
-        """The same ops of another micro-batch."""
-        append, number = self._builder.append, (microbatch,)
+        def members(keys: Iterable[object]) -> tuple[Member, ...]:
+            found = []
+            for key in keys:
+                split = split_key(key)
+                assert split is not None
+                before, number, after = split
+                found.append((builder.family(before, after), numbers.index(number)))
+            return tuple(found)
+
+        self._ops = tuple(
+            _Op(members(op.keys), members(op.deps), op.row[:2], numbers.index(op.row[2]), op.row[3:],
+                tuple(map(builder.on, op.streams)))
+            for op in builder.latest(begin)
+        )  # fmt: skip
+
+    def put(self, numbers: tuple[int, ...]) -> None:
+        """The same ops of other micro-batches."""
+        repeat = self._builder.repeat
         for op in self._ops:
-            waits = tuple([before + number + after for before, after in op.waits])
-            index = append(op.key[0] + number + op.key[1], (*op.before, microbatch, *op.after), waits)  # type: ignore[arg-type]
+            index = repeat((*op.before, numbers[op.which], *op.after), op.keys, op.waits, numbers)  # type: ignore[arg-type]
             for ops in op.streams:
                 ops.append(index)
 

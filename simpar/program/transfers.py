@@ -56,7 +56,7 @@ class _Finder:
                 work.name, work.bytes * work.repeat * self.share(key), self.groups(work.dimension, role), work.dimension
             )
         if isinstance(work, ExpertExchange):
-            amount = work.tokens * work.topk * work.hidden * work.element_bytes * self.share(key)
+            amount = work.bytes * self.share(key)
             return Transfer("all_to_all", amount, self.groups("ep", role), "ep")
         return None
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from simpar.report.width import ByWidth
 from simpar.result.result import Result
-from simpar.searching.answer import Answer, Candidate
+from simpar.searching.answer import CANNOT_LAUNCH, Answer, Candidate
 from simpar.searching.find import Watch
 from simpar.searching.improve import Change, Improvements
 from simpar.searching.runner_up import RunnerUp, Trade
@@ -168,7 +168,8 @@ def _rejected(answer: Answer) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right")
     for reason, count in answer.counts("rejected").items():
-        table.add_row(f"{count:,}", reason)
+        told = f": {answer.refused[0]}" if reason == CANNOT_LAUNCH else ""
+        table.add_row(f"{count:,}", reason + told)
     return table
 
 

@@ -25,16 +25,10 @@ def rests_unsharded(layout: Layout) -> bool:
     return resting and stays_gathered(layout)
 
 
-def waits_for_the_last(layout: Layout) -> bool:
-    """Whole gradients of fully sharded weights add up until the last micro-batch of a step, which alone reduces them."""
-    sharded = layout.plan.zero_stage == 3 and layout.data_ranks > 1 and layout.training.optimizer != "none"
-    return sharded and layout.num_microbatches > 1 and layout.plan.pp == 1 and layout.framework.data.fsdp_defers_reduction
-
-
 def fsdp_buffers(layout: Layout, held: float, stages: Sequence[int]) -> float:
     """What rests whole on a fully sharded rank: gathered parameters and gradients in a pipeline (6 + 12/D bytes in all), gradients
     alone where only the last micro-batch reduces."""
-    if waits_for_the_last(layout):
+    if layout.defers_reduction:
         return held * layout.state_bytes.reduce
     if layout.plan.zero_stage < 3 or layout.data_ranks == 1 or not stays_gathered(layout):
         return 0.0
@@ -68,12 +62,13 @@ def sharded_more_moments(layout: Layout, stages: Sequence[int]) -> float:
 
 
 def frozen_parameters(layout: Layout, stages: Sequence[int]) -> float:
-    """Bytes of the frozen weights of these stages that rest on one rank: of frozen encoders, or under low-rank adaptation."""
+    """Bytes of the frozen weights of these stages that rest on one rank: of frozen encoders, of a reference, or under low-rank
+    adaptation."""
     shards, expert_shards = (layout.shard_ranks, layout.expert_shard_ranks) if layout.plan.zero_stage == 3 else (1, 1)
     blocks = [block for stage in stages for block in layout.stage_blocks[stage]]
     found = 0.0
     for b in blocks:
-        found += layout.frozen_bytes(b) * b.frozen_parameters / shards
+        found += layout.frozen_bytes(b) * ((b.frozen_parameters - b.frozen_experts) / shards + b.frozen_experts / expert_shards)
         if b.options.lora_rank:
             found += layout.frozen_bytes(b) * (b.dense_parameters / shards + b.expert_parameters / expert_shards)
     return found
@@ -120,6 +115,8 @@ class Gathers:
         trained = [layout.trained(b) for b in blocks]
         # Gradients are as wide as what is computed with.
         own = [b.options.kernels.element * p for b, p in zip(blocks, trained, strict=True)]
+        if at_loss := any(name == "head/logits" for name, _ in blocks[-1].saved):
+            own[-1] = head_gradient_bytes(layout) * trained[-1]
         whole = root_weights(layout, blocks)
         root, waiting = state.gather * sum(whole), 0.0
         if root:
@@ -132,16 +129,32 @@ class Gathers:
         # Gradients of the head wait for those of the embedding.
         waits = [waiting] * (len(blocks) - 1) + [0.0]
         begin = [w + b + g for w, b, g in zip(weights, behind, waits, strict=True)]
-        if any(name == "head/logits" for name, _ in blocks[-1].saved):
+        if at_loss:
             begin[-1] = root + state.gather * held[-1]  # nothing is prefetched before the loss is through
         end = [w + g + max(b, state.reduce * p) for w, g, b, p in zip(weights, own, behind, trained, strict=True)]
         end = [e + g for e, g in zip(end, waits, strict=True)]
         return cls(forward, begin, end)
 
 
+def head_gradient_bytes(layout: Layout) -> float:
+    """Bytes per weight of the head's gradient before it is reduced.
+
+    Where each piece of a loss has a backward of its own and the last one reduces, FSDP2 adds them up as wide as it reduces.
+    """
+    element, loss = layout.plain_options.kernels.element, layout.plain_options.kernels.loss
+    pieces = loss.kind == "chunked" and loss.chunks > 1 and layout.framework.data.fsdp_reduce_input_stays
+    return max(element, layout.state_bytes.reduce) if pieces else element
+
+
+def root_stays(layout: Layout) -> bool:
+    """Whether the ends of the model are one group that is gathered throughout."""
+    root = layout.framework.data.fsdp_root
+    return root == "all" or (root == "tied" and layout.network.tied)
+
+
 def root_weights(layout: Layout, blocks: Sequence[LocalBlock]) -> list[float]:
     """Weights of each block that belong to the group that is gathered throughout; zeros where there is none."""
-    ends = [layout.framework.data.fsdp_root_stays and b.outside_layers for b in blocks]
+    ends = [root_stays(layout) and b.outside_layers for b in blocks]
     return [(b.dense_parameters + b.expert_parameters + b.frozen_parameters) * end for b, end in zip(blocks, ends, strict=True)]
 
 

@@ -19,11 +19,12 @@ from simpar.result.allocator import HOST_AHEAD, HOST_WAITS, RECORDED, Event
 from simpar.result.gathers import (
     frozen_parameters,
     gathers_in_buffers,
+    head_gradient_bytes,
     held_inputs,
     rests_unsharded,
+    root_stays,
     sharded_more_moments,
     update_bytes,
-    waits_for_the_last,
     whole_embedding_gradient,
 )
 from simpar.result.outside import workspaces
@@ -183,7 +184,7 @@ class Sharded:
 
     def _root(self, stage: int, index: int) -> bool:
         """Whether a block belongs to the group that stays gathered."""
-        return self.layout.framework.data.fsdp_root_stays and self.layout.stage_blocks[stage][index].outside_layers
+        return root_stays(self.layout) and self.layout.stage_blocks[stage][index].outside_layers
 
     def _gather(self, stage: int, index: int) -> None:
         block, trace = self.layout.stage_blocks[stage][index], self.trace
@@ -209,7 +210,9 @@ class Sharded:
         block, trace, state = self.layout.stage_blocks[stage][index], self.trace, self.layout.state_bytes
         weights = [w for w, _ in trace.lives(stage, block).weights]
         share = self.layout.trained(block) / (sum(weights) or 1.0) if self.layout.options.lora_rank else 1.0
-        own = [trace.ask(w * share * state.gather) for w in weights]
+        at_loss = any(name == "head/logits" for name, _ in block.saved)
+        element = head_gradient_bytes(self.layout) if at_loss else state.gather
+        own = [trace.ask(w * share * element) for w in weights]
         held = sum(weights) * share
         kept = held_inputs(self.layout, block)
         self.held += [trace.ask(kept), trace.ask(kept)]
@@ -316,14 +319,11 @@ def _states(trace: Trace, stages: list[int]) -> list[float]:
     away = layout.states_away and layout.framework.optimizer.gradients_to_host
     if zero < 3 and not away:
         trace.ask(total * state.gradient / (layout.shard_ranks if zero == 2 else 1))
-    elif rests_unsharded(layout):
+    elif rests_unsharded(layout) or layout.defers_reduction:
         for w, _ in weights:
-            trace.ask(w * state.gather)
+            trace.ask(0.0 if layout.defers_reduction else w * state.gather)
             trace.ask(w * state.reduce)
         trace.ask(whole_embedding_gradient(layout) if layout.embedding_stage in stages else 0.0)
-    elif waits_for_the_last(layout):
-        for w, _ in weights:
-            trace.ask(w * state.reduce)
     for size in placeholders(layout, stages).values():
         trace.ask(size)
     trace.ask(receive_buffers(layout, stages))

@@ -23,8 +23,9 @@ from simpar.specs.scenario import Scenario
 _ALIKE: Final = 0.2
 """Two runs of one configuration whose step times differ by more contradict each other."""
 _RANK_NAME: Final = re.compile(r"(?:rank|worker|globalrank-)[_-]?(\d+)", re.IGNORECASE)
-_IDENTITY: Final = ("gpu", "n_gpus", "model_name", "tp", "pp", "cp", "ep", "dp", "vpp", "zero_stage", "micro_batch", "global_batch",
-                    "seq_len", "recompute", "precision")  # fmt: skip
+_MEASURED: Final = frozenset({"id", "source", "source_ref", "confidence", "notes", "step_time_s", "mem_gib", "mem_kind",
+                              "mem_unit_as_stated", "oom", "extra"})  # fmt: skip
+"""Columns of a row that do not say what ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _joined(readings: list[LogReading]) -> LogReading:
 
 
 def _shortened(notes: Sequence[str], most: int = 3) -> list[str]:
-    return [*notes[:most], *([f"and {len(notes) - most} more such lines"] if len(notes) > most else [])]
+    return [*notes[:most], *([f"and {len(notes) - most} more such"] if len(notes) > most else [])]
 
 
 def _timing(result: Steady, readings: list[LogReading], steps: LogReading) -> dict[str, Any]:
@@ -207,20 +208,28 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     old = [row for _, row in read_json_lines(path, finite=False)] if path.exists() else []
     names = {row["id"] for row in rows}
     kept = [row for row in old if row.get("id") not in names]
-    warnings = [text for row in rows for other in kept if (text := _contradiction(row, other))]
+    warnings = [text for row in rows if (text := _contradiction(row, kept))]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in (*kept, *rows))
     write_file(path, lines.encode(), "--out")
     return warnings
 
 
-def _contradiction(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    a, b = row.get("step_time_s"), other.get("step_time_s")
-    if not isinstance(a, int | float) or not isinstance(b, int | float) or any(row.get(k) != other.get(k) for k in _IDENTITY):
+def _contradiction(row: Mapping[str, Any], kept: Sequence[Mapping[str, Any]]) -> str:
+    own = row.get("step_time_s")
+    if not isinstance(own, int | float):
         return ""
-    if max(a, b) <= (1.0 + _ALIKE) * min(a, b):
+    what = _configuration(row)
+    alike = [other for other in kept if isinstance(other.get("step_time_s"), int | float) and _configuration(other) == what]
+    others = [o for o in alike if max(own, o["step_time_s"]) > (1.0 + _ALIKE) * min(own, o["step_time_s"])]
+    if not others:
         return ""
-    pair = f"{row['id']!r} took {a:.4g} s a step and {other.get('id')!r}, of the same configuration, {b:.4g} s"
-    return f"{pair}: they contradict each other; both stay in the file"
+    named = _shortened([f"{other.get('id')!r} took {other['step_time_s']:.4g} s" for other in others])
+    said = f"{row['id']!r} took {own:.4g} s a step, but of the same configuration {', '.join(named)}"
+    return f"{said}: they contradict each other; all stay in the file"
+
+
+def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in _MEASURED}
 
 
 __all__ = ["RunRow", "add_rows", "read_run"]

@@ -78,9 +78,7 @@ def _runs(rows: Sequence[Sequence[str]], num_microbatches: int) -> bool:
 @lru_cache(maxsize=128)
 def _best(times: StageTimes, num_microbatches: int, flush: bool) -> tuple[tuple[str, ...], ...]:
     """Phases per rank of the best order found; of equal ones the first."""
-    waves = [Wave(times, num_microbatches, Choices(*answers)).run() for answers in product((False, True), repeat=3)]
-    # On clocks that tie, two ranks may each be placed first where only the other's result lets them start.
-    boards: list[Board] = [board for board in waves if _runs(board.rows, num_microbatches)]
+    boards: list[Board] = [Wave(times, num_microbatches, Choices(*answers)).run() for answers in product((False, True), repeat=3)]
     for rows in _handcrafted(times.ranks, num_microbatches):
         board = play(times, num_microbatches, rows)
         if all(peak <= limit + 1e-9 for peak, limit in zip(board.peak, times.limit, strict=True)):
@@ -92,7 +90,9 @@ def _best(times: StageTimes, num_microbatches: int, flush: bool) -> tuple[tuple[
         span, makespan = round(board.span / scale, 9), round(board.makespan / scale, 9)
         return (makespan, span) if flush else (span, makespan)
 
-    return tuple(map(tuple, min(boards, key=score).rows))
+    # On clocks that tie, two ranks may each be placed first where only the other's result lets them start.
+    found = next(board for board in sorted(boards, key=score) if _runs(board.rows, num_microbatches))
+    return tuple(map(tuple, found.rows))
 
 
 def _order(num_ranks: int, num_microbatches: int, virtual_stages: int, *, name: str, times: float, **options: object) -> Schedule:

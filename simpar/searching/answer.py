@@ -23,6 +23,7 @@ from simpar.searching.settings import free_choices
 from simpar.specs.scenario import Scenario
 from simpar.step import FOLD_MICROBATCHES, interpret, simulate
 
+CANNOT_LAUNCH: Final = "their framework cannot launch them"
 TIE: Final = 0.01
 """Layouts closer than this, relatively, are not told apart. Between the layouts of one published sweep (one model, cluster and
 batch) the ratio of predicted to measured step time scatters by more: a median of 3 % around each sweep's own (Hagemann et al. 2023
@@ -95,7 +96,7 @@ class Answer:
         asked: cluster sizes that were to be searched.
         runner_up: the best of the other designs.
         try_these: positions of the fewest candidates that contain the best with 90 %, likeliest first.
-        refused: layouts among the best that their framework cannot launch.
+        refused: why their framework cannot launch some of the best layouts, one reason a layout.
         seen: layouts that were simulated again with the scenario's effects; 0 where it has none.
         prove: it was asked to go on to the end.
     """
@@ -105,7 +106,7 @@ class Answer:
     asked: int
     runner_up: RunnerUp | None
     try_these: tuple[int, ...] = ()
-    refused: int = 0
+    refused: tuple[str, ...] = ()
     seen: int = 0
     prove: bool = False
 
@@ -158,7 +159,7 @@ class Answer:
             for name, count in getattr(found.account, what).items():
                 total[name] = total.get(name, 0) + count
         if what == "rejected":
-            total["their framework cannot launch them"] = self.refused
+            total[CANNOT_LAUNCH] = len(self.refused)
         return dict(sorted(((n, c) for n, c in total.items() if c), key=lambda pair: -pair[1]))
 
     def to_json(self) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class Answer:
 def answer(
     found: Sequence[Found],
     asked: int | None = None,
-    runs: Callable[[Scenario], bool] = lambda _: True,
+    runs: Callable[[Scenario], str] = lambda _: "",
     measured: Callable[[Scenario], int] | None = None,
     known: Known | None = None,
 ) -> Answer:
@@ -192,13 +193,14 @@ def answer(
 
     Args:
         asked: cluster sizes that were to be searched; none = those of `found`.
-        runs: whether a layout can be launched; what cannot is left out.
+        runs: why a layout cannot be launched, which is then left out; "" = it can.
         measured: how many rows of the evidence have the combination of a layout.
         known: results of earlier answers over these spaces; new ones are added.
     """
     wish, known = found[0].wish, {} if known is None else known
-    pools = {id(each): [s for s in _pool(each) if runs(s.choice.scenario(each.space.template))] for each in found}
-    refused = sum(len(list(_pool(each))) - len(pools[id(each)]) for each in found)
+    reasons = [(each, s, runs(s.choice.scenario(each.space.template))) for each in found for s in _pool(each)]
+    pools = {id(each): [s for owner, s, reason in reasons if owner is each and not reason] for each in found}
+    refused = tuple(reason for *_, reason in reasons if reason)
     every = [candidate for each in found for candidate in _candidates(each, pools[id(each)], wish, known)]
     chosen = _front(every, wish.front) if wish.front else _ranked(every, wish)
     try_these: tuple[int, ...] = ()

@@ -250,13 +250,14 @@ def _bare_transient(block: LocalBlock) -> float:
 class Gathered:
     """Fully sharded weights that come and go with their blocks: bytes per weight gathered, per gradient, groups ahead.
 
-    `adapters`: they alone have gradients.
+    `adapters`: they alone have gradients. `head`: bytes of a gradient of the head before it is reduced.
     """
 
     gather: float
     reduce: float
     ahead: int
     adapters: bool = False
+    head: float = 2.0
 
 
 def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price], *, hidden: bool = False) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
+from simpar.host import rarely_collected
 from simpar.registry import unknown
 from simpar.searching.abilities import ANY, limit_of
 from simpar.searching.answer import Answer, Known, answer
@@ -49,7 +50,7 @@ class Outputs:
         write_html: writes the page.
         check: told the scenario before the search; raises what no layout of it could be exported for.
         export: writes launch files of the winner.
-        runs: whether a layout can be launched; what cannot is no answer.
+        runs: why a layout cannot be launched, which then is no answer; "" = it can.
         measured: how many measured runs have the combination of a layout.
         listener: told the progress; called with None when there is no more.
         say: a line for people, beside the answer.
@@ -60,7 +61,7 @@ class Outputs:
     write_html: Callable[[Answer, list[Why]], None] | None = None
     check: Callable[[Scenario], None] | None = None
     export: Callable[[Answer], None] | None = None
-    runs: Callable[[Scenario], bool] = lambda _: True
+    runs: Callable[[Scenario], str] = lambda _: ""
     measured: Callable[[Scenario], int] | None = None
     listener: Callable[[Watch | None], None] = lambda _: None
     say: Callable[[str], None] = lambda _: None
@@ -123,6 +124,7 @@ class SearchOptions:
     outputs: Outputs = field(default_factory=Outputs)
 
 
+@rarely_collected()
 def run(options: SearchOptions) -> int:
     """Search as asked.
 
@@ -169,13 +171,10 @@ def _cpu_s() -> float:
 
 
 def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: SearchOptions) -> Answer:
-    workers = options.workers
-    if workers is None and options.executor == "local" and sum(s.size for s in spaces) <= SMALL:
-        workers = 1
     known: Known = {}
     while True:
         found = find_over(
-            spaces, wish, executor=options.executor, workers=workers, scheduler=options.scheduler, store=store,
+            spaces, wish, executor=options.executor, workers=options.workers, scheduler=options.scheduler, store=store,
             resume=options.resume, listener=options.outputs.listener,
         )  # fmt: skip
         options.outputs.listener(None)

@@ -160,6 +160,8 @@ class Evaluation:
         for stage, rank in enumerate(step.schedule.stage_to_rank):
             held.setdefault(rank, []).append(step.schedule.model_stage(stage))
 
+        leads = self.pricing.framework.host.optimizer_tensor_cpu_s > 0
+
         def weights(order: Sequence[int]) -> tuple[int, ...]:
             n = kinds.layers
             return tuple(k - n if n <= k < 2 * n else k for k in order)
@@ -167,13 +169,16 @@ class Evaluation:
         def part(key: object) -> tuple[str, object]:
             if isinstance(key, Compute):
                 # The host's gaps belong to the whole stage.
-                return "block", (key.phase, orders[key.stage], key.first, key.last)
+                return "block", (key.phase, orders[key.stage], key.first, key.last, key.cut)
             if isinstance(key, Overlapped):
                 return "block", ("pair", orders[key.forward_stage], orders[key.backward_stage])
             if isinstance(key, Offload):
                 return "host", (key.to_host, orders[key.stage][key.first : key.last])
             if isinstance(key, Gather | Reduce):
                 return "state", (type(key).__name__, weights(orders[key.stage][key.first : key.last]))
+            if isinstance(key, OptimizerStep) and leads:
+                # The host comes to its tensors ahead of the device, by what the last backward leaves.
+                return "other", ("step", tuple(orders[s] for s in held[key.rank]))
             if isinstance(key, OptimizerStep):
                 return "state", ("step", tuple(weights(orders[s]) for s in held[key.rank]))
             if isinstance(key, Send) and self._same_boundaries(choice):
@@ -210,7 +215,7 @@ class Evaluation:
                 pair = self._prices[name] = (price.seconds, price.held_sms)
             found[row] = pair
         held, kinds = np.unique(found[:, 1], return_inverse=True)
-        beside = (scopes["block"], choice.recompute)
+        beside = (scopes["block"], choice.recompute, choice.pipeline)
         for sms in held.tolist():
             if (beside, sms) not in self._slowed:
                 pricer = pricer or self.pricer(choice, step)
@@ -244,7 +249,9 @@ class Evaluation:
         site = self.pricing.block_site(choice.group, choice.micro_batch_size, choice.variant)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
         sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
-        block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded)
+        # DualPipe hides expert exchanges its own way, see `parallel.beside`.
+        own = choice.variant.overlap_ep and choice.pipeline.schedule.startswith("dualpipe")
+        block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own)
         # What of a spread is hidden does not matter to its prices.
         spread = (choice.state.zero_stage, choice.state.shard_size)
         state = ("state", choice.group, choice.variant.precision, spread, choice.offload.optimizer)

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
-import queue
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Final
 
 from simpar.errors import InputError, Violation
-from simpar.host import follow_parent, interrupts_held
+from simpar.host import follow_parent, interrupts_held, rarely_collected
 from simpar.searching.account import Progress
 from simpar.searching.board import Board
 from simpar.searching.branch import Node
-from simpar.searching.choice import Choice
 from simpar.searching.closed import Closed, Closing
-from simpar.searching.incumbents import Incumbents, Limits, Scored
+from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.parts import PartResult, Wish, solve_part, survey_part
 from simpar.searching.space import Space
 
 _RETRIES: Final = 3
 EVERY_S: Final = 0.5
+ALONE_S: Final = 20.0
+"""CPU seconds that a search may take in one process before it is dealt to more."""
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Task:
 
     Attributes:
         space, wish: of the search.
-        parts: number -> nodes, those still to do.
+        parts: number -> nodes, those still to do; who hears of a result strikes its part out.
         incumbents: the best layouts found so far.
         on_scored: told every simulated layout.
         on_bound: told (part, bound) now and then.
@@ -82,16 +81,31 @@ class Now:
             self._tell(state.bound, [] if self.closing is None else self.closing.take())
 
 
-def in_process(task: Task) -> Iterator[PartResult]:
-    """All parts here, one after the other."""
-    for part, nodes in task.parts.items() if len(task.parts) > 1 else ():
+class _OverdueError(Exception):
+    """This process has worked on its own for long enough; its last bound."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+
+def in_process(task: Task, until_s: float = inf) -> Iterator[PartResult]:
+    """All parts here, one after the other.
+
+    Raises:
+        _OverdueError: this process has used more than `until_s` CPU seconds.
+    """
+    parts = list(task.parts.items())
+    for part, nodes in parts if len(parts) > 1 else ():
         if part not in task.surveyed:
             task.on_bound(part, survey_part(task.space, task.wish, nodes))
-    for part, nodes in task.parts.items():
+    for part, nodes in parts:
 
         def tell(bound: float, closed: list[Closed], part: int = part) -> None:
             task.on_bound(part, bound)
             task.told(part, closed)
+            if time.process_time() > until_s:
+                raise _OverdueError(bound)
 
         now = Now(tell, task.closing(part))
         yield solve_part(
@@ -103,6 +117,7 @@ def in_process(task: Task) -> Iterator[PartResult]:
 # -- processes -------------------------------------------------------------------------------------------------------------
 
 
+@rarely_collected()
 def _worker(pipe: Connection, board: Board, space: Space, wish: Wish) -> None:
     """A process: takes parts from the pipe until it closes, to survey or to solve; sends layouts, bounds and results."""
     follow_parent()
@@ -254,144 +269,27 @@ def processes(task: Task, workers: int | None = None) -> Iterator[PartResult]:
         pool.stop()
 
 
+def alone_first(task: Task, cut: Callable[[int], list[list[Node]]]) -> Iterator[PartResult]:
+    """This process for `ALONE_S`, then all cores.
+
+    Each process prices for itself: two that share a search of ten seconds are done no sooner than one, and take half as long again
+    of the cores. What this one had not finished is done again, with all that it had found to beat.
+
+    Args:
+        cut: the space in so many parts, where one part is all there is.
+    """
+    cores = os.cpu_count() or 1
+    try:
+        yield from in_process(task, time.process_time() + ALONE_S if cores > 1 else inf)
+    except _OverdueError as overdue:
+        if len(task.parts) == 1:
+            task.parts.update(enumerate(cut(cores)))
+            for part in task.parts:
+                task.on_bound(part, overdue.bound)
+        yield from processes(task, cores)
+
+
 # -- Dask ------------------------------------------------------------------------------------------------------------------
 
-_CONNECT_S = 10.0
-"""How long to try to reach the scheduler."""
-_WORKERS_S = 30.0
-"""How long to wait for the first worker."""
-_SILENCE_S: Final = 10.0
-"""After so long without a word the scheduler is asked whether it is still there."""
 
-
-def _cluster_part(
-    space: Space, wish: Wish, part: int, nodes: Sequence[Node], known: Sequence[Scored], closed: list[Closed] | None, topic: str
-) -> PartResult:  # fmt: skip
-    """A part on a worker: layouts and bounds go to the client as events, what must be beaten comes as a shared variable."""
-    from distributed import Variable, get_client, get_worker
-
-    worker, limits = get_worker(), [Limits()]
-    best = Variable(topic, client=get_client())
-
-    def scored(found: Scored) -> None:
-        row = (found.choice.flat(), found.step_time_s, found.device_bytes, found.value)
-        worker.log_event(topic, {"part": part, "scored": row})
-
-    def tell(bound: float, closed: list[Closed]) -> None:
-        worker.log_event(topic, {"part": part, "bound": bound, "closed": [(c.name, c.to_json()) for c in closed]})
-        with suppress(Exception):  # A lost message only costs pruning.
-            value, other, of, points = best.get(timeout="2s")
-            limits[0] = Limits(value, other, tuple(of) if of else None, tuple((v, b) for v, b in points))
-
-    now = Now(tell, closed)
-    return solve_part(
-        space, wish, part, nodes, known, shared=lambda: limits[0], on_scored=scored, on_progress=now, closing=now.closing
-    )
-
-
-def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:
-    """Parts on the workers of the Dask cluster at `scheduler`; Dask itself does a lost worker's parts again.
-
-    Raises:
-        InputError: no address, Dask is not installed, nobody answers there, or its workers cannot do the work.
-    """
-    if not scheduler:
-        right = "--scheduler tcp://10.0.0.1:8786"
-        raise InputError([Violation("--executor", "dask", "needs the scheduler's address", right)])
-    try:
-        from distributed import Client
-    except ImportError:
-        raise InputError([Violation("--executor", "dask", "is not installed", "pip install 'simpar[cluster]'")]) from None
-    try:
-        # A client that cannot connect complains on its own when it is collected: first see whether anybody answers.
-        asyncio.run(_knock(scheduler))
-        client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError, TypeError) as error:
-        right = "the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
-        rule = f"cannot be reached: {error or f'no answer within {_CONNECT_S:g} s'}".splitlines()[0]
-        raise InputError([Violation("--scheduler", scheduler, rule, right)]) from None
-    with client:
-        yield from _on_cluster(task, client, scheduler)
-
-
-async def _knock(address: str) -> None:
-    from distributed.comm import connect
-
-    comm = await asyncio.wait_for(connect(address, timeout=_CONNECT_S), _CONNECT_S)
-    await comm.close()
-
-
-def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]:
-    from distributed import KilledWorker, Variable
-
-    try:
-        client.wait_for_workers(1, timeout=_WORKERS_S)
-    except TimeoutError:
-        rule = f"has had no worker for {_WORKERS_S:.0f} s"
-        raise InputError([Violation("--scheduler", scheduler, rule, f"start some: dask worker {scheduler}")]) from None
-    except OSError:
-        raise _lost(scheduler) from None
-    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    topic = f"simpar-{os.urandom(6).hex()}"
-    shared = Variable(topic, client=client)
-    shared.set(tuple(task.incumbents.limits))
-    client.subscribe_topic(topic, lambda event: events.put(event[1]))
-    waiting, running = list(task.parts.items()), set[Any]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < max(sum(client.nthreads().values()), 1):
-                part, nodes = waiting.pop(0)
-                known, closed = task.incumbents.known, task.closing(part)
-                future = client.submit(
-                    _cluster_part, task.space, task.wish, part, nodes, known, closed, topic, pure=False, retries=_RETRIES
-                )
-                running.add(future)
-                # Runs in another thread; everything is done in this one.
-                future.add_done_callback(events.put)
-            before = task.incumbents.limits
-            try:
-                event = events.get(timeout=_SILENCE_S)
-            except queue.Empty:
-                _ask(client, scheduler)
-                continue
-            if not isinstance(event, dict):
-                running.discard(event)
-                result: PartResult = event.result()
-                yield result
-            elif "scored" in event:
-                flat, seconds, device_bytes, value = event["scored"]
-                task.on_scored(Scored(Choice.from_flat(flat), seconds, device_bytes, value))
-            else:
-                task.on_bound(event["part"], event["bound"])
-                task.told(event["part"], [Closed.from_json(name, data) for name, data in event["closed"]])
-            if task.incumbents.limits != before:
-                shared.set(tuple(task.incumbents.limits))
-    except (CancelledError, OSError):
-        raise _lost(scheduler) from None
-    except (KilledWorker, ImportError) as error:
-        rule = f"its workers cannot do the work: {error}"
-        raise InputError([Violation("--scheduler", scheduler, rule, "install the same simpar there, with enough memory")]) from None
-    finally:
-        with suppress(Exception):  # The scheduler may be gone; nothing is lost by that.
-            client.unsubscribe_topic(topic)
-            client.cancel(list(running))
-            shared.delete()
-
-
-def _ask(client: Any, scheduler: str) -> None:
-    """Raise if nobody is there any more.
-
-    Raises:
-        InputError: the scheduler does not answer.
-    """
-    try:
-        client.sync(client.scheduler.identity, callback_timeout=_SILENCE_S)
-    except (OSError, TimeoutError, CancelledError):
-        raise _lost(scheduler) from None
-
-
-def _lost(scheduler: str) -> InputError:
-    return InputError([Violation("--scheduler", scheduler, "has gone away", "start it again; with --store, --resume goes on")])
-
-
-__all__ = ["EVERY_S", "Now", "Task", "dask", "in_process", "processes"]
+__all__ = ["EVERY_S", "Now", "Task", "alone_first", "in_process", "processes"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +9,11 @@ from math import inf, isclose
 from typing import Any
 
 from simpar.searching.account import Account, Glimpse
-from simpar.searching.branch import Branch
-from simpar.searching.executors import EVERY_S, Now, Task, dask, in_process, processes
+from simpar.searching.branch import Branch, Node
+from simpar.searching.cluster import dask
+from simpar.searching.executors import EVERY_S, Now, Task, alone_first, in_process, processes
 from simpar.searching.incumbents import Incumbents, Scored
-from simpar.searching.parts import PartResult, Wish, branch_for, parts_of
+from simpar.searching.parts import PartResult, Wish, branch_for, parts_of, pricing_of
 from simpar.searching.pricing import Pricing
 from simpar.searching.seeds import seed_space
 from simpar.searching.space import Space
@@ -113,7 +113,8 @@ def find(
     """Search a space.
 
     Args:
-        executor: "local" (`workers` processes; 1 = this one) or "dask" (at `scheduler`).
+        executor: "local" (`workers` processes; 1 = this one, none = this one, and one per core where it takes long) or "dask" (at
+            `scheduler`).
         store: where every finished layout and part goes at once.
         resume: go on from what the store holds of this search; else it starts anew.
         listener: told the progress.
@@ -127,7 +128,7 @@ def find(
     started = time.monotonic()
     if not space.groups:
         return Found(space, wish, [], Account(), 0, inf, True, time.monotonic() - started)
-    pricing = Pricing(space)
+    pricing = pricing_of(space)
     branch = branch_for(space, wish, pricing)
     cut = parts_of(branch, _part_count(executor, workers, store is not None))
     if store is not None and (begun := store.begin(len(cut), resume=resume)) != len(cut):
@@ -165,15 +166,15 @@ def find(
     finished = True
     try:
         closed = store.designs() if store is not None else None
-        task = Task(space, wish, dict(parts), state.incumbents, scored, bounded, frozenset(state.bounds), closed)
+        task = Task(space, wish, parts, state.incumbents, scored, bounded, frozenset(state.bounds), closed)
         if store is not None:
             task.on_closed = store.designs_done
         if space.size > SEED_FROM and not wish.front and not seeded:
-            _seed(task, pricing if workers == 1 else None)
+            _seed(task, pricing)
             if store is not None:
                 store.part_done(SEED, {})
         tell()
-        for result in _executor(executor, task, workers, scheduler):
+        for result in _executor(executor, task, workers, scheduler, lambda count: parts_of(branch, count)):
             for found in result.best:
                 state.incumbents.add(found)
             state.account.merge(result.account())
@@ -196,9 +197,13 @@ def find(
     )  # fmt: skip
 
 
-def _executor(name: str, task: Task, workers: int | None, scheduler: str | None) -> Iterator[PartResult]:
+def _executor(
+    name: str, task: Task, workers: int | None, scheduler: str | None, cut: Callable[[int], list[list[Node]]]
+) -> Iterator[PartResult]:
     if name == "dask":
         return dask(task, scheduler)
+    if workers is None:
+        return alone_first(task, cut)
     return in_process(task) if workers == 1 else processes(task, workers)
 
 
@@ -235,10 +240,10 @@ def _part_count(executor: str, workers: int | None, stored: bool) -> int:
     little is lost with the part that was not done; they cost about 5 % more bounds."""
     if stored:
         return FINEST
-    return 16 if executor == "dask" else workers or os.cpu_count() or 1
+    return 16 if executor == "dask" else workers or 1
 
 
-def _seed(task: Task, pricing: Pricing | None) -> None:
+def _seed(task: Task, pricing: Pricing) -> None:
     """The best of a small corner of the space, so that there is something to show and to beat from the start."""
     corner, wish = seed_space(task.space), task.wish
     if corner.groups and 0 < corner.size < task.space.size / 4:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
+from simpar.host import rarely_collected
+from simpar.model.kind import of_jobs
 from simpar.result.result import Result
 from simpar.searching.abilities import limit_of
 from simpar.searching.choice import Choice
@@ -76,11 +78,12 @@ class Improvements:
         }  # fmt: skip
 
 
+@rarely_collected()
 def improve(
     scenario: Scenario,
     *,
     framework: str | None = None,
-    runs: Callable[[Scenario], bool] = lambda _: True,
+    runs: Callable[[Scenario], str] = lambda _: "",
     keep: int = 10,
     on_pair: Callable[[int, int], None] | None = None,
     axes: Sequence[str] = AXES,
@@ -90,13 +93,14 @@ def improve(
     Args:
         framework: keep to what this framework can run; none = the scenario's own, "any" = no limit. Today's layout runs: where it
             is not among what is known of the framework, nothing limits.
-        runs: whether a layout can be launched; what cannot is no proposal.
+        runs: why a layout cannot be launched, which is then no proposal; "" = it can.
         on_pair: told (pairs done, pairs).
         axes: that may change, of AXES.
 
     Raises:
         InputError: the plan has a part that no axis covers.
     """
+    scenario = of_jobs(scenario)
     result = simulate(scenario)
     today = _spelled_out(choice_of(scenario), result, Pricing(Space(scenario, {})))
     limit = result.step_time_s if result.fits else float("inf")
@@ -121,7 +125,7 @@ def improve(
         branch.run()
         for scored in branch.best:
             change = _change(flat, scored, result, _opened(opened))
-            if change is not None and scored.choice not in found and runs(scored.choice.scenario(scenario)):
+            if change is not None and scored.choice not in found and not runs(scored.choice.scenario(scenario)):
                 found[scored.choice] = change
                 if _width(change) == 2 and not _idle(change, found.values()):
                     insort(doubles, scored.step_time_s)

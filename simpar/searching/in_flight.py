@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from simpar.program.program import FloatArray, IntArray
 from simpar.schedules import Phase, Schedule
+from simpar.schedules.interleaved import round_size
 from simpar.searching.stages import StageBytes
 
 FORWARD, BACKWARD, INPUT, NOTHING = range(4)
@@ -91,6 +92,24 @@ def in_flight(schedule: Schedule, which: IntArray, *, outputs: bool = False) -> 
     return InFlight(schedule.num_ranks, rows[:, 0], held, waiting, passed, rows[:, 2:4], rows[:, 1])
 
 
+@lru_cache(maxsize=16384)
+def held_by_chunk(schedule: str, ranks: int, m: int, chunks: int, rank: int) -> FloatArray:
+    """Micro-batches that a rank holds of each of its chunks, [moments, chunks], at the moments of which one is its fullest.
+
+    For GPipe's, 1F1B's and the interleaved schedule, whose orders are formulas: while forward number warm-up + k runs, k backwards
+    are over, and after one visit to every chunk it is the same again.
+    """
+    group, most = round_size(ranks, m), m * chunks
+    warmup = {"gpipe": most, "1f1b": ranks - rank - 1}.get(schedule, 2 * (ranks - rank - 1) + (chunks - 1) * group)
+    if warmup >= most:
+        return np.full((1, chunks), float(m))
+    visited = np.arange(min(warmup + group * chunks, most)) // group % chunks
+    forwards = np.cumsum(visited[:, None] == np.arange(chunks), axis=0)
+    begun = forwards[warmup:]
+    over = np.concatenate([np.zeros((1, chunks)), forwards[: len(begun) - 1, ::-1]])
+    return np.asarray(begun - over)
+
+
 def turns(schedule: Schedule) -> tuple[int, int]:
     """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
     last = schedule.stages_per_model - 1
@@ -157,4 +176,4 @@ def _undominated(rows: IntArray) -> IntArray:
     return np.array(kept, dtype=np.int64)
 
 
-__all__ = ["BACKWARD", "FORWARD", "INPUT", "InFlight", "in_flight", "turns"]
+__all__ = ["BACKWARD", "FORWARD", "INPUT", "InFlight", "held_by_chunk", "in_flight", "turns"]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simpar.program.program import FloatArray, IntArray
 from simpar.searching.blocks import B, BlockTable, F
 from simpar.searching.choice import Group, Variant
+from simpar.searching.in_flight import held_by_chunk
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import shape_of
 from simpar.searching.space import Space
@@ -65,12 +66,16 @@ class Fullest:
             own = stages.counts[0].astype(np.float64)
             own[:, :layers] += own[:, layers : 2 * layers]
             own[:, layers : 2 * layers] = 0.0
-            moments = pricing.in_flight(pipeline, pp, m)
-            at = int(np.argmax(moments.held @ own[:, :layers].sum(axis=1)))
-            rank = shape.share[moments.rank[at]] @ own[stages.which]
-            rank[layers:] = 0.0
+            deep, found = own[:, :layers].sum(axis=1)[stages.which], []
+            for rank in range(pp):
+                moments = held_by_chunk(pipeline.schedule, pp, m, pipeline.virtual_stages, rank)
+                full = moments @ deep[rank::pp]
+                found.append((float(full.max()), rank, moments[int(full.argmax())]))
+            _, rank, held = max(found, key=lambda each: each[0])
+            share = shape.share[rank] @ own[stages.which]
+            share[layers:] = 0.0
             deepest = space.deepest(pipeline, pp)
-            rows.append((index, moments.held[at] @ own, float(moments.held[at].sum()), rank, deepest))
+            rows.append((index, held @ own[stages.which[rank::pp]], float(held.sum()), share, deepest))
             each = np.unique([[stages.which[s] for s in held] for held in shape.held.values()], axis=0)
             starts.append(ranks)
             runs += [(base + row).tolist() for row in each]
@@ -172,17 +177,20 @@ class MemoryFloors:
 
         What fits is known from bytes, which many variants share; only recomputations that fit somewhere are priced.
         """
-        kept = self.pricing.held(group, batch, variant, "none")
         found = np.where(wanted, np.inf, 0.0)
         for name in self.space.selections:
-            fits = wanted & (full.held @ self.pricing.held(group, batch, variant, name) <= room)
-            if fits.any():
+            # Nothing costs less than nothing.
+            fits = (found > 0.0) & (full.held @ self.pricing.held(group, batch, variant, name) <= room)
+            if name == "none":
+                found[fits] = 0.0
+            elif fits.any():
                 plain, table = (self.pricing.table(group, batch, variant, each) for each in ("none", name))
                 before, slack = self._passes(plain, full.counts)
                 more = full.least(np.maximum(sum(self._passes(table, full.counts)) - before - slack, 0.0))
                 found = np.where(fits, np.minimum(found, more), found)
         if any(self.space._full[:2]) or self.space._full[2]:
-            found = np.minimum(found, self._by_layers(group, batch, variant, full, room - full.held @ kept, wanted))
+            left = room - full.held @ self.pricing.held(group, batch, variant, "none")
+            found = np.minimum(found, self._by_layers(group, batch, variant, full, left, found > 0.0))
         return found
 
     def _by_layers(

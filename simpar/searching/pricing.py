@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.split_options import SplitOptions
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray, IntArray
-from simpar.result.gathers import update_bytes
+from simpar.result.gathers import head_gradient_bytes, update_bytes
 from simpar.result.memory import receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
@@ -82,6 +83,7 @@ class Pricing:
         self._places: dict[object, int] = {}
         self._pricers: dict[object, LayoutPricer] = {}
         self._sends: dict[object, tuple[float, float]] = {}
+        self._sent: dict[object, float] = {}
         self._beside: dict[object, FloatArray] = {}
         self._schedules: dict[object, Schedule] = {}
         self._passes: dict[object, FloatArray] = {}
@@ -103,10 +105,12 @@ class Pricing:
     def _layout(self, scenario: Scenario, stages: int, replicas: int, *, ends_meet: bool = False) -> Layout:
         return Layout.of(scenario, stages, replicas, expected_load_factor(scenario), ends_meet=ends_meet)
 
-    def probe(self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None) -> Layout:
-        """A layout for what does not depend on the pipeline: one stage, whatever pp is."""
+    def probe(
+        self, group: Group, batch: int, variant: Variant, recompute: str = "none", state: State | None = None, order: str = "1f1b"
+    ) -> Layout:
+        """A layout for what does not depend on the pipeline: one stage, whatever pp is; `order`: a schedule, see `_orders`."""
         state = state or State(0, None, True, True, True)
-        choice = Choice(group, batch, variant, ONE_STAGE, recompute, state, NOTHING)
+        choice = Choice(group, batch, variant, replace(ONE_STAGE, schedule=order), recompute, state, NOTHING)
         return self._layout(choice.scenario(self.template), 1, 1)
 
     @cached_property
@@ -160,7 +164,8 @@ class Pricing:
     def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
         key = (self.block_site(group, batch, variant), batch, variant, recompute, phases)
         if key not in self._tables:
-            layouts = [self.probe(group, batch, variant, recompute, state) for state in self.kinds_of_states(variant)]
+            unlike = product(self._orders(variant), self.kinds_of_states(variant))
+            layouts = [self.probe(group, batch, variant, recompute, state, order) for order, state in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
             layout = layouts[0]
             columns: list[Column | None] = [None] * self.kinds.count
@@ -193,6 +198,11 @@ class Pricing:
                 columns[kind] = self._columns[name]
             self._tables[key] = BlockTable.of(columns, layout.calibration.pass_s)
         return self._tables[key]
+
+    def _orders(self, variant: Variant) -> list[str]:
+        """Schedules between which the op lists of blocks differ: DualPipe has orders of its own for hidden expert exchanges."""
+        names = self.space.values("schedule", axes.SCHEDULES) if variant.overlap_ep else ()
+        return ["1f1b", *(name for name in names if name.startswith("dualpipe"))][:2]
 
     def held(self, group: Group, batch: int, variant: Variant, recompute: str) -> FloatArray:
         """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
@@ -392,10 +402,14 @@ class Pricing:
 
     def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
         """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""
-        if group.pp == 1 or not outputs_stay(layout := self.probe(group, batch, variant)):
+        if group.pp == 1:
             return 0.0
-        sizes = set(layout.boundary_bytes)
-        return boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
+        key = (group.tp, group.cp, batch, variant.sequence_parallel, variant.precision)
+        if key not in self._sent:
+            layout = self.probe(group, batch, variant)
+            sizes = set(layout.boundary_bytes) if outputs_stay(layout) else set()
+            self._sent[key] = boundary_bytes(sizes.pop(), layout.plan) if len(sizes) == 1 else 0.0
+        return self._sent[key]
 
     def receive_bytes(self, group: Group, batch: int, variant: Variant, pipeline: Pipeline, m: int) -> FloatArray | None:
         """Bytes of the buffers of each rank where every micro-batch has its own, None where there are none."""
@@ -432,17 +446,21 @@ class Pricing:
             return None
         if self.stays_gathered(group, state):
             return None
-        bytes_ = self.per_weight(group, variant, state)
-        return Gathered(
-            bytes_.gather, bytes_.reduce, self.framework.data.fsdp_prefetch_groups, self.template.training.trainable == "lora"
-        )
+        layout = self._stated(group, variant, state)
+        bytes_, ahead = layout.state_bytes, self.framework.data.fsdp_prefetch_groups
+        adapters = self.template.training.trainable == "lora"
+        return Gathered(bytes_.gather, bytes_.reduce, ahead, adapters, head_gradient_bytes(layout))
 
     def per_weight(self, group: Group, variant: Variant, state: State) -> StateBytes:
         """Bytes per weight of each kind of state."""
+        return self._stated(group, variant, state).state_bytes
+
+    def _stated(self, group: Group, variant: Variant, state: State) -> Layout:
+        """A layout with the states of `variant` and `state`."""
         key = ("bytes", variant.precision, state.zero_stage)
         if key not in self._pricers:
             self._pricers[key] = self.state_layout(group, variant, state)
-        return self._pricers[key].layout.state_bytes
+        return self._pricers[key].layout
 
     def blocking(self, pipeline: Pipeline, pp: int) -> bool:
         """Whether sends hold the compute stream; the rule of `program.waits.p2p_blocks`."""

@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from simpar.errors import InputError
+from simpar.model.kind import of_jobs
 from simpar.schedules import SCHEDULES as FAMILIES
 from simpar.searching import axes
 from simpar.searching.abilities import Ability, ability
@@ -43,6 +44,9 @@ class Space:
     restrictions: dict[str, tuple[Any, ...]]
     framework: str | None = None
     recipe: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "template", of_jobs(self.template))
 
     # -- values ------------------------------------------------------------------------------------------------------
 

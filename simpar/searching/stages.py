@@ -153,6 +153,7 @@ def _gathers(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Gathered weights and gradients [R, blocks] in the forward, at the begin and at the end of each block's backward."""
     own, rooted = 2.0 * trained, root > 0.0
+    own[:, -1] *= np.where(loss, gathered.head / 2.0, 1.0)
     # Gradients of the head wait for those of the embedding.
     waiting = np.where(rooted, own, 0.0)[:, 1:].sum(axis=1, keepdims=True) * (np.arange(held.shape[1]) < held.shape[1] - 1)
     late = np.where(rooted, trained, 0.0).sum(axis=1)

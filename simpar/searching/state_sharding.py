@@ -151,7 +151,8 @@ class Traffic:
         always = data and zero == 3 and not (group.pp > 1 and layout.framework.data.fsdp_unsharded_with_pp)
         start = data and not always and (zero == 3 or (zero >= 1 and gather))
         after = data and zero in (1, 2) and not gather
-        return cls(data, always, data and (always or (zero == 2 and group.pp == 1)), start, after)
+        by_block = data and (always or (zero == 2 and group.pp == 1))
+        return cls(data, always, by_block and not (always and layout.may_defer_reduction), start, after)
 
 
 class Shardings:
@@ -171,7 +172,8 @@ class Shardings:
         self.at_start, self.after = np.array([t.at_start for t in traffic]), np.array([t.after for t in traffic])
         self.always, self.reduces_always = np.array([t.always for t in traffic]), np.array([t.reduce_always for t in traffic])
         self.frees = np.array([s.reshard_after_forward for s in self.states])
-        self.hidden = np.array([h.reduce for h in hidden])
+        # Fully sharded gradients go block by block even where the last micro-batch alone reduces them.
+        self.hidden = np.array([h.reduce for h in hidden]) | self.always
         # What of a sharding is hidden does not matter to its prices.
         names = [(s.zero_stage, s.shard_size) for s in self.states]
         first = {name: index for index, name in reversed(list(enumerate(names)))}
@@ -269,6 +271,7 @@ class Shardings:
         if not self.trains:
             return StateBytes(resting, optimizer)
         gathered, whole, stands = self._gathered
+        gathered = gathered + (self._deferred if m > 1 else 0.0)
         resting = resting + gathered[:, None] * (dense + expert) + whole[:, None] * (cut.held[:, 0] > 0) + self._frozen(cut)
         return StateBytes(resting + stands[:, None] * cut.placeholders, optimizer)
 
@@ -289,6 +292,15 @@ class Shardings:
                 gathered[index] = bytes_.gather + bytes_.reduce
                 whole[index] = whole_embedding_gradient(self.pricing.state_layout(self.group, self.variant, state).layout)
         return gathered, whole, np.array([float(state.zero_stage < 3) for state in self.states])
+
+    @cached_property
+    def _deferred(self) -> FloatArray:
+        """Bytes per weight of whole gradients that wait for the last of several micro-batches."""
+        found = np.zeros(len(self.states))
+        for index, state in enumerate(self.states):
+            if self.always[index] and self.pricing.state_layout(self.group, self.variant, state).layout.may_defer_reduction:
+                found[index] = self.pricing.per_weight(self.group, self.variant, state).reduce
+        return found
 
     def _frozen(self, cut: Cut) -> FloatArray:
         """Bytes of frozen encoders [D, ranks] where all else is trained."""

@@ -37,7 +37,7 @@ MOST_ROWS: Final = 14
 """Runs of one source, drawn at random: more say little more about how sources differ."""
 LEAST_ROWS: Final = 2
 """Fewest runs of a source that says anything about the spread within."""
-START: Final = Prior(0.12, 0.06, 0.2, 0.35, 0.1, 2.5, 4.0, 0.035, 1.0)
+START: Final = Prior(0.12, 0.06, 0.2, 0.35, 0.1, 2.5, 4.0, 4.0, 0.035, 1.0)
 FEW: Final = (1, 2, 3, 3, 5)
 """Runs given back in the splits of a site that the prior is estimated from."""
 LEAST: Final = 0.01

@@ -162,7 +162,8 @@ def _site(name: str, runs: Sequence[Observed], found: Posterior, after: FloatArr
     own = np.clip(np.exp(found.theta[FACTORS:]), 0.06, 18.0)
     return _at(found).model_copy(
         update={
-            "name": name, "group": runs[0].group, "covariance": covariance, "other_kind": found.kind, "reach": found.reach,
+            "name": name, "group": runs[0].group, "covariance": covariance, "other_kind": found.kind,
+            "reach": found.reach.job, "layout_reach": found.reach.layout,
             "kinds": tuple(SiteKind(**k.model_dump(), factor=f) for k, f in zip(found.kinds, own, strict=True)),
             "facts": tuple(SiteFact(fact=fact, factor=factor) for fact, factor in found.facts.items()),
             "residual": found.residual, "peak_memory_bytes": extra,
@@ -213,12 +214,13 @@ def as_toml(site: Site) -> str:
     if site.covariance is not None:
         rows = ", ".join("[" + ", ".join(f"{v:.9g}" for v in row) + "]" for row in site.covariance)
         lines += [f"covariance = [{rows}]", f"other_kind = {site.other_kind:.6g}", f"reach = {site.reach:.6g}"]
-        lines += [f"residual = {site.residual:.6g}"]
+        lines += [f"layout_reach = {site.layout_reach:.6g}", f"residual = {site.residual:.6g}"]
     if site.peak_memory_bytes or site.peak_memory_spread:
         lines += [f"peak_memory_bytes = {site.peak_memory_bytes:.8g}", f"peak_memory_spread = {site.peak_memory_spread:.6g}"]
     for kind in site.kinds:
         sizes = (f"{key} = {value:.12g}" for key, value in zip(list(Kind.model_fields)[:4], kind.sizes, strict=True))
-        lines += ["", "[[kinds]]", f"factor = {kind.factor:.6g}", *sizes, f"precision = {_text(kind.precision)}"]
+        degrees = (f"{key} = {value}" for key, value in zip(list(Kind.model_fields)[5:], kind.degrees, strict=True))
+        lines += ["", "[[kinds]]", f"factor = {kind.factor:.6g}", *sizes, f"precision = {_text(kind.precision)}", *degrees]
     for told in site.facts:
         lines += ["", "[[facts]]", f"fact = {_text(told.fact)}", f"factor = {told.factor:.6g}"]
     for run in site.runs:

@@ -5,8 +5,8 @@ Each run's predicted step is a straight line in the factors around the point tha
     T(theta) = sum_i part_i exp(theta_i + kind - at_i) + rest,     theta = log of (compute, memory, communication, host),
 
 theta is multivariate t: most clusters are close to the published ones, a few are far off, and then runs that agree with each other
-are followed all the way. What is off in one job is not all off in the next: `kind` is a Gaussian process over jobs, runs of like
-jobs share it (`simpar.specs.kinds`), and its scale goes with the residual's.
+are followed all the way. What is off in one run is not all off in the next: `kind` is a Gaussian process over runs, those of like
+jobs and layouts share it (`simpar.specs.kinds`), and its scale goes with the residual's.
 log(measured / T) is Student-t distributed too: a run that contradicts all others moves little. How far a cluster is off (the
 stretch of the prior) and how much its runs scatter (the scale of the likelihood) are unknown and summed over a grid; what is open
 about a run (its readings) is summed as a mixture, and what the runs say of an open fact holds for the site's others too (`facts`):
@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.specs.kinds import JITTER, UNKNOWN, Kind, correlation, interpolated
+from simpar.specs.kinds import JITTER, UNKNOWN, Kind, Reach, correlation, interpolated
 
 FloatArray = NDArray[np.float64]
 FACTORS: Final = 4
@@ -55,8 +55,9 @@ class Prior:
     Attributes:
         common: of one factor on everything.
         compute, memory, communication, host: of each factor beside it.
-        kind: of the same between unlike jobs of one cluster, in units of the residual's scale.
+        kind: of the same between unlike runs of one cluster, in units of the residual's scale.
         reach: doublings between two jobs over which they stop being alike.
+        layout_reach: doublings between two layouts over which they do.
         residual: median over sources of the t's scale of log(measured / predicted) of one source's runs.
         residual_spread: of the logarithm of that scale between sources.
     """
@@ -68,8 +69,14 @@ class Prior:
     host: float
     kind: float
     reach: float
+    layout_reach: float
     residual: float
     residual_spread: float
+
+    @property
+    def reaches(self) -> Reach:
+        """How far runs are alike."""
+        return Reach(self.reach, self.layout_reach)
 
     @property
     def covariance(self) -> FloatArray:
@@ -177,7 +184,7 @@ class Posterior:
     covariance: FloatArray
     kinds: tuple[Kind, ...]
     kind: float
-    reach: float
+    reach: Reach
     residual: float
     weight: FloatArray
     log_evidence: float
@@ -234,7 +241,7 @@ def _believing(runs: Evidence, prior: Prior) -> tuple[Posterior, FloatArray]:
     scales, stretch = (axis.ravel() for axis in np.meshgrid(prior.residual * np.exp(prior.residual_spread * GRID), STRETCH))
     inverse = np.zeros((len(stretch), *(FACTORS + len(kinds),) * 2))
     inverse[:, :FACTORS, :FACTORS] = np.linalg.inv(prior.covariance) / stretch[:, None, None]
-    between = correlation(kinds, kinds, prior.reach) + JITTER * np.eye(len(kinds))
+    between = correlation(kinds, kinds, prior.reaches) + JITTER * np.eye(len(kinds))
     inverse[:, FACTORS:, FACTORS:] = np.linalg.inv(between) / (prior.kind * scales[:, None, None]) ** 2
     theta, hessian, log_post, believed, shares = _modes(runs, kinds, inverse, scales)
     log_evidence = log_post + 0.5 * np.linalg.slogdet(inverse)[1] - 0.5 * np.linalg.slogdet(hessian)[1]
@@ -249,7 +256,7 @@ def _believing(runs: Evidence, prior: Prior) -> tuple[Posterior, FloatArray]:
     scale = math.sqrt(float(share @ scales**2))  # a mixture's variance is the mean of its parts'
     total = mass.max() + math.log(np.exp(mass - mass.max()).sum()) - math.log(np.exp(before).sum())
     residual = scale * TENTH_OF_T / TENTH
-    found = Posterior(mean, covariance, kinds, prior.kind * scale, prior.reach, residual, share @ believed, float(total))
+    found = Posterior(mean, covariance, kinds, prior.kind * scale, prior.reaches, residual, share @ believed, float(total))
     return found, np.asarray(np.tensordot(share, shares, 1))
 
 

@@ -1,9 +1,9 @@
 """Which run to try next: the one after which the best known layout is expected to be better by most.
 
 Every candidate's step time is a posterior: the site's factors and kinds (`posterior`), learned from the trials so far, and what is
-left of each layout, which alike layouts share. A trial is worth what it lets one choose: the expected fall of the smallest expected
-step time once its outcome is known (the knowledge gradient; Frazier et al. 2009). It holds both a try of what may be fastest and of
-what tells most about the others.
+left of each layout; alike layouts share their kinds' part. A trial is worth what it lets one choose: the expected fall of the
+smallest expected step time once its outcome is known (the knowledge gradient; Frazier et al. 2009). It holds both a try of what may
+be fastest and of what tells most about the others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from simpar.specs.kinds import UNKNOWN, Kind, interpolated
 
 NOISE: Final = 0.01
 """Standard deviation of the logarithm of a measured step: the same layout measured again."""
-ALIKE: Final = 0.7
-"""Share of what is left of a layout's error that layouts alike in every axis share (assumed)."""
-REACH: Final = 2.0
-"""Distance, in doublings of an axis or changes of a word, over which that share falls to 1/e (assumed)."""
 DRAWS: Final = 64
 """Outcomes of a trial that are looked at: quantiles of its normal distribution."""
 
@@ -96,10 +92,10 @@ def believe(candidates: Sequence[Candidate], outcomes: Sequence[Outcome], prior:
     found = learn(Evidence(given.parts, given.rest, given.weight, measured, given.kinds, given.at), prior)
     medians, slopes, new = _at(runs, found)
     shared = slopes @ found.covariance @ slopes.T + new
-    left = found.residual**2 * (ALIKE * _likeness(candidates) + (1.0 - ALIKE) * np.eye(len(candidates)))
+    left = found.residual**2 * np.eye(len(candidates))
     covariance = shared + left
     if len(seen):
-        # What is left of the tried layouts is known now; what they share with others moves those.
+        # What is left of the tried layouts is known now.
         noise = NOISE**2 * np.eye(len(seen))
         gain = np.linalg.solve(left[np.ix_(seen, seen)] + noise, left[seen]).T
         medians = medians + gain @ (measured - medians[seen])
@@ -115,20 +111,6 @@ def _at(runs: Evidence, found: Posterior) -> tuple[FloatArray, FloatArray, Float
     slope = (runs.weight[..., None] * slopes).sum(-2)
     scaled = found.kind * slope[:, :FACTORS].sum(-1)
     return (runs.weight * log_s).sum(-1), slope, left * np.outer(scaled, scaled)
-
-
-def _likeness(candidates: Sequence[Candidate]) -> FloatArray:
-    """1 for equal layouts, falling with the distance of their axes [candidates, candidates]."""
-    names = sorted({name for candidate in candidates for name in candidate.axes})
-    total = np.zeros((len(candidates), len(candidates)))
-    for name in names:
-        values = [candidate.axes.get(name) for candidate in candidates]
-        if all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values):
-            logs = np.log2(np.array(values, dtype=float))
-            total += np.abs(logs[:, None] - logs[None, :])
-        else:
-            total += np.array([[float(a != b) for b in values] for a in values])
-    return np.exp(-total / REACH)
 
 
 def worth(belief: Belief) -> FloatArray:

@@ -9,7 +9,7 @@ from typing import Final
 from simpar.errors import InputError, Violation
 from simpar.registry import closest
 from simpar.specs.architecture import TokenModel
-from simpar.specs.counts import layer_count, model_stages, resolved_dp, resolved_etp
+from simpar.specs.counts import ONE_CHUNK_SCHEDULES, layer_count, model_stages, resolved_dp, resolved_etp
 from simpar.specs.encoders import encoder_rules
 from simpar.specs.framework import framework, framework_names
 from simpar.specs.framework_options import missing_options, option_conflicts
@@ -19,14 +19,12 @@ from simpar.specs.losses import losses_of
 from simpar.specs.model import CnnSpec, MlpSpec, MoeSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec, RecomputeSpec
 from simpar.specs.recompute_modules import MODULES
+from simpar.specs.reference import NO_EXPERTS, expert_model, rules_of_all
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.size import too_large
 from simpar.specs.stage_plan import hosts, part_rules
 
 DIMENSIONS: Final = ("tp", "cp", "ep", "dp", "pp")
-
-ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "dualpipe")
-"""Schedules with one model chunk per pipeline rank (DualPipe: one per direction)."""
 
 _PRECISION_NEEDS: Final = {
     "bf16": ("bf16",), "fp16": ("fp16",), "fp32": (), "tf32": ("tf32",), "fp8": ("fp8",), "fp8-rowwise": ("fp8",),
@@ -42,7 +40,7 @@ def check_scenario(scenario: Scenario, schedules: Sequence[str] | None = None) -
     """
     if large := too_large(scenario):
         return large
-    found = [*_framework(scenario), *_loss(scenario), *_plan(scenario, schedules), *_model(scenario)]
+    found = [*_framework(scenario), *_loss(scenario), *_plan(scenario, schedules), *rules_of_all(scenario, _model)]
     try:
         scenario.learned  # noqa: B018  its file is read and checked
     except InputError as error:
@@ -62,7 +60,8 @@ def _machines(scenario: Scenario) -> list[Violation]:
         return found
     alone = [(host.scenario, host.hardware) for host in hosts(scenario)] or [(scenario, scenario.hardware)]
     for one, hardware in alone:
-        more = [*_cluster(one, hardware), *_precision(one, hardware), *(_model(one) if scenario.plan.stage_tp else ())]
+        own = rules_of_all(one, _model) if scenario.plan.stage_tp else []
+        more = [*_cluster(one, hardware), *_precision(one, hardware), *own]
         found += [v for v in more if v not in found]
     # Replicas of several kinds share the batch out as they like (specs/stage_plan.py).
     return found if scenario.cluster.parts_hold == "replicas" else [*found, *_batch(alone[0][0])]
@@ -128,7 +127,7 @@ def _cluster(scenario: Scenario, hardware: HardwareProfile) -> Iterator[Violatio
     shards = resolved_dp(scenario) * plan.cp
     if plan.shard_size:
         yield from _divides("plan.shard_size", plan.shard_size, shards, "the dp x cp ranks")
-    if isinstance(scenario.model, TokenModel) and scenario.model.moe:
+    if expert_model(scenario):
         experts = resolved_etp(plan) * plan.ep * plan.pp
         if world % group == 0 and world % experts:
             rule = f"etp {resolved_etp(plan)} x ep {plan.ep} x pp {plan.pp} = {experts} must divide the {world} GPUs"
@@ -345,9 +344,9 @@ def _experts(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
     plan = scenario.plan
     if model.moe is None:
         if plan.ep > 1:
-            yield Violation("plan.ep", plan.ep, "the model has no experts", "1")
+            yield Violation("plan.ep", plan.ep, NO_EXPERTS, "1")
         if plan.etp and plan.etp > 1:
-            yield Violation("plan.etp", plan.etp, "the model has no experts", "leave it out")
+            yield Violation("plan.etp", plan.etp, NO_EXPERTS, "leave it out")
         yield from _no_experts(scenario)
         return
     yield from _divides("plan.ep", plan.ep, model.moe.num_experts, "num_experts")
@@ -359,7 +358,7 @@ def _experts(model: TokenModel, scenario: Scenario) -> Iterator[Violation]:
 def _no_experts(scenario: Scenario) -> Iterator[Violation]:
     routing = scenario.training.routing
     if routing != type(routing)():
-        yield Violation("training.routing", routing.kind, "the model has no experts", "leave it out")
+        yield Violation("training.routing", routing.kind, NO_EXPERTS, "leave it out")
 
 
 def _routing(moe: MoeSpec, scenario: Scenario) -> Iterator[Violation]:

@@ -9,6 +9,8 @@ from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
 from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario_spec import Scenario
 
+ONE_CHUNK_SCHEDULES: Final = ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "dualpipe")
+"""Schedules with one model chunk per pipeline rank (DualPipe: one per direction)."""
 TWO_CHUNK_SCHEDULES: Final = ("zb-v", "v-half", "v-min", "dualpipe-v")
 """Those with two, placed as a V."""
 

@@ -15,7 +15,7 @@ TRANSFORMERS: Final = (
         (2023, 3),
         {"zero_stage_default": 0, "parameter_bytes": 0.0, "autocast": True, "sharded_weights_fp32": True, "gradient_dtype": "fp32",
          "fsdp_reduce_dtype": "bf16", "logits_fp32_copies": 2.5, "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
-         "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False, "fsdp_root_stays": True,
+         "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False, "fsdp_root": "all",
           "fsdp_frozen_holds_inputs": True},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
@@ -76,18 +76,22 @@ TORCHTUNE: Final = (
     Row(
         (2024, 4),
         {"pure_bf16": True, "recompute_default": "full", "zero_stage_default": 0, "loss_chunks": 1, "fsdp_reduce_dtype": "bf16",
-         "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "gradient_adds": "", "fused_norm": False,
-         "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False},
+         "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5, "gradient_adds": "",
+         "fused_norm": False,
+         "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
+         "fsdp_root": "all"},
         "torchtune recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
         "modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and their "
-        "softmax is kept (in fp32, in 16 bits where the loss is compiled); modules/rms_norm.py",
+        "softmax is kept; where the loss is compiled their 16-bit logits, turned into the gradient piece by piece; other losses "
+        "get fp32 logits (modules/transformer.py) and, compiled, keep them and make an fp32 gradient; modules/rms_norm.py",
     ),
     Row((2024, 8), {"loss": "chunked"}, "torchtune 0.2: CEWithChunkedOutputLoss in the configs"),
     Row(
         (2025, 5),
-        {"logits_fp32_copies_chunked": 0.5, "logits_fp32_copies_compiled": 0.0},
-        "torchtune modules/loss LinearCrossEntropyLoss in the configs: the head is part of a piece, whose fp32 softmax is kept "
-        "(its 16-bit logits where the loss is compiled)",
+        {"logits_fp32_copies_chunked": 0.5, "logits_fp32_copies_compiled": 0.5},
+        "torchtune modules/loss LinearCrossEntropyLoss in the configs: the head is part of a piece, whose fp32 softmax is kept, or "
+        "its 16-bit logits where the loss is compiled (PR 2531; PR 2667 of 2025-05 skips that, yet the two published runs that "
+        "compile hold no fp32 softmax: taken as compiled)",
     ),
 )  # fmt: skip
 """torchtune."""
@@ -111,6 +115,8 @@ PRIME_RL: Final = (
         "(cast, scale, maximum, difference, exponential, two sums and a product forward; backward the logits again, five such and "
         "two casts)",
     ),
+    Row((2025, 9), {"fsdp_root": "tied"},
+        "prime-rl PRs 923 and 937: embedding, and last norm with head, are groups of their own unless they share weights"),
     Row((2026, 1), {"loss_tile": (0, 2048)}, "prime-rl PR 1544: 2,048 words of the vocabulary at a time"),
 )  # fmt: skip
 """prime-rl's SFT and RL trainers."""

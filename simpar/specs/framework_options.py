@@ -43,6 +43,12 @@ def option_conflicts(scenario: Scenario, spec: FrameworkSpec) -> Iterator[Violat
         yield Violation("plan.zero_stage", 3, rule, "0, or leave training.pure_bf16 out")
     if training.optimizer_in_backward:
         yield from _in_backward(scenario)
+    for field in ("overlap_tp", "overlap_ep") if training.launch_blocking else ():
+        if getattr(plan, field):
+            yield Violation(f"plan.{field}", True, "no kernel runs beside another under training.launch_blocking", "false")
+    if training.launch_blocking and plan.zero_stage == 3:
+        rule = "weights that are gathered ahead come beside no kernel under training.launch_blocking: not modelled"
+        yield Violation("plan.zero_stage", 3, rule, "0, 1 or 2")
     if plan.offload.parameters and plan.zero_stage < 3:
         yield Violation("plan.offload.parameters", True, "needs weights that are gathered for each layer", "plan.zero_stage = 3")
     if plan.offload.parameters and scenario.world_size <= plan.tp * plan.pp:

@@ -41,6 +41,7 @@ class Kernels(Policy):
             activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
         fused_residual: bias, dropout and residual addition in one kernel (Megatron bias-dropout-add fusion).
         fused_rope: rotary embedding of queries and keys as one kernel.
+        fused_scaled_rope: also where sine and cosine have a factor (YaRN).
         fused_expert_bias: experts' biases and the clamp of their activation inside the grouped kernels, see graph/kernels.py.
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
         compile: graphs are compiled by default.
@@ -69,6 +70,7 @@ class Kernels(Policy):
         grouped_weight_gradients: the same of grouped expert matmuls.
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
+        gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
         one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
             start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
     """
@@ -80,6 +82,7 @@ class Kernels(Policy):
     fused_operations: tuple[str, ...] = ()
     fused_residual: bool = True
     fused_rope: bool = True
+    fused_scaled_rope: bool = True
     fused_expert_bias: bool = False
     fused_softmax: bool = True
     compile: bool = False
@@ -107,6 +110,7 @@ class Kernels(Policy):
     grouped_weight_gradients: Placeholders = "each"
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
+    gate_apart: bool = False
     one_queue: bool = False
 
     def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
@@ -243,10 +247,10 @@ class DataParallel(Policy):
         fsdp_reduce_input_stays: the input of a group's reduction belongs to the compute stream and is held until the next group
             reduces (torch FSDP2); False: a buffer of the reduction's own stream that goes with it.
         fsdp_unsharded_with_pp: under pipeline parallelism parameters stay gathered and gradients accumulate unsharded.
-        fsdp_defers_reduction: micro-batches but the last of a step leave whole gradients, in the dtype they are reduced in
-            (no_sync); only their memory is modelled, reductions are priced in every micro-batch.
-        fsdp_root_stays: what no layer's group holds (embedding, last norm, head) is one group, gathered from the begin of a forward
-            to the end of its backward and reduced there (the root of torch's FSDP).
+        fsdp_defers_reduction: default; micro-batches but the last of a step add whole gradients, in the dtype they are reduced in
+            (no_sync), and the last alone reduces them.
+        fsdp_root: of which models embedding, last norm and head are one group, gathered from the begin of a forward to the end of
+            its backward and reduced there, as the root of torch's FSDP is; of the others each end is a group of its own.
         fsdp_frozen_holds_inputs: where a group is frozen and its layer is checkpointed with reentrant autograd, the layer's input
             and the gradient of it stay to the end of the backward (FSDP1).
         reshard_after_forward: default.
@@ -274,7 +278,7 @@ class DataParallel(Policy):
     fsdp_reduce_input_stays: bool = False
     fsdp_unsharded_with_pp: bool = True
     fsdp_defers_reduction: bool = False
-    fsdp_root_stays: bool = False
+    fsdp_root: Literal["all", "tied", "none"] = "none"
     fsdp_frozen_holds_inputs: bool = False
     reshard_after_forward: bool = True
     offload_blocks_compute: bool = False

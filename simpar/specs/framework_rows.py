@@ -34,9 +34,10 @@ _MEGATRON: Final = (
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
             "whole_gradient_bytes": 6.0,
             "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "activation_kernel": "framework",
-            "tp_backward_overlap": False,
+            "tp_backward_overlap": False, "fused_scaled_rope": False,
         },
-        "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); Megatron-LM v2.4 arguments.py: local DDP with "
+        "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); TransformerEngine's rotary kernel has no factor "
+        "of sine and cosine (mscale, core models/common/embeddings/rope_utils.py); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
         "last backward; core/fusions: activations are torch code under jit_fuser, measured by Liger-Kernel's megatron_swiglu; "
         "20 buffers of collectives that cannot be reused yet: "
@@ -93,8 +94,10 @@ _MEGATRON: Final = (
     ),
     Row(
         (2023, 12),
-        {"overlap_param_gather": True, "dropout": 0.0, "whole_gradient_bytes": 16.0},
-        "Megatron-LM core 0.5 --overlap-param-gather; --check-for-nan-in-loss-and-grad reads every bucket; "
+        {"overlap_param_gather": True, "dropout": 0.0, "whole_gradient_bytes": 16.0, "communicators": 2},
+        "Megatron-LM core 0.5 --overlap-param-gather; two communicators beside those that split the model: of all ranks (barriers, "
+        "the norm under a distributed optimizer: get_model_parallel_group is none) and of data ranks without context parallelism "
+        "(average_losses_across_data_parallel_group); --check-for-nan-in-loss-and-grad reads every bucket; "
         "Llama-style recipes train without dropout",
     ),
     Row(
@@ -177,8 +180,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "megatron-bridge": (
         "nemo",
         (
-            Row((2025, 9), {"te_scaling": "current", "fused_operations": ()},
-                "Megatron-Bridge recipes; its fp8_cs is current scaling; perf_recipes/_common.py: no operation fuser"),
+            Row((2025, 9), {"te_scaling": "current", "fused_operations": (), "logits_fp32_copies": 1.0},
+                "Megatron-Bridge recipes; its fp8_cs is current scaling; perf_recipes/_common.py: no operation fuser; "
+                "models/gpt_provider.py fuses the loss and names no implementation: Megatron-LM's own (fusions/"
+                "fused_cross_entropy.py), compiled by torch: fp32 logits beside the 16-bit ones, then their softmax beside "
+                "the gradient"),
+            Row((2025, 11), {"logits_fp32_copies": 0.0},
+                "Megatron-Bridge PR 1154: recipes ask for TransformerEngine's loss, as the performance scripts did"),
             Row((2026, 6), {"fused_operations": ("experts", "nvfp4")},
                 "Megatron-Bridge perf_recipes (deepseek, gpt_oss, qwen, nemotronh): use_transformer_engine_op_fuser where graphs "
                 "hold whole iterations of mixtures of experts; llama31_8b in nvfp4 likewise, the recipe of MLPerf Training v6.0"),
@@ -235,14 +243,17 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
                "overlap_param_gather": False,
               "recompute_default": "none", "wgrad_accumulation_fusion": False, "gradient_adds": "always",
-              "tp_scatter_gather_p2p": False,
+              "tp_backward_overlap": False, "gate_apart": True, "tp_scatter_gather_p2p": False,
               "gradient_copy_bytes": 0.0, "whole_gradient_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
                "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
               "attention": (("", "fa2"),), "layer_rounding": "front"},
              "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
              "the named kernels, so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: "
              "13B without model parallelism does, so "
-             "gradients take 2 bytes; long micro-batches at high tensor parallelism do not, so logits and inputs are gathered"),),
+             "gradients take 2 bytes; long micro-batches at high tensor parallelism do not, so logits and inputs are "
+             "gathered. Its later release, Aleph-Alpha/scaling of 2024-08: core/nn/linear/utils.py _CopyToModelParallelRegion "
+             "reduces input gradients before it goes on; core/nn/mlp.py ParallelSwiGLUMLP has dense_in and siglu_weight, a "
+             "column-parallel matmul each"),),
     ),
     "aa-scaling-fused-norm": (
         "aa-scaling",
@@ -261,7 +272,8 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              {**_TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
               "gradient_dtype": "fp32", "zero_stage_default": 3,
               "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
-              "fsdp_prefetch_groups": 1, "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
+              "fsdp_prefetch_groups": 1, "fsdp_root": "all",
+              "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
               "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5, "torch_ring": True,
               "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
               "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
@@ -291,6 +303,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
          Row((2025, 4), {"normed_bytes": 4.0}, "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203)"),
          Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
              "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
+         Row((2025, 8), {"fsdp_root": "tied"},
+             "torchtitan PR 1094: embedding, and last norm with head, are groups of their own, one group where they share weights "
+             "(distributed/fsdp.py); before that they were the root's, which torch does not reshard after its forward"),
          Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
              "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
              "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
@@ -311,10 +326,11 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         (Row((2023, 5),
              {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
               "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
-              "loss": "fused", "logits_fp32_copies": 0.5, "attention": (("", "fa1"),), "te_scaling": "delayed",
+              "fsdp_root": "all", "loss": "fused", "logits_fp32_copies": 0.5, "attention": (("", "fa1"),), "te_scaling": "delayed",
               "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "fsdp_group_cpu_s": (0.92e-3, 1.28e-3),
               "optimizer_tensor_cpu_s": 44e-6},
-             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD; models/mpt/modeling_mpt.py: flash-attn's cross-entropy "
+             "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD, whose root (embedding, last norm) is not resharded "
+             "after its forward; models/mpt/modeling_mpt.py: flash-attn's cross-entropy "
              "unless a run says otherwise (16-bit logits and their gradient); setup.py pins flash-attn 1.0.9, and the H100 "
              "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
              "with elementwise kernels (traffic counted from its update rule); hooks of FSDP1 around a layer, norm and AdamW "

@@ -51,11 +51,9 @@ NANOTRON: Final = (
         "gathered inputs kept, about 4h per token and layer beside torch's saved tensors, 50 partial sums of reduce-scatters "
         "(25 layers, what the launch queue of 1,024 holds) that torch 2.1 cannot reuse yet. parallel/pipeline_parallel/p2p.py "
         "_recv_meta reads shapes on the host before every receive. Host time from its launch-bound rows: 4.5 ms per layer and "
-        "micro-batch from tp 2 on, 2.2 ms more per tensor rank where pipeline neighbours are on other nodes, and the steps of "
-        "the ring where tensor ranks are as well; 15-18 ms at tp 32 across four nodes. Runs with tp 32 and a pipeline take 0.7 "
-        "s longer per micro-batch with two stages and 1.3 s with four, whatever the model and the micro-batch: 0.55 s for each "
-        "send in turn. The same stall (0.5 s with two stages, 1.1 to 1.2 s with more) hits 18 % of the other pipelines across "
-        "nodes, neighbours and repeats of which are free of it; its cause is not known and it is not predicted there",
+        "micro-batch from tp 2 on. Its pipelines over nodes take 2 ms more per tensor rank, layer and micro-batch: "
+        "training.collective_checks (1.6 of them). Not explained: 6 to 10 ms more a layer where 16 or 32 tensor ranks lie on "
+        "several nodes without a pipeline, and 0.5 s for each send in some pipelines of 256 GPUs and of tp 32",
     ),
 )  # fmt: skip
 """nanotron's behaviour; the constants without another source were read off its published sweep."""

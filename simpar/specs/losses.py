@@ -24,6 +24,7 @@ class Loss:
         moved_bytes: bytes per logit they move forward and backward.
         fp32_copies: fp32 tensors of the logits' size alive at the peak beside the 16-bit ones.
         chunks: pieces of the logits that exist one after the other.
+        pieces: products with the head's weight; each has a gradient of all of it, which is added to the sum of the others'.
     """
 
     kind: LossKind
@@ -31,8 +32,12 @@ class Loss:
     moved_bytes: tuple[float, float]
     fp32_copies: float
     chunks: int = 1
+    pieces: int = 1
 
 
+_COMPILED: Final = 0.5
+"""fp32 copies that a compiled loss over a cast to fp32 keeps of what it works on: the 16-bit logits, which it turns into their
+gradient (tests/test_losses_torch.py)."""
 FUSED: Final = Loss("fused", "cross_entropy", (6.0, 6.0), 1.0)
 """In place, with one fp32 copy of the logits."""
 
@@ -78,7 +83,11 @@ def loss_of(spec: FrameworkSpec, wanted: str, *, compiled: bool, tp: int, sizes:
         tiles = ceil(tokens / (rows or tokens)) * ceil(words / columns)
         return Loss(kind, kernel, moved, spec.head.logits_fp32_copies, tiles)
     chunks = (spec.head.loss_chunks or DEFAULT_CHUNKS) if kind == "chunked" else 1
-    return Loss(kind, kernel, moved, _copies(spec, kind, asked=wanted != "auto", compiled=compiled, tp=tp), chunks)
+    pieces = max(chunks, DEFAULT_CHUNKS) if kind == "chunked" else 1
+    copies = _copies(spec, kind, asked=wanted != "auto", compiled=compiled, tp=tp)
+    if kind == "chunked" and compiled and spec.head.logits_fp32_copies_compiled is not None:
+        copies = _COMPILED * chunks / pieces
+    return Loss(kind, kernel, moved, copies, chunks, pieces)
 
 
 def _copies(spec: FrameworkSpec, kind: LossKind, *, asked: bool, compiled: bool, tp: int) -> float:

@@ -115,6 +115,8 @@ class AttentionSpec(Mixer):
     """Scores are bent to stay below it."""
     position: Literal["rope", "none", "alibi", "relative", "absolute"] = "rope"
     """How positions enter."""
+    rope_factor: bool = False
+    """Sine and cosine are multiplied by a factor (YaRN's concentration, 0.1 ln(scale) + 1)."""
     rotary_fraction: float = 1.0
     """Share of a head that is rotated."""
     indexer: IndexerSpec | None = None
@@ -310,6 +312,8 @@ class ExpertsSpec(Mixer):
     """Biases in the experts."""
     activation: str = "silu"
     """Between the matrices."""
+    limit: Positive | None = None
+    """Both halves of the gated unit are clamped to it before the activation (GPT-OSS: 7)."""
     input_size: Positive | None = None
     """Width inside which the experts work (latent experts of Nemotron 3 Super)."""
     router: Literal["linear", "none"] = "linear"

@@ -9,6 +9,7 @@ from simpar.specs.counts import layer_count, model_stages
 from simpar.specs.encoders import FIELDS, encoders_of, idle_encoders, input_tokens
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
+from simpar.specs.reference import other_model
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.stage_plan import hosts, part_notes
 
@@ -70,6 +71,9 @@ def _simplified(scenario: Scenario) -> Iterator[str]:
         }
         if own or any(getattr(branch, "indexer", None) for branch in model.branches()):
             yield "training.document_lengths: scans, indexers and compressed keys work as if a sequence were one document"
+    if other := other_model(scenario):
+        name = other.model.name or "another model"
+        yield f"training.reference_model: {name} runs forward on the same stages; a loss on both models' outputs is not priced"
     if plan.overlap_ep and plan.ep > 1 and not plan.schedule.startswith("dualpipe"):
         yield (
             "plan.overlap_ep: exchanges are hidden as if every forward of one micro-batch ran beside a backward of another, "

@@ -66,6 +66,9 @@ class PlanSpec(Spec):
     """HSDP: ranks a model is sharded over; replicas are all-reduced. none = all of dp * cp."""
     reshard_after_forward: bool = True
     """FSDP: free the gathered parameters after the forward (ZeRO-3) or keep them (ZeRO-2-like traffic)."""
+    defer_reduction: bool | None = None
+    """FSDP: micro-batches but the last of a step add whole gradients (no_sync), which the last alone reduces; none = as the
+    framework does."""
     schedule: str = "auto"
     """Name of a pipeline schedule, a path to a torch schedule CSV, or auto (1f1b, interleaved with virtual stages)."""
     microbatch_group_size: Degree | None = None

@@ -14,6 +14,7 @@ from simpar.specs.catalog import scenario_path
 from simpar.specs.checks import check_scenario
 from simpar.specs.models_io import load_model, model_from_table, model_names
 from simpar.specs.open_values import open_fields
+from simpar.specs.reference import FIELD
 from simpar.specs.scenario_spec import Published as Published
 from simpar.specs.scenario_spec import Scenario as Scenario
 
@@ -114,6 +115,10 @@ def make_scenario(table: dict[str, Any], *, file: str = "", undecided: tuple[str
     wrong_model: list[Violation] = []
     if "model" in table:
         table["model"], wrong_model = _model_table(table["model"], base, file)
+    training = table.get("training")
+    if isinstance(training, dict) and isinstance(training.get("reference_model"), str | dict):
+        beside, wrong = _model_table(training["reference_model"], base, file, FIELD)
+        table["training"], wrong_model = {**training, "reference_model": beside}, [*wrong_model, *wrong]
     if isinstance(cluster := table.get("cluster"), dict):
         table["cluster"] = _beside(cluster, base)
         if isinstance(parts := cluster.get("parts"), list | tuple):
@@ -136,15 +141,15 @@ def _beside(machines: dict[str, Any], base: Path) -> dict[str, Any]:
     return {**machines, "hardware": str(relative)} if name.endswith(".toml") and relative.is_file() else dict(machines)
 
 
-def _model_table(model: object, base: Path, file: str) -> tuple[dict[str, Any], list[Violation]]:
+def _model_table(model: object, base: Path, file: str, field: str = "model") -> tuple[dict[str, Any], list[Violation]]:
     """The model named or written by the user as a table, or a stand-in and what is wrong with it."""
     stand_in = {"kind": "mlp", "width": 1, "depth": 1}
     try:
         if isinstance(model, str):
             return load_model(model, base=base).model_dump(), []
         if isinstance(model, dict):
-            return model_from_table(model, file=file, prefix="model").model_dump(), []
+            return model_from_table(model, file=file, prefix=field).model_dump(), []
     except InputError as error:
-        return stand_in, list(error.violations) or [Violation("model", model, str(error), file=file)]
+        return stand_in, list(error.violations) or [Violation(field, model, str(error), file=file)]
     rule = "must be a preset's name, a path, or a table"
-    return stand_in, [Violation("model", model, rule, 'such as "llama3.1-8b"', file)]
+    return stand_in, [Violation(field, model, rule, 'such as "llama3.1-8b"', file)]

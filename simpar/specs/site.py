@@ -13,12 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
 from simpar.errors import InputError, Violation
 from simpar.specs.base import Spec, read_toml, validate
-from simpar.specs.calibration import SECONDS, SITE_FACTORS, RunCalibration
-from simpar.specs.kinds import Kind, interpolated
+from simpar.specs.calibration import NEUTRAL, SECONDS, SITE_FACTORS, RunCalibration
+from simpar.specs.kinds import Kind, Reach, interpolated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,7 +54,7 @@ class SiteRun(Spec):
 
 
 class SiteKind(Kind):
-    """Runs of one kind (a model, its precision, sequences, batch and GPUs) and their own factor beside the site's."""
+    """Runs of one kind (a model, its precision, sequences, batch, GPUs and layout) and their own factor beside the site's."""
 
     factor: Factor
     """On everything that the site's factors scale."""
@@ -96,7 +97,9 @@ class Site(Spec):
     other_kind: Spread = 0.0
     """Of the factor of a kind that is like none of these, whose median is 1."""
     reach: Annotated[float, Field(gt=0)] = 1.0
-    """Doublings between two kinds over which their likeness falls to 1/e (`simpar.specs.kinds`)."""
+    """Doublings between two jobs over which their likeness falls to 1/e (`simpar.specs.kinds`)."""
+    layout_reach: Annotated[float, Field(gt=0)] = NEUTRAL["site.layout_reach"]
+    """Doublings between two layouts over which it does."""
     covariance: Covariance | None = None
     """Of the logarithms of the four factors, in that order, then of the kinds'."""
     facts: tuple[SiteFact, ...] = ()
@@ -136,9 +139,37 @@ class Site(Spec):
         """compute, memory, communication, host."""
         return {name: getattr(self, name) for name in SITE_FACTORS}
 
+    @property
+    def reaches(self) -> Reach:
+        """How far runs are alike."""
+        return Reach(self.reach, self.layout_reach)
+
+    @property
+    def of_jobs(self) -> Site:
+        """What it says of jobs whatever their layouts, for what compares layouts: each job's own factor is the mean of its kinds',
+        and what layouts differ by beside it joins the residual."""
+        jobs = list(dict.fromkeys(each.kind.job for each in self.kinds))
+        if self.covariance is None or jobs == [each.kind for each in self.kinds] == [each.kind.job for each in self.kinds]:
+            return self.model_copy(update={"layout_reach": NEUTRAL["site.layout_reach"]})
+        same = np.array([[float(each.kind.job == job) for each in self.kinds] for job in jobs])
+        mean = same / same.sum(1, keepdims=True)
+        logs = np.log([each.factor for each in self.kinds])
+        whole = np.eye(len(SITE_FACTORS) + len(jobs), len(SITE_FACTORS) + len(self.kinds))
+        whole[len(SITE_FACTORS) :, len(SITE_FACTORS) :] = mean
+        rows = whole @ np.array(self.covariance) @ whole.T
+        left = logs - same.T @ (mean @ logs)
+        found = tuple(SiteKind(**job.model_dump(), factor=math.exp(own)) for job, own in zip(jobs, mean @ logs, strict=True))
+        return self.model_copy(
+            update={
+                "kinds": found, "covariance": tuple(tuple(float(v) for v in row) for row in (rows + rows.T) / 2.0),
+                "residual": math.hypot(self.residual, float(np.sqrt(np.mean(left**2)))),
+                "layout_reach": NEUTRAL["site.layout_reach"],
+            }
+        )  # fmt: skip
+
     def of_kind(self, kind: Kind) -> float:
         """The factor of runs of a kind: what the site's own kinds that are like it had."""
-        weights, _ = interpolated([kind], [each.kind for each in self.kinds], self.reach)
+        weights, _ = interpolated([kind], [each.kind for each in self.kinds], self.reaches)
         return math.exp(sum(w * math.log(each.factor) for w, each in zip(weights[0], self.kinds, strict=True)))
 
     def believes(self, facts: Iterable[str]) -> float:
@@ -169,7 +200,7 @@ class Site(Spec):
         """
         weights = [shares.get(name, 0.0) for name in SITE_FACTORS]
         scaled = sum(weights)
-        alike, left = interpolated([kind], [each.kind for each in self.kinds], self.reach)
+        alike, left = interpolated([kind], [each.kind for each in self.kinds], self.reaches)
         weights += [scaled * float(weight) for weight in alike[0]]
         size = len(weights)
         rows = self.covariance or ((0.0,) * size,) * size

@@ -16,6 +16,7 @@ from simpar.specs.architecture import ArchitectureSpec
 from simpar.specs.counts import layer_count, model_stages, resolved_dp
 from simpar.specs.encoders import layer_counts
 from simpar.specs.model import CnnSpec, MlpSpec, TransformerSpec
+from simpar.specs.reference import of_reference, other_model, reference_of
 from simpar.specs.scenario_spec import Scenario
 
 VARIABLE: Final = "SIMPAR_LIMIT"
@@ -80,7 +81,9 @@ def passes_of(scenario: Scenario) -> Passes:
     """What one pipeline of `scenario` runs."""
     training = scenario.training
     count = training.global_batch_size // (training.micro_batch_size * resolved_dp(scenario))
-    layers = layer_count(scenario.model) + layer_counts(scenario)
+    layers, other = layer_count(scenario.model) + layer_counts(scenario), reference_of(scenario)
+    if other is not None:
+        layers += layer_count(other.model)
     return Passes(max(count, 1), model_stages(scenario.plan), layers)
 
 
@@ -104,10 +107,14 @@ def check_ops(scenario: Scenario, ops: int) -> None:
 
 def too_large(scenario: Scenario) -> list[Violation]:
     """What of the scenario no system comes near, told before anything is built from it."""
-    most = limits()
-    return [*_widths(scenario), *_layers(scenario, most["layers"]), *_ranks(scenario, most["ranks"]), *_steps(scenario)] or [
+    most, other = limits(), other_model(scenario)
+    found = [*_widths(scenario), *_layers(scenario, most["layers"]), *_ranks(scenario, most["ranks"]), *_steps(scenario)] or [
         *_bytes(scenario, most["bytes"])
     ]
+    if other is None:
+        return found
+    beside = [*_widths(other), *_layers(other, most["layers"])] or [*_bytes(other, most["bytes"])]
+    return [*found, *(of_reference(v) for v in beside)]
 
 
 def _layers(scenario: Scenario, most: int) -> Iterator[Violation]:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from simpar.specs.architecture import ModelSpec
 from simpar.specs.base import Spec
 from simpar.specs.optimizers import KINDS
 
@@ -85,6 +86,9 @@ class TrainingSpec(Spec):
     """unfused: torch's on an fp32 copy of the logits; fused: one kernel that turns 16-bit logits into their gradient; chunked: by
     pieces of the sequence; linear: head and loss in one (Liger's fused linear cross-entropy), which never keeps logits; tiled: the
     same by tiles whose logits are computed again in the backward (TRL, prime-rl's RL, cut cross-entropy); auto: the framework's."""
+    loss_parallel: bool | None = None
+    """The loss runs over a vocabulary split over tensor ranks; false: each gathers the logits first (torchtitan's
+    disable_loss_parallel, transformers' colwise_gather_output); none = as the framework does."""
     compile: bool | None = None
     """torch.compile; open: the default of the framework."""
     fused_kernels: bool = False
@@ -93,15 +97,21 @@ class TrainingSpec(Spec):
     """Kernels are launched as graphs."""
     cuda_graph_scope: Literal["layer", "attention"] = "layer"
     """What graphs hold: whole layers, or all but experts and their dispatch."""
+    collective_checks: bool = False
+    """Before every collective its ranks compare on the host what each of them calls (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+    launch_blocking: bool = False
+    """CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel before it launches the next, so that its time adds to the device's
+    and no kernel runs beside another of its rank."""
     routing: RoutingSpec = RoutingSpec()
     """How tokens spread over experts."""
     images: EncoderInputSpec = EncoderInputSpec()
     """For the vision encoder; the decoder's tokens of images are among sequence_length."""
     audio: EncoderInputSpec = EncoderInputSpec()
     """For the audio encoder, the same."""
-    reference_model: bool = False
-    """A frozen copy of the model runs forward on every micro-batch before the trained one (the reference of preference
-    optimisation, a teacher of the same shape); under low-rank adaptation its weights are the frozen ones that are there."""
+    reference_model: bool | ModelSpec = False
+    """A frozen model runs forward on every micro-batch before the trained one: true for a copy of it (the reference of preference
+    optimisation; under low-rank adaptation its weights are the frozen ones that are there), or another model (a teacher), by the
+    name of a preset, the path of a config.json, or a table."""
     trainable: Literal["all", "lora"] = "all"
     """What has gradients: everything or low-rank adapters."""
     lora_rank: Annotated[int, Field(gt=0)] = 16

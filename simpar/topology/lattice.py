@@ -92,13 +92,15 @@ def base_of(ranks: IntArray, axes: Sequence[Axis]) -> IntArray:
 
 def is_uniform(axes: Axes, unit: int) -> bool:
     """Whether every translate of a merged lattice meets windows of `unit` ranks alike, so that one stands for all."""
-    if not axes:
-        return True
-    if len(axes) > 1:
-        return False
-    size, stride = axes[0].size, axes[0].stride
-    block = size * stride
-    return unit % block == 0 or stride % unit == 0 or (unit % stride == 0 and block % unit == 0)
+    for axis in reversed(axes):
+        block = axis.size * axis.stride
+        if unit % block == 0 or (unit % axis.stride == 0 and block % unit == 0):
+            # The axes inside it repeat within each of its strides.
+            return True
+        if axis.stride % unit:
+            return False
+        # Its points lie in windows of their own, each with the axes inside it at the same offset.
+    return True
 
 
 @lru_cache(maxsize=4096)

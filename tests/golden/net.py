@@ -26,6 +26,7 @@ from simpar.errors import InputError
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.parallel.lifetimes import lifetimes
+from simpar.parallel.work import ExpertExchange
 from simpar.result.memory import RankMemory
 from simpar.specs.models_io import load_model, model_names
 from simpar.specs.scenario import Scenario, make_scenario
@@ -57,6 +58,10 @@ def scenario_of(case: dict[str, Any], hardware: str, name: str = "golden") -> Sc
 
 
 def _work(work: object) -> list[Any]:
+    if isinstance(work, ExpertExchange):
+        moe = work.moe
+        return ["ExpertExchange", work.combine, work.tokens, work.hidden, moe.num_experts_per_tok, work.element_bytes,
+                work.dispatcher, moe.topk_group]  # fmt: skip
     return [type(work).__name__, *asdict(work).values()]  # type: ignore[call-overload]
 
 

@@ -68,15 +68,54 @@ def zero_bubble(row: Row) -> Row:
 
 
 def mlperf(row: Row) -> Row:
-    """Fine-tuning since v5.0 runs from CUDA graphs (NVIDIA's blog on v5.0, June 2025) on the machines that NVIDIA's code serves."""
+    """Fine-tuning since v5.0 runs from CUDA graphs (NVIDIA's blog on v5.0, June 2025) on the machines that NVIDIA's code serves.
+    GPT-OSS has the words of Llama 3.1's tokenizer and one rotary kernel (v6.0 gpt_oss_20b/implementations/nemo/pretrain.py:
+    vocab_size = 128256, fused_single_qkv_rope)."""
+    if str(row.get("model_name")).startswith("gpt-oss"):
+        return {"vocab": 128256}
     graphs = row.get("task") == "lora" and row.get("cuda_graphs") is None and not re.match(r"MI\d", str(row.get("gpu")))
     return {"cuda_graphs": "on (layer)"} if graphs else {}
 
 
+_OVERLAPPED: Final[Row] = {"cuda_graphs": "none", "overlap_ep": True}
+_RECOMPUTED: Final[Row] = {"cuda_graphs": "none", "recompute": "selective modules", "recompute_detail": "layernorm,moe_act"}
+_CONTRADICTED: Final[Row] = {
+    "exclude": "the page prints the base recipe's degrees (8 expert ranks, micro-batches of 4), the GPU's own recipe sets others"
+}
+_GRAPHS: Final = "transformer_engine/[{}'moe_router', 'moe_preprocess']"
+_HYBRID: Final = "force-balanced, dropless; dispatcher hybridep"
+RECIPES_25_11: Final[dict[tuple[str, str], Row]] = {
+    ("GPT-OSS-120B", "GB200"): _RECOMPUTED,
+    ("GPT-OSS-120B", "B200"): _CONTRADICTED,
+    ("GPT-OSS-120B", "H100"): _CONTRADICTED,
+    ("GPT-OSS-120B", "GB300"): {"cuda_graphs": _GRAPHS.format("'attn', ")},
+    ("DeepSeek-V3", "GB200"): {"cuda_graphs": _GRAPHS.format(""), "moe_routing": _HYBRID},
+    ("DeepSeek-V3", "GB300"): {"cuda_graphs": _GRAPHS.format("'attn', "), "moe_routing": _HYBRID},
+    ("Qwen3-30B-A3B", "GB300"): {"cuda_graphs": _GRAPHS.format(""), "moe_routing": _HYBRID},
+    ("Qwen3-30B-A3B", "H100"): _OVERLAPPED,
+    ("Qwen3-235B-A22B", "B200"): _OVERLAPPED,
+}
+"""What scripts/performance/configs sets at v0.2.2 (container 25.11) where the page's layout is not the recipe's: graphs,
+dispatcher, overlap. Pull request 1760 of Megatron-Bridge on Qwen3-235B on B200: 20.1 s with moe_a2a_overlap, which it turns off for
+its CPU overhead."""
+
+
 def bridge(row: Row) -> Row:
-    """Performance runs without a preset have graphs as those of the releases around (scripts/performance, 25.11 to 26.08)."""
-    unknown = any("cuda graph settings unknown" in str(text) for text in row.get("assumed") or ())
-    return {"cuda_graphs": "on (layer)"} if unknown and row.get("cuda_graphs") is None else {}
+    """Performance runs without a preset have graphs as those of the releases around (scripts/performance, 25.11 to 26.08), recipes
+    of dropless experts the settings of their own release; configurations of 25.09 ask for TransformerEngine's loss
+    (cross_entropy_fusion_impl: te). GPT-OSS rotates by YaRN (models/gpt_oss/gpt_oss_bridge.py)."""
+    about = str(row.get("model_name")), str(row.get("gpu"))
+    found: dict[str, Any] = {"position": "yarn"} if about[0].startswith("GPT-OSS") else {}
+    if "25.09" in str(row.get("id")):
+        found["notes"] = f"{row.get('notes') or ''} cross entropy fusion on".strip()
+    if "known performance regression" in str(row.get("notes")):
+        found["exclude"] = (
+            "published with a defect of one kernel, ten times as slow (cudnn-frontend issue 256, footnote of the page)"
+        )
+    if any("cuda graph settings unknown" in str(text) for text in row.get("assumed") or ()) and row.get("cuda_graphs") is None:
+        own = RECIPES_25_11.get(about) if str(row.get("source_version")).endswith("25.11") else None
+        found |= own or {"cuda_graphs": "on (layer)"}
+    return found
 
 
 GRAPHED: Final = (("nemotron", "GB200", ""), ("grok", "GB200", ""), ("llama-?4", "H100", "fp8"))
@@ -123,9 +162,38 @@ def colossal(row: Row) -> Row:
     return {"recompute": found} if found else {}
 
 
+def bloom(row: Row) -> Row:
+    """Jean Zay's four Omni-Path adapters of 100 Gb/s: NCCL reached 135 Gb/s of a node's 400 in an all-reduce, in 2021 and in 2022
+    (bigscience experiments/README.md; stas00/ml-engineering network/README.md), 40 on four A100 nodes in January 2022
+    (experiments/bandwidth/all_reduce_bench-a100-n4.txt)."""
+    return {"interconnect": "135 Gb/s per node"}
+
+
+def swift(row: Row) -> Row:
+    """Before version 5 transformers runs a layer's experts one after the other, in Python, and waits for the tokens of each."""
+    return {"exclude": LOOPED} if "no grouped GEMM" in str(row.get("framework")) else {}
+
+
+LOOPED: Final = "experts run one after the other in Python (transformers before 5); a scenario has them in one grouped product"
+
+
+def torchtune(row: Row) -> Row:
+    """Its README's tables came in September 2024 (PR 1664: recipes) and November (PR 2003: optimization flags), of which "each
+    technique is added on top of the previous one": losses by pieces and all below them."""
+    flags = "optimization" in str(row.get("source_ref")) and row.get("model_name") == "Llama-3.2-3B"
+    before = str(row.get("id")).rpartition("-")[2] in ("packed", "compile")
+    return {"framework_version": "2024-11" if flags else "2024-09", **({"notes": "unfused cross entropy"} if before else {})}
+
+
+def flagperf(row: Row) -> Row:
+    """training/benchmarks/llama3_8B/megatron/pretrain_llama3.sh names no dropout: 0.1 by default (arguments.py)."""
+    return {"dropout": 0.1} if "llama3_8B-megatron" in str(row.get("source_ref")) else {}
+
+
 AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"Narayanan et al\. 2021|MT-NLG", narayanan),
     (r"Nemotron-4", nemotron),
+    (r"bigscience", bloom),
     (r"Hagemann", hagemann),
     (r"vTrain", vtrain),
     (r"Zero Bubble", zero_bubble),
@@ -135,10 +203,22 @@ AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"^torchao", torchao),
     (r"^Google A4X", google_a4x),
     (r"^Colossal-AI", colossal),
+    (r"^ms-swift", swift),
+    (r"^torchtune", torchtune),
+    (r"^FlagPerf", flagperf),
 )
 """Pattern in the source's name -> columns that its other documents state."""
 BLOOM: Final = {"position": "alibi", "embedding_norm": True}
 """BLOOM, arXiv 2211.05100 Table 3."""
+BLOOM_BLOCKING: Final = 320
+"""GPUs from which its trials hung unless CUDA_LAUNCH_BLOCKING=1 (chronicles-prequel.md, "dealing with JZ hanging on the large
+model": 320 without it "always hangs"; on 160, where runs were made both ways, it costs nothing, on 80 6.8 %)."""
+
+CHECKED: Final = (
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL in pipelines over several nodes (nanotron run_multinode.sh: not in the version of 2024-12-27, "
+    "there in that of 2025-03-10; scripts/scaling_benchmarks.py of 2025-02-19 repeats pipelines alone, those of earlier jobs)"
+)
+"""What the sweep of the ultra-scale playbook was launched with; a job's number, and so its script, is not printed."""
 
 
 def amended(row: Row) -> Row:
@@ -155,6 +235,13 @@ def stored(row: Row, name: str, use: Use) -> Row:
     found = as_stored(run_of(amended(row), name), use)
     if found["scenario"] and re.search(r"bigscience|bloom", str(row.get("source")), re.IGNORECASE):
         found["scenario"]["model"] |= BLOOM
+        if int(row.get("n_gpus") or 0) >= BLOOM_BLOCKING:
+            found["scenario"]["training"]["launch_blocking"] = True
+    group = found["group"]
+    sweep = group.get("source") == "HF ultra-scale playbook / nanotron benchmark sweep"
+    if sweep and found["scenario"] and group["pp"] > 1:
+        found["scenario"]["training"]["collective_checks"] = group["n_gpus"] > 8 or {"any_of": [False, True]}
+        found["inferred"] = [*found.get("inferred", ()), CHECKED]
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from simpar.errors import InputError
 from simpar.evidence.row_values import read_values
 from simpar.evidence.run_files import is_stored
-from simpar.evidence.run_rows import measured_of, read_rows, run_of
+from simpar.evidence.run_rows import GROUP_KEYS, measured_of, read_rows, run_of
 from simpar.evidence.run_type import Run
 from simpar.specs.catalog import scenario_path
 from simpar.specs.open_values import choices, open_fields
@@ -26,35 +26,44 @@ def runs_in(paths: Iterable[Path], hardware: str | None = None) -> list[Run]:
     Raises:
         InputError: a file that is missing or unreadable.
     """
-    found = [run_at(row, name, path) for path in paths for name, row in read_rows(path)]
+    found = [run_at(located(row, path), name) for path in paths for name, row in read_rows(path)]
     return found if hardware is None else [_on(run, hardware) for run in found]
 
 
-def run_at(row: Mapping[str, Any], name: str, beside: Path | None = None) -> Run:
-    """A row as a run: one with `scenario` (a file, relative to `beside`, a shipped name or a raw table) is that scenario."""
+def run_at(row: Mapping[str, Any], name: str) -> Run:
+    """A row as a run: one with `scenario` (a file, a shipped name or a raw table) is that scenario; nothing it holds raises."""
     if "scenario" not in row or is_stored(row):
         return run_of(row, name)
     values = read_values({key: value for key, value in row.items() if key != "scenario"})
     measured, name = measured_of(values.row), str(row.get("id") or name)
     empty = Run(name, {}, measured, None, "", str(row.get("exclude") or ""), (), dict(row))
     try:
-        table, file = _table(row["scenario"], beside)
+        table, file = _table(row["scenario"])
         fields = open_fields(table, file)
         scenario = make_scenario(choices(table, fields, file)[0].table, file=file)
     except InputError as error:
         return replace(empty, skipped=f"not a valid scenario: {str(error).splitlines()[0]}")
-    group = {"source": str(row.get("source") or ""), "model_name": scenario.name, "n_gpus": scenario.world_size}
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        return replace(empty, skipped=f"a field has an unexpected value: {error}")
+    group = {"source": "", "model_name": scenario.name, "n_gpus": scenario.world_size}
+    group |= {key: value for key in GROUP_KEYS if isinstance(value := values.row.get(key), str | int | float)}
     skipped = "" if measured.anything else "nothing measured"
     return replace(empty, group=group, scenario=scenario, skipped=skipped, table=table)
 
 
-def _table(given: object, beside: Path | None) -> tuple[dict[str, Any], str]:
+def located(row: dict[str, Any], runs: Path) -> dict[str, Any]:
+    """`row` of the file or folder `runs`, with its scenario's file in full where that lies beside it."""
+    given = row.get("scenario")
+    near = (runs if runs.is_dir() else runs.parent) / given if isinstance(given, str) else None
+    return {**row, "scenario": str(near.resolve())} if near is not None and near.is_file() else row
+
+
+def _table(given: object) -> tuple[dict[str, Any], str]:
     if isinstance(given, Mapping):
         return {k: v for k, v in given.items() if k != "file"}, str(given.get("file", ""))
     if not isinstance(given, str):
         raise InputError(f"scenario {given!r}: a file, a name or a table")
-    near = beside.parent / given if beside is not None else Path(given)
-    path = near if near.is_file() else scenario_path(given)
+    path = Path(given) if Path(given).is_file() else scenario_path(given)
     return read_table(path), str(path)
 
 
@@ -70,4 +79,4 @@ def _on(run: Run, hardware: str) -> Run:
         return replace(run, skipped=f"not a valid scenario on {hardware}: {str(error).splitlines()[0]}", scenario=None)
 
 
-__all__ = ["run_at", "runs_in"]
+__all__ = ["located", "run_at", "runs_in"]

@@ -1,0 +1,98 @@
+"""What a kernel library makes of a layer: the plan it follows, the kernels it launches, what they keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from simpar.graph.types import Node
+from simpar.specs.framework_policies import Kernels
+from simpar.specs.losses import FUSED
+from simpar.specs.losses import Loss as LossWork
+
+Axes = tuple[str, ...]
+Traffic = tuple[tuple[Axes, float], ...]
+"""(axes of a tensor, bytes moved per element), summed."""
+HALF: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """Which rules are in force in one run.
+
+    Attributes:
+        library: the framework's kernels, with what the run's compiler fuses beside them.
+        loss: the loss as this run computes it.
+        element: bytes of an activation.
+        flash_attention: no score matrix is stored; False stores softmax output (and its dropout) per head.
+        dropout: probability; > 0 stores one mask byte per element of each residual branch.
+        linear_input_bytes: saved input of a matmul, per element (1 under fp8, 2 else).
+        loss_all_reduces: all-reduces of one fp32 value per token that a loss over split logits takes.
+        loss_keeps_weight_gradient: the gradient of the head's weight exists from the forward on (linear loss of a trained head).
+        logits_gathered: ranks whose logits each rank gathers before the loss (1: they stay split over the vocabulary).
+        output_copies: further copies of the attention output kept until the backward.
+        stored: (tensor, bytes per element) of saved tensors that are kept in another format than they are computed in.
+        gather_share: bytes of a tensor-parallel gather before a matmul, or of an output's gradient, over 16-bit ones (cast to fp8
+            first: a half).
+        overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
+        row_probability_bytes: of the routing probability that comes with each row of an expert.
+    """
+
+    library: Kernels = field(default_factory=Kernels)
+    loss: LossWork = FUSED
+    element: float = HALF
+    flash_attention: bool = True
+    dropout: float = 0.0
+    linear_input_bytes: float = 2.0
+    loss_all_reduces: int = 3
+    loss_keeps_weight_gradient: bool = False
+    logits_gathered: int = 1
+    output_copies: float = 0.0
+    stored: tuple[tuple[str, float], ...] = ()
+    gather_share: float = 1.0
+    overlapped_gathers: bool = True
+    row_probability_bytes: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor that a forward leaves for its backward: bytes per element of `axes`.
+
+    Attributes:
+        of_weight: only the gradient of the node's weight reads it.
+        part: share of the elements that is not there under another name.
+    """
+
+    name: str
+    axes: Axes
+    bytes: float
+    of_weight: bool = False
+    part: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How a node runs.
+
+    Attributes:
+        price: class of the memory-bound price; "" = a product, attention or a scan.
+        forward, backward: memory traffic.
+        launches: kernels in the forward.
+        each_group: further kernels for each expert of a rank, forward and backward, of what is computed expert by expert.
+        copied: bytes per element of the input, forward and backward, that kernels beside those copy, add or cast as one piece.
+        keeps: what is left for the backward.
+        bare: the rewrite rules left nothing of the node.
+    """
+
+    node: Node
+    price: str = ""
+    forward: Traffic = ()
+    backward: Traffic = ()
+    launches: int = 1
+    keeps: tuple[Kept, ...] = ()
+    bare: bool = False
+    each_group: tuple[int, int] = (0, 0)
+    copied: tuple[float, float] = (0.0, 0.0)
+
+
+__all__ = ["HALF", "Axes", "Kept", "Kernel", "KernelPlan", "Traffic"]

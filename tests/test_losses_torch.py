@@ -1,0 +1,157 @@
+"""What losses by pieces and compiled ones leave to their backward, against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpar.specs.framework import framework
+from simpar.specs.losses import loss_of
+from simpar.specs.scenario import make_scenario
+from simpar.step import prepare
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+HIDDEN, WORDS, TOKENS, PIECES = 256, 4096, 512, 8
+SIZES = (float(TOKENS), float(WORDS), float(HIDDEN))
+
+
+def _cross_entropy(logits: Any, targets: Any) -> Any:
+    return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+@pytest.mark.parametrize(("compiled", "held"), [(True, 2), (False, 4)])
+def test_a_compiled_loss_keeps_its_16_bit_logits(compiled: bool, held: int) -> None:
+    """By torch's own partitioner; eager it keeps the fp32 log-softmax."""
+    loss = torch.compile(_cross_entropy, backend="aot_eager_decomp_partition") if compiled else _cross_entropy
+    logits = torch.zeros(TOKENS, WORDS, dtype=torch.bfloat16, requires_grad=True)
+    kept: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        loss(logits, torch.zeros(TOKENS, dtype=torch.long))
+    found = {t.data_ptr(): t.nbytes for t in kept if t.numel() == logits.numel()}  # two ops keep the log-softmax
+    assert sum(found.values()) == held * logits.numel()
+
+
+def _most_asked(step: Callable[[], None]) -> float:
+    """Most bytes that `step` holds at once beside what was there, as the allocator counts."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    asked = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return float(max(accumulate(asked)))
+
+
+def _worst_backward() -> float:
+    """Most bytes that the backward of a loss by pieces over whole logits asks for."""
+
+    class Compiled(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        """Keeps 16-bit logits and makes their 16-bit gradient."""
+
+        @staticmethod
+        def forward(ctx: Any, logits: Any) -> Any:
+            ctx.save_for_backward(logits)
+            return logits[0, 0] * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, _: Any) -> Any:
+            return torch.zeros_like(ctx.saved_tensors[0])
+
+    weight = torch.zeros(WORDS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    logits = [torch.nn.functional.linear(piece, weight) for piece in hidden.tensor_split(PIECES)]
+    total = sum(Compiled.apply(piece) for piece in logits)
+    del logits
+    return _most_asked(total.backward)
+
+
+def test_pieces_of_whole_logits_add_up_the_gradient_of_the_head() -> None:
+    """Torch goes through all losses, then through all products; the first two gradients of the head and their sum stand beside the
+    logits' gradients of the other pieces."""
+    logits, weight = 2.0 * TOKENS * WORDS, 2.0 * WORDS * HIDDEN
+    most = logits * (1.0 - 2.0 / PIECES) + 3.0 * weight
+    assert _worst_backward() == pytest.approx(most, rel=0.01)
+
+    model = {
+        "name": "small", "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "head_dim": 64, "intermediate_size": 512, "vocab_size": WORDS,
+    }  # fmt: skip
+    training = {"sequence_length": TOKENS, "global_batch_size": 1, "compile": True, "cross_entropy": "chunked"}
+    scenario = make_scenario(
+        {
+            "model": model, "framework": "torchtune", "framework_version": "2024-11", "plan": {"zero_stage": 0},
+            "cluster": {"hardware": "dgx-h100", "num_nodes": 1, "num_gpus": 1}, "training": training,
+        }
+    )  # fmt: skip
+    head = prepare(scenario).layout.stage_blocks[0][-1]
+    saved = dict(head.saved)["head/logits"]
+    assert saved == logits * (1.0 + 1.0 / PIECES)
+    assert saved + head.transient == most + 2.0 * TOKENS * HIDDEN
+
+
+@pytest.mark.slow
+def test_megatrons_own_fused_loss_holds_one_fp32_tensor_and_the_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps between all-reduces compiled by torch: fp32 logits beside the 16-bit ones, turned into their softmax in place;
+    with the forward the 16-bit logits go, the backward adds their gradient."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    @torch.compile
+    def largest(logits: Any) -> Any:
+        wide = logits.float()
+        return wide, wide.max(-1)[0]
+
+    @torch.compile
+    def exponentials(wide: Any, targets: Any, most: Any) -> Any:
+        wide -= most.unsqueeze(-1)
+        own = wide[torch.arange(TOKENS), targets].clone()
+        torch.exp(wide, out=wide)
+        return own, wide.sum(-1), wide
+
+    @torch.compile
+    def normalised(wide: Any, own: Any, total: Any) -> Any:
+        loss = torch.log(total) - own
+        wide.div_(total.unsqueeze(-1))
+        return wide, loss
+
+    @torch.compile
+    def gradients(softmax: Any, targets: Any, incoming: Any) -> Any:
+        softmax[torch.arange(TOKENS), targets] -= 1.0
+        softmax.mul_(incoming.unsqueeze(-1))
+        return softmax.to(torch.bfloat16)
+
+    def step() -> None:
+        logits = torch.ones(TOKENS, WORDS, dtype=torch.bfloat16)
+        wide, most = largest(logits)
+        own, total, wide = exponentials(wide, targets, most)
+        wide, _ = normalised(wide, own, total)
+        del logits
+        gradients(wide, targets, incoming)
+
+    targets, incoming = torch.zeros(TOKENS, dtype=torch.long), torch.ones(TOKENS)
+    with torch.no_grad():
+        step()
+        held = _most_asked(step) / (TOKENS * WORDS)
+    native, engine = (
+        loss_of(framework("megatron-bridge", v), "auto", compiled=False, tp=2, sizes=SIZES) for v in ("2025-09", "2025-11")
+    )
+    assert held == pytest.approx(2.0 + 4.0 * native.fp32_copies, rel=0.01)
+    assert engine.fp32_copies == 0.0
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "compiled", "copies"),
+    [
+        ("2024-11", "chunked", True, 0.5 / 8),
+        ("2024-11", "chunked", False, 1.0),
+        ("2024-11", "unfused", True, 1.5),  # fp32 logits of the model and their fp32 gradient: 8 bytes
+        ("2025-06", "chunked", True, 0.5 / 8),
+    ],
+)
+def test_fp32_copies_of_torchtune(version: str, kind: str, compiled: bool, copies: float) -> None:
+    found = loss_of(framework("torchtune", version), kind, compiled=compiled, tp=1, sizes=SIZES)
+    assert (found.fp32_copies, found.chunks, found.pieces) == (copies, 1, 8 if kind == "chunked" else 1)
