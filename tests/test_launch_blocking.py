@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simpar.api.scenarios import make_scenario
-from simpar.costs.host import lag_s
+from simpar.costs.host import launch_gaps
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.keys import Compute
@@ -45,8 +45,8 @@ def test_a_pass_takes_the_devices_and_the_hosts_time(sequence: int) -> None:
         end = max(end + usual.block(block, "F").seconds, launched)
     assert usual.price(whole).seconds == pytest.approx(end)
     assert blocked.price(whole).seconds == pytest.approx(host + device)
-    assert lag_s(usual.layout, 3.0, 2.0) == 1.0
-    assert lag_s(blocked.layout, 3.0, 2.0) == 3.0
+    assert launch_gaps([2.0], [3.0]) == [1.0]
+    assert launch_gaps([2.0], [3.0], blocking=True) == [3.0]
 
 
 def test_nothing_runs_beside_a_backward() -> None:

@@ -39,13 +39,8 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     return host
 
 
-def lag_s(layout: Layout, host_s: float, device_s: float) -> float:
-    """Seconds that launching adds to kernels of `device_s`: what the host is slower by, or all of it where it waits for each."""
-    return host_s if layout.training.launch_blocking else max(host_s - device_s, 0.0)
-
-
-def launch_gaps(device: Sequence[float], host: Sequence[float], *, blocking: bool = False) -> list[float]:
-    """Seconds by which the host is late after each block of a pass; all of its time where it waits for each kernel.
+def launch_gaps(device: Sequence[float], host: Sequence[float], *, blocking: bool = False, cut: bool = False) -> list[float]:
+    """Seconds by which the host is late after each block of a pass.
 
     The host launches block after block and runs ahead of the device, so a block ends when the device is through with it and the
     host has launched all of its kernels: end_i = max(end_(i-1) + device_i, host_0 + ... + host_i). Ends of blocks are longest
@@ -53,26 +48,21 @@ def launch_gaps(device: Sequence[float], host: Sequence[float], *, blocking: boo
 
     Args:
         device, host: seconds of each block, in the order in which they run.
-        blocking: the host waits for each kernel.
+        blocking: the host waits for each kernel, so that all of its time is added.
+        cut: others wait for these blocks, or these for others. Each is as long as its device or its host takes: if one could use
+            what the host gained in another, a faster block could make a later one longer.
     """
     if blocking:
         return list(host)
     gaps, end, launched = [], 0.0, 0.0
     for own, launch in zip(device, host, strict=True):
+        if cut:
+            end = launched = 0.0
         launched += launch
         through = end + own
         end = max(through, launched)
         gaps.append(end - through)
     return gaps
-
-
-def pass_gaps(layout: Layout, device: Sequence[float], host: Sequence[float], *, cut: bool = False) -> list[float]:
-    """The same of a pass of `layout`. What the host gains in one block it may lose in another, but not where the pass is cut: a
-    block that others wait for, or that waits, is as long as its device or its host takes, or a faster block could make a later one
-    longer."""
-    if cut:
-        return [lag_s(layout, h, d) for d, h in zip(device, host, strict=True)]
-    return launch_gaps(device, host, blocking=layout.training.launch_blocking)
 
 
 def _sharding_hooks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
@@ -93,4 +83,4 @@ def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     return found
 
 
-__all__ = ["lag_s", "launch_gaps", "launch_seconds", "pass_gaps"]
+__all__ = ["launch_gaps", "launch_seconds"]

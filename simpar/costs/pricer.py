@@ -14,7 +14,7 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import Exchange
 from simpar.costs.gloo import check_seconds
 from simpar.costs.held_sms import loads, slowed
-from simpar.costs.host import lag_s, launch_seconds, pass_gaps
+from simpar.costs.host import launch_gaps, launch_seconds
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
@@ -68,7 +68,8 @@ class LayoutPricer:
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
         self._slowed: dict[int, float] = {}
-        self._gaps: dict[tuple[int, str, bool], tuple[float, ...]] = {}
+        self._gaps: dict[tuple[int, str, bool], list[float]] = {}
+        self._hosts: dict[tuple[int, str], float] = {}
 
     def price(self, key: Key) -> KeyPrice:
         """The price of one key."""
@@ -196,7 +197,12 @@ class LayoutPricer:
 
     def host_seconds(self, block: LocalBlock, phase: str) -> float:
         """Host time to launch a block's kernels in one phase; there is nothing to launch in a frozen block's backward."""
-        return 0.0 if block.options.frozen and phase != "F" else self._launch_seconds(self.block(block, phase), phase)
+        if block.options.frozen and phase != "F":
+            return 0.0
+        key = (id(block), phase)
+        if key not in self._hosts:
+            self._hosts[key] = self._launch_seconds(self.block(block, phase), phase)
+        return self._hosts[key]
 
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         return launch_seconds(self.layout, price, phase)
@@ -216,8 +222,8 @@ class LayoutPricer:
         return [sum(found[apart:before]), *found[before : before + layers], sum(found[before + layers :])]
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
-        price = self.block(block, phase)
-        return price.seconds + lag_s(self.layout, self.host_seconds(block, phase), price.seconds)
+        seconds = self.block(block, phase).seconds
+        return seconds + sum(self._late([seconds], [self.host_seconds(block, phase)]))
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
@@ -226,12 +232,19 @@ class LayoutPricer:
 
     def _gap(self, stage: int, block: int, phase: str, *, cut: bool) -> float:
         """Seconds by which the host is late after a block of its stage's pass; behind the last one with its own time of a pass."""
-        found = self._gaps.get((stage, phase, cut))
-        if found is None:
-            gaps = pass_gaps(self.layout, *self._device_and_host(stage, phase), cut=cut)
-            gaps[-1:] = [last + self.layout.calibration.pass_s for last in gaps[-1:]]
-            found = self._gaps[stage, phase, cut] = tuple(gaps if phase == "F" else gaps[::-1])
-        return found[block]
+        count = len(self.layout.stage_blocks[stage])
+        place = block if phase == "F" else count - 1 - block
+        gap = self._pass_gaps(stage, phase, cut=cut)[place]
+        return gap + self.layout.calibration.pass_s if place == count - 1 else gap
+
+    def _pass_gaps(self, stage: int, phase: str, *, cut: bool = False) -> list[float]:
+        key = (stage, phase, cut)
+        if key not in self._gaps:
+            self._gaps[key] = self._late(*self._device_and_host(stage, phase), cut=cut)
+        return self._gaps[key]
+
+    def _late(self, device: Sequence[float], host: Sequence[float], *, cut: bool = False) -> list[float]:
+        return launch_gaps(device, host, blocking=self.layout.training.launch_blocking, cut=cut)
 
     def _device_and_host(self, stage: int, phase: str) -> tuple[list[float], list[float]]:
         """Device and host seconds of each block of a stage's pass, in the order in which they run."""
@@ -268,7 +281,7 @@ class LayoutPricer:
         # One host launches both passes while the device runs them beside each other.
         own, other = (self._device_and_host(*one)[1] for one in ((key.forward_stage, "F"), (key.backward_stage, "B")))
         host = [f + b for f, b in zip_longest(own, other, fillvalue=0.0)]
-        gap = sum(pass_gaps(self.layout, [p.seconds for p in found], host))
+        gap = sum(self._late([p.seconds for p in found], host))
         return self._sum(found, gap + 2.0 * self.layout.calibration.pass_s)
 
     def _pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
@@ -313,7 +326,7 @@ class LayoutPricer:
     def _idle_s(self) -> float:
         """Seconds by which the host is late over forward and backward of every stage."""
         passes = [(stage, phase) for stage in range(self.layout.num_stages) for phase in "FB"]
-        return math.fsum(gap for one in passes for gap in pass_gaps(self.layout, *self._device_and_host(*one)))
+        return math.fsum(gap for one in passes for gap in self._pass_gaps(*one))
 
     def _held_sms(self, name: str, amount: float, placement: GroupPlacement) -> int:
         return self.collectives.choice(name, amount, placement).sms if placement.size > 1 and amount > 0 else 0
@@ -374,7 +387,7 @@ class LayoutPricer:
         if self.layout.framework.host.drains_before_update or self.layout.training.launch_blocking or not stages:
             return 0.0
         device, host = self._device_and_host(stages[0], "B")
-        return max(sum(device) + sum(pass_gaps(self.layout, device, host)) - sum(host), 0.0)
+        return max(sum(device) + sum(self._pass_gaps(stages[0], "B")) - sum(host), 0.0)
 
     @cached_property
     def norm_s(self) -> float:
