@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from simpar.costs.gloo import check_seconds
+from simpar.costs.gloo import MESSAGE_S, check_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
 from simpar.parallel.keys import Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.modules import containers, weights
 from simpar.parallel.traffic import state_collectives
+from simpar.specs.hardware import read_profile
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import cost_models, simulate
 
@@ -109,6 +110,7 @@ def test_copies_around_a_group_are_no_recomputation(framework: str) -> None:
 
 def test_checked_collectives_cost_the_host_a_barrier_and_two_gathers() -> None:
     """Monitored barrier and two all-gathers through gloo: 3 hand-overs, messages, those that the first handles; no sends."""
+    assert read_profile("cpu-gloo").scale_up.latency.value == pytest.approx(MESSAGE_S)
     assert [check_seconds(n) for n in (1, 2, 8)] == pytest.approx([0.0, 600e-6, 1656e-6])
     nanotron = {
         "model": "llama3.1-8b", "framework": "nanotron", "cluster": {"hardware": "dgx-h100", "num_nodes": 2},

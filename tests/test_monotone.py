@@ -217,15 +217,19 @@ def price_of(links: float = 1.0, kernels: float = 1.0) -> Any:
 
 
 @settings(deadline=None)
-@given(forward=op_lists(), backward=op_lists(), factor=st.floats(0.01, 1.0), links=st.booleans())
+@given(
+    forward=op_lists(), backward=op_lists(), factor=st.floats(0.01, 1.0), links=st.booleans(),
+    slowed=st.sampled_from([0.0, 0.2, 1.0]),
+)  # fmt: skip
 def test_a_pair_is_monotone_and_no_longer_than_one_after_the_other(
-    forward: tuple[LocalOp, ...], backward: tuple[LocalOp, ...], factor: float, links: bool
+    forward: tuple[LocalOp, ...], backward: tuple[LocalOp, ...], factor: float, links: bool, slowed: float
 ) -> None:
-    slow = price_pair(forward, backward, price_of())
-    quick = price_pair(forward, backward, price_of(links=factor) if links else price_of(kernels=factor))
+    slow = price_pair(forward, backward, price_of(), slowed)
+    quick = price_pair(forward, backward, price_of(links=factor) if links else price_of(kernels=factor), slowed)
     assert quick.seconds <= slow.seconds * (1 + 1e-9)
     alone = [price_list(ops, price_of(), backward=second) for ops, second in ((forward, False), (backward, True))]
-    assert slow.seconds <= sum(price.seconds for price in alone) * (1 + 1e-9)
+    lost = slowed * dict(slow.communication_s).get("ep", 0.0)
+    assert slow.seconds <= (sum(price.seconds for price in alone) + lost) * (1 + 1e-9)
     assert slow.seconds == pytest.approx(sum(seconds for _, seconds in slow.terms))
     busy = dict(slow.communication_s)
     assert all(seconds <= busy[name] * (1 + 1e-9) for name, seconds in slow.terms if name in busy)

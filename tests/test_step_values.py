@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from simpar.costs.block_price import price_list, price_pair
+from simpar.costs.block_price import hidden_share, price_list, price_pair
 from simpar.costs.price import Price, Provenance
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.blocks import LocalBlock
@@ -143,6 +143,34 @@ def test_of_two_ready_passes_the_backward_goes_first() -> None:
     forward = (op("c", 1.0),)
     assert price_pair(forward, backward, by_bytes).seconds == 7.0
     assert price_pair((op("c", 3.0),), backward, by_bytes).terms == (("memory_bound", 5.0), ("ep", 2.0))
+
+
+def test_compute_beside_an_exchange_lasts_longer_by_the_sms_that_it_holds() -> None:
+    """1 + 5 + 1 s with 3 s of compute beside the exchange: with a quarter of the SMs less 0.25 x (5 - 2 s of waiting) more, of
+    which the memory-bound kernels (2 s of 5) feel nothing."""
+    backward = (op("a.dgrad", 1.0), op("exchange", 5.0, 0, stream="ep"), op("b.dgrad", 1.0, 1))
+    product = LocalOp("c", "compute", Gemm(1, 1, 1, "forward", "bf16"), (), 1)
+
+    def price_of(one: LocalOp) -> Price:
+        return by_bytes(one) if one is not product else Price(3.0, 3.0, 3.0, Provenance.MODEL)
+
+    pair = price_pair((product,), backward, price_of, 0.25)
+    assert pair.seconds == pytest.approx(7.45)
+    assert dict(pair.terms) == pytest.approx({"matmul": 3.0, "memory_bound": 2.0, "ep": 2.0, "interference": 0.45})
+    # Alone 2 s of compute and 5 of waiting, and 3 s: of the 3 s that the pair would save 0.45 are lost.
+    assert hidden_share((product,), backward, price_of, 0.25) == pytest.approx((10.0 - 7.45) / 5.0)
+
+
+@pytest.mark.parametrize(("dispatcher", "sms"), [("deepep", 20), ("hybridep", 32), ("alltoall", 16)])
+def test_a_dispatcher_holds_its_sms(dispatcher: str, sms: int) -> None:
+    """Of an H100's 132: Megatron-Core's default, Megatron-Bridge's recipes, NCCL's channels for four ranks of a node."""
+    found = scenario(
+        {"tp": 1, "pp": 2, "ep": 4, "ep_dispatcher": dispatcher, "overlap_ep": True, "virtual_stages": 2}, model="mixtral-8x7b"
+    )
+    layout = prepare(found).layout
+    pricer = LayoutPricer(layout, *cost_models(found, layout.hardware))
+    block = next(b for blocks in layout.stage_blocks for b in blocks if pricer.block(b, "F").has_experts)
+    assert pricer._slowed_by_exchanges(block) == pytest.approx(sms / (132 - sms))
 
 
 def test_exposed_time_is_what_compute_waits() -> None:

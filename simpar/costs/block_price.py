@@ -15,6 +15,7 @@ from simpar.parallel.work import AttentionWork, Collective, Gemm, GroupedGemm, K
 PriceOf = Callable[[LocalOp], Price]
 Kinds = tuple[tuple[str, Provenance], ...]
 """Category and how its price is known."""
+INTERFERENCE = "interference"
 
 _ORDER = list(Provenance)
 
@@ -131,6 +132,13 @@ class _Ops:
         names = tuple(category(op, backward=backward) if op.stream == "compute" else op.stream for op in ops)
         return cls(tuple(ops), tuple(op.deps for op in ops), names, tuple(price_of(op) for op in ops))
 
+    @property
+    def bound_by_sms(self) -> float:
+        """Share of the compute that loses what SMs it loses; fewer SMs still keep the memory busy."""
+        compute = [(op, price.seconds) for op, price in zip(self.ops, self.prices, strict=True) if op.stream == "compute"]
+        total = sum(seconds for _, seconds in compute)
+        return sum(seconds for op, seconds in compute if not isinstance(op.work, MemoryWork)) / total if total else 0.0
+
     def beside(self, other: _Ops) -> _Ops:
         """These ops, then the `other` ones."""
         moved = tuple(tuple(d + len(self.ops) for d in deps) for deps in other.deps)
@@ -187,15 +195,34 @@ def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> 
     return _Replay(_Ops.of(ops, price_of, backward=backward), range(len(ops))).priced()
 
 
-def price_pair(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf) -> BlockPrice:
+def price_pair(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf, slowed: float = 0.0) -> BlockPrice:
     """Two op lists interleaved on one compute stream: one computes while the other communicates.
 
     Each list keeps its own order. How they interleave is the best of a few orders that follow from the lists alone, not from what
     anything costs (`merges`). The least of several longest paths: no op that gets faster makes the pair slower.
+
+    Args:
+        slowed: how much longer compute takes beside an exchange of expert tokens that holds SMs: 0.2 = a fifth.
     """
     both = _Ops.of(backward, price_of, backward=True).beside(_Ops.of(forward, price_of, backward=False))
     orders = merges(segments(backward, 0), segments(forward, len(backward)))
-    return min((_Replay(both, order) for order in orders), key=lambda replay: replay.seconds).priced()
+    best = min((_Replay(both, order) for order in orders), key=lambda replay: replay.seconds).priced()
+    return _beside_exchanges(best, slowed * both.bound_by_sms)
+
+
+def _beside_exchanges(price: BlockPrice, slowed: float) -> BlockPrice:
+    """`price` with compute slowed where exchanges run beside it: seconds of both, less those in which either runs.
+
+    With s of at most 1 the sum is (1 - s) * either + s * both: nothing that gets faster makes it longer.
+    """
+    more = min(slowed, 1.0) * max(dict(price.communication_s).get("ep", 0.0) - price.exposed_s, 0.0)
+    if not more:
+        return price
+    return replace(
+        price, seconds=price.seconds + more, terms=(*price.terms, (INTERFERENCE, more)),
+        spread=(*price.spread, (INTERFERENCE, 0.3 * more, 0.3 * more)),
+        provenance=worst_each([*price.provenance, (INTERFERENCE, Provenance.MODEL)]),
+    )  # fmt: skip
 
 
 def merges(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -224,13 +251,13 @@ def segments(ops: Sequence[LocalOp], offset: int) -> list[list[int]]:
     return found
 
 
-def hidden_share(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf) -> float:
+def hidden_share(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf, slowed: float = 0.0) -> float:
     """The share of the exposed exchanges of a forward and a backward beside each other that the other's compute hides.
 
     In the steady phase every forward meets a backward of the same stage: what the pair saves is time in which one waited for its
     experts' rows and the other computed. Each takes its share of it off its exposed exchange; nothing else changes.
     """
-    pair = price_pair(forward, backward, price_of)
+    pair = price_pair(forward, backward, price_of, slowed)
     own = tuple(price_list(ops, price_of, backward=b) for ops, b in ((forward, False), (backward, True)))
     wait = sum(dict(price.terms).get("ep", 0.0) for price in own)
     saved = max(own[0].seconds + own[1].seconds - pair.seconds, 0.0)

@@ -18,7 +18,10 @@ from simpar.specs.collective_constants import ExpertConstants
 
 DISPATCHERS = ("alltoall", "deepep", "hybridep", "deepep_low_latency")
 DEFAULT_SMS = 24
-"""DeepEP V1's choice; DeepSeek-V3 trains with 20."""
+"""What DeepEP's own tables are measured with."""
+TRAINED_SMS = {"deepep": 20, "hybridep": 32}
+"""SMs that a dispatcher holds in training: Megatron-Core's moe_deepep_num_sms and DeepSeek-V3's report (3.2.2); what NVIDIA's
+benchmark recipes set for HybridEP (Megatron-Bridge perf_recipes/_common.py)."""
 PUBLISHED = ExpertConstants(
     dispatch_base_s=26e-6, combine_base_s=48e-6, node_s=30e-6, dispatch_sm_bytes_per_s=15.8e9, combine_sm_bytes_per_s=16.5e9,
     far_sm_share=0.75, link_efficiency=0.63, nic_efficiency=0.91, ll_dispatch_base_s=13e-6, ll_combine_base_s=14e-6,

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from simpar.costs.expert_parallel import TRAINED_SMS
 from simpar.costs.price import Price
 from simpar.parallel.beside import ops_of
 from simpar.parallel.layout import Layout
-from simpar.parallel.work import Gemm, GroupedGemm, LocalOp
+from simpar.parallel.work import ExpertExchange, Gemm, GroupedGemm, LocalOp
 
 TILE: Final = (128, 256)
 """Outputs of one block, rows and columns: cuBLAS's largest tile on Hopper, which it takes where it fills the device."""
@@ -63,3 +64,18 @@ def slowed(work: Iterable[tuple[object, float]], sms: float, held: float, archit
     # Exact sums: a search and `simulate` meet the blocks in another order.
     total = math.fsum((idle_s, *(seconds for seconds, _ in lost)))
     return max(math.fsum(later for _, later in lost) / total, least) if total else least
+
+
+def by_exchanges(ops: Iterable[LocalOp], sms: float, channels: Callable[[float], int]) -> float:
+    """How much longer compute that its SMs bound takes beside the expert exchanges of `ops`, on the SMs that they leave.
+
+    Args:
+        channels: bytes that a rank sends -> SMs of an all-to-all.
+    """
+    sent = [op.work for op in ops if isinstance(op.work, ExpertExchange)]
+    each = (
+        TRAINED_SMS.get(work.dispatcher) or channels(work.tokens * work.moe.num_experts_per_tok * work.hidden * work.element_bytes)
+        for work in sent
+    )
+    held = max(each, default=0)
+    return held / (sms - held) if held < sms else 0.0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from simpar.costs.block_price import Kinds
-from simpar.costs.price import Price
+from simpar.costs.block_price import BlockPrice, Kinds, worst_each
+from simpar.costs.price import Price, Provenance
 from simpar.parallel.keys import Gather, Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.traffic import tensor_parameters
 from simpar.parallel.work import HostCopy, MemoryWork, Work
+
+LAUNCH = "launch"
+"""Category of the time in which the device waits for its host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,29 @@ class KeyPrice:
         """A price that is all of one category."""
         spread = ((name, price.high - price.seconds, price.seconds - price.low),)
         return cls(price.seconds, ((name, price.seconds),), spread, 0.0, (), ((name, price.provenance),))
+
+    @classmethod
+    def of_blocks(cls, prices: Sequence[BlockPrice], gap: float) -> KeyPrice:
+        """Blocks one after the other, with the `gap` seconds by which the host is late."""
+        terms: dict[str, float] = {}
+        up: dict[str, float] = {}
+        down: dict[str, float] = {}
+        busy: dict[str, float] = {}
+        for price in prices:
+            for name, seconds in price.terms:
+                terms[name] = terms.get(name, 0.0) + seconds
+            for name, more, less in price.spread:
+                up[name] = up.get(name, 0.0) + more
+                down[name] = down.get(name, 0.0) + less
+            for name, seconds in price.communication_s:
+                busy[name] = busy.get(name, 0.0) + seconds
+        if gap:
+            terms[LAUNCH], up[LAUNCH], down[LAUNCH] = gap, 0.3 * gap, 0.3 * gap
+        return cls(
+            sum(p.seconds for p in prices) + gap, tuple(terms.items()),
+            tuple((n, up.get(n, 0.0), down.get(n, 0.0)) for n in terms), 0.0, tuple(busy.items()),
+            worst_each([*(k for p in prices for k in p.provenance), *([(LAUNCH, Provenance.MODEL)] if gap else [])]),
+        )  # fmt: skip
 
 
 def scaled(price: Price, factor: float) -> Price:

@@ -9,14 +9,14 @@ from functools import cached_property
 from itertools import zip_longest
 
 from simpar.costs import scans
-from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst, worst_each
+from simpar.costs.block_price import BlockPrice, category, hidden_share, price_list, price_pair, without_hidden, worst
 from simpar.costs.collectives import CollectiveModel
-from simpar.costs.expert_parallel import Exchange
+from simpar.costs.expert_parallel import TRAINED_SMS, Exchange
 from simpar.costs.gloo import check_seconds
-from simpar.costs.held_sms import loads, slowed
+from simpar.costs.held_sms import by_exchanges, loads, slowed
 from simpar.costs.host import launch_gaps, launch_seconds
 from simpar.costs.kernels import KernelModel
-from simpar.costs.key_price import KeyPrice, handled, scaled
+from simpar.costs.key_price import LAUNCH, KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.costs.update_price import update_price
@@ -54,8 +54,6 @@ from simpar.parallel.work import (
 from simpar.specs.model import MoeSpec
 from simpar.topology.placement import GroupPlacement
 
-LAUNCH = "launch"
-
 
 class LayoutPricer:
     """Prices the keys of programs lowered from `layout`."""
@@ -90,7 +88,7 @@ class LayoutPricer:
         if isinstance(key, OptimizerStep):
             return self._optimizer(key)
         if isinstance(key, Send):
-            return self._send(key)
+            return self._sequence("pp", send_collectives(self.layout, key))
         if isinstance(key, Gather | Reduce):
             return self._state(key)
         if isinstance(key, TiedReduce):
@@ -122,10 +120,9 @@ class LayoutPricer:
             return 1.0  # listed one by one; casts at rates measured inside compiled graphs
         if isinstance(work, MemoryWork | OptimizerWork):
             return calibration.memory
-        if isinstance(work, ExpertExchange):
-            # DeepEP's rates were measured as a training framework calls it.
-            return calibration.communication if work.dispatcher == "alltoall" else 1.0
-        return 1.0
+        if isinstance(work, ExpertExchange) and work.dispatcher == "alltoall":
+            return calibration.communication
+        return 1.0  # DeepEP's rates were measured as a training framework calls it
 
     def _work(self, work: object) -> Price:
         kernels = self.kernels
@@ -156,17 +153,19 @@ class LayoutPricer:
         raise InternalError(f"no price for {work!r}")
 
     def _collective(self, work: Collective) -> Price:
-        placement = self._placement(work)
-        once = self._timed(work.name, work.bytes, placement)
-        return scaled(once, work.repeat)
+        return scaled(self._timed(work.name, work.bytes, self._placement(work)), work.repeat)
 
     def _exchange(self, work: ExpertExchange) -> Price:
         placement, moe = self.layout.placement("ep"), work.moe
         exchange = Exchange(
             "combine" if work.combine else "dispatch", work.tokens, work.hidden * work.element_bytes, moe.num_experts_per_tok,
-            moe.num_experts, nodes_limit=self._nodes_reached(moe, placement),
+            moe.num_experts, sms=TRAINED_SMS.get(work.dispatcher, 0), nodes_limit=self._nodes_reached(moe, placement),
         )  # fmt: skip
         return self.collectives.exchange(exchange, placement, work.dispatcher)
+
+    def _slowed_by_exchanges(self, block: LocalBlock) -> float:
+        placement, sms = self.layout.placement("ep"), self.layout.hardware.gpu.sm_count.value
+        return by_exchanges(block.forward, sms, lambda sent: self._held_sms("all_to_all", sent, placement))
 
     def _nodes_reached(self, moe: MoeSpec, placement: GroupPlacement) -> int | None:
         """Nodes that a token may reach where its experts come from so many groups; none = no limit."""
@@ -192,7 +191,9 @@ class LayoutPricer:
         """Share of a block's exposed exchanges that another micro-batch's compute hides, where `hides_exchanges`."""
         found = self._hidden.get(id(block))
         if found is None:
-            found = self._hidden[id(block)] = hidden_share(block.forward, block.backward, self.op_price)
+            found = self._hidden[id(block)] = hidden_share(
+                block.forward, block.backward, self.op_price, self._slowed_by_exchanges(block)
+            )
         return found
 
     def host_seconds(self, block: LocalBlock, phase: str) -> float:
@@ -228,7 +229,7 @@ class LayoutPricer:
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
         gap = sum(self._gap(key.stage, block, key.phase, cut=key.cut) for block in range(key.first, key.last))
-        return self._sum([self.block(b, key.phase) for b in blocks], gap)
+        return KeyPrice.of_blocks([self.block(b, key.phase) for b in blocks], gap)
 
     def _gap(self, stage: int, block: int, phase: str, *, cut: bool) -> float:
         """Seconds by which the host is late after a block of its stage's pass; behind the last one with its own time of a pass."""
@@ -282,35 +283,14 @@ class LayoutPricer:
         own, other = (self._device_and_host(*one)[1] for one in ((key.forward_stage, "F"), (key.backward_stage, "B")))
         host = [f + b for f, b in zip_longest(own, other, fillvalue=0.0)]
         gap = sum(self._late([p.seconds for p in found], host))
-        return self._sum(found, gap + 2.0 * self.layout.calibration.pass_s)
+        return KeyPrice.of_blocks(found, gap + 2.0 * self.layout.calibration.pass_s)
 
     def _pair(self, forward: LocalBlock, backward: LocalBlock) -> BlockPrice:
         key = (id(forward), id(backward))
         if key not in self._pairs:
             halves = (ops_of(self.layout, forward, "F"), ops_of(self.layout, backward, "B"))
-            self._pairs[key] = price_pair(*halves, self.op_price)
+            self._pairs[key] = price_pair(*halves, self.op_price, self._slowed_by_exchanges(forward))
         return self._pairs[key]
-
-    def _sum(self, prices: Sequence[BlockPrice], gap: float) -> KeyPrice:
-        terms: dict[str, float] = {}
-        up: dict[str, float] = {}
-        down: dict[str, float] = {}
-        busy: dict[str, float] = {}
-        for price in prices:
-            for name, seconds in price.terms:
-                terms[name] = terms.get(name, 0.0) + seconds
-            for name, more, less in price.spread:
-                up[name] = up.get(name, 0.0) + more
-                down[name] = down.get(name, 0.0) + less
-            for name, seconds in price.communication_s:
-                busy[name] = busy.get(name, 0.0) + seconds
-        if gap:
-            terms[LAUNCH], up[LAUNCH], down[LAUNCH] = gap, 0.3 * gap, 0.3 * gap
-        return KeyPrice(
-            sum(p.seconds for p in prices) + gap, tuple(terms.items()),
-            tuple((n, up.get(n, 0.0), down.get(n, 0.0)) for n in terms), 0.0, tuple(busy.items()),
-            worst_each([*(k for p in prices for k in p.provenance), *([(LAUNCH, Provenance.MODEL)] if gap else [])]),
-        )  # fmt: skip
 
     # -- communication ---------------------------------------------------------------------------------------------
 
@@ -340,9 +320,6 @@ class LayoutPricer:
         if dimension == "pp" and pair >= 0:
             return layout.pipeline_pairs[pair]
         return layout.mesh.hops(name, layout.hardware, layout.scenario.cluster.num_nodes)[0][0]
-
-    def _send(self, key: Send) -> KeyPrice:
-        return self._sequence("pp", send_collectives(self.layout, key))
 
     def _state(self, key: Gather | Reduce) -> KeyPrice:
         price = self._sequence("dp", state_collectives(self.layout, key))

@@ -298,7 +298,7 @@ def mean_breakdown(terms: np.ndarray, names: list[str], program: Program, accoun
     ptr, _ = program.op_streams
     stretch = float(((lengths - seconds) * np.diff(ptr))[compute].sum()) / max(len(accounting.busy), 1)
     if abs(stretch) > 1e-12:
-        found["interference"] = stretch
+        found["interference"] = found.get("interference", 0.0) + stretch
     for name, waited in accounting.waits.items():
         found[name] = found.get(name, 0.0) + float(waited.mean())
     return found
