@@ -49,6 +49,15 @@ def test_published_runs_from_simulated_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(BOUNDS))
+def test_the_documentation_tells_them(name: str) -> None:
+    metric, _ = BOUNDS[name]
+    found = next(c for c in compare_published(answered(name)) if c.metric == metric)
+    assert found.error is not None
+    row = f"| `{name}` | {metric} | {found.published:.4g} | {found.predicted:.4g} | {found.error:+.1%} |"
+    assert row in (FOLDER.parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", list(BOUNDS))
 def test_no_phase_takes_its_main_speed_from_a_published_one(name: str) -> None:
     phases = make_plan(read_plan_table(FOLDER / f"{name}.toml")).phases
     simulated = sum(phase.tokens for phase in phases if phase.scenario is not None)
