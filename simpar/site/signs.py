@@ -150,7 +150,11 @@ def _reserved(extra: Mapping[str, Any]) -> float | None:
 
 def _data_seconds(extra: Mapping[str, Any]) -> float | None:
     timers = _table(extra, "timers")
-    found = [float(v) for name, v in timers.items() if "batch-generator" in name or "data" in name.lower()]
+    found = [
+        float(v) * (1e-3 if name.endswith("(ms)") else 1.0)
+        for name, v in timers.items()
+        if "batch-generator" in name or "data" in name.lower()
+    ]
     return max(found) if found else None
 
 
