@@ -120,7 +120,7 @@ def signs_of(row: Mapping[str, Any], expected: Expected, peak: tuple[float, floa
 
 
 def _of_traces(traces: Mapping[str, Any], expected: Expected) -> Signs:
-    ranks = [rank for rank in traces.get("ranks") or () if isinstance(rank, Mapping)]
+    ranks = [rank for rank in traces.get("ranks") or () if isinstance(rank, Mapping) and rank.get("counted", True)]
     compute = [c for rank in ranks if (c := _number(rank, "compute_s"))]
     if not compute:
         return {}
