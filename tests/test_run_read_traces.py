@@ -138,6 +138,7 @@ def test_a_trace_that_was_cut(tmp_path: Path) -> None:
     found = read_rank(path)
     assert "ends inside its events" in found.notes[0]
     assert found.rank == 0
+    assert [s.number for s in found.steps] == [1]  # the second lacks its collective
 
 
 def test_traces_are_streamed(tmp_path: Path) -> None:

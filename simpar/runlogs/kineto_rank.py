@@ -109,6 +109,8 @@ class _Found:
         if not counted:
             rule = "no ProfilerStep marks and no two updates of an optimizer: how many steps it holds is not known"
             notes.append(f"{self.file}: {rule}; call profiler.step() once per training step")
+        if head.cut and len(steps) > 1:
+            steps.pop()  # not whole, and shorter than it was
         if not steps:
             raise InputError(
                 f"{self.file}: nothing ran inside its ProfilerStep marks; expected profiler.step() once per training step"
