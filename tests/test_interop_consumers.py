@@ -345,6 +345,14 @@ def test_megatrons_own_rules(scenario: Scenario) -> None:
     if found.get("data-parallel-sharding-strategy") == ["optim_grads_params"] and scenario.plan.overlap_grad_reduce is not False:
         assert ("overlap-param-gather" in found) == ("overlap-grad-reduce" in found)
     assert int(found["max-position-embeddings"][0]) >= int(found["seq-length"][0])
+    if "use-megatron-fsdp" in found:
+        assert "CUDA_DEVICE_MAX_CONNECTIONS=1" not in export_files("megatron", scenario)["megatron.sh"]
+
+
+@pytest.mark.parametrize(("version", "kernel"), [(None, "native"), ("0.19", "native"), ("0.15", "te")])
+def test_the_fused_loss_is_one_that_the_release_runs(version: str | None, kernel: str) -> None:
+    scenario = simpar.load(scenario_for("megatron-core", {"tp": 2}), framework_version=version, cross_entropy="fused")
+    assert f"--cross-entropy-fusion-impl {kernel}" in flags(scenario)
 
 
 @pytest.mark.parametrize("name", ["llama3.1-70b_h100x64_tp4cp2pp4", "mixtral-8x22b_h100x128_tp2pp8ep8"])

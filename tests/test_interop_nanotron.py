@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -114,8 +115,7 @@ def test_what_it_cannot_run_is_named_together() -> None:
     assert {v.field for v in caught.value.violations} >= {"plan.cp", "plan.zero_stage", "training.dropout"}
 
 
-def test_a_public_layout_is_read() -> None:
-    text = """
+PUBLIC = """
 model:
   dtype: bfloat16
   model_config:
@@ -144,6 +144,57 @@ tokens:
   micro_batch_size: 1
   sequence_length: 4096
 """
-    found = load(text, hardware="dgx-h100", num_nodes=2).scenario
+
+
+def test_a_public_layout_is_read() -> None:
+    found = load(PUBLIC, hardware="dgx-h100").scenario
     assert found.model.name == "Llama 3.1 8B"
     assert (found.plan.schedule, found.plan.sequence_parallel, found.training.global_batch_size) == ("gpipe", False, 8)
+    assert (found.world_size, found.cluster.num_nodes) == (16, 2)  # dp x pp x tp
+    one = load(PUBLIC.replace("dp: 2", "dp: 1").replace("pp: 2", "pp: 1"), hardware="dgx-h100").scenario
+    assert (one.world_size, one.cluster.num_gpus) == (4, 4)
+
+
+def changed(**sections: dict[str, Any]) -> str:
+    """The file with keys of `model_config`, `model`, `parallelism` or at its top."""
+    table = yaml.safe_load(PUBLIC)
+    for name, more in sections.items():
+        part = {"model_config": table["model"]["model_config"], "top": table}.get(name) or table[name]
+        part.update(more)
+    return yaml.safe_dump(table)
+
+
+@pytest.mark.parametrize(
+    ("sections", "name"),
+    [
+        ({"model_config": {"is_llama_config": False, "is_starcoder2_config": True}}, "model.model_config.is_starcoder2_config"),
+        ({"model_config": {"moe_config": {"num_experts": 4, "layers": [1, 3]}}}, "model.model_config.moe_config.layers"),
+        ({"top": {"doremi": {"ref_model_checkpoint_path": "x"}}}, "doremi"),
+    ],
+)
+def test_what_makes_another_model_is_refused(sections: dict[str, Any], name: str) -> None:
+    text = changed(**sections)
+    with pytest.raises(InputError) as caught:
+        load(text, hardware="dgx-h100")
+    assert [v.field for v in caught.value.violations] == [name]
+    for accepted in (name, "all"):
+        (warning,) = load(text, hardware="dgx-h100", accept=[accepted]).warnings
+        assert warning.startswith(name)
+
+
+def test_experts_are_as_nanotrons_class_has_them() -> None:
+    """What a file leaves out of them does not follow the model's width (config/models_config.py, MoEConfig)."""
+    moe = {"enable_shared_expert": True, "layers": [-1]}
+    found = load(changed(model_config={"is_llama_config": False, "is_qwen2_config": True, "moe_config": moe},
+                         model={"make_vocab_size_divisible_by": 96}), hardware="dgx-h100").scenario  # fmt: skip
+    experts = found.model.moe
+    assert (experts.num_experts, experts.num_experts_per_tok, experts.moe_intermediate_size) == (8, 2, 1408)
+    assert (experts.shared_expert_intermediate_size, experts.shared_expert_gate) == (5632, True)
+    assert found.model.vocab_size == 334 * 96 * 4  # of 128256
+
+
+def test_what_may_change_a_step_is_told() -> None:
+    config = {"_use_doc_masking": True, "_attn_implementation": "flash_attention_2", "z_loss_enabled": False}
+    assert load(changed(model_config=config, parallelism={"tp_mode": None, "pp_engine": None}), hardware="dgx-h100").warnings == (
+        "model.model_config._use_doc_masking = True is not read; taken as False",
+    )

@@ -38,7 +38,7 @@ REFUSED: Final = {
         "bloom", "deepseek_v3", "gemma", "gemma2", "gpt2", "gpt_neox", "mistral", "mixtral", "qwen2", "qwen2_moe",
     },
     "nanotron": {
-        "bloom", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gpt2", "gpt_neox", "qwen2_moe", "qwen3", "qwen3_moe",
+        "bloom", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gpt2", "gpt_neox", "qwen3", "qwen3_moe",
     },
     "deepspeed": set(), "huggingface": set(), "axolotl": set(),
     "torchtune": {path.name.partition(".")[0] for path in CONFIGS},

@@ -193,6 +193,51 @@ def test_nemo_and_lightning_bars(tmp_path: Path) -> None:
     assert steady(in_seconds(read_log(written(tmp_path, rich)), 1, 1, 1), "x").steps.median == pytest.approx(0.05)
 
 
+def maxtext(step: int, seconds: float) -> str:
+    return (
+        f"I0811 21:54:55.531340 138304841739136 metric_logger.py:226] completed step: {step}, seconds: {seconds:.3f}, "
+        "TFLOP/s/device: 350.869, Tokens/s/device: 19222.175, total_weights: 1572864, loss: 12.979, lm_loss: 12.979\n"
+    )
+
+
+def test_maxtext_sees_a_step_end_while_later_ones_run(tmp_path: Path) -> None:
+    """The second and third steps show their dispatch; a line comes a step late, and a checkpoint lies in the step after it."""
+    scenario = simpar.load("llama3.1-70b_tpu-v5px128_fsdp16tp8")
+    lines = [maxtext(0, 60.0), maxtext(1, 0.631), maxtext(2, 0.002)]
+    for step in range(3, 30):
+        saved = "I0811 21:54:55.1 7 max_logging.py:10] Saved a checkpoint at step 11.\n" if step == 11 else ""
+        lines.append(saved + maxtext(step, 25.0 if step == 12 else 10.25))
+    lines.append("[Rampup Batch Size Phase], completed step: 30, seconds: 2.000, total_weights: 1, loss: 1.000\n")
+    row = read_run(scenario, [written(tmp_path, "".join(lines))]).row
+    assert row["extra"]["apart"] == {"checkpoint": {"intervals": 1, "extra_s": pytest.approx(14.75)}}
+    steps = row["extra"]["step_time"]
+    assert (steps["least_s"], steps["most_s"], steps["count"]) == (10.25, 10.25, 26)
+
+
+def test_torchtune_and_torchtitan_of_2024(tmp_path: Path) -> None:
+    bar = "\r".join(f"1|{s}|Loss: 1.3{s}:  {s}%|███  | {s}/100 [00:{s:02d}<09:30,  1.16s/it]" for s in range(1, 45))
+    assert steady(in_seconds(read_log(written(tmp_path, bar)), 1, 1, 1), "x").steps.median == 1.16
+    text = "".join(titan(s, "1,024").replace("tps:", "wps:") for s in range(10, 60, 10))
+    assert {i.tokens_per_s_per_gpu for i in read_log(written(tmp_path, text)).intervals} == {1024.0}
+
+
+def test_a_run_of_which_only_the_end_is_told(tmp_path: Path) -> None:
+    """The Trainer's last line is the mean of the whole run; there is no start to leave out."""
+    end = "{'train_runtime': '2000', 'train_samples_per_second': '1.6', 'train_steps_per_second': '0.2', 'epoch': '3'}\n"
+    reading = read_log(written(tmp_path, end))
+    found = steady(in_seconds(reading, 1, 1, 1), "x")
+    assert (found.steps.median, found.steps.steps) == (5.0, 400)
+    assert "mean of the whole run" in reading.notes[0]
+
+
+def test_a_late_line_of_another_rank_is_no_restart(tmp_path: Path) -> None:
+    """Ranks without a launcher's prefix write into one stream: one of them is a line behind."""
+    steps = [1, 1, 2, 1, 2, 3, 3, 2, 4, 3, 4, 5, 5, 6, 6]
+    reading = read_log(written(tmp_path, "".join(titan(s, "1,024") for s in steps)))
+    assert [i.step for i in reading.intervals] == [1, 2, 3, 4, 5, 6]
+    assert reading.segments == 1
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

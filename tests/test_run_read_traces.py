@@ -10,6 +10,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from simpar.interop.kineto_stream import Head, stream
 from simpar.runlogs.flight_recorder import read_recorders
 from simpar.runlogs.kineto_rank import read_rank
 from simpar.runlogs.nsys import read_nsys
-from simpar.runlogs.rank_trace import covered
+from simpar.runlogs.rank_trace import between_updates, covered
 from simpar.runlogs.read import read_run
 from simpar.runlogs.snapshots import read_snapshots
 from simpar.runlogs.traces import read_traces
+from simpar.site.signs import Expected, signs_of
 
 DATA = Path(__file__).parent / "data" / "runs"
 SMALL = simpar.load(
@@ -136,6 +138,7 @@ def test_a_trace_that_was_cut(tmp_path: Path) -> None:
     found = read_rank(path)
     assert "ends inside its events" in found.notes[0]
     assert found.rank == 0
+    assert [s.number for s in found.steps] == [1]  # the second lacks its collective
 
 
 def test_traces_are_streamed(tmp_path: Path) -> None:
@@ -195,7 +198,7 @@ def test_nsys_exports(tmp_path: Path) -> None:
             )
     base.commit()
     base.close()
-    found = read_nsys(path)
+    (found,) = read_nsys(path)
     assert found.rank == 1
     assert [s.number for s in found.steps] == [4, 5]
     assert found.steps[0].exposed_s == pytest.approx(450e-6)
@@ -208,6 +211,107 @@ def test_nsys_exports(tmp_path: Path) -> None:
     (tmp_path / "y.sqlite").write_bytes(b"SQLite format 3\x00 and more that is none")
     with pytest.raises(InputError, match="expected a file of"):
         read_nsys(tmp_path / "y.sqlite")
+
+
+def nsys_of_a_node(path: Path, gpus: int = 2, *, ranges: str = "Optimizer.step#FusedAdam.step") -> Path:
+    """What `nsys profile torchrun` records of Megatron-LM: every process in one file, four updates and no range of a step.
+
+    Times in us: a step of 1000 has a GEMM of 300 and 100 more per GPU, the all-reduce behind it ends for all at 900; the second
+    half of the update, an optimizer of its own, follows at once. Correlations are the same numbers in every process.
+    """
+    base = sqlite3.connect(path)
+    base.executescript("""
+        CREATE TABLE StringIds(id INTEGER, value TEXT);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL(start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
+            correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME(start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER);
+        CREATE TABLE NVTX_EVENTS(start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER);""")
+    base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, GEMM), (2, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL")])
+    for gpu in range(gpus):
+        pid = (7 << 56) + ((4000 - gpu) << 24)  # the first GPU's process has the highest number
+        for step in range(4):
+            zero = 1_000_000 * step
+            for i, (start, end, name) in enumerate(((0, 300_000 + 100_000 * gpu, 1), (300_000 + 100_000 * gpu, 900_000, 2))):
+                # The host is half a step ahead of the device.
+                at = zero + 5_000_000 * (gpu + 1) - 500_000 + 10_000 * i
+                base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?)", (at, at + 5, pid + 99, 2 * step + i))
+                kernel = [zero + 5_000_000 * (gpu + 1) + x for x in (start, end)]
+                row = (*kernel, gpu, 7 + i, 2 * step + i, pid, name, name)
+                base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            for half in range(2):
+                end = zero + 5_000_000 * (gpu + 1) - 400_000 + 20_000 * half
+                base.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?)", (end - 15_000, end, f"{ranges}, seq = 3", pid + 99))
+    base.commit()
+    base.close()
+    return path
+
+
+def test_an_nsys_export_of_a_whole_node(tmp_path: Path) -> None:
+    first, second = read_nsys(nsys_of_a_node(tmp_path / "node.sqlite"))
+    for gpu, trace in enumerate((first, second)):
+        assert trace.counted
+        assert [s.number for s in trace.steps] == [0, 1, 2]  # three lie between four updates
+        assert trace.steps[0].length_s == pytest.approx(1e-3)
+        assert trace.mean("compute_s") == pytest.approx((300 + 100 * gpu) * 1e-6)
+        assert trace.mean("communication_s") == pytest.approx((600 - 100 * gpu) * 1e-6)
+        assert trace.steps[0].queue_s == pytest.approx(0.5 * (500e-6 + (790 + 100 * gpu) * 1e-6))
+    report = read_traces([tmp_path / "node.sqlite"], SMALL)
+    assert [r.rank for r in report.ranks] == [0, 1]
+    assert report.step_s == pytest.approx(1e-3)
+    assert report.waits is not None  # one group
+    assert report.waits.pairs == {(0, 1): pytest.approx(100e-6)}
+
+
+def test_traces_that_name_no_group_tell_no_waits(tmp_path: Path) -> None:
+    """Two tensor-parallel groups: nsys does not say which of them an all-reduce is of."""
+    scenario = simpar.load(
+        model="llama3.1-8b", hardware="dgx-h100", num_nodes=1, framework="plain", global_batch_size=2, sequence_length=512,
+        tp=2, dp=2, **{"cluster.num_gpus": 4},
+    )  # fmt: skip
+    report = read_traces([nsys_of_a_node(tmp_path / "node.sqlite", 4)], scenario)
+    assert report.waits is None
+    assert any("who waits for whom is not told" in note for note in report.notes)
+
+
+def test_a_trace_without_marks_gives_no_step_time(tmp_path: Path) -> None:
+    """Four steps in it and nothing that says so: neither a step's time nor a step's compute."""
+    report = read_traces([nsys_of_a_node(tmp_path / "node.sqlite", ranges="forward")], SMALL)
+    assert report.step_s is None
+    assert [rank["counted"] for rank in report.as_json()["ranks"]] == [False, False]
+    assert any("how many steps it holds is not known" in note for note in report.notes)
+    trace = device_trace(0, 10.0)
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if e["cat"] != "user_annotation"]
+    assert not read_rank(saved(tmp_path, "rank0.json", trace)).counted
+    row = read_run(SMALL, traces=[tmp_path / "rank0.json"]).row
+    assert "step_time_s" not in row
+    expected = Expected(1e-3, 0.1, 5e-4, 1e-4, 1e-4, 1e-4, 1e9, 8e10)
+    assert signs_of(row, expected) == {}
+
+
+def test_steps_between_updates_of_a_real_run(tmp_path: Path) -> None:
+    """The same trace without its marks: the steps between its three updates are as long."""
+    with gzip.open(DATA / "rank0_trace.json.gz") as file:
+        table = json.load(file)
+    marked = read_rank(DATA / "rank0_trace.json.gz")
+    table["traceEvents"] = [e for e in table["traceEvents"] if not str(e.get("name")).startswith("ProfilerStep")]
+    found = read_rank(saved(tmp_path, "rank0.json", table))
+    assert found.counted
+    assert len(found.steps) == 2
+    assert [s.length_s for s in found.steps] == pytest.approx([s.length_s for s in marked.steps[1:]], rel=0.05)
+
+
+@given(st.lists(st.floats(0.1, 1.0), max_size=6), st.integers(1, 4))
+def test_updates_end_steps(steps: list[float], chain: int) -> None:
+    """However many optimizers follow each other in an update."""
+    updates, at = [], 0.0
+    for seconds in steps:
+        at += seconds
+        for _ in range(chain):
+            updates.append((at, at + 1e-4))
+            at += 2e-4
+    marks = between_updates(updates, 0.0)
+    assert len(marks) == (len(steps) if len(steps) > 1 else 0)
+    assert all(b == after for (_, _, b), (_, after, _) in pairwise(marks))
 
 
 # -- recorders and pickles -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from simpar.cli.app import app
 from simpar.result.result import Result
 from simpar.site.causes import AS_PREDICTED, Verdict
 from simpar.site.explained import Explained, explain_run, job_of
-from simpar.site.signs import Expected
+from simpar.site.signs import Expected, signs_of
 from simpar.specs.scenario import make_scenario
 from simpar.step import simulate
 
@@ -92,7 +92,7 @@ def traced(result: Result, generator: np.random.Generator, *, ranks: int = 8, **
     if "load" in changes:
         extra["moe"] = {"load_max_over_mean": changes["load"] * noise()}
     if "data" in changes:
-        extra["timers"] = {"batch-generator": changes["data"]}
+        extra["timers"] = {"batch-generator max (ms)": 1e3 * changes["data"]}  # as `simpar run read` writes it
     if "saved" in changes:
         extra["apart"] = {"checkpoint": {"intervals": 3, "extra_s": changes["saved"] * 50}}
     row = {"id": "run", "step_time_s": middle + changes.get("saved", 0.0), "extra": extra}
@@ -246,6 +246,14 @@ def test_launches_tell_a_starved_device_from_other_idling() -> None:
         found = explain_run(row, predicted("fsdp"), job("fsdp")).verdicts
         chances.append(next(v.probability for v in found if v.name == "host-bound launches"))
     assert chances[0] > chances[1] + 0.2
+
+
+def test_timers_of_a_log_are_milliseconds() -> None:
+    """Megatron-LM's timers at level 2, as `simpar run read` keeps them: 4 ms of loading data are no cause of anything."""
+    e = Expected.of(predicted("dp"))
+    timers = {"batch-generator max (ms)": 4.0, "batch-generator min (ms)": 0.5, "forward-compute max (ms)": 900.0}
+    row = {"id": "x", "step_time_s": e.step_s, "extra": {"step_time": {"count": 50, "median_s": e.step_s}, "timers": timers}}
+    assert signs_of(row, e)["data"] == pytest.approx(0.004 / e.step_s)
 
 
 def counted(draws: int = 12) -> None:

@@ -205,6 +205,22 @@ def settled(reading: Reading, text: str, file: str = "", cluster: Mapping[str, A
     return Imported(scenario.model_copy(update={"file": ""}), tuple(dict.fromkeys(reading.warnings)))
 
 
+def settled_on_gpus(reading: Reading, text: str, file: str, cluster: Mapping[str, Any]) -> Imported:
+    """As `settled`, for a file that says its number of GPUs; `num_gpus` stays only where the job does not fill its nodes."""
+    known = reading.table["cluster"]
+    hints, _ = _hints(text, file)
+    hinted = hints.get("cluster.hardware")
+    name = cluster.get("hardware") or (hinted.value if hinted is not None else None)
+    gpus = known.pop("num_gpus", None)
+    if name is not None and gpus is not None and cluster.get("num_nodes") is None and "cluster.num_nodes" not in hints:
+        per_node = load_hardware(name).gpus_per_node
+        if "num_nodes" not in known or gpus % per_node or gpus != known["num_nodes"] * per_node:
+            known["num_nodes"] = -(-gpus // per_node)
+            if gpus % per_node:
+                known["num_gpus"] = gpus
+    return settled(reading, text, file, cluster)
+
+
 def _worded(table: dict[str, Any], read: Scenario, hints: Mapping[str, _Hint], file: str) -> dict[str, Any]:
     """`table` with the wording of the comment lines: only lines that leave the meaning of the file as it is."""
     said = read.model_dump(mode="json")
@@ -276,4 +292,4 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
-__all__ = ["Imported", "Reading", "carried", "settled"]
+__all__ = ["Imported", "Reading", "carried", "settled", "settled_on_gpus"]

@@ -75,10 +75,9 @@ def _yaml(text: str, path: Path, accept: Collection[str], outside: dict[str, Any
         raise InputError(f"{path}: is too large for a configuration")
     table = parse_yaml(text, path)
     if isinstance(table, dict):
-        for name, fits, load in YAML:
+        for _, fits, load in YAML:
             if fits(table):
-                more = {} if name == "nanotron" else {"accept": accept}
-                return load(text, file=str(path), **outside, **more)
+                return load(text, file=str(path), accept=accept, **outside)
     known = ", ".join(name for name, _, _ in YAML)
     raise InputError(f"{path}: is no configuration that is read; expected one of {known}")
 

@@ -1,6 +1,6 @@
 """Megatron-LM: a scenario as command-line flags and the scripts that start it.
 
-Flags as in megatron/training/arguments.py, core 0.12 to 0.15. `megatron_import.py` reads them back; what it would not read back
+Flags as in megatron/training/arguments.py, core 0.12 to 0.19. `megatron_import.py` reads them back; what it would not read back
 with the same meaning is refused here.
 """
 
@@ -20,6 +20,7 @@ from simpar.interop.megatron_import import CP_STYLES, read_options
 from simpar.interop.megatron_layout import layout_text
 from simpar.interop.megatron_model import model_flags, vocabulary_flags
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
+from simpar.specs.framework_releases import month_of
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario
 
@@ -52,6 +53,8 @@ _DISPATCHERS = {
     "hybridep": ["--moe-token-dispatcher-type flex", "--moe-flex-dispatcher-backend hybridep"],
 }
 _SCHEDULES = ("1f1b", "interleaved")
+_NO_TE_LOSS = (2026, 6)
+"""Since then arguments.py refuses TransformerEngine's cross-entropy (core 0.19)."""
 _RUN = ("--mock-data", "--train-iters 50", "--lr 1e-4", "--log-interval 1", "--log-throughput", "--eval-iters 0")
 
 
@@ -226,7 +229,8 @@ def training_flags(scenario: Scenario) -> list[str]:
     elif t.cuda_graphs:
         flags.append("--enable-cuda-graph")
     if t.cross_entropy == "fused":
-        flags += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"]
+        te = month_of(scenario.framework, scenario.framework_version) < _NO_TE_LOSS
+        flags += ["--cross-entropy-loss-fusion", f"--cross-entropy-fusion-impl {'te' if te else 'native'}"]
     if t.attention_kernel in _BACKENDS:
         flags.append(f"--attention-backend {_BACKENDS[t.attention_kernel]}")
     if t.routing.capacity_factor is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from simpar.boundary import reader
 from simpar.errors import InputError, Violation
 from simpar.interop.argv import RUN_HINT, literal_words, options
-from simpar.interop.carried import Imported, Reading, settled
+from simpar.interop.carried import Imported, Reading, settled_on_gpus
 from simpar.interop.megatron_flags import Flags
 from simpar.interop.megatron_layout import counts_of_ends, layers_from_layout
 from simpar.interop.megatron_model import read_model
@@ -80,7 +80,7 @@ def of_flags(
     outside = {"hardware": hardware, "num_nodes": num_nodes}
     if num_nodes is not None:
         reading.table["cluster"].pop("num_gpus", None)
-    return _with_gpus(reading, text, file, outside)
+    return settled_on_gpus(reading, text, file, outside)
 
 
 def read_options(found: dict[str, list[str]], file: str = "", accept: Collection[str] = (), *, resolved: bool = False) -> Reading:
@@ -135,27 +135,6 @@ def _cluster(reading: Reading, found: dict[str, list[str]], sbatch: dict[str, st
         reading.table["cluster"]["num_nodes"] = nodes
     if processes is not None:
         reading.table["cluster"]["num_gpus"] = processes * (nodes or 1)
-
-
-def _with_gpus(reading: Reading, text: str, file: str, outside: dict[str, Any]) -> Imported:
-    """The scenario; `num_gpus` stays only where the job does not fill its nodes."""
-    from simpar.specs.hardware import load_hardware
-
-    cluster = reading.table["cluster"]
-    name = outside["hardware"] or _hinted_hardware(text)
-    gpus = cluster.pop("num_gpus", None)
-    if name is not None and gpus is not None and outside["num_nodes"] is None:
-        per_node = load_hardware(name).gpus_per_node
-        if "num_nodes" not in cluster or gpus % per_node or gpus != cluster["num_nodes"] * per_node:
-            cluster["num_nodes"] = -(-gpus // per_node)
-            if gpus % per_node:
-                cluster["num_gpus"] = gpus
-    return settled(reading, text, file, outside)
-
-
-def _hinted_hardware(text: str) -> str | None:
-    match = re.search(r'^\s*#\s*simpar:\s*cluster\.hardware\s*=\s*"([^"]+)"', text, re.M)
-    return match[1] if match else None
 
 
 def _plan(f: Flags) -> dict[str, Any]:

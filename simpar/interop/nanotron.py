@@ -7,7 +7,7 @@ pp from the fastest on, with experts tp, cp, pp, dp (parallel/context.py), and h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
-from simpar.interop.carried import Imported, Reading, carried, settled
+from simpar.interop.carried import Imported, Reading, carried, settled_on_gpus
 from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, work_violations
 from simpar.interop.meaning import meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.specs.base import Spec, validate
@@ -38,6 +38,13 @@ _FACTS: Final = frozenset({
 """What nanotron's runtime always does, whatever a scenario assumes of it."""
 
 
+_KIND: Final = re.compile(r"is_\w+_config")
+_KINDS: Final = ("is_llama_config", "is_qwen2_config")
+_USUAL: Final[dict[str, Any]] = {
+    "_attn_implementation": "flash_attention_2", "_use_doc_masking": False, "flex_attention_mask": None, "no_rope_layer": None,
+    "z_loss_enabled": False,
+}  # fmt: skip
+"""Settings of a model that may change a step, and what is taken for them."""
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
 _WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 """Words that YAML does not take for a text."""
@@ -170,6 +177,8 @@ def _model(model: TransformerSpec) -> dict[str, Any]:
             "top_k": model.moe.num_experts_per_tok,
             "moe_intermediate_size": model.moe.moe_intermediate_size,
         }
+        if width := model.moe.shared_expert_intermediate_size:
+            table["moe_config"] |= {"enable_shared_expert": True, "shared_expert_intermediate_size": width}
     return table
 
 
@@ -185,16 +194,20 @@ class _Parallelism(_Table):
     tp: Positive = 1
     context_parallel_size: Positive = 1
     expert_parallel_size: Positive = 1
-    pp_engine: str = "afab"
-    tp_mode: str = "ALL_REDUCE"
+    pp_engine: str | None = None
+    tp_mode: str | None = None
     tp_linear_async_communication: bool | None = None
     recompute_layer: bool = False
 
 
 class _Experts(_Table):
-    num_experts: Positive
+    """What is left out is as in nanotron's class, whatever the model's width."""
+
+    num_experts: Positive = 8
     top_k: Positive = 2
-    moe_intermediate_size: Positive | None = None
+    moe_intermediate_size: Positive = 1408
+    enable_shared_expert: bool = False
+    shared_expert_intermediate_size: Positive = 5632
 
 
 class _ModelConfig(_Table):
@@ -215,6 +228,7 @@ class _ModelConfig(_Table):
 class _Model(_Table):
     model_config_: _ModelConfig = Field(alias="model_config")
     dtype: str = "bfloat16"
+    make_vocab_size_divisible_by: Positive = 1
 
 
 class _Factory(_Table):
@@ -242,8 +256,51 @@ class _File(_Table):
     optimizer: _Optimizer = _Optimizer()
 
 
-def read_config(text: str, file: str = "") -> Reading:
+def _warnings(table: dict[str, Any], file: str, accept: Collection[str]) -> list[str]:
+    """What may change a step and is not read.
+
+    Raises:
+        InputError: what makes another model or step and is not read, where it is not in `accept`.
+    """
+    config = _inner(table, "model", "model_config")
+    experts = _inner(config, "moe_config")
+    layers = experts.get("layers", [-1])
+    kinds = [name for name, on in config.items() if on is True and _KIND.fullmatch(name) and name not in _KINDS]
+    another: list[tuple[str, Any]] = [(f"model.model_config.{name}", True) for name in kinds]
+    if layers not in ([-1], list(range(config.get("num_hidden_layers") or 0))):
+        another.append(("model.model_config.moe_config.layers", layers))
+    if table.get("doremi"):
+        another.append(("doremi", "..."))
+    refused = [(name, value) for name, value in another if not {name, "all"} & set(accept)]
+    if refused:
+        rule = "makes another model or step, and is not read"
+        raise InputError(
+            [Violation(n, v, rule, f"a scenario by hand, or --accept {n} to go on without it", file) for n, v in refused]
+        )
+    found = [f"{name} = {value}: left out, as accepted; the model is another one without it" for name, value in another]
+    for part, section, usual in (
+        (_inner(table, "parallelism"), "parallelism", {"tp_recompute_allgather": True}),
+        (_inner(table, "model"), "model", {"ddp_bucket_cap_mb": 25}),
+        (config, "model.model_config", _USUAL),
+        (experts, "model.model_config.moe_config", {"token_dispatcher_type": "alltoall"}),
+    ):
+        for name, value in usual.items():
+            if part.get(name) not in (value, None):
+                found.append(f"{section}.{name} = {part[name]} is not read; taken as {value}")
+    return found
+
+
+def _inner(table: dict[str, Any], *names: str) -> dict[str, Any]:
+    for name in names:
+        table = found if isinstance(found := table.get(name), dict) else {}
+    return table
+
+
+def read_config(text: str, file: str = "", accept: Collection[str] = ()) -> Reading:
     """What a configuration says by itself.
+
+    Args:
+        accept: names of what is not read and left out all the same; "all" for every one.
 
     Raises:
         InputError: no configuration of nanotron, or every key that is missing or of another kind, together.
@@ -252,18 +309,23 @@ def read_config(text: str, file: str = "") -> Reading:
     if not isinstance(table, dict) or not {"parallelism", "model", "tokens"} <= set(table):
         right = "parallelism, model and tokens"
         raise InputError([Violation("file", file or "-", "is no configuration of nanotron", right)])
+    warnings = _warnings(table, file, accept)
     said = validate(_File, {k: v for k, v in table.items() if v is not None or k != "optimizer"}, file=file)
     parallel, tokens, optimizer = said.parallelism, said.tokens, said.optimizer
-    reading = Reading({"name": Path(file).stem if file else "imported", "framework": "nanotron", "cluster": {}})
+    gpus = parallel.dp * parallel.pp * parallel.tp * parallel.context_parallel_size
+    name = Path(file).stem if file else "imported"
+    reading = Reading({"name": name, "framework": "nanotron", "cluster": {"num_gpus": gpus}}, warnings)
     reading.table["model"] = model = _read_model(said.model.model_config_, file)
+    if (unit := said.model.make_vocab_size_divisible_by) > 1:
+        model["vocab_size"] = -(-model["vocab_size"] // (unit * parallel.tp)) * unit * parallel.tp
     names = {engine: name for name, engine in _ENGINES.items()}
     plan: dict[str, Any] = {
         "dp": parallel.dp,
         "pp": parallel.pp,
         "tp": parallel.tp,
         "cp": parallel.context_parallel_size,
-        "schedule": names.get(parallel.pp_engine.lower(), "gpipe"),
-        "sequence_parallel": parallel.tp_mode.upper() == "REDUCE_SCATTER" or parallel.tp == 1,
+        "schedule": names.get((parallel.pp_engine or "afab").lower(), "gpipe"),
+        "sequence_parallel": (parallel.tp_mode or "").upper() == "REDUCE_SCATTER" or parallel.tp == 1,
         "overlap_tp": bool(parallel.tp_linear_async_communication) and parallel.tp > 1,
         "zero_stage": optimizer.zero_stage,
         "recompute": "full" if parallel.recompute_layer else "none",
@@ -296,23 +358,28 @@ def _read_model(config: _ModelConfig, file: str) -> dict[str, Any]:
     found |= {"head_dim": config.hidden_size // heads, "activation": config.hidden_act}
     if config.sliding_window_size:
         found["sliding_window"] = config.sliding_window_size
-    if config.moe_config is not None:
+    if (experts := config.moe_config) is not None:
         found["moe"] = {
-            "num_experts": config.moe_config.num_experts,
-            "num_experts_per_tok": config.moe_config.top_k,
-            "moe_intermediate_size": config.moe_config.moe_intermediate_size or config.intermediate_size,
+            "num_experts": experts.num_experts,
+            "num_experts_per_tok": experts.top_k,
+            "moe_intermediate_size": experts.moe_intermediate_size,
         }
+        if experts.enable_shared_expert:
+            shared = {"shared_expert_intermediate_size": experts.shared_expert_intermediate_size, "shared_expert_gate": True}
+            found["moe"] |= shared
     return found
 
 
 @reader("file", "a configuration of nanotron, YAML")
-def load(text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None) -> Imported:
+def load(
+    text: str, *, file: str = "", hardware: str | None = None, num_nodes: int | None = None, accept: Collection[str] = ()
+) -> Imported:
     """The scenario of a configuration.
 
     Raises:
         InputError: no such configuration, or rules that the scenario breaks; all together.
     """
-    return settled(read_config(text, file), text, file, {"hardware": hardware, "num_nodes": num_nodes})
+    return settled_on_gpus(read_config(text, file, accept), text, file, {"hardware": hardware, "num_nodes": num_nodes})
 
 
 def yaml_text(value: Any, indent: int = 0) -> str:

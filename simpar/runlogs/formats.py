@@ -10,6 +10,7 @@ from simpar.errors import InputError
 from simpar.registry import Registry
 from simpar.runlogs.deepspeed import DeepSpeed
 from simpar.runlogs.lines import lines_of
+from simpar.runlogs.maxtext import MaxText
 from simpar.runlogs.megatron import Megatron
 from simpar.runlogs.nanotron import Nanotron
 from simpar.runlogs.parser import Parser
@@ -26,6 +27,7 @@ PARSERS: Final[Registry[type[Parser]]] = Registry(
         "torchtitan": Torchtitan,
         "nanotron": Nanotron,
         "deepspeed": DeepSpeed,
+        "maxtext": MaxText,
         "lightning": Lightning,
         "transformers": Trainer,
     },
@@ -36,6 +38,7 @@ WRITTEN_BY: Final[dict[str, tuple[str, ...]]] = {
     "torchtitan": ("torchtitan", "torch-fsdp"),
     "nanotron": ("nanotron",),
     "deepspeed": ("deepspeed", "megatron-deepspeed", "transformers", "trl"),
+    "maxtext": ("maxtext",),
     "lightning": ("nemo", "lit-gpt", "torch-fsdp", "deepspeed"),
     "transformers": ("transformers", "trl", "deepspeed", "torch-fsdp", "torchtune"),
 }

@@ -15,7 +15,7 @@ from simpar.boundary import reader
 from simpar.errors import InputError
 from simpar.interop.kineto import collective_name, kernel_class
 from simpar.interop.kineto_stream import EXPECTED, Head, stream
-from simpar.runlogs.rank_trace import MOST_CALLS, Call, RankTrace, Spans, launched_at
+from simpar.runlogs.rank_trace import MOST_CALLS, UPDATE, Call, Mark, RankTrace, Spans, launched_at, steps_of
 
 _STEP: Final = re.compile(r"^ProfilerStep#(\d+)$")
 _WIRE: Final = re.compile(r"^(?:gloo|mpi|ucc|nccl|fake):(\w+)(?: (\d+)->(\d+))?")
@@ -47,6 +47,7 @@ class _Found:
         self.calls: list[tuple[str, str, float, float, int | None]] = []
         self.wires: list[tuple[str, str, float, float, int | None]] = []
         self.marks: dict[int, tuple[float, float]] = {}
+        self.updates: list[tuple[float, float]] = []
         self.zero: float | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -69,6 +70,8 @@ class _Found:
                 self.launches[correlation] = start
         elif category == "user_annotation" and (mark := _STEP.match(name)):
             self.marks[int(mark[1])] = (start, end)
+        elif category == "user_annotation" and UPDATE.match(name):
+            self.updates.append((start, end))
         elif wire := _WIRE.match(name):
             if len(self.wires) < MOST_CALLS and category != "gpu_user_annotation":
                 source = int(wire[2]) if wire[2] and wire[1] == "recv" else None
@@ -100,12 +103,14 @@ class _Found:
             )
             raise InputError(f"{self.file}: {rule}; expected {EXPECTED} called from on_trace_ready")
         notes = [f"{self.file}: ends inside its events; what is whole was read"] if head.cut else []
-        marks = [(n, *self.marks[n]) for n in sorted(self.marks)]
-        if not marks:
-            marks = [(0, min(spans.starts), max(spans.ends))]
-            notes.append(f"{self.file}: no ProfilerStep marks: all of it counts as one step")
+        ranges = [(n, *self.marks[n]) for n in sorted(self.marks)]
         launched = launched_at(self.correlations, self.launches) if on_device else np.full(len(spans.starts), np.nan)
-        steps = spans.steps(marks, launched, on_device=on_device)
+        steps, marks, counted = steps_of(spans, ranges, self.updates, launched, on_device=on_device)
+        if not counted:
+            rule = "no ProfilerStep marks and no two updates of an optimizer: how many steps it holds is not known"
+            notes.append(f"{self.file}: {rule}; call profiler.step() once per training step")
+        if head.cut and len(steps) > 1:
+            steps.pop()  # not whole, and shorter than it was
         if not steps:
             raise InputError(
                 f"{self.file}: nothing ran inside its ProfilerStep marks; expected profiler.step() once per training step"
@@ -118,7 +123,7 @@ class _Found:
         world = info.get("world_size")
         return RankTrace(
             self.file, number if isinstance(number, int) else None, world if isinstance(world, int) else None,
-            "cuda" if on_device else "cpu", steps, _ordered(calls, marks, _members(info)), notes,
+            "cuda" if on_device else "cpu", steps, _ordered(calls, marks, _members(info)), notes, counted,
         )  # fmt: skip
 
 
@@ -135,9 +140,7 @@ def _members(info: Mapping[str, Any]) -> dict[str, str]:
     } if isinstance(groups, list) else {}  # fmt: skip
 
 
-def _ordered(
-    calls: list[tuple[str, str, float, float, int | None]], marks: list[tuple[int, float, float]], members: Mapping[str, str]
-) -> list[Call]:
+def _ordered(calls: list[tuple[str, str, float, float, int | None]], marks: list[Mark], members: Mapping[str, str]) -> list[Call]:
     bounds = np.array([start for _, start, _ in marks])
     found = []
     for group, name, start, end, source in sorted(calls, key=lambda c: c[2]):

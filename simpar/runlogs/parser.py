@@ -25,6 +25,7 @@ class Parser(ABC):
         self.reading = LogReading(file, self.name)
         self.segment = 0
         self._last: dict[int | None, int] = {}
+        self._before: int | None = None
         self._pending: set[str] = set()
         self._seen: set[tuple[int | None, int, int]] = set()
 
@@ -62,6 +63,7 @@ class Parser(ABC):
         if self.reading.intervals and self.reading.intervals[-1].segment == self.segment:
             self.segment += 1
         self._last.clear()
+        self._before = None
         self._pending.clear()
 
     def interval(
@@ -76,8 +78,10 @@ class Parser(ABC):
         wall_s: float | None = None,
         contains: frozenset[str] = frozenset(),
     ) -> None:
-        """Add an interval; a step that goes back is a restart, one that comes twice is left out."""
+        """Add an interval; a step that goes back is a restart, one that comes twice or late from another rank is left out."""
         last = self._last.get(rank)
+        if rank is None and step == self._before:
+            return
         if last is not None and step < last:
             self.restart()
             last = None
@@ -89,6 +93,7 @@ class Parser(ABC):
         self._seen.add((rank, step, self.segment))
         found = contains | (frozenset({"start"}) if last is None else frozenset()) | self._pending
         self._last[rank] = step
+        self._before = last if rank is None else None
         if rank is None or rank == min((r for r in self._last if r is not None), default=rank):
             self._pending = set()
         steps = count if count is not None else step - last if last is not None else max(step, 1)

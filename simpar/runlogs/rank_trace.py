@@ -5,9 +5,11 @@ Built event by event: of a kernel only its span, class and launch stay.
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
@@ -18,7 +20,14 @@ Floats = NDArray[np.float64]
 
 MOST_CALLS: Final = 500_000
 """Collectives that are kept of a rank."""
+UPDATE: Final = re.compile(r"^Optimizer\.step#")
+"""torch's own range around an optimizer's update: an annotation of Kineto, and of NVTX under emit_nvtx."""
 _SHORT_S: Final = 20e-6
+_ONE_UPDATE: Final = 0.05
+"""Updates nearer to each other than this share of the longest time between two are of one step: a chain of optimizers."""
+
+Mark = tuple[int, float, float]
+"""Number of a step, and start and end of the host's range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ class RankTrace:
     Attributes:
         device: "cuda", or "cpu" for a trace without kernels.
         calls: of its collectives, by start.
+        counted: false where nothing says how many steps the trace holds: all of it stands as one.
     """
 
     file: str
@@ -72,6 +82,7 @@ class RankTrace:
     steps: list[StepOfRank]
     calls: list[Call]
     notes: list[str] = field(default_factory=list)
+    counted: bool = True
 
     def mean(self, name: str) -> float:
         """Mean over its steps."""
@@ -83,6 +94,7 @@ class RankTrace:
         exposed, whole = self.mean("exposed_s"), self.mean("communication_s")
         return {
             "rank": self.rank, "file": self.file, "device": self.device, "steps": [s.number for s in self.steps],
+            "counted": self.counted,
             "step_s": median(s.length_s for s in self.steps), "compute_s": self.mean("compute_s"), "communication_s": whole,
             "exposed_communication_s": exposed, "overlap": 1.0 - exposed / whole if whole else None, "idle_s": self.mean("idle_s"),
             "kernels_per_step": self.mean("kernels"), "short_kernels": self.mean("short"),
@@ -103,7 +115,7 @@ class Spans:
         self.ends.append(end)
         self.kinds.append(communication)
 
-    def steps(self, marks: list[tuple[int, float, float]], launched: Floats, *, on_device: bool) -> list[StepOfRank]:
+    def steps(self, marks: Sequence[Mark], launched: Floats, *, on_device: bool) -> list[StepOfRank]:
         """The whole steps between `marks` (number, start, end of the host's range).
 
         Args:
@@ -120,13 +132,10 @@ class Spans:
             mine = place == i
             if not mine.any():
                 continue
-            last = (
-                begins[i + 1]
-                if i + 1 < len(marks)
-                else max(end, float(ends[mine].max()))
-                if not on_device
-                else float(ends[mine].max())
-            )
+            if i + 1 < len(marks) and (not on_device or (place == i + 1).any()):
+                last = begins[i + 1]
+            else:
+                last = float(ends[mine].max()) if on_device else max(end, float(ends[mine].max()))
             a, b = np.clip(starts[mine], begins[i], last), np.clip(ends[mine], begins[i], last)
             comm = kinds[mine]
             whole, work, wire = covered(a, b), covered(a[~comm], b[~comm]), covered(a[comm], b[comm])
@@ -138,6 +147,34 @@ class Spans:
                 float((b - a < _SHORT_S).mean()), float(np.median(waits)) if waits.size else None,
             ))  # fmt: skip
         return found
+
+
+def between_updates(updates: Sequence[tuple[float, float]], begin: float) -> list[Mark]:
+    """Steps of a trace whose steps nobody marked: from the end of one update (start, end) to the end of the next.
+
+    Work before the first and after the last is of steps that the trace does not hold whole: the last mark, which only ends the
+    step before it, is not a step. Empty where there are fewer than two updates.
+
+    Args:
+        begin: of the trace; what lies before the first update tells a chain of optimizers in one step from two steps.
+    """
+    ordered = sorted(updates)
+    gaps = [after[0] - before for before, after in zip([begin, *(end for _, end in ordered)], ordered, strict=False)]
+    apart = _ONE_UPDATE * max(gaps, default=0.0)
+    ends = [end for (_, end), gap in zip(ordered, [*gaps[1:], float("inf")], strict=False) if gap > apart]
+    return [*((n, a, b) for n, (a, b) in enumerate(pairwise(ends))), (len(ends) - 1, ends[-1], ends[-1])] if len(ends) > 1 else []
+
+
+def steps_of(
+    spans: Spans, named: Sequence[Mark], updates: Sequence[tuple[float, float]], launched: Floats, *, on_device: bool
+) -> tuple[list[StepOfRank], list[Mark], bool]:
+    """The whole steps, what they lie between, and whether anything says how many there are: marks, else updates, else nothing."""
+    marks = [*named] or between_updates(updates, min(spans.starts))
+    if not marks:
+        everything = [(0, min(spans.starts), max(spans.ends))]
+        return spans.steps(everything, launched, on_device=on_device), everything, False
+    found = spans.steps(marks, launched, on_device=on_device)
+    return (found if named else [s for s in found if s.number < marks[-1][0]]), marks, True
 
 
 def covered(starts: Floats, ends: Floats) -> float:
@@ -155,4 +192,16 @@ def launched_at(correlations: array[int], calls: Mapping[int, float]) -> Floats:
     return np.array([calls.get(c, np.nan) for c in correlations], dtype=float)
 
 
-__all__ = ["MOST_CALLS", "Call", "RankTrace", "Spans", "StepOfRank", "covered", "launched_at"]
+__all__ = [
+    "MOST_CALLS",
+    "UPDATE",
+    "Call",
+    "Mark",
+    "RankTrace",
+    "Spans",
+    "StepOfRank",
+    "between_updates",
+    "covered",
+    "launched_at",
+    "steps_of",
+]

@@ -1,4 +1,4 @@
-"""Logs of torchtitan v0.1 to main of 2026 (torchtitan/components/metrics.py, train.py)."""
+"""Logs of torchtitan of 2024 to main of 2026 (torchtitan/components/metrics.py, train.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simpar.runlogs.lines import Line, OtherLanguage, clock_of, number_of
 from simpar.runlogs.parser import Parser
 
 _STEP: Final = re.compile(r"(?<!validate )\bstep:\s*(\d+)\s+loss:\s*(\S+)")
-_TPS: Final = re.compile(r"\btps:\s*(\S+)")
+_TPS: Final = re.compile(r"\b[tw]ps:\s*(\S+)")
 _MEMORY: Final = re.compile(r"\bmemory:\s*([\d.,]+)GiB\(")
 _START: Final = re.compile(
     r"Training starts at step (\d+)(?:, with local batch size (\d+), global batch size (\d+)"
@@ -25,14 +25,15 @@ class Torchtitan(Parser):
 
     name = "torchtitan"
     anchors = (
-        "tps:", "Training starts at step", "saving the checkpoint", "Saving the checkpoint", "Saving a ", "umping profiler traces",
+        "tps:", "wps:", "Training starts at step",
+        "saving the checkpoint", "Saving the checkpoint", "Saving a ", "umping profiler traces",
         "memory allocation retries", "total parameters", "CUDA capacity:",
     )  # fmt: skip
 
     def read(self, line: Line) -> None:
         """As the base."""
         text = line.text
-        if (step := _STEP.search(text)) and "tps:" in text:
+        if (step := _STEP.search(text)) and ("tps:" in text or "wps:" in text):  # wps until November 2024
             self._step(int(step[1]), line)
         elif start := _START.search(text):
             self.restart()

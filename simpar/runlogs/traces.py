@@ -29,7 +29,7 @@ class TraceReport:
     """What the traces show.
 
     Attributes:
-        step_s: median step of the slowest rank; none where only recorders were given.
+        step_s: median step of the slowest rank; none where only recorders were given, or nothing says how many steps there are.
         waits: between ranks; none of fewer than two.
         against: the first rank beside the prediction: the difference by cause, op by op.
     """
@@ -43,7 +43,7 @@ class TraceReport:
     @property
     def step_s(self) -> float | None:
         """As above."""
-        return max((median(s.length_s for s in r.steps) for r in self.ranks), default=None)
+        return max((median(s.length_s for s in r.steps) for r in self.ranks if r.counted), default=None)
 
     def slow_ranks(self) -> list[int]:
         """Ranks whose compute takes longer than the median rank's by more than 3 %: slow GPUs or more work."""
@@ -103,7 +103,7 @@ def read_traces(paths: Sequence[Path], scenario: Scenario) -> TraceReport:
         if kind == "recorder":
             recorders.append(path)
         else:
-            report.ranks.append(read_nsys(path) if kind == "nsys" else read_rank(path))
+            report.ranks += read_nsys(path) if kind == "nsys" else [read_rank(path)]
     if recorders:
         report.recorders = read_recorders(recorders)
     if report.ranks:
@@ -138,13 +138,23 @@ def _together(report: TraceReport, scenario: Scenario) -> None:
     twice = [n for n, count in Counter(r.rank for r in ranks).items() if count > 1]
     if twice:
         raise InputError(f"{', '.join(r.file for r in ranks if r.rank == twice[0])}: both are of rank {twice[0]}; one trace a rank")
-    if len(ranks) > 1:
-        common = sorted(set.intersection(*({s.number for s in r.steps} for r in ranks)))
+    counted = [r for r in ranks if r.counted]
+    if len(counted) > 1:
+        common = sorted(set.intersection(*({s.number for s in r.steps} for r in counted)))
         if not common:
-            spans = "; ".join(f"rank {r.rank} has {r.steps[0].number}..{r.steps[-1].number}" for r in ranks[:6])
+            spans = "; ".join(f"rank {r.rank} has {r.steps[0].number}..{r.steps[-1].number}" for r in counted[:6])
             raise InputError(f"traces of different steps: {spans}; trace the same steps on all ranks")
-        report.waits = waits_of(ranks, common)
+        if all(call.group for r in counted for call in r.calls) or _one_group(scenario):
+            report.waits = waits_of(counted, common)
+        else:
+            report.notes.append("the traces do not say which ranks a collective is of: who waits for whom is not told")
     _beside_prediction(report, ranks[0], scenario)
+
+
+def _one_group(scenario: Scenario) -> bool:
+    """Whether every collective of the job is of all its ranks."""
+    plan = scenario.plan
+    return plan.tp * plan.pp * plan.cp * plan.ep == 1 and plan.shard_size in (None, scenario.world_size)
 
 
 def _beside_prediction(report: TraceReport, rank: RankTrace, scenario: Scenario) -> None:

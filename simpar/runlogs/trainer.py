@@ -1,4 +1,4 @@
-"""Console of the Hugging Face Trainer (and TRL, axolotl, LLaMA-Factory), Lightning and NeMo: dictionaries and progress bars.
+"""Console of Hugging Face's Trainer (and TRL, axolotl, LLaMA-Factory, torchtune), Lightning and NeMo: dictionaries, progress bars.
 
 transformers' trainer_callback.py and trainer.py (4.x prints floats, 5.x quoted ones), tqdm's format, NeMo's ProgressPrinter and
 TimingCallback, Lightning's TQDMProgressBar.
@@ -51,6 +51,7 @@ class Trainer(Parser):
                 self._dictionary(found[0])
         if "Saving model checkpoint" in text:
             self._marked.add("checkpoint")
+        self._losses += "|Loss: " in text  # in front of torchtune's bar
         for found in _BAR.finditer(text):
             self._bar(found)
 
@@ -90,6 +91,7 @@ class Trainer(Parser):
         if not self.reading.intervals and rate:
             self.reading.notes.append("no progress bar: the mean of the whole run, with warm-up, evaluation and saving")
             steps = max(round(rate * self.reading.stated.get("train_runtime", 1.0)), 1)
+            self._last[None] = 0  # the only figure there is: no start to be left out
             self.interval(steps, seconds=1.0 / rate, count=steps)
 
 

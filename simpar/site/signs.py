@@ -120,7 +120,7 @@ def signs_of(row: Mapping[str, Any], expected: Expected, peak: tuple[float, floa
 
 
 def _of_traces(traces: Mapping[str, Any], expected: Expected) -> Signs:
-    ranks = [rank for rank in traces.get("ranks") or () if isinstance(rank, Mapping)]
+    ranks = [rank for rank in traces.get("ranks") or () if isinstance(rank, Mapping) and rank.get("counted", True)]
     compute = [c for rank in ranks if (c := _number(rank, "compute_s"))]
     if not compute:
         return {}
@@ -150,7 +150,11 @@ def _reserved(extra: Mapping[str, Any]) -> float | None:
 
 def _data_seconds(extra: Mapping[str, Any]) -> float | None:
     timers = _table(extra, "timers")
-    found = [float(v) for name, v in timers.items() if "batch-generator" in name or "data" in name.lower()]
+    found = [
+        float(v) * (1e-3 if name.endswith("(ms)") else 1.0)
+        for name, v in timers.items()
+        if "batch-generator" in name or "data" in name.lower()
+    ]
     return max(found) if found else None
 
 
