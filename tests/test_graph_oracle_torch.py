@@ -312,6 +312,6 @@ def test_partial_sums_are_where_dtensor_has_them(mesh: Any) -> None:
     column = torch.matmul(whole, distribute_tensor(torch.randn(H, 40), mesh, [Shard(1)]))
     row = torch.matmul(column, distribute_tensor(torch.randn(40, H), mesh, [Shard(0)]))
     found = F.embedding(distribute_tensor(torch.zeros(B, S, dtype=torch.long), mesh, [Replicate()]), table)
-    assert [bool(shards.partial(node)) for node in done.nodes] == [partial_of(t) for t in (found, column, row)]
+    assert [bool(shards.layouts.partial(node)) for node in done.nodes] == [partial_of(t) for t in (found, column, row)]
     assert shards.local(("batch", "sequence", "ffn")) == column.to_local().numel()
     assert [shards.weight(f"{n}.weight") for n in ("word", "column", "row")] == [25 * H, H * 20, 20 * H]

@@ -32,6 +32,7 @@ from simpar.costs.memory_bound import (
 from simpar.costs.price import ZERO, Price, Provenance
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, Implementation
 from simpar.registry import unknown
+from simpar.specs.calibration import RunCalibration
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.kernel_constants import DirectionConstants, GemmConstants, GroupedConstants, MeasuredPoint
 
@@ -71,10 +72,18 @@ class KernelModel:
         }
         self._memory_points = measured_memory(c.points)
         self._sets: dict[str, tuple[GemmConstants, Provenance]] = {}
+        self._in_steps: dict[RunCalibration, dict[object, Price]] = {}
         self._cached_gemm = _memoised(self._gemm)
         self._cached_grouped = _memoised(self._grouped_gemm)
         self._cached_attention = _memoised(self._attention)
         self._cached_memory = _memoised(self._memory_bound)
+
+    def in_steps(self, calibration: RunCalibration) -> dict[object, Price]:
+        """Prices of work inside steps to which a framework's runs add this: a memo for whoever prices layouts."""
+        found = self._in_steps.setdefault(calibration, {})
+        if len(found) > CACHE:
+            found.clear()
+        return found
 
     # -- GEMM ------------------------------------------------------------------------------------------------------
 

@@ -54,13 +54,17 @@ from simpar.parallel.work import (
 from simpar.specs.model import MoeSpec
 from simpar.topology.placement import GroupPlacement
 
+_PLACED = (Collective, ExpertExchange, HostCopy)
+"""Work whose price depends on where its ranks sit; all layouts on a GPU share the prices of its kernels."""
+
 
 class LayoutPricer:
     """Prices the keys of programs lowered from `layout`."""
 
     def __init__(self, layout: Layout, kernels: KernelModel, collectives: CollectiveModel) -> None:
         self.layout, self.kernels, self.collectives = layout, kernels, collectives
-        self._ops: dict[object, Price] = {}
+        self._placed: dict[object, Price] = {}
+        self._kernels = kernels.in_steps(layout.calibration)
         self._blocks: dict[tuple[int, str], BlockPrice] = {}
         self._pairs: dict[tuple[int, int], BlockPrice] = {}
         self._hidden: dict[int, float] = {}
@@ -106,9 +110,10 @@ class LayoutPricer:
     def op_price(self, op: LocalOp) -> Price:
         """Price of one local op."""
         work = op.work
-        found = self._ops.get(work)
+        known = self._placed if isinstance(work, _PLACED) else self._kernels
+        found = known.get(work)
         if found is None:
-            found = self._ops[work] = scaled(self._work(work), self._factor(work))
+            found = known[work] = scaled(self._work(work), self._factor(work))
         return found
 
     def _factor(self, work: object) -> float:
@@ -128,7 +133,7 @@ class LayoutPricer:
         kernels = self.kernels
         if isinstance(work, Gemm):
             piece = kernels.gemm(replace(work, m=max(work.m // work.pieces, 1), pieces=1, held_sms=0))
-            sms = self.layout.hardware.gpu.sm_count.value
+            sms = kernels.sm_count
             return scaled(piece, work.pieces * sms / max(sms - work.held_sms, 1.0)) if work.pieces > 1 else piece
         if isinstance(work, GroupedGemm):
             return kernels.grouped_gemm(work)

@@ -15,7 +15,7 @@ and Partial).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from simpar.graph.types import Convolution, Einsum, Layer, Lookup, Loss, Node, Permute
@@ -61,20 +61,22 @@ class Stretch:
     reduced: str
 
 
-class Shards:
-    """One rank's part of a layer."""
+class Layouts:
+    """How the tensors of a layer lie over ranks, however many there are."""
 
-    def __init__(self, layer: Layer, placement: Placement) -> None:
-        self.layer, self.placement = layer, placement
-        self._local: dict[tuple[tuple[str, ...], Layout], float] = {}
-        self._weights: dict[str, float] = {}
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self._known: dict[tuple[str, ...], Layout] = {}
 
     # -- layouts -------------------------------------------------------------------------------------------------------
 
     def layout_of(self, axes: tuple[str, ...]) -> Layout:
         """The layout of an activation with these axes."""
-        splits = self._splits(axes)
-        return "expert" if splits & _EXPERT else "tensor" if splits & _TENSOR else "residual"
+        found = self._known.get(axes)
+        if found is None:
+            splits = self._splits(axes)
+            found = self._known[axes] = "expert" if splits & _EXPERT else "tensor" if splits & _TENSOR else "residual"
+        return found
 
     def _splits(self, axes: tuple[str, ...]) -> set[str]:
         found: set[str] = set()
@@ -86,7 +88,7 @@ class Shards:
         return found
 
     @cached_property
-    def layouts(self) -> dict[str, Layout]:
+    def of_node(self) -> dict[str, Layout]:
         """The layout in which each node works: that of its most split tensor."""
         found: dict[str, Layout] = {}
         for node in self.layer.nodes:
@@ -94,54 +96,6 @@ class Shards:
             held = {self.layout_of(self.layer.tensor[name].axes) for name in names}
             found[node.name] = "expert" if "expert" in held else "tensor" if "tensor" in held else "residual"
         return found
-
-    # -- sizes ---------------------------------------------------------------------------------------------------------
-
-    def local(self, axes: tuple[str, ...], layout: Layout | None = None) -> float:
-        """Elements of an activation on this rank, in its own layout or in another."""
-        layout = layout or self.layout_of(axes)
-        found = self._local.get((axes, layout))
-        if found is None:
-            found = 1.0
-            for axis in axes:
-                found *= self.extent(axis, layout)
-            self._local[axes, layout] = found
-        return found
-
-    def extent(self, name: str, layout: Layout) -> float:
-        """Size of an axis on this rank."""
-        axis, place = self.layer.axis[name], self.placement
-        if axis.parts:
-            return sum(self._product(part, layout) for part in axis.parts)
-        size = axis.size
-        if axis.split == "tensor":
-            return size / place.tensor
-        if axis.split == "groups":
-            return max(size / place.tensor, 1.0)
-        if axis.split == "sequence":
-            return size / (place.context * (place.tensor if layout == "residual" and place.sequence_parallel else 1))
-        if axis.split == "rows":
-            return size / (place.context * place.tensor / place.expert_tensor) * place.load
-        if axis.split == "expert_tensor":
-            return size / place.expert_tensor
-        return size / place.experts if axis.split == "experts" else size
-
-    def _product(self, axes: tuple[str, ...], layout: Layout) -> float:
-        found = 1.0
-        for axis in axes:
-            found *= self.extent(axis, layout)
-        return found
-
-    def weight(self, name: str) -> float:
-        """Elements of a parameter on this rank."""
-        found = self._weights.get(name)
-        if found is None:
-            found = self._weights[name] = self._product(self.layer.tensor[name].axes, "tensor")
-        return found
-
-    def weights(self, node: Node) -> float:
-        """Parameters of a node on this rank."""
-        return sum(self.weight(name) for name in node.parameters)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -152,11 +106,11 @@ class Shards:
         nodes = self.layer.nodes
         position = 0
         while position < len(nodes):
-            if self.layouts[nodes[position].name] != "tensor":
+            if self.of_node[nodes[position].name] != "tensor":
                 position += 1
                 continue
             last, gathered, reduced = position, dict[str, None](), ""
-            while last < len(nodes) and self.layouts[nodes[last].name] == "tensor":
+            while last < len(nodes) and self.of_node[nodes[last].name] == "tensor":
                 gathered |= dict.fromkeys(self._entering(nodes[last]))
                 reduced = self.partial(nodes[last])
                 if reduced:
@@ -199,3 +153,66 @@ class Shards:
         if not isinstance(node, Permute):
             return ""
         return node.inputs[0] if node.back else node.outputs[0]
+
+
+@lru_cache(maxsize=4096)
+def layouts_of(layer: Layer) -> Layouts:
+    """The layouts of a layer, the same for all ranks and degrees."""
+    return Layouts(layer)
+
+
+class Shards:
+    """One rank's part of a layer."""
+
+    def __init__(self, layer: Layer, placement: Placement) -> None:
+        self.layer, self.placement, self.layouts = layer, placement, layouts_of(layer)
+        self._local: dict[tuple[tuple[str, ...], Layout], float] = {}
+        self._weights: dict[str, float] = {}
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------
+
+    def local(self, axes: tuple[str, ...], layout: Layout | None = None) -> float:
+        """Elements of an activation on this rank, in its own layout or in another."""
+        layout = layout or self.layouts.layout_of(axes)
+        found = self._local.get((axes, layout))
+        if found is None:
+            found = 1.0
+            for axis in axes:
+                found *= self.extent(axis, layout)
+            self._local[axes, layout] = found
+        return found
+
+    def extent(self, name: str, layout: Layout) -> float:
+        """Size of an axis on this rank."""
+        axis, place = self.layer.axis[name], self.placement
+        if axis.parts:
+            return sum(self._product(part, layout) for part in axis.parts)
+        size = axis.size
+        if axis.split == "tensor":
+            return size / place.tensor
+        if axis.split == "groups":
+            return max(size / place.tensor, 1.0)
+        if axis.split == "sequence":
+            return size / (place.context * (place.tensor if layout == "residual" and place.sequence_parallel else 1))
+        if axis.split == "rows":
+            return size / (place.context * place.tensor / place.expert_tensor) * place.load
+        if axis.split == "expert_tensor":
+            return size / place.expert_tensor
+        return size / place.experts if axis.split == "experts" else size
+
+    def _product(self, axes: tuple[str, ...], layout: Layout) -> float:
+        found = 1.0
+        for axis in axes:
+            found *= self.extent(axis, layout)
+        return found
+
+    def weight(self, name: str) -> float:
+        """Elements of a parameter on this rank."""
+        found = self._weights.get(name)
+        if found is None:
+            found = self._weights[name] = self._product(self.layer.tensor[name].axes, "tensor")
+        return found
+
+    def weights(self, node: Node) -> float:
+        """Parameters of a node on this rank."""
+        return sum(self.weight(name) for name in node.parameters)

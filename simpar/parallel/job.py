@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from simpar.graph.casts import GATHERED, engine_casts
 from simpar.graph.kernel_types import KernelPlan
@@ -100,19 +101,20 @@ class Job:
         loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=(tokens, *width))
         fp8 = training.precision in _FP8
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
-        made = replace(
-            own,
-            fused_activation=own.fused_activation or library,
-            fused_residual=own.fused_residual or compiled,
-            fused_norm=own.fused_norm or library,
-            fused_rope=own.fused_rope or library,
+        here: dict[str, Any] = {
+            "fused_activation": own.fused_activation or library,
+            "fused_residual": own.fused_residual or compiled,
+            "fused_norm": own.fused_norm or library,
+            "fused_rope": own.fused_rope or library,
             # A graph over whole layers holds no split by tokens per expert on the host: biases go into the grouped kernels.
-            fused_expert_bias=own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
-            saves_gathered_input=own.saves_gathered_input and plan.tp > 1,
-            whole_embedding_gradient=own.whole_embedding_gradient and plan.tp > 1,
-        )
+            "fused_expert_bias": own.fused_expert_bias or (training.cuda_graphs and training.cuda_graph_scope == "layer"),
+            "saves_gathered_input": own.saves_gathered_input and plan.tp > 1,
+            "whole_embedding_gradient": own.whole_embedding_gradient and plan.tp > 1,
+        }
+        # A search makes thousands of layouts, mostly of the library as it is; one object is found in memos at once.
+        same = all(getattr(own, name) == value for name, value in here.items())
         return KernelPlan(
-            library=made,
+            library=own if same else replace(own, **here),
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
             flash_attention=self.attention_kernel != "unfused",

@@ -212,6 +212,7 @@ class Layout(Job):
         limit = spec.num_layers if spec.granularity == "full" and spec.num_layers is not None else stage.count
         narrow = int(len(network.layers) * self.framework.kernels.fp4_layers) if self.casts == "fp4" else len(network.layers)
         held: set[str] = set()
+        before: tuple[Layer | None, SplitOptions | None] = (None, None)
         for offset in range(stage.count):
             options = self.options if offset < limit else plain
             layer = network.layers[stage.first + offset]
@@ -219,7 +220,9 @@ class Layout(Job):
             if borrowed := frozenset(node for name, node in layer.shared if name in held):
                 options = replace(options, borrowed=borrowed)
             held |= {name for name, _ in layer.shared}
-            blocks.append(self.split(layer, options))
+            alike = layer is before[0] and options is before[1]
+            blocks.append(blocks[-1] if alike else self.split(layer, options))
+            before = layer, options
         if stage.head:
             for block in network.mtp:
                 blocks.append(self.split(block, self.options))

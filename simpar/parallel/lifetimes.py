@@ -60,8 +60,8 @@ def _lifetimes(layer: Layer, options: SplitOptions, split_backward: bool) -> Lif
 class _Order:
     def __init__(self, local: LocalLayer) -> None:
         self.local, self.plan = local, local.options.kernels
-        self.entry: dict[str, Stretch] = {local.layer.nodes[s.first].name: s for s in local.shards.stretches if s.gathered}
-        ends = [local.layer.nodes[s.last] for s in local.shards.stretches if s.reduced]
+        self.entry: dict[str, Stretch] = {local.layer.nodes[s.first].name: s for s in local.shards.layouts.stretches if s.gathered}
+        ends = [local.layer.nodes[s.last] for s in local.shards.layouts.stretches if s.reduced]
         self.exit = {node.name for node in ends if isinstance(node, Einsum)}
         self.tensors = self._pieces()
         self.loss = next((k.node for k in local.kernels if isinstance(k.node, Loss) and k.node.kind == "vocabulary"), None)

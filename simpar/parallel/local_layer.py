@@ -41,7 +41,7 @@ class LocalLayer:
 
     def layout(self, node: Node) -> Layout:
         """The layout in which a node works."""
-        return self.shards.layouts[node.name]
+        return self.shards.layouts.of_node[node.name]
 
     def grouped(self, node: Node) -> str:
         """The axis that groups a product's rows by expert; "" = none."""
@@ -209,22 +209,25 @@ class LocalLayer:
 
     def bytes_of(self, tensor: Kept) -> float:
         """Bytes of a kept tensor on this rank."""
-        stored = dict(self.options.kernels.stored)
-        return self.shards.local(tensor.axes, self._kept_layout(tensor)) * stored.get(tensor.name, tensor.bytes) * tensor.part
+        return self.shards.local(tensor.axes, self._kept_layout(tensor)) * self._stored.get(tensor.name, tensor.bytes) * tensor.part
+
+    @cached_property
+    def _stored(self) -> dict[str, float]:
+        return dict(self.options.kernels.stored)
 
     def _kept_layout(self, tensor: Kept) -> Layout:
         """Torch keeps what it gathered, and a convolution the channels that it gathered."""
         if self.options.kernels.library.saves_gathered_input and tensor.name in self._gathered:
             return "tensor"
-        return self.shards.layout_of(tensor.axes)
+        return self.shards.layouts.layout_of(tensor.axes)
 
     @cached_property
     def _gathered(self) -> frozenset[str]:
-        return frozenset(name for stretch in self.shards.stretches for name in stretch.gathered)
+        return frozenset(name for stretch in self.shards.layouts.stretches for name in stretch.gathered)
 
     @cached_property
     def _tensors(self) -> dict[str, float]:
-        whole = {self.shards.whole_channels(node) for node in self.layer.nodes}
+        whole = {self.shards.layouts.whole_channels(node) for node in self.layer.nodes}
         found = {}
         frozen = frozenset(
             k.node.name for k in self.kernels if self.frozen(k) or (self.options.lora_rank and isinstance(k.node, Norm))

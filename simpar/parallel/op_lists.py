@@ -27,8 +27,8 @@ class Lists(LocalLayer):
         super().__init__(layer, options)
         self.kernel = {kernel.node.name: kernel for kernel in self.kernels}
         split = self.degrees.tp > 1
-        self.entry = {s.first: s for s in self.shards.stretches if s.gathered and split}
-        self.exit = {s.last: s for s in self.shards.stretches if s.reduced and split}
+        self.entry = {s.first: s for s in self.shards.layouts.stretches if s.gathered and split}
+        self.exit = {s.last: s for s in self.shards.layouts.stretches if s.reduced and split}
 
     # -- forward -------------------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Lists(LocalLayer):
                 ops.compute(f"{node.name}.lora", self.lora(node, "forward"), 2)
                 ops.compute(f"{node.name}.lora.add", self.lora_add(node, backward=False), 2)
         else:
-            split = self.shards.split_loss(node) and self.degrees.tp > 1
+            split = self.shards.layouts.split_loss(node) and self.degrees.tp > 1
             gathered = self.options.kernels.logits_gathered
             if split and gathered > 1:
                 # Its backward takes this rank's part of the gradient.
@@ -218,7 +218,7 @@ class Lists(LocalLayer):
 
     def _channels(self, node: Node, ops: OpList, *, backward: bool) -> None:
         """All channels for a convolution that needs them: a gather, backward the reduction of their gradients."""
-        if self.degrees.tp == 1 or not (name := self.shards.whole_channels(node)):
+        if self.degrees.tp == 1 or not (name := self.shards.layouts.whole_channels(node)):
             return
         amount = self.layer.elements(name) * self.element / self.degrees.cp
         collective = "reduce_scatter" if backward else "all_gather"
@@ -233,7 +233,7 @@ class Lists(LocalLayer):
         if not (combine or backward or element > 2.0):
             element = self.options.dispatch_bytes
         name = ("moe_combine" if node.back else "moe_dispatch") + (".backward" if backward else "")
-        rows = self.axes(self.shards.exchanged(node))
+        rows = self.axes(self.shards.layouts.exchanged(node))
         elements = self.shards.local(rows[:1], "expert") / self.degrees.etp
         width = self.layer.size(rows[-1])
         work = ExpertExchange(combine, elements / moe.num_experts_per_tok, width, moe, element, self.degrees.dispatcher)

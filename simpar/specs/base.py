@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -164,6 +165,7 @@ def validate(spec: type[S], table: Any, *, file: str = "", prefix: str = "") -> 
         raise InputError(violations_of(error, spec, table, file, prefix)) from None
 
 
+@lru_cache(maxsize=64)
 def data_dir(name: str) -> Path:
     """The folder of shipped data called `name` (hardware_profiles, scenarios, validation): in a wheel inside the package, in a
     checkout (or its editable install) at the top of the repository.
