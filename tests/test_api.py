@@ -205,8 +205,23 @@ def test_compare(result: simpar.Result, capsys: pytest.CaptureFixture[str]) -> N
     assert (row["quantity"], row["first"], row["second"]) == ("step_time_s", found.first.step_time_s, found.second.step_time_s)
     assert row["change"] == pytest.approx(found.second.step_time_s / found.first.step_time_s - 1.0)
     assert json.loads(json.dumps(found.to_dict())) == cli_json(capsys, "compare", SMALL, SMALL, "--set", "plan.zero_stage=0")
-    assert "->" in repr(found)
-    assert "<table>" in found._repr_html_()
+    assert "plan.zero_stage 1 -> 0" in repr(found)
+    assert found.table().title == repr(found).split("'")[1]
+    assert found.differences().rows == (("plan.zero_stage", "1", "0"),)
+    assert "<td>plan.zero_stage</td>" in found._repr_html_()
+    assert "nothing differs" in repr(simpar.compare(result, result))
+
+
+def test_parts_built_in_code_may_be_changed() -> None:
+    base = simpar.load(SMALL)
+    parts = {name: part for name in simpar.Scenario.model_fields if (part := getattr(base, name)) is not None}
+    assert simpar.simulate(parts, tp=2).step_time_s == simpar.simulate(SMALL, tp=2).step_time_s
+
+
+def test_a_table_of_the_wrong_type_is_told() -> None:
+    for name in ("cluster", "plan", "training"):
+        with pytest.raises(simpar.InputError, match=f"{name} = 3: must be a table"):
+            simpar.simulate(SMALL, **{name: 3})
 
 
 def test_sweep_holds_a_row_for_every_combination() -> None:

@@ -213,6 +213,15 @@ def test_a_profile_is_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kernels"] == "fitted/h100.kernels.toml"
 
 
+def test_a_bare_value_of_a_profile_is_shown_as_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.toml"
+    assert run(capsys, "profiles", "new", "--from", "dgx-h100", "--out", str(mine))[0] == 0
+    lines = mine.read_text().splitlines()
+    mine.write_text("\n".join('power = "700 W"' if line.startswith("power =") else line for line in lines))
+    line = next(line for line in run(capsys, "profiles", "show", str(mine))[1].splitlines() if line.startswith("gpu.power "))
+    assert line.split(maxsplit=4) == ["gpu.power", "700", "W", "assumed", "given without a source"]
+
+
 def test_reading_without_constants_is_the_same_machine() -> None:
     whole, quick = read_profile("dgx-h100"), read_profile("dgx-h100", constants=False)
     assert whole.gpu == quick.gpu

@@ -16,7 +16,7 @@ from simpar.searching.choice import Choice
 from simpar.searching.command import SearchOptions, run
 from simpar.searching.decision import OWN_ERROR, SETTLED, Rival, decide
 from simpar.searching.design_bounds import DesignBounds
-from simpar.searching.designs import design_key, design_name
+from simpar.searching.designs import design_key, design_name, layout_name
 from simpar.searching.find import find
 from simpar.searching.incumbents import Incumbents
 from simpar.searching.open_layouts import Design
@@ -129,6 +129,14 @@ def test_names_say_what_designs_differ_in(space: Space) -> None:
         names.setdefault(design_name(choice), set()).add(design_key(choice))
     assert all(len(keys) == 1 for keys in names.values())
     assert len(names) == len({design_key(c) for c in choices})
+
+
+def test_a_name_says_how_much_is_recomputed(space: Space) -> None:
+    names = {choice.recompute: layout_name(choice) for choice in space.choices() if choice.group.tp == 4 and choice.group.dp == 2}
+    assert names["none"] == "tp4 dp2, micro-batch 2, ZeRO 1"
+    assert names["full"] == "tp4 dp2, micro-batch 2, full recomputation, ZeRO 1"
+    assert names["full:4"] == "tp4 dp2, micro-batch 2, full recomputation of 4 layers a stage, ZeRO 1"
+    assert names["selective:mlp"] == "tp4 dp2, micro-batch 2, selective recomputation of mlp, ZeRO 1"
 
 
 def test_free_choices_change_less_than_can_be_told(space: Space) -> None:

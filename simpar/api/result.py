@@ -226,17 +226,31 @@ class Comparison:
         a, b = dict(self.first.details.waterfall()), dict(self.second.details.waterfall())
         pairs += [(f"{name} (s)", float(a.get(name, 0.0)), float(b.get(name, 0.0))) for name in {**a, **b}]
         rows = tuple((name, x, y, y / x - 1.0 if x else None) for name, x, y in pairs)
-        return Table(("quantity", "first", "second", "change"), rows, f"{self.first.name} -> {self.second.name}")
+        return Table(("quantity", "first", "second", "change"), rows, self._heading())
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `simpar compare --json`."""
         return {"first": self.first.details.to_json(), "second": self.second.details.to_json()}
 
+    def differences(self) -> Table:
+        """What differs in what was asked: a row per field."""
+        from simpar.report.step_table import differences
+
+        rows = tuple(differences(self.first.scenario, self.second.scenario))
+        return Table(("field", "first", "second"), rows, "what differs" if rows else "nothing differs in what was asked")
+
+    def _heading(self) -> str:
+        """Both names; of one scenario under two settings, the settings."""
+        if self.first.name != self.second.name:
+            return f"{self.first.name} -> {self.second.name}"
+        changes = [f"{field} {before} -> {after}" for field, before, after in self.differences().rows]
+        return f"{self.first.name}: {', '.join(changes[:3]) or 'nothing differs'}{', ...' if len(changes) > 3 else ''}"
+
     def __repr__(self) -> str:
         a, b = self.first, self.second
         times = f"{format_seconds(a.step_time_s)} -> {format_seconds(b.step_time_s)}"
         change = f" ({b.step_time_s / a.step_time_s - 1:+.1%})" if a.step_time_s else ""
-        return f"<simpar.Comparison {a.name!r} -> {b.name!r}: {times}{change}>"
+        return f"<simpar.Comparison {self._heading()!r}: {times}{change}>"
 
     def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        return self.differences()._repr_html_() + self.table()._repr_html_()

@@ -52,10 +52,16 @@ def raw_table(source: Source) -> tuple[dict[str, Any], str]:
         table["model"] = source.model.model_dump()
         return table, source.file
     if isinstance(source, Mapping):
-        return {key: value for key, value in source.items() if key != "file"}, str(source.get("file", ""))
+        table = {key: _plain(key, value) for key, value in source.items() if key != "file"}
+        return table, str(source.get("file", ""))
     if isinstance(source, str | Path):
         return read_table(source), str(scenario_path(source))
     raise InputError(f"a scenario is a file, a name, a table or a Scenario, not a {type(source).__name__}")
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A part of a scenario built in code as a raw table, of which single fields may be changed; a model whole."""
+    return value.model_dump(exclude_none=key != "model") if isinstance(value, BaseModel) else value
 
 
 def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,15 +75,15 @@ def changed(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     found = assigned(table, paths)
     given = paths.get("plan")
     named = (isinstance(given, Mapping) and "dp" in given) or (isinstance(given, PlanSpec) and given.dp is not None)
-    if _sizes(found) != before and "plan.dp" not in paths and not named:
+    if _sizes(found) != before and "plan.dp" not in paths and not named and isinstance(found.get("plan", {}), Mapping):
         found = assigned(found, {"plan.dp": None})
     return as_published(found, table)
 
 
 def _sizes(table: Mapping[str, Any]) -> list[Any]:
     """What the data-parallel degree follows from."""
-    plan, cluster = table.get("plan") or {}, table.get("cluster") or {}
-    return [*(plan.get(name) for name in ("tp", "cp", "pp")), *(cluster.get(name) for name in _CLUSTER_SIZE)]
+    sized = {"plan": ("tp", "cp", "pp"), "cluster": _CLUSTER_SIZE}
+    return [part.get(name) for key, names in sized.items() if isinstance(part := table.get(key), Mapping) for name in names]
 
 
 _CLUSTER_SIZE = ("hardware", "num_nodes", "num_gpus", "gpus_per_node")

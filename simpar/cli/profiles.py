@@ -73,18 +73,20 @@ def show(name: ProfileArgument, as_json: JsonOption = False) -> None:
         constants = {key: v for key, v in read_toml(profile_path(name)).items() if key in ("kernels", "collectives")}
         print_json({**profile.model_dump(mode="json", exclude={"kernels", "collectives"}, exclude_none=True), **constants})
         return
-    print_table(("field", "value", "known", "source"), list(_numbers(read_toml(profile_path(name)))), texts=4)
+    print_table(("field", "value", "known", "source"), list(_numbers(read_toml(profile_path(name)), profile.model_dump())), texts=4)
 
 
-def _numbers(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """(field, value, kind, source) of every entry, as written."""
-    for key, value in table.items():
-        if isinstance(value, dict) and "value" in value:
-            yield f"{prefix}{key}", str(value["value"]), value.get("kind", ""), value.get("source", "")
-        elif isinstance(value, dict) and (prefix or key not in ("kernels", "collectives")):
-            yield from _numbers(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "fitted constants, in this file" if isinstance(value, dict) else str(value), "", ""
+def _numbers(written: dict[str, Any], read: Any, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """(field, value, kind, source) of every entry, as written; the kind and source of a bare value as `read`."""
+    for key, value in written.items():
+        known = read.get(key) if isinstance(read, dict) else None
+        if isinstance(value, dict) and "value" not in value and (prefix or key not in ("kernels", "collectives")):
+            yield from _numbers(value, known, f"{prefix}{key}.")
+            continue
+        told = known if isinstance(known, dict) and "kind" in known else {}
+        text = value["value"] if told and isinstance(value, dict) else value
+        shown = "fitted constants, in this file" if isinstance(text, dict) else str(text)
+        yield f"{prefix}{key}", shown, told.get("kind", ""), told.get("source", "")
 
 
 @profiles_app.command("new")

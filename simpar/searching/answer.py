@@ -11,7 +11,7 @@ from simpar.readings import outcome_of
 from simpar.result.result import Result
 from simpar.searching.choice import Choice
 from simpar.searching.decision import Rival, decide, moves_of
-from simpar.searching.designs import design_key, design_name
+from simpar.searching.designs import design_key, layout_name
 from simpar.searching.effects import gap_with_effects, has_effects, pool_of, step_of
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.find import Found
@@ -71,8 +71,8 @@ class Candidate:
 
     @property
     def design(self) -> str:
-        """The short name of its design."""
-        return "; ".join(filter(None, (self.found.space.recipe, design_name(self.scored.choice))))
+        """The short name of its design, with what of the model is recomputed."""
+        return "; ".join(filter(None, (self.found.space.recipe, layout_name(self.scored.choice))))
 
     def to_json(self) -> dict[str, Any]:
         """The object of `simulate`, and how the search got there."""

@@ -58,4 +58,13 @@ def design_name(choice: Choice) -> str:
     return ", ".join(words)
 
 
-__all__ = ["DesignKey", "design_key", "design_name", "family", "recompute_kind"]
+def layout_name(choice: Choice) -> str:
+    """The name of its design, and what this layout of it recomputes: "tp4 dp4, ..., full recomputation of 1 layer a stage, ..."."""
+    kind, _, part = choice.recompute.partition(":")
+    if not part:
+        return design_name(choice)
+    what = part.replace("+", " and ") if kind == "selective" else "1 layer a stage" if part == "1" else f"{part} layers a stage"
+    return design_name(choice).replace(f"{kind} recomputation", f"{kind} recomputation of {what}")
+
+
+__all__ = ["DesignKey", "design_key", "design_name", "family", "layout_name", "recompute_kind"]

@@ -130,18 +130,19 @@ def _layers(scenario: Scenario, most: int) -> Iterator[Violation]:
 
 def _ranks(scenario: Scenario, most: int) -> Iterator[Violation]:
     cluster, plan = scenario.cluster, scenario.plan
-    if cluster.num_nodes > most:
-        yield Violation("cluster.num_nodes", cluster.num_nodes, f"more than {most:,} GPUs", _raised("ranks", cluster.num_nodes))
-    elif (cluster.gpus_per_node or 1) > most:
+    try:
+        gpus = scenario.world_size
+    except InputError:  # hardware that cannot be read is told by the checks that follow
+        gpus = cluster.num_nodes
+    if (cluster.gpus_per_node or 1) > most:
         yield Violation("cluster.gpus_per_node", cluster.gpus_per_node, f"more than {most:,} GPUs", "such as 8", scenario.file)
+    elif gpus > most:
+        where = ("cluster.parts", len(cluster.parts)) if cluster.parts else ("cluster.num_nodes", cluster.num_nodes)
+        yield Violation(*where, f"{gpus:,} GPUs are more than {most:,}", f"fewer, or --limit ranks={gpus}", scenario.file)
     for name in ("tp", "cp", "pp", "dp", "ep", "etp", "virtual_stages", "shard_size", "microbatch_group_size"):
         value = getattr(plan, name, None)
         if value is not None and value > most:
             yield Violation(f"plan.{name}", value, f"more than {most:,}", "at most the GPUs of the cluster", scenario.file)
-
-
-def _raised(name: str, value: int) -> str:
-    return f"fewer, or --limit {name}={value}"
 
 
 def _widths(scenario: Scenario) -> Iterator[Violation]:
