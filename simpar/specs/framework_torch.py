@@ -24,17 +24,14 @@ NANOTRON: Final = (
     Row(
         (2024, 1),
         {
-            **TORCH, "fused_norm": True, "fused_activation": False, "fused_rope": True, "fused_residual": False,
-            "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "layer_rounding": "cost",
-            "zero_stage_with_pp": 1, "abilities": (),
+            **TORCH, "fused_rope": True, "qkv_copies": 2 / 3, "layer_rounding": "cost", "zero_stage_with_pp": 1, "abilities": (),
             # gradients and optimizer
-            "gradient_dtype": "fp32", "gradient_copy_bytes": 0.0, "gradients_persist": True, "gradient_adds": "always",
-            "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,
+            "gradients_persist": True, "gradient_adds": "always", "whole_gradient_bytes": 16.0,
             # data parallelism
-            "zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": False, "ddp_buckets": True,
+            "overlap_param_gather": False, "ddp_buckets": True,
             "sharded_grad_reduce": "all_reduce", "gather_copy_bytes": 12.0, "gather_buffer_bytes": 4.0,
             # pipeline
-            "p2p_blocking": True, "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
+            "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
             "pending_collectives": 50,
             # host
             "layer_cpu_s": 1.8e-3, "collective_cpu_s": 55e-6,
