@@ -176,7 +176,7 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
         notes.append(f"optimizer sharding not stated: ZeRO stage {stage}")
     table: dict[str, Any] = {"zero_stage": int(stage)}
     if "not reshard" in fsdp or "shard_grad_op" in fsdp or fsdp == "":
-        table["reshard_after_forward"] = fsdp == "" and framework.data.reshard_after_forward
+        table["reshard_after_forward"] = fsdp == ""
     group = (row.get("extra") or {}).get("zero1_group")
     replicas = row.get("hsdp_replicas")
     if isinstance(replicas, int | float) and replicas > 1 and domain % int(replicas) == 0:

@@ -230,31 +230,52 @@ def _backward_events(blocks: list[_BlockBytes], *, split: bool) -> list[_Event]:
     ]  # fmt: skip
 
 
-def _key_events(
-    key: object,
-    sums: list[list[_BlockBytes]],
-    split: set[int],
-    offloaded: float,
-    gradients: Sequence[Sequence[float]],
-    gathered: Sequence[Sequence[float]],
-    outputs: Sequence[Sequence[float]],
-    kept: Sequence[Sequence[float]],
-) -> list[_Event]:
+@dataclass(frozen=True, slots=True)
+class _StageBytes:
+    """What the blocks of one stage do to memory, one entry a block.
+
+    Attributes:
+        blocks: what each holds.
+        gradients: that its backward leaves, where they do not rest.
+        gathered: weights gathered while its forward runs.
+        outputs: what its forward leaves to the end of the step.
+        kept: activations that offloading applies to.
+    """
+
+    blocks: list[_BlockBytes]
+    gradients: list[float]
+    gathered: Sequence[float]
+    outputs: list[float]
+    kept: list[float]
+
+    @classmethod
+    def of(cls, layout: Layout, stage: int) -> _StageBytes:
+        """Those of a stage as it runs: its backward ends with the output it kept and, at its input, what was sent away."""
+        blocks, releases = layout.stage_blocks[stage], layout.framework.pipeline.input_gradient_releases
+        gathers = Gathers.of(layout, blocks)
+        sums = [block_bytes(b, gathers.begin[i], gathers.end[i], releases=releases) for i, b in enumerate(blocks)]
+        if sums:
+            sums[-1] = (sums[-1][0] + kept_outputs(layout, stage), *sums[-1][1:])
+            sums[0] = (sums[0][0] - freed_inputs(layout, stage), *sums[0][1:])
+            sums = _freed(layout, blocks, sums)
+        outputs, kept = [last_outputs(layout, b) for b in blocks], [b.offloadable_bytes for b in blocks]
+        return cls(sums, _gradients(layout, blocks), gathers.forward, outputs, kept)
+
+
+def _key_events(key: object, stages: list[_StageBytes], split: set[int], offloaded: float) -> list[_Event]:
     """What an op with this price does to memory.
 
     Args:
-        gradients: of each stage's blocks, where they do not rest.
-        gathered: weights gathered while a block's forward runs.
-        outputs: what a block's forward leaves to the end of the step.
-        kept: activations of a block that offloading applies to.
-    """  # fmt: skip
+        split: stages whose weight gradients have a pass of their own.
+        offloaded: share of the activations that goes to the host.
+    """
     opens = closes = True
     parts: list[tuple[str, int, int, int | None]]
     if isinstance(key, Offload):
-        away = offloaded * sum(kept[key.stage][key.first : key.last])
+        away = offloaded * sum(stages[key.stage].kept[key.first : key.last])
         return [(key.to_host, "activations", -away if key.to_host else away)]
     if isinstance(key, OptimizerStep):
-        return [(True, "gradients", -sum(sum(stage) for stage in gradients))]
+        return [(True, "gradients", -sum(sum(stage.gradients) for stage in stages))]
     if isinstance(key, Overlapped):
         parts = [("F", key.forward_stage, 0, None), ("B", key.backward_stage, 0, None)]
     elif isinstance(key, Compute):
@@ -268,20 +289,20 @@ def _key_events(
         return []
     events: list[_Event] = []
     for phase, stage, first, last in parts:
-        blocks = sums[stage][first:last]
+        own, blocks = stages[stage], stages[stage].blocks[first:last]
         if not blocks:
             continue
         if phase == "F":
             found: list[_Event] = [(False, "activations", sum(b[0] for b in blocks)), (False, "logits", sum(b[1] for b in blocks))]
-            found.append((True, "logits", sum(outputs[stage][first:last])))
-            weights = max(gathered[stage][first:last])
+            found.append((True, "logits", sum(own.outputs[first:last])))
+            weights = max(own.gathered[first:last])
             found += [(False, "fsdp_buffers", weights), (True, "fsdp_buffers", -weights)]
         elif phase == "W":
             found = [(True, "activations", -sum(b[4] for b in blocks))]
         else:
             found = _backward_events(blocks, split=phase == "I" and stage in split)
         if phase in ("B", "W") or (phase == "I" and stage not in split):
-            found.append((True, "gradients", sum(gradients[stage][first:last])))
+            found.append((True, "gradients", sum(own.gradients[first:last])))
         events += [e for e in found if (closes if e[0] else opens)]
     return [e for e in events if e[2]]
 
@@ -289,28 +310,14 @@ def _key_events(
 def _events(layout: Layout, program: Program, held: dict[int, list[int]]) -> tuple[IntArray, BoolArray, IntArray, FloatArray]:
     """Allocation events of all ops as columns: op, at its finish, category index, bytes."""
     index = {name: i for i, name in enumerate(CATEGORIES)}
-    releases = layout.framework.pipeline.input_gradient_releases
-    gathers = [Gathers.of(layout, blocks) for blocks in layout.stage_blocks]
-    sums = [
-        [block_bytes(b, g.begin[i], g.end[i], releases=releases) for i, b in enumerate(blocks)]
-        for blocks, g in zip(layout.stage_blocks, gathers, strict=True)
-    ]
-    for stage, blocks in enumerate(sums):
-        if blocks:
-            blocks[-1] = (blocks[-1][0] + kept_outputs(layout, stage), *blocks[-1][1:])
-            blocks[0] = (blocks[0][0] - freed_inputs(layout, stage), *blocks[0][1:])
-            blocks[:] = _freed(layout, layout.stage_blocks[stage], blocks)
+    stages = [_StageBytes.of(layout, stage) for stage in range(len(layout.stage_blocks))]
     split = {k.stage for k in program.price_keys if isinstance(k, Compute | LaunchGap) and k.phase == "W"}
     away = layout.plan.offload.activations
-    gradients = [_gradients(layout, blocks) for blocks in layout.stage_blocks]
-    gathered = [g.forward for g in gathers]
-    outputs = [[last_outputs(layout, b) for b in blocks] for blocks in layout.stage_blocks]
-    kept = [[b.offloadable_bytes for b in blocks] for blocks in layout.stage_blocks]
-    per_key = [_key_events(key, sums, split, away, gradients, gathered, outputs, kept) for key in program.price_keys]
+    per_key = [_key_events(key, stages, split, away) for key in program.price_keys]
     for key, events in zip(program.price_keys, per_key, strict=True):
         if isinstance(key, OptimizerStep):
             # What the pipeline engine kept of every micro-batch goes with the step.
-            left = layout.num_microbatches * sum(sum(outputs[stage]) for stage in held[key.rank])
+            left = layout.num_microbatches * sum(sum(stages[stage].outputs) for stage in held[key.rank])
             events += [(True, "logits", -left)] if left else []
             update = update_bytes(layout, dict(static_state(layout, held[key.rank])).get("optimizer", 0.0))
             events += [(False, "optimizer", update), (True, "optimizer", -update)] if update else []

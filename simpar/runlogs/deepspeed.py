@@ -7,6 +7,7 @@ from typing import Final
 
 from simpar.runlogs.lines import Line, clock_of, number_of
 from simpar.runlogs.parser import Parser
+from simpar.runlogs.records import Interval
 
 _RATE: Final = re.compile(r"(?:global_step=|\b\d+/)(\d+), RunningAvgSamplesPerSec=(\S+), CurrSamplesPerSec=([^\s]+?)(?:,\s(.*)|$)")
 _PIPE: Final = re.compile(r"steps: (\d+) loss: \S+ .*?iter time \(s\): (\S+)\s+samples/sec: (\S+)")
@@ -35,18 +36,18 @@ class DeepSpeed(Parser):
                 "no throughput lines: a step is the sum of its forward, backward and update, without data loading"
             )
             for step, seconds in enumerate(self._steps, 1):
-                self.interval(step, seconds=seconds)
+                self.interval(Interval(step, seconds=seconds))
 
     def read(self, line: Line) -> None:
         """As the base."""
         text = line.text
         rank = int(found[1]) if (found := _RANK.search(text)) else line.rank
         if rate := _RATE.search(text):
-            self.interval(int(rate[1]), samples_per_s=number_of(rate[3]), count=1, wall_s=clock_of(text[:40]))
+            self.interval(Interval(int(rate[1]), samples_per_s=number_of(rate[3]), count=1, wall_s=clock_of(text[:40])))
             if peak := _PEAK.search(rate[4] or ""):
                 self.memory("allocated", number_of(peak[1]) * 2.0**30, rank)
         elif pipe := _PIPE.search(text):
-            self.interval(int(pipe[1]), seconds=number_of(pipe[2]))
+            self.interval(Interval(int(pipe[1]), seconds=number_of(pipe[2])))
         elif seen := _SEEN.search(text):
             self.memory("allocated", number_of(seen[1]) * 2.0**30, rank if rank is not None else 0)
             self.memory("reserved", number_of(seen[2]) * 2.0**30, rank if rank is not None else 0)

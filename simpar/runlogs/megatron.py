@@ -11,6 +11,7 @@ from typing import Final
 
 from simpar.runlogs.lines import Line, clock_of, number_of
 from simpar.runlogs.parser import Parser
+from simpar.runlogs.records import Interval
 
 _ITERATION: Final = re.compile(r"iteration:?\s+(\d+)\s*/\s*(\d+)\s*\|")
 _CELL: Final = re.compile(r"^\s*(.+?):\s+(\S+)(?:\s+\(avg [^)]*\))?\s*$")
@@ -104,10 +105,12 @@ class Megatron(Parser):
         skipped = sum(int(number_of(cells.get(f"number of {kind} iterations", "0"))) for kind in ("skipped", "nan"))
         self.reading.skipped += skipped
         self.interval(
-            step,
-            seconds=number_of(cells[_TIME]) / 1e3,
-            wall_s=clock_of(line.text[: found.start()]),
-            contains=frozenset({"skipped"}) if skipped else frozenset(),
+            Interval(
+                step,
+                seconds=number_of(cells[_TIME]) / 1e3,
+                wall_s=clock_of(line.text[: found.start()]),
+                contains=frozenset({"skipped"}) if skipped else frozenset(),
+            )
         )
         for name, value in cells.items():
             if name == "loss scale":

@@ -7,6 +7,7 @@ from typing import Final
 
 from simpar.runlogs.lines import Line, OtherLanguage, clock_of, number_of
 from simpar.runlogs.parser import Parser
+from simpar.runlogs.records import Interval
 
 _ITERATION: Final = re.compile(r"iteration:\s*(\d+)\s*/\s*(\d+)")
 _CELL: Final = re.compile(r"^\s*([\w ./()-]+?):\s*(\S+)\s*$")
@@ -45,7 +46,7 @@ class Nanotron(Parser):
             key = next((k for k in ("time_per_iteration_ms", "elapsed_time_per_iteration_ms") if k in cells), "")
             if not key:
                 raise ValueError("cut")
-            self.interval(int(found[1]), seconds=human(cells[key]) / 1e3, count=1, wall_s=clock_of(text[:40]))
+            self.interval(Interval(int(found[1]), seconds=human(cells[key]) / 1e3, count=1, wall_s=clock_of(text[:40])))
             if "global_batch_size" in cells:
                 # Samples beside the older name of the time, tokens beside the newer one.
                 unit = "sequences" if key.startswith("elapsed") else "tokens"

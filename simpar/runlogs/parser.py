@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 from simpar.errors import InputError
@@ -66,20 +67,12 @@ class Parser(ABC):
         self._before = None
         self._pending.clear()
 
-    def interval(
-        self,
-        step: int,
-        *,
-        seconds: float | None = None,
-        tokens_per_s_per_gpu: float | None = None,
-        samples_per_s: float | None = None,
-        count: int | None = None,
-        rank: int | None = None,
-        wall_s: float | None = None,
-        contains: frozenset[str] = frozenset(),
-    ) -> None:
-        """Add an interval; a step that goes back is a restart, one that comes twice or late from another rank is left out."""
-        last = self._last.get(rank)
+    def interval(self, found: Interval) -> None:
+        """Add an interval; a step that goes back is a restart, one that comes twice or late from another rank is left out.
+
+        Its segment is that of the job's present start; a count that its line does not say runs from the interval before it.
+        """
+        step, rank, last = found.step, found.rank, self._last.get(found.rank)
         if rank is None and step == self._before:
             return
         if last is not None and step < last:
@@ -87,19 +80,17 @@ class Parser(ABC):
             last = None
         if (rank, step, self.segment) in self._seen:
             return
-        for value in (seconds, tokens_per_s_per_gpu, samples_per_s):
+        for value in (found.seconds, found.tokens_per_s_per_gpu, found.samples_per_s):
             if value is not None and not 0 < value < 1e12:
                 raise ValueError(value)
         self._seen.add((rank, step, self.segment))
-        found = contains | (frozenset({"start"}) if last is None else frozenset()) | self._pending
+        contains = found.contains | (frozenset({"start"}) if last is None else frozenset()) | self._pending
         self._last[rank] = step
         self._before = last if rank is None else None
         if rank is None or rank == min((r for r in self._last if r is not None), default=rank):
             self._pending = set()
-        steps = count if count is not None else step - last if last is not None else max(step, 1)
-        self.reading.intervals.append(
-            Interval(step, steps, seconds, tokens_per_s_per_gpu, samples_per_s, frozenset(found), rank, self.segment, wall_s)
-        )
+        count = found.count or (step - last if last is not None else max(step, 1))
+        self.reading.intervals.append(replace(found, count=count, contains=contains, segment=self.segment))
 
     def memory(self, kind: MemoryKind, peak_bytes: float, rank: int | None) -> None:
         """Add a peak."""

@@ -15,7 +15,7 @@ class Interval:
 
     Attributes:
         step: last optimizer step of the interval.
-        count: steps that the figure averages over.
+        count: steps that the figure averages over; 0 = the line does not say.
         seconds: per step, where the line says so.
         tokens_per_s_per_gpu, samples_per_s: rates of lines that state no time (a sample is a sequence).
         contains: what else lies inside the interval and is in its figure.
@@ -25,7 +25,7 @@ class Interval:
     """
 
     step: int
-    count: int = 1
+    count: int = 0
     seconds: float | None = None
     tokens_per_s_per_gpu: float | None = None
     samples_per_s: float | None = None

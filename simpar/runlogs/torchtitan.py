@@ -7,6 +7,7 @@ from typing import Final
 
 from simpar.runlogs.lines import Line, OtherLanguage, clock_of, number_of
 from simpar.runlogs.parser import Parser
+from simpar.runlogs.records import Interval
 
 _STEP: Final = re.compile(r"(?<!validate )\bstep:\s*(\d+)\s+loss:\s*(\S+)")
 _TPS: Final = re.compile(r"\b[tw]ps:\s*(\S+)")
@@ -59,7 +60,9 @@ class Torchtitan(Parser):
             if re.fullmatch(r"\d{1,3}([.' ]\d{3})+", rate[1]):
                 raise OtherLanguage(rate[1])
             raise ValueError(rate[1])
-        self.interval(step, tokens_per_s_per_gpu=float(rate[1].replace(",", "")), rank=line.rank, wall_s=clock_of(line.text[:60]))
+        self.interval(
+            Interval(step, tokens_per_s_per_gpu=float(rate[1].replace(",", "")), rank=line.rank, wall_s=clock_of(line.text[:60]))
+        )
         if memory := _MEMORY.search(line.text):
             self.memory("reserved", number_of(memory[1]) * 2.0**30, line.rank)
 

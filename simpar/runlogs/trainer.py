@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from simpar.runlogs.lines import Line, OtherLanguage, number_of
 from simpar.runlogs.parser import Parser
+from simpar.runlogs.records import Interval
 
 _BAR: Final = re.compile(r"(\d+)/(\d+) \[(?:(\d+):)?(\d+):(\d\d)<[^,]*,\s*([\d.,]+|\?)\s*(s/it|it/s)(.*)")
 _RICH: Final = re.compile(r"(\d+)/(-?\d+) +\d+:\d\d:\d\d • [\d:-]+ +([\d.,]+)it/s")
@@ -86,13 +87,13 @@ class Trainer(Parser):
         bars = max(self._bars.values(), key=lambda b: len({n for n, _, _ in b}), default=[])
         if self._losses or "train_runtime" in self.reading.stated:
             for done, seconds, contains in bars:
-                self.interval(done, seconds=seconds, count=1, contains=contains)
+                self.interval(Interval(done, seconds=seconds, count=1, contains=contains))
         rate = self.reading.stated.get("train_steps_per_second")
         if not self.reading.intervals and rate:
             self.reading.notes.append("no progress bar: the mean of the whole run, with warm-up, evaluation and saving")
             steps = max(round(rate * self.reading.stated.get("train_runtime", 1.0)), 1)
             self._last[None] = 0  # the only figure there is: no start to be left out
-            self.interval(steps, seconds=1.0 / rate, count=steps)
+            self.interval(Interval(steps, seconds=1.0 / rate, count=steps))
 
 
 class Lightning(Parser):
@@ -115,7 +116,7 @@ class Lightning(Parser):
         if rich is not None and timing is None:
             epoch = re.search(r"Epoch (\d+)", text)
             total = max(int(rich[2]), 0)
-            self.interval(int(rich[1]) + (int(epoch[1]) * total if epoch else 0), seconds=1.0 / number_of(rich[3]))
+            self.interval(Interval(int(rich[1]) + (int(epoch[1]) * total if epoch else 0), seconds=1.0 / number_of(rich[3])))
             return
         step = self._step(text, bar)
         if step is None or (bar is None and timing is None):
@@ -125,10 +126,10 @@ class Lightning(Parser):
         if timing is not None:
             if "," in timing[1]:
                 raise OtherLanguage(timing[1])
-            self.interval(step, seconds=number_of(timing[1]))
+            self.interval(Interval(step, seconds=number_of(timing[1])))
         elif bar is not None and bar[6] != "?" and step:
             rate = number_of(bar[6])
-            self.interval(step, seconds=rate if bar[7] == "s/it" else 1.0 / rate, contains=contains)
+            self.interval(Interval(step, seconds=rate if bar[7] == "s/it" else 1.0 / rate, contains=contains))
         for kind, value in _NEMO_MEMORY.findall(text):
             self.memory(kind, number_of(value), None)
 

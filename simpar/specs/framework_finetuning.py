@@ -13,9 +13,9 @@ _OTHERS: Final = LOSS_WORK[:-1]
 TRANSFORMERS: Final = (
     Row(
         (2023, 3),
-        {"zero_stage_default": 0, "parameter_bytes": 0.0, "autocast": True, "sharded_weights_fp32": True, "gradient_dtype": "fp32",
-         "fsdp_reduce_dtype": "bf16", "logits_fp32_copies": 2.5, "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
-         "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False, "fsdp_root": "all",
+        {"zero_stage_default": 0, "autocast": True, "sharded_weights_fp32": True, "logits_fp32_copies": 2.5,
+         "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
+         "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False,
           "fsdp_frozen_holds_inputs": True},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
@@ -100,7 +100,7 @@ PRIME_RL: Final = (
     Row(
         (2025, 6),
         {"loss": "unfused", "logits_fp32_copies": 3.5, "logits_fp32_copies_compiled": None, "recompute_default": "none",
-         "loss_tile": (0, 8192), "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
+         "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
          "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
          "repeats_keys": False, "frozen_bytes": 4.0,
          "compiles_checkpoints": False},

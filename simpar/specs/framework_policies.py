@@ -253,7 +253,6 @@ class DataParallel(Policy):
             its backward and reduced there, as the root of torch's FSDP is; of the others each end is a group of its own.
         fsdp_frozen_holds_inputs: where a group is frozen and its layer is checkpointed with reentrant autograd, the layer's input
             and the gradient of it stay to the end of the backward (FSDP1).
-        reshard_after_forward: default.
         offload_blocks_compute: nothing runs beside activations, the loss's among them, that go to the host or come back (torch's
             save_on_cpu: copies on the current stream); False: those of the layers do, on streams of their own.
     """
@@ -280,7 +279,6 @@ class DataParallel(Policy):
     fsdp_defers_reduction: bool = False
     fsdp_root: Literal["all", "tied", "none"] = "none"
     fsdp_frozen_holds_inputs: bool = False
-    reshard_after_forward: bool = True
     offload_blocks_compute: bool = False
 
     def all_reduces_whole(self, zero_stage: int) -> bool:

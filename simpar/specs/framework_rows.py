@@ -12,7 +12,7 @@ from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
 from simpar.specs.framework_releases import Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
-from simpar.specs.framework_torch import NANOTRON
+from simpar.specs.framework_torch import NANOTRON, TORCHTITAN
 from simpar.specs.framework_torch import TORCH as _TORCH
 from simpar.specs.framework_words import LOSS_WORK
 
@@ -23,128 +23,93 @@ fusions/fused_cross_entropy.py compiles it in pieces: cast and maximum (6), expo
 backward. arguments.py: --cross-entropy-loss-fusion is off unless asked for."""
 
 _MEGATRON: Final = (
-    Row(
-        (2020, 1),
+    Row((2020, 1),
         {
             "dropout": 0.1, "recompute_default": "full", "gradient_dtype": "fp16", "wgrad_accumulation_fusion": False,
-            "zero_stage_default": 0, "overlap_grad_reduce": False, "overlap_param_gather": False,
-            "bucket_elements_min": 0.0, "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False,
-            "tp_scatter_gather_p2p": True, "fused_residual": True, "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128,
-            "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
+            "zero_stage_default": 0, "overlap_grad_reduce": False, "overlap_param_gather": False, "bucket_elements_min": 0.0,
+            "bucket_elements_per_rank": 0.0, "overlap_p2p_interleaved": False, "tp_scatter_gather_p2p": True,
+            "optimizer_traffic_bytes": 40.0, "vocabulary_multiple": 128, "layer_cpu_s": 0.8e-3, "collective_cpu_s": 55e-6,
             "attention": (("", "unfused"),), "overlap_p2p_zero_bubble": False, "pending_collectives": 20,
-            "whole_gradient_bytes": 6.0,
-            "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always", "activation_kernel": "framework",
-            "tp_backward_overlap": False, "fused_scaled_rope": False,
+            "whole_gradient_bytes": 6.0, "loss": "unfused", "loss_work": _LOSS_CHAINS, "gradient_adds": "always",
+            "activation_kernel": "framework", "tp_backward_overlap": False, "fused_scaled_rope": False,
         },
         "Narayanan et al. 2021, sections 4.1-4.2 (fused kernels, scatter/gather); TransformerEngine's rotary kernel has no factor "
         "of sine and cosine (mscale, core models/common/embeddings/rope_utils.py); Megatron-LM v2.4 arguments.py: local DDP with "
         "one contiguous buffer to which a hook adds every gradient (model/distributed.py: main_grad.add_), all-reduce after the "
-        "last backward; core/fusions: activations are torch code under jit_fuser, measured by Liger-Kernel's megatron_swiglu; "
-        "20 buffers of collectives that cannot be reused yet: "
-        "regression over BLOOM's nvidia-smi readings; host "
-        "time per layer and collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 "
-        "ms per layer with recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of "
-        "Qwen3-30B-A3B with one sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity",
-    ),
-    Row(
-        (2021, 6),
+        "last backward; core/fusions: activations are torch code under jit_fuser, measured by Liger-Kernel's megatron_swiglu; 20 "
+        "buffers of collectives that cannot be reused yet: regression over BLOOM's nvidia-smi readings; host time per layer and "
+        "collective from the launch-bound rows of vTrain's single-node table (hidden 1024, micro batch 1: 3.0 ms per layer with "
+        "recomputation, +0.33 ms at tp 2); of dropless layers from Megatron-Bridge's launch-bound runs of Qwen3-30B-A3B with one "
+        "sequence per micro-batch: 9 ms per layer on B200 and H100 alike, against 4.7 with a capacity"),
+    Row((2021, 6),
         {"gradient_dtype": "fp32", "gradient_dtype_fp16": "fp16", "whole_gradient_bytes": 12.0},
         "Megatron-LM v2.4 arguments.py: --accumulate-allreduce-grads-in-fp32 comes with --bf16, not with --fp16; its buffer of "
         "gradients is zeroed and divided by the replicas (model/distributed.py: zero_grad_buffer, allreduce_gradients); the "
-        "scripts of "
-        "Narayanan et al. 2021 (examples/sc21/CONFIG.sh) train in fp16 without it",
-    ),
-    Row(
-        (2021, 9),
+        "scripts of Narayanan et al. 2021 (examples/sc21/CONFIG.sh) train in fp16 without it"),
+    Row((2021, 9),
         {"tp_backward_overlap": True},
-        "Megatron-LM commit 16c9044 of 2021-09, ColumnParallelLinearWithAsyncAllreduce; mpu/layers.py of v2.4 reduces first",
-    ),
-    Row(
-        (2022, 5),
+        "Megatron-LM commit 16c9044 of 2021-09, ColumnParallelLinearWithAsyncAllreduce; mpu/layers.py of v2.4 reduces first"),
+    Row((2022, 5),
         {"wgrad_accumulation_fusion": True, "recompute_default": "selective", "weight_gradients": "none",
          "grouped_weight_gradients": "none", "one_queue": True, "gradient_adds": ""},
-        "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient "
-        "accumulation fusion; its arguments.py wants CUDA_DEVICE_MAX_CONNECTIONS=1 for tensor parallelism",
-    ),
-    Row(
-        (2022, 11),
+        "Korthikanti et al. 2022 (sequence parallelism, selective recomputation); Megatron-LM v3.0 gradient accumulation fusion; "
+        "its arguments.py wants CUDA_DEVICE_MAX_CONNECTIONS=1 for tensor parallelism"),
+    Row((2022, 11),
         {"attention": (("", "fa1"),), "recompute_default": "none", "tp_scatter_gather_p2p": False, "te_scaling": "delayed"},
-        "Megatron-LM --use-flash-attn, FlashAttention 1 (2022-11); fp8 by TransformerEngine, delayed scaling by default",
-    ),
-    Row(
-        (2023, 8),
+        "Megatron-LM --use-flash-attn, FlashAttention 1 (2022-11); fp8 by TransformerEngine, delayed scaling by default"),
+    Row((2023, 8),
         {
-            "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True,
-            "reduces_together": True, "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
-            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.7e-3,
-            "expert_layer_cpu_s": 4.4e-3,
-            "weight_gradients": "each", "grouped_weight_gradients": "none", "fp8_weight_cache": True,
+            "attention": (("", "fa2"),), "zero_stage_default": 1, "overlap_grad_reduce": True, "reduces_together": True,
+            "bucket_elements_min": 40e6, "bucket_elements_per_rank": 1e6, "overlap_p2p_interleaved": True,
+            "optimizer_traffic_bytes": 34.0, "overlap_p2p_zero_bubble": True, "layer_cpu_s": 1.7e-3, "expert_layer_cpu_s": 4.4e-3,
+            "weight_gradients": "each", "fp8_weight_cache": True,
             "engine_workspace_bytes": (("", 4 * MiB), ("hopper", 32 * MiB), ("blackwell", 32 * MiB)),
         },
         "FlashAttention 2 (2023-07); TransformerEngine module/base.py get_cublas_workspace_size_bytes (32 MiB from compute "
-        "capability 9 on, else 4) and get_weight_workspace: fp8 copies of weights are cached as "
-        "Megatron-LM says which micro-batch is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for "
-        "the gradient so that "
-        "hooks run; Megatron-LM --overlap-grad-reduce, launched at the same time on all pipeline ranks (--align-grad-reduce, "
-        "pipeline_parallel/schedules.py of 2023-05: grad_sync_func), --overlap-p2p-communication, bucket size "
-        "max(40e6, 1e6 dp) elements (core/distributed); host time per layer and pass: an 8B model on H100 levels off at 4.3 to 4.5 "
-        "ms per layer and micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 "
-        "without graphs on Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of "
-        "dropless tokens: 8.8 to 9.4 ms of Qwen3-30B-A3B on B200 and H100 alike, against 4.7 with a capacity",
-    ),
-    Row(
-        (2023, 12),
+        "capability 9 on, else 4) and get_weight_workspace: fp8 copies of weights are cached as Megatron-LM says which micro-batch "
+        "is the first; Megatron-LM layers.py: an empty tensor of the weight's shape stands for the gradient so that hooks run; "
+        "Megatron-LM --overlap-grad-reduce, launched at the same time on all pipeline ranks (--align-grad-reduce, "
+        "pipeline_parallel/schedules.py of 2023-05: grad_sync_func), --overlap-p2p-communication, bucket size max(40e6, 1e6 dp) "
+        "elements (core/distributed); host time per layer and pass: an 8B model on H100 levels off at 4.3 to 4.5 ms per layer and "
+        "micro-batch at tp 4 and 8, on one node as on two (1.9 ms beside the launches), Llama 3 70B in nvfp4 without graphs on "
+        "Grace leaves room for 1.6; Megatron-Core moe/token_dispatcher.py makes the host wait for the counts of dropless tokens: "
+        "8.8 to 9.4 ms of Qwen3-30B-A3B on B200 and H100 alike, against 4.7 with a capacity"),
+    Row((2023, 12),
         {"overlap_param_gather": True, "dropout": 0.0, "whole_gradient_bytes": 16.0, "communicators": 2},
         "Megatron-LM core 0.5 --overlap-param-gather; two communicators beside those that split the model: of all ranks (barriers, "
         "the norm under a distributed optimizer: get_model_parallel_group is none) and of data ranks without context parallelism "
-        "(average_losses_across_data_parallel_group); --check-for-nan-in-loss-and-grad reads every bucket; "
-        "Llama-style recipes train without dropout",
-    ),
-    Row(
-        (2024, 3),
+        "(average_losses_across_data_parallel_group); --check-for-nan-in-loss-and-grad reads every bucket; Llama-style recipes "
+        "train without dropout"),
+    Row((2024, 3),
         {"expert_virtual_stages": "middle"},
         "Megatron-LM core 0.6 transformer/moe/README.md, best practice 3: virtual stages wherever there are pipeline stages, a "
-        "value in the middle of the divisors of layers / stages",
-    ),
-    Row(
-        (2024, 4),
+        "value in the middle of the divisors of layers / stages"),
+    Row((2024, 4),
         {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "attention_head_dim": (("blackwell", 128),)},
         "TransformerEngine 1.5 prefers cuDNN fused attention on Hopper; fused_attn.cpp takes no heads above 128 on sm_100 "
-        "(TransformerEngine PR 1504) before cuDNN 9.11",
-    ),
+        "(TransformerEngine PR 1504) before cuDNN 9.11"),
     Row((2024, 7), LAZY_CONNECTIONS, "NGC 24.07 has NCCL 2.22"),
-    Row(
-        (2025, 2),
-        {"loss": "fused", "cross_entropy_all_reduces": 2,
-         "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
+    Row((2025, 2),
+        {"loss": "fused", "cross_entropy_all_reduces": 2, "attention": (("", "fa2"), ("hopper", "fa3"), ("blackwell", "cudnn"))},
         "TransformerEngine 2.x with cuDNN 9 / FlashAttention 3; scripts that come with benchmarks of core 0.10 and later pass "
         "--cross-entropy-loss-fusion, two all-reduces (Megatron-LM examples/llama/train_llama3_8b_h100_fp8.sh, Pai-Megatron-Patch "
-        "examples/qwen3/run_mcore_qwen3.sh)",
-    ),
-    Row(
-        (2025, 5),
+        "examples/qwen3/run_mcore_qwen3.sh)"),
+    Row((2025, 5),
         {"weight_gradients": "shapes", "logits_fp32_copies_fused": 0.0, "pending_collectives": 0,
          "loss_work": (_LOSS_CHAINS[0], LOSS_WORK[0])},
         "NGC 25.05 has torch 2.8, which holds collectives' tensors until they are waited for instead of recording streams; "
         "TransformerEngine 2.3 module/base.py get_dummy_wgrad: one placeholder per weight shape, kept; its cross-entropy turns the "
-        "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)",
-    ),
-    Row(
-        (2025, 7),
+        "16-bit logits into their gradient in place (--cross-entropy-loss-fusion --cross-entropy-fusion-impl te)"),
+    Row((2025, 7),
         {"attention_head_dim": ()},
-        "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07)",
-    ),
-    Row(
-        (2025, 10),
+        "TransformerEngine fused_attn.cpp: heads of 192 and 128 train on sm_100 from cuDNN 9.11 on (NGC 25.07)"),
+    Row((2025, 10),
         {"saves_exchanged_output": True, "one_queue": False},
         "TransformerEngine 2.8: attention with all-to-all context parallelism saves its output before the exchange; Megatron-LM "
-        "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1",
-    ),
-    Row(
-        (2025, 11),
+        "arguments.py: Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1"),
+    Row((2025, 11),
         {"grouped_weight_gradients": "shapes"},
-        "TransformerEngine 2.10: grouped linear layers use the placeholders too",
-    ),
+        "TransformerEngine 2.10: grouped linear layers use the placeholders too"),
 )  # fmt: skip
 
 _FP8_BLOCK: Final = 1.0 + 4.0 / 128.0
@@ -156,8 +121,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2022, 9), {"zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": True,
-                            "whole_gradient_bytes": 4.0,
-             "reduces_together": True, "dropout": 0.0},
+                            "whole_gradient_bytes": 4.0, "reduces_together": True, "dropout": 0.0},
                 "NeMo recipes: distributed fused Adam with overlapped reduction and gather, launched by apex' interleaved schedule "
                 "as by Megatron's (pipeline_parallel/schedules.py of 2023-05, grad_sync_func)"),
             Row((2024, 4), {"fp8_parameters": True},
@@ -180,11 +144,11 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "megatron-bridge": (
         "nemo",
         (
-            Row((2025, 9), {"te_scaling": "current", "fused_operations": (), "logits_fp32_copies": 1.0},
+            Row((2025, 9), {"fused_operations": (), "logits_fp32_copies": 1.0},
                 "Megatron-Bridge recipes; its fp8_cs is current scaling; perf_recipes/_common.py: no operation fuser; "
-                "models/gpt_provider.py fuses the loss and names no implementation: Megatron-LM's own (fusions/"
-                "fused_cross_entropy.py), compiled by torch: fp32 logits beside the 16-bit ones, then their softmax beside "
-                "the gradient"),
+                "models/gpt_provider.py fuses the loss and names no implementation: Megatron-LM's own "
+                "(fusions/fused_cross_entropy.py), compiled by torch: fp32 logits beside the 16-bit ones, then their softmax "
+                "beside the gradient"),
             Row((2025, 11), {"logits_fp32_copies": 0.0},
                 "Megatron-Bridge PR 1154: recipes ask for TransformerEngine's loss, as the performance scripts did"),
             Row((2026, 6), {"fused_operations": ("experts", "nvfp4")},
@@ -196,15 +160,11 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "megatron-core",
         (
             Row((2021, 6),
-                {"zero_stage_default": 1, "gradient_dtype": "fp32", "gradient_dtype_fp16": None, "overlap_grad_reduce": False,
-                 "overlap_param_gather": False,
-                 "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("",
-                  "unfused"),),
-                 "wgrad_accumulation_fusion": False, "weight_gradients": "each",
-                 "gradient_adds": "always", "gradient_add_casts": True, "tp_backward_overlap": False,
-                 "gradient_copy_bytes": 2.0, "whole_gradient_bytes": 0.0, "communicators": 3,
-                 "pair_communicators": 2, "keeps_stage_outputs": True,
-                 "zero_stage_with_pp": 1},
+                {"zero_stage_default": 1, "gradient_dtype_fp16": None, "overlap_grad_reduce": False, "overlap_param_gather": False,
+                 "dropout": 0.0, "recompute_default": "full", "tp_scatter_gather_p2p": True, "attention": (("", "unfused"),),
+                 "wgrad_accumulation_fusion": False, "weight_gradients": "each", "gradient_adds": "always",
+                 "gradient_add_casts": True, "tp_backward_overlap": False, "gradient_copy_bytes": 2.0, "whole_gradient_bytes": 0.0,
+                 "communicators": 3, "pair_communicators": 2, "keeps_stage_outputs": True, "zero_stage_with_pp": 1},
                 "BLOOM and MT-NLG papers; config.json of bigscience/bloom (no dropout); host time assumed; DeepSpeed "
                 "runtime/pipe/engine.py holds outputs and, with tensor ranks, sends a part of outputs and gradients from each "
                 "(is_pipe_partitioned, is_grad_partitioned; an option only since PR 4322 of 2023-09), topology.py and p2p.py add "
@@ -220,140 +180,76 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "zero-bubble": (
         "megatron-core",
         (Row((2023, 12),
-             {"gradient_dtype_fp16": None, "dropout": 0.1, "zero_stage_default": 0, "recompute_default": "none",
-              "overlap_p2p_zero_bubble": True,
+             {"gradient_dtype_fp16": None, "dropout": 0.1, "zero_stage_default": 0, "overlap_p2p_zero_bubble": True,
               "attention": (("", "unfused"),), "optimizer_post_validation": True, "qkv_copies": 2 / 3},
-             "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv "
-             "2401.10241 Table 4 hold "
-             "the score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused; keys and values "
-             "are copied by repeat_interleave, as in Megatron-LM of autumn 2023; the script sets "
-             "--enable-optimizer-post-validation (section 4) with the zero-bubble schedules; weight gradients wait in a store "
-             "of matmul inputs and output gradients (core/weight_grad_store.py)"),
+             "sail-sg/zero-bubble-pipeline-parallelism, a fork of Megatron-LM; the 1F1B peaks of arXiv 2401.10241 Table 4 hold the "
+             "score matrices and dropout masks (34 sbh + 5 as^2 b per layer), so attention was unfused; keys and values are copied "
+             "by repeat_interleave, as in Megatron-LM of autumn 2023; the script sets --enable-optimizer-post-validation (section "
+             "4) with the zero-bubble schedules; weight gradients wait in a store of matmul inputs and output gradients "
+             "(core/weight_grad_store.py)"),
          Row((2024, 11), {"gradient_dtype_fp16": "fp16", "dropout": 0.0, "attention": (("", "fa2"),), "one_queue": False},
              "sail-sg/VocabularyParallelism pretrain_gpt.sh: --use-flash-attn, no dropout, --fp16 without "
-             "--accumulate-allreduce-grads-in-fp32, CUDA_DEVICE_MAX_CONNECTIONS=8; the memory of arXiv 2411.05288 Table 5 grows "
-             "by 16 bytes per parameter of the vocabulary")),
+             "--accumulate-allreduce-grads-in-fp32, CUDA_DEVICE_MAX_CONNECTIONS=8; the memory of arXiv 2411.05288 Table 5 grows by "
+             "16 bytes per parameter of the vocabulary")),
     ),
     "aa-scaling": (
         "megatron-core",
         (Row((2023, 1),
-             {"vocabulary_multiple": 1,
-              "fused_norm": False, "fused_activation": False, "fused_residual": False, "fused_rope": False,
-              "dropout": 0.0, "loss_work": LOSS_WORK,
-              "zero_stage_default": 1, "gradient_dtype": "bf16", "overlap_grad_reduce": False,
-               "overlap_param_gather": False,
-              "recompute_default": "none", "wgrad_accumulation_fusion": False, "gradient_adds": "always",
-              "tp_backward_overlap": False, "gate_apart": True, "tp_scatter_gather_p2p": False,
-              "gradient_copy_bytes": 0.0, "whole_gradient_bytes": 0.0, "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0,
-               "loss": "unfused", "logits_vocab_parallel": False, "saves_gathered_input": True, "weight_gradients": "each",
-              "attention": (("", "fa2"),), "layer_rounding": "front"},
-             "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for "
-             "the named kernels, so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: "
-             "13B without model parallelism does, so "
-             "gradients take 2 bytes; long micro-batches at high tensor parallelism do not, so logits and inputs are "
-             "gathered. Its later release, Aleph-Alpha/scaling of 2024-08: core/nn/linear/utils.py _CopyToModelParallelRegion "
-             "reduces input gradients before it goes on; core/nn/mlp.py ParallelSwiGLUMLP has dense_in and siglu_weight, a "
-             "column-parallel matmul each"),),
+             {"vocabulary_multiple": 1, "fused_norm": False, "fused_activation": False, "fused_residual": False,
+              "fused_rope": False, "dropout": 0.0, "loss_work": LOSS_WORK, "zero_stage_default": 1, "gradient_dtype": "bf16",
+              "overlap_grad_reduce": False, "overlap_param_gather": False, "wgrad_accumulation_fusion": False,
+              "gradient_adds": "always", "tp_backward_overlap": False, "gate_apart": True, "whole_gradient_bytes": 0.0,
+              "overlap_p2p_interleaved": False, "logits_fp32_copies": 3.0, "loss": "unfused", "logits_vocab_parallel": False,
+              "saves_gathered_input": True, "weight_gradients": "each", "attention": (("", "fa2"),)},
+             "Hagemann et al. 2023 (arXiv 2311.05610), section 3; in-house Megatron-style code, unfused but for the named kernels, "
+             "so autograd adds up gradients (torch AccumulateGrad). Inferred from which of its runs fit: 13B without model "
+             "parallelism does, so gradients take 2 bytes; long micro-batches at high tensor parallelism do not, so logits and "
+             "inputs are gathered. Its later release, Aleph-Alpha/scaling of 2024-08: core/nn/linear/utils.py "
+             "_CopyToModelParallelRegion reduces input gradients before it goes on; core/nn/mlp.py ParallelSwiGLUMLP has dense_in "
+             "and siglu_weight, a column-parallel matmul each"),),
     ),
     "aa-scaling-fused-norm": (
         "aa-scaling",
-        (Row((2023, 1), {"fused_norm": True}, "Hagemann et al. 2023, section 3: the RMSNorm kernel of "
-        "FlashAttention"),),
+        (Row((2023, 1), {"fused_norm": True}, "Hagemann et al. 2023, section 3: the RMSNorm kernel of FlashAttention"),),
     ),
     "aa-scaling-torch-softmax": (
         "aa-scaling",
-        (Row((2023, 1), {"fused_softmax": False}, "Hagemann et al. 2023, section 3: torch attention without any "
-        "kernel"),),
+        (Row((2023, 1), {"fused_softmax": False}, "Hagemann et al. 2023, section 3: torch attention without any kernel"),),
     ),
     "nanotron": ("", NANOTRON),
-    "torchtitan": (
-        "",
-        (Row((2024, 3),
-             {**_TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
-              "gradient_dtype": "fp32", "zero_stage_default": 3,
-              "parameter_bytes": 0.0, "overlap_param_gather": True, "compile": False, "recompute_default": "selective",
-              "fsdp_prefetch_groups": 1, "fsdp_root": "all",
-              "fsdp_reduce_input_stays": True, "logits_vocab_parallel": True, "p2p_blocking": True,
-              "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5, "torch_ring": True,
-              "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
-              "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
-              "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
-              "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
-              "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3), "fsdp_weight_cpu_s": (67e-6, 108e-6),
-              "optimizer_tensor_cpu_s": 43e-6},
-             "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); "
-             "torch FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
-             "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
-             "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao "
-             "float8 (casts of inputs, weights and gradients by the compiler; Float8ColwiseParallel and "
-             "Float8RowwiseParallel gather after the cast); torch context_parallel, which gathers keys and values unless told "
-             "otherwise; the per-op policy of selective checkpointing; of 2024: as many micro-batches as pipeline ranks; "
-             "torchtitan models/deepseek_v3 (values split off the up-projection) and models/moe (scores applied after the experts, "
-             "in fp32); torch.distributed.pipelining stage.py (fwd_cache, output_chunks, args_recv_info, grad_recv_info); "
-             "torchtitan and torch FSDP2 sources (_fsdp_param_group.py: reduce_scatter_states; _fsdp_param.py: without a "
-             "reduction, as in a pipeline, each backward adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: "
-             "the vocabulary-parallel loss is composite, four fp32 tensors at its backward (16 bytes per logit); hooks of FSDP2 "
-             "around groups of one and of nine weights, norm and fused AdamW of distributed tensors (torch 2.13, processes that "
-             "are not there, one server core; 1 ms a pre_forward in pytorch issue 173680)"),
-         Row((2024, 12), {"expandable_segments_one_node": True},
-             "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
-         Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
-             "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed "
-             "from the row statistics)"),
-         Row((2025, 4), {"normed_bytes": 4.0}, "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203)"),
-         Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
-             "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
-         Row((2025, 8), {"fsdp_root": "tied"},
-             "torchtitan PR 1094: embedding, and last norm with head, are groups of their own, one group where they share weights "
-             "(distributed/fsdp.py); before that they were the root's, which torch does not reshard after its forward"),
-         Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
-             "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
-             "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
-         Row((2025, 12), {"unlisted_attention": ()},
-             "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
-             "not cuDNN's"),
-         Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
-         Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
-                         "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
-             "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); "
-             "torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 linear saves its input in 4 bits; torchtitan "
-             "components/quantization/nvfp4.md: the recipes leave the last 15 % of the layers and the head in bf16"),
-         Row((2026, 6), {"attention": (("", "fa2"),)},
-             "torchtitan PR 3571: language models run FlexAttention, whose Triton kernels are taken to run as FlashAttention 2")),
-    ),
+    "torchtitan": ("", TORCHTITAN),
     "llm-foundry": (
         "",
         (Row((2023, 5),
-             {**_TORCH, "fused_norm": True, "fused_residual": False, "zero_stage_default": 3, "parameter_bytes": 0.0,
-              "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16", "recompute_default": "none", "bucket_bytes": 0.0,
+             {**_TORCH, "zero_stage_default": 3, "parameter_bytes": 0.0, "fsdp_reduce_dtype": "bf16", "bucket_bytes": 0.0,
               "fsdp_root": "all", "loss": "fused", "logits_fp32_copies": 0.5, "attention": (("", "fa1"),), "te_scaling": "delayed",
               "optimizer_kernel": "foreach", "optimizer_traffic_bytes": 72.0, "fsdp_group_cpu_s": (0.92e-3, 1.28e-3),
               "optimizer_tensor_cpu_s": 44e-6},
              "llm-foundry v0.4 benchmarking README, torch FSDP1 FULL_SHARD, whose root (embedding, last norm) is not resharded "
-             "after its forward; models/mpt/modeling_mpt.py: flash-attn's cross-entropy "
-             "unless a run says otherwise (16-bit logits and their gradient); setup.py pins flash-attn 1.0.9, and the H100 "
-             "table's runs up to 65,536 tokens go with it and not with FlashAttention 2; DecoupledAdamW loops over tensors "
-             "with elementwise kernels (traffic counted from its update rule); hooks of FSDP1 around a layer, norm and AdamW "
-             "tensor by tensor (torch 2.13, processes that are not there, one server core)"),),
+             "after its forward; models/mpt/modeling_mpt.py: flash-attn's cross-entropy unless a run says otherwise (16-bit logits "
+             "and their gradient); setup.py pins flash-attn 1.0.9, and the H100 table's runs up to 65,536 tokens go with it and "
+             "not with FlashAttention 2; DecoupledAdamW loops over tensors with elementwise kernels (traffic counted from its "
+             "update rule); hooks of FSDP1 around a layer, norm and AdamW tensor by tensor (torch 2.13, processes that are not "
+             "there, one server core)"),),
     ),
     "torch-fsdp": (
         "llm-foundry",
         (Row((2023, 3),
              {"fused_norm": False, "loss": "unfused", "logits_fp32_copies": 2.0, "optimizer_traffic_bytes": 92.0,
               "fsdp_reduce_copy_bytes": 4.0, "offload_blocks_compute": True},
-             "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm "
-             "and rotary embedding as chains of elementary kernels (transformers and "
-             "foundation-model-stack sources; no compile before fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); "
-             "foreach AdamW counted from torch 2.2 optim/adamw.py, 80 bytes per parameter and 12 for clipping; torch "
-             "checkpoint_wrapper.py offload_wrapper, around the model (AWS's FSDP example), is autograd/graph.py save_on_cpu: "
-             "copies on the current stream of all that autograd saves"),
+             "FSDP1's gradients of views are joined to that of the flat parameter; plain torch modules under FSDP1: norm and "
+             "rotary embedding as chains of elementary kernels (transformers and foundation-model-stack sources; no compile before "
+             "fms-fsdp PR 45), torch's SDPA with FlashAttention 1 (torch 2.0); foreach AdamW counted from torch 2.2 "
+             "optim/adamw.py, 80 bytes per parameter and 12 for clipping; torch checkpoint_wrapper.py offload_wrapper, around the "
+             "model (AWS's FSDP example), is autograd/graph.py save_on_cpu: copies on the current stream of all that autograd "
+             "saves"),
          Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
     ),
     "tinyllama": (
         "torch-fsdp",
         (Row((2023, 9),
              {"fused_norm": True, "fused_activation": True, "fused_rope": True, "loss": "fused", "logits_fp32_copies": 0.0,
-              "attention": (("", "fa2"),), "optimizer_kernel": "loop"},
+              "optimizer_kernel": "loop"},
              "jzhang38/TinyLlama, a fork of lit-gpt: FlashAttention 2 with its RMSNorm, rotary and cross-entropy kernels and "
              "xformers' SwiGLU; pretrain/tinyllama.py: FSDP per block, AdamW with foreach=False"),),
     ),
@@ -361,22 +257,20 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "",
         (Row((2020, 1),
              {**_TORCH, "zero_stage_with_pp": 1,
-              "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels"),
-              "zero_stage_default": 3, "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "bucket_elements_per_rank": 0.0,
-              "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16", "overlap_param_gather": True, "overlap_grad_reduce": True,
-              "parameter_bytes": 2.0, "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0,
-              "gradients_persist": True, "layer_cpu_s": 1e-3, "recompute_default": "full",
-              "optimizer_tensor_cpu_s": 0.0},
-             "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
-             "assumed. Before PR 1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
+              "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels"), "zero_stage_default": 3,
+              "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
+              "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 1e-3,
+              "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0},
+             "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead assumed. Before PR "
+             "1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
          Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
                          "host_update_bytes": 14.0, "gradients_to_host": True},
              "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
              "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
              "first (6); the flat buffer of gradients lies where the optimizer does; partition_parameters.py: each weight is put "
-             "together from its ranks' parts, gradients are put "
-             "into a bucket and that into the order of ranks; 276-300 us of hooks per module forward and as much backward "
-             "(deepspeed 0.19, an empty process group, one server core); the host waits with more than two fetches in flight"),
+             "together from its ranks' parts, gradients are put into a bucket and that into the order of ranks; 276-300 us of "
+             "hooks per module forward and as much backward (deepspeed 0.19, an empty process group, one server core); the host "
+             "waits with more than two fetches in flight"),
          Row((2023, 8), {"attention": (("", "fa2"),), "gradient_dtype": "fp32", "fsdp_reduce_dtype": "bf16",
                          "recompute_default": "none", "fused_norm": False},
              "transformers with FlashAttention 2, whose models' RMSNorm is a chain of elementary kernels; before version 5 it "
@@ -390,24 +284,19 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     "internevo": (
         "megatron-core",
         (Row((2023, 7),
-             {"vocabulary_multiple": 1,
-              "attention": (("", "fa1"),), "dropout": 0.0, "recompute_default": "none", "zero_stage_default": 1,
-              "overlap_grad_reduce": True, "overlap_param_gather": False, "fused_residual": False,
-              "sharded_grad_reduce": "all_reduce_beside", "broadcasts_weights": True,
-               "fused_activation": False,
-              "gradient_dtype": "bf16", "bucket_elements_min": 512.0 * 2**20, "bucket_elements_per_rank": 0.0,
-              "wgrad_accumulation_fusion": False, "gradient_adds": "always", "fsdp_reduce_dtype": "bf16",
-              "update_bytes": 12.0, "whole_gradient_bytes": 0.0, "layer_rounding": "last",
+             {"vocabulary_multiple": 1, "attention": (("", "fa1"),), "dropout": 0.0, "zero_stage_default": 1,
+              "overlap_grad_reduce": True, "fused_residual": False, "sharded_grad_reduce": "all_reduce_beside",
+              "broadcasts_weights": True, "fused_activation": False, "gradient_dtype": "bf16", "bucket_elements_min": 512.0 * 2**20,
+              "bucket_elements_per_rank": 0.0, "wgrad_accumulation_fusion": False, "gradient_adds": "always",
+              "fsdp_reduce_dtype": "bf16", "update_bytes": 12.0, "whole_gradient_bytes": 0.0, "layer_rounding": "last",
               "loss": "fused", "loss_work": LOSS_WORK},
-             "InternEvo doc/en/train_performance.md; flash-attention 1.0.5 (doc/en/install.md) and its "
-             "cross-entropy (model/losses/ce_loss.py); solver/pipeline_utils.py partition_uniform; "
-             "solver/optimizer/hybrid_zero_optim.py: reduce_bucket_size of 512 Mi elements (num_elements_in_bucket), all-reduced "
-             "without a destination rank (_attach_reduction_hook), tensors dealt to ranks by size (_partition_param_list), each "
-             "rank's broadcast after the update (broadcast_params(overlap=False)); "
-             "bf16 gradients, which autograd adds up, turned into fp32 ones for the update (solver/optimizer/fsdp_optimizer.py, "
-             "hybrid_zero_optim.py) by "
-             "torch's AdamW, whose lists of operations (torch 2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second "
-             "moment and the denominator of all parameters"),
+             "InternEvo doc/en/train_performance.md; flash-attention 1.0.5 (doc/en/install.md) and its cross-entropy "
+             "(model/losses/ce_loss.py); solver/pipeline_utils.py partition_uniform; solver/optimizer/hybrid_zero_optim.py: "
+             "reduce_bucket_size of 512 Mi elements (num_elements_in_bucket), all-reduced without a destination rank "
+             "(_attach_reduction_hook), tensors dealt to ranks by size (_partition_param_list), each rank's broadcast after the "
+             "update (broadcast_params(overlap=False)); bf16 gradients, which autograd adds up, turned into fp32 ones for the "
+             "update (solver/optimizer/fsdp_optimizer.py, hybrid_zero_optim.py) by torch's AdamW, whose lists of operations (torch "
+             "2.0 optim/adamw.py _multi_tensor_adamw) make the root of the second moment and the denominator of all parameters"),
          Row((2023, 8), {"overlap_param_gather": True},
              "overlap_sync_param: broadcasts are waited for where the next forward needs them (ParamBcastSyncHandler)"),
          Row((2024, 2), {"overlap_param_gather": False, "attention": (("", "fa2"),)},
@@ -415,19 +304,15 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
     ),
     "hai-llm": (
         "megatron-core",
-        (Row((2024, 12), {"vocabulary_multiple": 1,
-                          "schedule": "dualpipe", "attention": (("", "fa3"),), "gradient_dtype": "fp32", "fp8_weight_cache": False,
-                          "loss": "fused", "loss_work": LOSS_WORK,
-                          "gradient_reduce_dtype": "bf16", "whole_gradient_bytes": 0.0, "ep_dispatcher": "deepep",
-                          "fp8_dispatch": True,
-                          "layer_rounding": "ends",
+        (Row((2024, 12), {"vocabulary_multiple": 1, "schedule": "dualpipe", "attention": (("", "fa3"),), "fp8_weight_cache": False,
+                          "loss": "fused", "loss_work": LOSS_WORK, "gradient_reduce_dtype": "bf16", "whole_gradient_bytes": 0.0,
+                          "ep_dispatcher": "deepep", "fp8_dispatch": True, "layer_rounding": "ends",
                           "fp8_storage": (("moe/activation_in", _FP8_BLOCK), ("shared_experts/activation_in", _FP8_BLOCK),
                                           ("attention/out", 1.5))},
-             "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; casts to fp8 "
-             "are kernels that read 16 bits and write 8, and once more along the other axis for the weight gradient (3.5.2); "
-             "its split of layers is not published (section 3.2.2: the first and last share a rank with embedding and head); "
-             "3.3.3: inputs of the experts' SwiGLU are "
-             "cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
+             "DeepSeek-V3 technical report (arXiv 2412.19437), sections 3.2-3.3; DeepEP is its exchange; casts to fp8 are kernels "
+             "that read 16 bits and write 8, and once more along the other axis for the weight gradient (3.5.2); its split of "
+             "layers is not published (section 3.2.2: the first and last share a rank with embedding and head); 3.3.3: inputs of "
+             "the experts' SwiGLU are cached in fp8 (1 x 128 scales), the input of the linear after attention in E5M6 (12 bits)"),),
     ),
     "colossal-ai": ("", (Row((2023, 1), {**_TORCH, "zero_stage_default": 2, "gradient_dtype": "bf16", "abilities": ()},
      "Colossal-AI README; assumed"),)),
@@ -435,44 +320,39 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
         "",
         (Row((2023, 6),
              {**_TORCH, "compile": True, "abilities": (), "fused_activation": True, "fused_residual": True, "fused_rope": True,
-              "loss": "unfused", "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn"))},
+              "zero_stage_default": 3, "parameter_bytes": 0.0, "attention": (("", "fa2"), ("hopper", "cudnn"))},
              "MaxText on XLA (SPMD FSDP); fusions by the compiler, assumed equal to a compiled torch graph"),),
     ),
     "llama3-internal": (
         "megatron-core",
-        (Row((2024, 4), {"vocabulary_multiple": 1,
-                         "zero_stage_default": 2, "gradient_dtype": "fp32", "recompute_default": "none", "dropout": 0.0,
-                         "attention": (("", "fa2"), ("hopper", "fa3")), "overlap_p2p_interleaved": True,
-                         "wgrad_accumulation_fusion": False, "gradient_adds": "pipelines",
-                         "rank_order": "tp-cp-ep-pp-dp", "whole_gradient_bytes": 0.0,
-                         "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0, "pending_collectives": 0,
-                         "loss": "fused", "loss_work": LOSS_WORK},
-             "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are "
-             "deallocated after a profile of the allocator and streams are not recorded (TORCH_NCCL_AVOID_RECORD_STREAMS); that "
-             "segments are expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; torch's FSDP (Zhao "
-             "et al. 2023) without resharding, whose backwards add 16-bit gradients to fp32 sums in kernels of their own; modified "
-             "interleaved schedule, reduce-scatter in fp32; section 3.3.2: ranks in the order TP, CP, PP, DP"),),
+        (Row((2024, 4), {"vocabulary_multiple": 1, "zero_stage_default": 2, "attention": (("", "fa2"), ("hopper", "fa3")),
+                         "wgrad_accumulation_fusion": False, "gradient_adds": "pipelines", "rank_order": "tp-cp-ep-pp-dp",
+                         "whole_gradient_bytes": 0.0, "frees_stage_inputs": True, "expandable_segments": True, "fragmentation": 1.0,
+                         "pending_collectives": 0, "loss": "fused", "loss_work": LOSS_WORK},
+             "Llama 3 paper (arXiv 2407.21783), section 3.3.2: inputs and outputs of pipeline stages are deallocated after a "
+             "profile of the allocator and streams are not recorded (TORCH_NCCL_AVOID_RECORD_STREAMS); that segments are "
+             "expandable and nothing else fragments is assumed, as the 8,192-GPU run fits only so; torch's FSDP (Zhao et al. 2023) "
+             "without resharding, whose backwards add 16-bit gradients to fp32 sums in kernels of their own; modified interleaved "
+             "schedule, reduce-scatter in fp32; section 3.3.2: ranks in the order TP, CP, PP, DP"),),
     ),
     "torch-steps": (
         "",
         (Row((2026, 1),
-             {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": True, "saves_gathered_input": True,
-              "logits_fp32_copies": 1.5,
-              "wgrad_accumulation_fusion": True, "tp_backward_overlap": False, "optimizer_traffic_bytes": 36.0,
-              "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0, "layer_cpu_s": 0.0, "collective_cpu_s": 0.0,
-              "gradients_persist": True, "keeps_stage_outputs": True, "receive_buffers_per_microbatch": True, "context_bytes": 0.0,
-              "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0, "nccl_peer_bytes": 0.0, "blas_workspace_bytes": (),
-              "engine_workspace_bytes": (), "weight_gradients": "each"},
-             "simpar/live/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient "
-             "norm and fused AdamW; the measured times of its kernels hold the time to launch them"),),
+             {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "saves_gathered_input": True,
+              "logits_fp32_copies": 1.5, "wgrad_accumulation_fusion": True, "tp_backward_overlap": False,
+              "optimizer_traffic_bytes": 36.0, "optimizer_cpu_s": 0.0, "launch_s": 0.0, "backward_launch_s": 0.0,
+              "layer_cpu_s": 0.0, "collective_cpu_s": 0.0, "gradients_persist": True, "keeps_stage_outputs": True,
+              "receive_buffers_per_microbatch": True, "context_bytes": 0.0, "nccl_pair_bytes": 0.0, "nccl_group_bytes": 0.0,
+              "nccl_peer_bytes": 0.0, "blas_workspace_bytes": ()},
+             "simpar/live/cluster_model.py and cluster_steps.py: eager torch modules, gradients kept and added to, gradient norm "
+             "and fused AdamW; the measured times of its kernels hold the time to launch them"),),
     ),
     "torch-steps-fsdp": (
         "torch-steps",
         (Row((2026, 1), {"wgrad_accumulation_fusion": False, "zero_stage_default": 3, "parameter_bytes": 0.0},
              "fully_shard: gradients of a layer are new tensors until they are reduced"),),
     ),
-    "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False,
-     "fused_norm": False},
+    "plain": ("", (Row((2020, 1), {**_TORCH, "zero_stage_default": 0, "overlap_param_gather": False, "fused_norm": False},
                        "torch modules with DistributedDataParallel"),)),
     "lit-gpt": (
         "torchtitan",

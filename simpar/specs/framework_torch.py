@@ -1,4 +1,4 @@
-"""What frameworks on plain torch modules share, and the dated rows of one of them, nanotron. See framework_rows.py."""
+"""What frameworks on plain torch modules share, and the dated rows of nanotron and torchtitan. See framework_rows.py."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ NANOTRON: Final = (
     Row(
         (2024, 1),
         {
-            **TORCH, "fused_norm": True, "fused_activation": False, "fused_rope": True, "fused_residual": False,
-            "logits_fp32_copies": 2.5, "qkv_copies": 2 / 3, "layer_rounding": "cost",
-            "zero_stage_with_pp": 1, "abilities": (),
+            **TORCH, "fused_rope": True, "qkv_copies": 2 / 3, "layer_rounding": "cost", "zero_stage_with_pp": 1, "abilities": (),
             # gradients and optimizer
-            "gradient_dtype": "fp32", "gradient_copy_bytes": 0.0, "gradients_persist": True, "gradient_adds": "always",
-            "optimizer_traffic_bytes": 34.0, "whole_gradient_bytes": 16.0,
+            "gradients_persist": True, "gradient_adds": "always", "whole_gradient_bytes": 16.0,
             # data parallelism
-            "zero_stage_default": 1, "overlap_grad_reduce": True, "overlap_param_gather": False, "ddp_buckets": True,
+            "overlap_param_gather": False, "ddp_buckets": True,
             "sharded_grad_reduce": "all_reduce", "gather_copy_bytes": 12.0, "gather_buffer_bytes": 4.0,
             # pipeline
-            "p2p_blocking": True, "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
+            "overlap_p2p_interleaved": False, "overlap_p2p_zero_bubble": False, "receives_block_host": True,
             "pending_collectives": 50,
             # host
             "layer_cpu_s": 1.8e-3, "collective_cpu_s": 55e-6,
@@ -57,3 +54,56 @@ NANOTRON: Final = (
     ),
 )  # fmt: skip
 """nanotron's behaviour; the constants without another source were read off its published sweep."""
+
+TORCHTITAN: Final = (
+    Row((2024, 3),
+        {**TORCH, "fused_norm": False, "repeats_keys": True, "saves_gathered_input": True, "rank_major_gathers": True,
+         "zero_stage_default": 3, "parameter_bytes": 0.0, "recompute_default": "selective", "fsdp_root": "all",
+         "fsdp_reduce_input_stays": True, "optimizer_traffic_bytes": 32.0, "logits_fp32_copies_parallel": 3.5,
+         "torch_ring": True, "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
+         "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
+         "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
+         "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
+         "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3), "fsdp_weight_cpu_s": (67e-6, 108e-6),
+         "optimizer_tensor_cpu_s": 43e-6},
+        "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); torch "
+        "FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
+        "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
+        "(all_gather_tensor and reduce_scatter_tensor chunk and join along any axis but the first); torchao float8 (casts of "
+        "inputs, weights and gradients by the compiler; Float8ColwiseParallel and Float8RowwiseParallel gather after the "
+        "cast); torch context_parallel, which gathers keys and values unless told otherwise; the per-op policy of selective "
+        "checkpointing; of 2024: as many micro-batches as pipeline ranks; torchtitan models/deepseek_v3 (values split off the "
+        "up-projection) and models/moe (scores applied after the experts, in fp32); torch.distributed.pipelining stage.py "
+        "(fwd_cache, output_chunks, args_recv_info, grad_recv_info); torchtitan and torch FSDP2 sources "
+        "(_fsdp_param_group.py: reduce_scatter_states; _fsdp_param.py: without a reduction, as in a pipeline, each backward "
+        "adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: the vocabulary-parallel loss is composite, "
+        "four fp32 tensors at its backward (16 bytes per logit); hooks of FSDP2 around groups of one and of nine weights, "
+        "norm and fused AdamW of distributed tensors (torch 2.13, processes that are not there, one server core; 1 ms a "
+        "pre_forward in pytorch issue 173680)"),
+    Row((2024, 12), {"expandable_segments_one_node": True},
+        "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
+    Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
+        "the loss is compiled too: the 16-bit logits and their gradient are all that is stored (softmax recomputed from the "
+        "row statistics)"),
+    Row((2025, 4), {"normed_bytes": 4.0}, "torch 2.7's nn.RMSNorm multiplies by the weight in fp32 (pytorch PR 147203)"),
+    Row((2025, 5), {"attention": (("", "fa2"), ("blackwell", "cudnn"))},
+        "torchtitan models/attention.py (PR 1196): cuDNN first on Blackwell alone, FlashAttention elsewhere"),
+    Row((2025, 8), {"fsdp_root": "tied"},
+        "torchtitan PR 1094: embedding, and last norm with head, are groups of their own, one group where they share weights "
+        "(distributed/fsdp.py); before that they were the root's, which torch does not reshard after its forward"),
+    Row((2025, 10), {"attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn")), "fused_norm": True},
+        "torchtitan models/attention.py (PR 1776): cuDNN first everywhere; torch 2.9 has RMSNorm as one kernel (PR 153666), "
+        "before that nn.RMSNorm and torchtitan's own are chains in fp32"),
+    Row((2025, 12), {"unlisted_attention": ()},
+        "torchtitan PR 2095: until then the list of per-op selective checkpointing had torch's flash and efficient attention, "
+        "not cuDNN's"),
+    Row((2026, 2), {"repeats_keys": False}, "torchtitan PR 2259: attention takes fewer heads of keys and values as they are"),
+    Row((2026, 3), {"loss": "chunked", "loss_chunks": 8, "narrow_inputs": ("nvfp4",), "fp4_layers": 0.85,
+                    "attention": (("", "fa2"), ("hopper", "cudnn"), ("blackwell", "cudnn9.19"))},
+        "torch 2.11 comes with cuDNN 9.19 (2.10 with 9.10); torchtitan ChunkedLossWrapper as the default; torchao's nvfp4 "
+        "linear saves its input in 4 bits; torchtitan components/quantization/nvfp4.md: the recipes leave the last 15 % of "
+        "the layers and the head in bf16"),
+    Row((2026, 6), {"attention": (("", "fa2"),)},
+        "torchtitan PR 3571: language models run FlexAttention, whose Triton kernels are taken to run as FlashAttention 2"),
+)  # fmt: skip
+"""torchtitan's behaviour."""
