@@ -7,7 +7,7 @@ from typing import Final
 
 from simpar.runlogs.lines import Line, number_of
 from simpar.runlogs.parser import Parser
-from simpar.runlogs.records import Contains
+from simpar.runlogs.records import Contains, Interval
 
 _STEP: Final = re.compile(r"completed step: (\d+), seconds: ([^\s,]+),")
 _PAUSE: Final = re.compile(r"Saved a (checkpoint) at step (\d+)|(?:Completed eval after train step|eval metrics after step:) (\d+)")
@@ -34,7 +34,7 @@ class MaxText(Parser):
             number, seconds = int(step[1]), number_of(step[2])
             contains: frozenset[str] = frozenset({self._pauses[number]} if number in self._pauses else ())
             if not 1 <= self._lines <= _DISPATCHED:
-                self.interval(number, seconds=seconds, count=1, contains=contains)
+                self.interval(Interval(number, 1, seconds, contains=contains))
             self._lines += 1
 
     def restart(self) -> None:
