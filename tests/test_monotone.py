@@ -17,6 +17,7 @@ from search_random import CASES, TINY, random_choice, space_of
 
 from simpar.costs.block_price import BlockPrice, merges, price_list, price_pair, segments
 from simpar.costs.host import launch_gaps
+from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import scaled
 from simpar.costs.price import Price, Provenance
 from simpar.costs.pricer import LayoutPricer
@@ -48,6 +49,7 @@ def faster(factors: dict[str, float]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LayoutPricer, "_work", scaled_work)
+        patch.setattr(KernelModel, "in_steps", lambda self, calibration: {})  # no prices from before
         patch.setattr(LayoutPricer, "_launch_seconds", scaled_launch)
         yield
 
@@ -65,6 +67,16 @@ def drawn(name: str, seed: int) -> Scenario | None:
 def makespans(scenario: Scenario) -> list[float]:
     priced = prepare(scenario, detail="stage")
     return [run(priced, engine).makespan for engine in ENGINES]
+
+
+@pytest.mark.parametrize("kind", ["products", "attention", "memory", "collectives"])
+def test_faster_parts_are_faster(kind: str) -> None:
+    """Or the laws below would hold whatever the step does."""
+    scenario = drawn("dense", 3)
+    assert scenario is not None
+    usual = makespans(scenario)
+    with faster({kind: 0.1}):
+        assert all(quick < slow for quick, slow in zip(makespans(scenario), usual, strict=True))
 
 
 names = st.sampled_from(sorted(CASES))
