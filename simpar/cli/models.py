@@ -51,7 +51,7 @@ def show(
         ("parameters", f"{found['parameters']:,}"),
         ("parameters without embeddings", f"{found['parameters_without_embeddings']:,}"),
         ("active parameters", f"{found['active_parameters']:,}"),
-        ("forward FLOPs per token", f"{found['forward_flops_per_token']:.6g} (documents of {sequence_length:,} tokens)"),
+        ("forward per token", f"{found['forward_flops_per_token'] / 1e9:,.2f} GFLOP (documents of {sequence_length:,} tokens)"),
     ]
     rows += [(f"{at['count']} x {at['stack']}/{at['layer']}", "; ".join(at["parts"])) for at in found["layers"]]
     print_table(("", ""), [*rows, *(("note", note) for note in found["notes"])], texts=2)

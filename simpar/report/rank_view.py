@@ -32,7 +32,9 @@ def _value(metric: str, value: float | None) -> str:
         return "-"
     if metric.endswith("_bytes"):
         return format_bytes(value)
-    return format_seconds(value) if metric.endswith("_s") else f"{value:,.6g}"
+    if metric.endswith("_s"):
+        return format_seconds(value)
+    return f"{value / 1e12:,.3f} TFLOP" if metric == "flops" else f"{value:,.0f}"
 
 
 def _error(row: Row) -> str:
