@@ -14,17 +14,19 @@ from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.stage_cuts import split_fields
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of, model_table
 from simpar.schedules import SCHEDULES
+from simpar.specs.architecture import TokenModel
 from simpar.specs.counts import layer_count
 
 CP_STYLES: Final = {"allgather": "all_gather", "alltoall": "ring"}
 _STEP_FREE: Final = re.compile(
-    r"^(job|profiling|metrics|checkpoint|lr_scheduler|comm|memory_estimation|validation|experimental|debug)\.|"
+    r"^(job|profil\w+|metrics|checkpoint\w*|lr_scheduler|comm|memory_estimation|validat\w+|experimental|debug|dataloader|tokenizer)\.|"
+    r"^(hf_assets_path|dump_folder|loss\.loss_fn\.global_vocab_size|parallelism\.spmd_backend)$|"
     r"^fault_tolerance\.(?!enable$)|^float8\.|^mx\.|^quantize\.|"
     r"^training\.(dataset|dataset_path|steps|max_norm|warmup_steps|gc_freq|gc_debug|seed|deterministic|data_parallel_type|"
     r"mixed_precision_reduce|fsdp_reshard_after_forward|dataloader.*)$|"
     r"^optimizer\.(lr|eps|beta1|beta2|weight_decay|fused)$|^compile\.(components|backend)$|"
     r"^model\.(norm_type|tokenizer_path|hf_assets_path|print_after_conversion|tokenizer_backend)$|"
-    r"^activation_checkpoint\.(per_op.*|early_stop|preserve_rng_state|determinism_check|debug|memory_budget|visualize.*)$|"
+    r"^activation_checkpoint\.(per_op.*|early_stop|preserve_rng_state|determinism_check|debug|memory_budget|visualize.*|force.*)$|"
     r"^parallelism\.(context_parallel_load_balancer|enable_compiled_autograd|pipeline_parallel_schedule_csv)$"
 )
 """Settings that leave the step's time and memory alone."""
@@ -68,8 +70,8 @@ def _renamed(table: dict[str, Any]) -> dict[str, Any]:
     """A configuration of 2026, which counts tokens, in the names of v0.2.2, which counts sequences."""
     found = {name: dict(value) if isinstance(value, dict) else value for name, value in table.items()}
     training, parallel = found.get("training", {}), found.get("parallelism", {})
-    if isinstance(spec := found.get("model_spec"), dict):
-        found.setdefault("model", {"name": spec.get("name"), "flavor": spec.get("flavor")})
+    if isinstance(spec := found.pop("model_spec", None), dict):
+        _as_built(found, spec)
     tokens, context = training.pop("num_tokens_per_microbatch_per_dp_rank", None), training.pop("max_context_length", None)
     if not isinstance(tokens, int) or not isinstance(context, int) or context < 1:
         return found
@@ -79,6 +81,46 @@ def _renamed(table: dict[str, Any]) -> dict[str, Any]:
         training["global_batch_size"] = step // context
     parallel["pipeline_parallel_microbatch_size"] = micro
     return found
+
+
+def _as_built(found: dict[str, Any], spec: dict[str, Any]) -> None:
+    """What the classes of 2026 call otherwise, put in the sections of v0.2.2."""
+    built = _inner(spec, "model")
+    sizes: dict[str, Any] = {name: built[name] for name in ("dim", "vocab_size") if name in built}
+    if isinstance(layers := built.get("layers"), list):
+        sizes["layers"] = len(layers)
+    found["model"] = {"name": spec.get("name"), "flavor": spec.get("flavor"), **sizes, "adapters": _adapted(built)}
+    found["activation_checkpoint"] = _checkpointing(found.get("activation_checkpoint"))
+    compiled, optimizer = _inner(found, "compile"), _inner(found, "optimizer")
+    if "enable_async_tensor_parallel" in compiled:
+        _inner(found, "parallelism")["enable_async_tensor_parallel"] = compiled.pop("enable_async_tensor_parallel")
+    groups = optimizer.pop("param_groups", None)
+    if names := {str(g.get("optimizer_name")) for g in groups if isinstance(g, dict)} if isinstance(groups, list) else set():
+        optimizer["name"] = ", ".join(sorted(names))
+
+
+def _inner(table: dict[str, Any], name: str) -> dict[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _adapted(part: Any) -> bool:
+    """Whether a model's parts hold low-rank adapters: they train instead of it."""
+    if isinstance(part, dict):
+        return {"rank", "alpha"} <= set(part) or any(map(_adapted, part.values()))
+    return isinstance(part, list) and any(map(_adapted, part))
+
+
+def _checkpointing(section: Any) -> dict[str, Any]:
+    """The mode of 2026's classes, whose names no dump holds: their settings tell them apart (activation_checkpoint.py)."""
+    if not isinstance(section, dict):
+        return {"mode": "none"}
+    if "mode" in section:
+        return section
+    if "memory_budget" in section:
+        return {"mode": "memory_budget"}
+    by_operation = {"mode": "selective", "selective_ac_option": "op"}
+    return by_operation if "force_recompute_mm_shapes_by_fqns" in section else {"mode": "full"}
 
 
 def read_config(text: str, file: str = "") -> Reading:
@@ -102,6 +144,7 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
         )
     else:
         reading.table["model"] = model_table(key)
+        _check_model(values, model_of(key))
     layers = layer_count(model_of(key)) if key else 1
     reading.table["plan"] = plan = _plan(values, layers, key is not None and model_of(key).moe is not None)
     reading.table["training"] = training = _training(values)
@@ -114,6 +157,20 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
     values.finish()
     reading.warnings, reading.wrong = values.warnings, [*reading.wrong, *values.wrong]
     return reading
+
+
+def _check_model(v: _Values, model: TokenModel) -> None:
+    """A dump also holds the model as it was built: another one by the same name is refused."""
+    sizes = {
+        "dim": getattr(model, "hidden_size", None),
+        "vocab_size": getattr(model, "vocab_size", None),
+        "layers": layer_count(model),
+    }
+    for name, own in sizes.items():
+        if (built := v.get(f"model.{name}", own)) != own and own is not None:
+            v.refuse(f"model_spec.model.{name}", built, "is not what the flavor has", f"{own}, or a scenario by hand")
+    if v.get("model.adapters", False):
+        v.refuse("model_spec.model", "LoRA", "trains adapters alone, which is not read", "training.trainable = lora, by hand")
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -156,7 +213,13 @@ class _Values:
 
     def finish(self) -> None:
         for path, value in self.values.items():
-            if path not in self.read and not _STEP_FREE.match(path):
+            name = path.rpartition(".")[2]
+            off = (
+                value in (None, [])
+                or (value is False and name.startswith(("enable_", "disable_")))
+                or (value == 1 and name.endswith("_degree"))
+            )
+            if path not in self.read and not off and not _STEP_FREE.match(path):
                 self.warnings.append(f"{path} = {value!r}: not in the scenario; the step may differ")
 
 
@@ -290,7 +353,9 @@ def _training(v: _Values) -> dict[str, Any]:
         v.warnings.append("optimizer.early_step_in_backward: the update is taken to come after the backward")
     if str(v.get("optimizer.implementation", "fused")) != "fused":
         v.warnings.append(f"optimizer.implementation = {v.get('optimizer.implementation')!r}: taken as fused")
+    chunks = v.get("loss.num_chunks", 1)
     return {
+        **({"cross_entropy": "chunked"} if isinstance(chunks, int) and chunks > 1 else {}),
         "sequence_length": v.number(v.get("training.seq_len", 2048), "training.seq_len"),
         "precision": precision,
         "optimizer": known.get(name.lower(), "adamw"),
