@@ -22,7 +22,7 @@ from simpar.interop import (
     kineto,
     kineto_step,
     megatron_import,
-    nanotron,
+    nanotron_import,
     nccl_tests,
     nccl_xml,
     nvidia_topo,
@@ -121,7 +121,7 @@ READERS: Final[dict[str, tuple[str, Callable[[Path], str], Callable[[Path], obje
     "nanotron": (
         ".yaml",
         lambda _: export_files("nanotron", _scenario("nanotron", tp=2, sequence_parallel=True))["nanotron.yaml"],
-        lambda path: nanotron.load(read_text(path), file=str(path), **WHERE),
+        lambda path: nanotron_import.load(read_text(path), file=str(path), **WHERE),
     ),
     "kineto": (".json", lambda _: TRACE, kineto.read),
     "kineto steps": (".json", lambda _: TRACE, lambda path: kineto_step.read_steps(path, LAYOUT)),

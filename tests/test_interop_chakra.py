@@ -172,6 +172,16 @@ def test_too_many_nodes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         chakra.write(small(), tmp_path / "large")
 
 
+def test_both_are_among_the_formats_that_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(scenario_text(small()))
+    with pytest.raises(SystemExit) as stop:
+        main(["export", "astra-sim", str(path)])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("chakra", "simai", "megatron"))
+
+
 def test_the_workload_of_simai() -> None:
     """Per micro-batch the rows' compute is the first rank's, the collectives those of its layers."""
     scenario = small(dp=1, tp=4)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simpar.boundary import parse_yaml
 from simpar.errors import InputError
-from simpar.interop.nanotron import cost_split, export, load, violations
+from simpar.interop.nanotron import export, violations
+from simpar.interop.nanotron_import import cost_split, load
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, make_scenario, read_scenario
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simpar.cli import main
 from simpar.errors import InputError
-from simpar.interop import megatron_import, nanotron, torchtitan_import
+from simpar.interop import megatron_import, nanotron_import, torchtitan_import
 from simpar.interop.carried import Imported
 from simpar.interop.export import FORMATS, export_files
 from simpar.specs.scenario import Scenario, make_scenario
@@ -30,7 +30,7 @@ PLANS: Final[dict[str, dict[str, Any]]] = {
     **{name: {"zero_stage": 3} for name in ("huggingface", "axolotl", "torchtune")},
 }
 LOADERS: Final[dict[str, Callable[..., Imported]]] = {
-    "megatron": megatron_import.load, "torchtitan": torchtitan_import.load, "nanotron": nanotron.load,
+    "megatron": megatron_import.load, "torchtitan": torchtitan_import.load, "nanotron": nanotron_import.load,
 }  # fmt: skip
 REFUSED: Final = {
     "megatron": {"bloom", "gemma", "gemma2", "gpt_neox"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from interop_plans import torchtitan_scenarios
 
 from simpar.errors import InputError
+from simpar.interop.carried import Imported
 from simpar.interop.torchtitan import configuration, export, violations
-from simpar.interop.torchtitan_import import load, schedule_names
+from simpar.interop.torchtitan_import import load, load_dumped, schedule_names
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of
 from simpar.model.ledger import total_parameters
 from simpar.specs.scenario import Scenario, make_scenario, read_scenario
@@ -247,3 +250,50 @@ def test_layers_of_several_kinds_come_back() -> None:
     assert load(text).scenario == scenario
     with pytest.raises(InputError, match="neither a pipeline nor context parallelism"):
         configuration(make_scenario({**base, "plan": {"zero_stage": 3, "pp": 2}}))
+
+
+def dumped(**sections: object) -> Imported:
+    """As torchtitan's main of August 2026 dumps llama3_8b: classes without their names, and the model as it was built."""
+    layer = {"attention": {"wo": {"in_features": 4096, "bias": False}}}
+    table: dict[str, Any] = {
+        "hf_assets_path": "./assets", "dump_folder": "./outputs", "profiler": {"enable_profiling": True, "profile_freq": 100},
+        "dataloader": {"seed": 42}, "override": {"imports": []},
+        "model_spec": {"name": "llama3", "flavor": "8B", "model": {"dim": 4096, "vocab_size": 128256, "layers": [layer] * 32}},
+        "optimizer": {"param_groups": [{"pattern": ".*", "optimizer_name": "AdamW", "optimizer_kwargs": {"lr": 3e-4}}]},
+        "training": {"num_tokens_per_microbatch_per_dp_rank": 8192, "max_context_length": 8192, "disable_cuda_graphs": False},
+        "parallelism": {"tensor_parallel_degree": 2, "expert_parallel_degree": 1, "spmd_backend": "spmd_types",
+                        "context_parallel_ptrr_mask_key": None, "enable_fsdp_symm_mem": False},
+        "activation_checkpoint": {"preserve_rng_state": True, "determinism_check": "default", "debug": False,
+                                  "force_recompute_mm_shapes_by_fqns": ["moe.router.gate"]},
+        "compile": {"enable": True, "enable_async_tensor_parallel": True, "components": ["model", "loss"], "backend": "inductor"},
+        "loss": {"num_chunks": 8, "loss_fn": {"global_vocab_size": 128256}},
+    }  # fmt: skip
+    table |= sections
+    return load_dumped(table, json.dumps(table), hardware="dgx-h100", num_nodes=1)
+
+
+def test_a_dump_of_torchtitans_classes() -> None:
+    found = dumped()
+    assert found.warnings == ()
+    plan, training = found.scenario.plan, found.scenario.training
+    assert (plan.recompute.granularity, plan.recompute.modules) == ("selective", ("op",))
+    assert (plan.overlap_tp, training.cross_entropy, training.compile) == (True, "chunked", True)
+    common = {"preserve_rng_state": True, "determinism_check": "default", "debug": False}
+    for section, recompute in ((common, "full"), (None, "none")):
+        scenario = dumped(activation_checkpoint=section, loss={}).scenario
+        assert (scenario.plan.recompute, scenario.training.cross_entropy) == (recompute, "auto")
+    (warning,) = dumped(override={"imports": ["mine"]}).warnings
+    assert warning.startswith("override.imports")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"dim": 4096, "vocab_size": 128256, "layers": [{}] * 16}, "model_spec.model.layers = 16"),
+        ({"dim": 2048, "vocab_size": 128256, "layers": [{}] * 32}, "model_spec.model.dim = 2048"),
+        ({"dim": 4096, "vocab_size": 128256, "layers": [{"wo": {"rank": 8, "alpha": 16.0}}] * 32}, "LoRA"),
+    ],
+)
+def test_a_dump_of_another_model_than_its_flavor_is_refused(model: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        dumped(model_spec={"name": "llama3", "flavor": "8B", "model": model})

@@ -212,6 +212,8 @@ def test_maxtext_sees_a_step_end_while_later_ones_run(tmp_path: Path) -> None:
     assert row["extra"]["apart"] == {"checkpoint": {"intervals": 1, "extra_s": pytest.approx(14.75)}}
     steps = row["extra"]["step_time"]
     assert (steps["least_s"], steps["most_s"], steps["count"]) == (10.25, 10.25, 26)
+    with pytest.raises(InputError, match="decimal comma"):
+        read_log(written(tmp_path, maxtext(3, 10.25).replace("10.250", "10,250")))
 
 
 def test_torchtune_and_torchtitan_of_2024(tmp_path: Path) -> None:

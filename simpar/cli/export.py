@@ -18,9 +18,12 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="A folder for all files, or a file for the main one.")] = None,
 ) -> None:
     """A scenario as the launch files of a framework; without --out the main one is printed."""
-    from simpar.interop.export import export_files, write_files
+    from simpar.interop.export import FORMATS, export_files, write_files
+    from simpar.registry import unknown
     from simpar.specs.scenario import read_scenario
 
+    if framework not in (known := [*FORMATS, "chakra", "simai"]):
+        raise unknown("export format", framework, known)
     made = read_scenario(scenario, overrides)
     if framework == "chakra":
         from simpar.interop.chakra import write

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simpar.boundary import MOST_CONFIG_BYTES, parse_json, parse_yaml, read_text
 from simpar.errors import InputError
-from simpar.interop import megatron_import, nanotron, torchtitan_import
+from simpar.interop import megatron_import, nanotron_import, torchtitan_import
 from simpar.interop.carried import Imported
 from simpar.interop.deepspeed_import import load as load_deepspeed
 from simpar.interop.gpt_neox import load as load_neox
@@ -23,7 +23,7 @@ _LOG_BYTES: Final = 2**28
 _NEOX: Final = {"pipe_parallel_size", "model_parallel_size", "hidden_size"}
 
 YAML: Final[tuple[tuple[str, Callable[[dict[str, Any]], bool], Loader], ...]] = (
-    ("nanotron", lambda t: {"parallelism", "model", "tokens"} <= set(t), nanotron.load),
+    ("nanotron", lambda t: {"parallelism", "model", "tokens"} <= set(t), nanotron_import.load),
     ("verl", lambda t: "actor_rollout_ref" in t, load_verl),
     ("primus", lambda t: "pre_trainer" in (t.get("modules") or {}), load_primus),
     ("megatron-bridge", lambda t: {"model", "train"} <= set(t) and isinstance(t["model"], dict), load_bridge),

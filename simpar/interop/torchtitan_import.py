@@ -12,19 +12,22 @@ from simpar.boundary import parse_toml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported, Reading, settled
 from simpar.interop.stage_cuts import split_fields
+from simpar.interop.torchtitan_dump import renamed
 from simpar.interop.torchtitan_models import find_key, known_flavors, model_of, model_table
 from simpar.schedules import SCHEDULES
+from simpar.specs.architecture import TokenModel
 from simpar.specs.counts import layer_count
 
 CP_STYLES: Final = {"allgather": "all_gather", "alltoall": "ring"}
 _STEP_FREE: Final = re.compile(
-    r"^(job|profiling|metrics|checkpoint|lr_scheduler|comm|memory_estimation|validation|experimental|debug)\.|"
+    r"^(job|profil\w+|metrics|checkpoint\w*|lr_scheduler|comm|memory_estimation|validat\w+|experimental|debug|dataloader|tokenizer)\.|"
+    r"^(hf_assets_path|dump_folder|loss\.loss_fn\.global_vocab_size|parallelism\.spmd_backend)$|"
     r"^fault_tolerance\.(?!enable$)|^float8\.|^mx\.|^quantize\.|"
     r"^training\.(dataset|dataset_path|steps|max_norm|warmup_steps|gc_freq|gc_debug|seed|deterministic|data_parallel_type|"
     r"mixed_precision_reduce|fsdp_reshard_after_forward|dataloader.*)$|"
     r"^optimizer\.(lr|eps|beta1|beta2|weight_decay|fused)$|^compile\.(components|backend)$|"
     r"^model\.(norm_type|tokenizer_path|hf_assets_path|print_after_conversion|tokenizer_backend)$|"
-    r"^activation_checkpoint\.(per_op.*|early_stop|preserve_rng_state|determinism_check|debug|memory_budget|visualize.*)$|"
+    r"^activation_checkpoint\.(per_op.*|early_stop|preserve_rng_state|determinism_check|debug|memory_budget|visualize.*|force.*)$|"
     r"^parallelism\.(context_parallel_load_balancer|enable_compiled_autograd|pipeline_parallel_schedule_csv)$"
 )
 """Settings that leave the step's time and memory alone."""
@@ -61,24 +64,7 @@ def load_dumped(
     Raises:
         InputError: as `load`.
     """
-    return settled(read_table(_renamed(table), file), text, file, {"hardware": hardware, "num_nodes": num_nodes})
-
-
-def _renamed(table: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of 2026, which counts tokens, in the names of v0.2.2, which counts sequences."""
-    found = {name: dict(value) if isinstance(value, dict) else value for name, value in table.items()}
-    training, parallel = found.get("training", {}), found.get("parallelism", {})
-    if isinstance(spec := found.get("model_spec"), dict):
-        found.setdefault("model", {"name": spec.get("name"), "flavor": spec.get("flavor")})
-    tokens, context = training.pop("num_tokens_per_microbatch_per_dp_rank", None), training.pop("max_context_length", None)
-    if not isinstance(tokens, int) or not isinstance(context, int) or context < 1:
-        return found
-    micro, parts = max(tokens // context, 1), parallel.pop("num_pp_microbatches", None) or 1
-    training |= {"seq_len": context, "local_batch_size": micro * parts}
-    if (step := training.pop("num_tokens_per_train_step", -1)) > 0:
-        training["global_batch_size"] = step // context
-    parallel["pipeline_parallel_microbatch_size"] = micro
-    return found
+    return settled(read_table(renamed(table), file), text, file, {"hardware": hardware, "num_nodes": num_nodes})
 
 
 def read_config(text: str, file: str = "") -> Reading:
@@ -102,6 +88,7 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
         )
     else:
         reading.table["model"] = model_table(key)
+        _check_model(values, model_of(key))
     layers = layer_count(model_of(key)) if key else 1
     reading.table["plan"] = plan = _plan(values, layers, key is not None and model_of(key).moe is not None)
     reading.table["training"] = training = _training(values)
@@ -114,6 +101,20 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
     values.finish()
     reading.warnings, reading.wrong = values.warnings, [*reading.wrong, *values.wrong]
     return reading
+
+
+def _check_model(v: _Values, model: TokenModel) -> None:
+    """A dump also holds the model as it was built: another one by the same name is refused."""
+    sizes = {
+        "dim": getattr(model, "hidden_size", None),
+        "vocab_size": getattr(model, "vocab_size", None),
+        "layers": layer_count(model),
+    }
+    for name, own in sizes.items():
+        if (built := v.get(f"model.{name}", own)) != own and own is not None:
+            v.refuse(f"model_spec.model.{name}", built, "is not what the flavor has", f"{own}, or a scenario by hand")
+    if v.get("model.adapters", False):
+        v.refuse("model_spec.model", "LoRA", "trains adapters alone, which is not read", "training.trainable = lora, by hand")
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -156,7 +157,13 @@ class _Values:
 
     def finish(self) -> None:
         for path, value in self.values.items():
-            if path not in self.read and not _STEP_FREE.match(path):
+            name = path.rpartition(".")[2]
+            off = (
+                value in (None, [])
+                or (value is False and name.startswith(("enable_", "disable_")))
+                or (value == 1 and name.endswith("_degree"))
+            )
+            if path not in self.read and not off and not _STEP_FREE.match(path):
                 self.warnings.append(f"{path} = {value!r}: not in the scenario; the step may differ")
 
 
@@ -290,7 +297,9 @@ def _training(v: _Values) -> dict[str, Any]:
         v.warnings.append("optimizer.early_step_in_backward: the update is taken to come after the backward")
     if str(v.get("optimizer.implementation", "fused")) != "fused":
         v.warnings.append(f"optimizer.implementation = {v.get('optimizer.implementation')!r}: taken as fused")
+    chunks = v.get("loss.num_chunks", 1)
     return {
+        **({"cross_entropy": "chunked"} if isinstance(chunks, int) and chunks > 1 else {}),
         "sequence_length": v.number(v.get("training.seq_len", 2048), "training.seq_len"),
         "precision": precision,
         "optimizer": known.get(name.lower(), "adamw"),

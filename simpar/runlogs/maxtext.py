@@ -9,7 +9,7 @@ from simpar.runlogs.lines import Line, number_of
 from simpar.runlogs.parser import Parser
 from simpar.runlogs.records import Contains, Interval
 
-_STEP: Final = re.compile(r"completed step: (\d+), seconds: ([^\s,]+),")
+_STEP: Final = re.compile(r"completed step: (\d+), seconds: (\S+),\s")
 _PAUSE: Final = re.compile(r"Saved a (checkpoint) at step (\d+)|(?:Completed eval after train step|eval metrics after step:) (\d+)")
 _DISPATCHED: Final = 2
 """Steps after the first whose time is that of their dispatch: a step's end is seen while later ones are under way."""
