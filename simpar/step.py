@@ -169,11 +169,13 @@ def prepare(
     scenario = decided(scenario)
     load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
     probe = Layout.of(scenario, 1, load_factor=load_factor, replica=replica)
-    schedule = schedule_of(scenario, probe.num_microbatches)
+    timed = scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times
+    # Where prices choose the order, only the pipeline's shape is asked for before them: any number of micro-batches has it.
+    schedule = schedule_of(scenario, 1 if timed else probe.num_microbatches)
     layout = layout_of(scenario, schedule, load_factor, replica)
     model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
     pricer = pricer_of(layout).bind(schedule.stage_to_rank, model_stage)
-    if scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times:
+    if timed:
         schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
     program = lowering(layout, schedule, detail, expand=expand)
     if transfers:
