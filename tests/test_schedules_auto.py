@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simpar.errors import InputError
 from simpar.schedules import Phase, Schedule, build_schedule
 from simpar.schedules.automatic_wave import Choices, StageTimes, Wave, waves
+from simpar.schedules.order import goes_on
 
 # Qi et al. 2023 (arXiv 2401.10241): stage times in ms that the authors profiled (arXiv Table 9) and the bubbles that they
 # computed from them (Table 5). (p, m, heads * sequence / hidden, F, B, W, send, 1F1B, ZB-H1, ZB-H2, ZB-2p); ZB-1p = ZB-H1.
@@ -160,3 +161,18 @@ def test_a_choice_that_never_mattered_is_not_played_again(data: st.DataObject, p
     times = StageTimes(f, i, w, data.draw(st.sampled_from([0.0, 0.1, 0.6])), limit, (0.6,) * p)
     alone = [Wave(times, m, Choices(*answers)).run() for answers in product((False, True), repeat=3)]
     assert [board.rows for board in waves(times, m)] == [board.rows for board in alone]
+
+
+def test_an_order_goes_on_where_each_round_is_run_again() -> None:
+    few, more, every = (build_schedule("zb-1p", 4, m, send=0.1).rows for m in (12, 16, 40))
+    assert goes_on(few, more, every)
+    assert not goes_on(few, more, build_schedule("zb-1p", 4, 42, send=0.1).rows)
+    assert not goes_on(few, more, build_schedule("1f1b", 4, 40).rows)
+    for rank, at, orders in product(range(4), (3, 20, -20, -1), (1, 2)):
+        rows = [list(row) for row in (few, more, every)[orders]]
+        row = rows[rank]
+        other = next(i for i in range(at - 1, -40, -1) if row[i].phase is not row[at].phase)
+        row[at], row[other] = row[other], row[at]
+        changed = [few, more, every]
+        changed[orders] = tuple(map(tuple, rows))
+        assert not goes_on(*changed)
