@@ -95,12 +95,17 @@ def _shorter_counts(scenario: Scenario) -> list[tuple[int, int, int]]:
     Raises:
         InputError: the schedule cannot have those of the whole.
     """
-    if wants_times(scenario) and passes_of(scenario).ops("stage") > FOLD_OPS:
+    if wants_times(scenario) and passes_of(scenario).ops("stage") * _copies(scenario) > FOLD_OPS:
         return []  # Its order is sought for all micro-batches.
     found = list(all_counts(scenario))
     if found and (wrong := _required(scenario, found[0][2], {})[0]):
         raise InputError(wrong)
     return [counts for counts in found if not any(_required(scenario, count, {})[0] for count in counts[:2])]
+
+
+def _copies(scenario: Scenario) -> int:
+    """Sets of streams that stand for a pipeline."""
+    return scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
 
 
 @lru_cache(maxsize=32)
@@ -232,7 +237,7 @@ def simulate(
     """
     scenario = decided(scenario)
     passes, finer = passes_of(scenario), detail
-    copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
+    copies = _copies(scenario)
     tried = _shorter_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else []
     if passes.ops(detail) * copies > FOLD_OPS:
         built, most = (tried[0][1], FOLD_OPS) if tried else (passes.microbatches, limits()["ops"])
@@ -263,7 +268,7 @@ def _folded(
     Args:
         tried: micro-batches of the shorter ones and of the whole, the cheapest first.
     """
-    copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
+    copies = _copies(scenario)
     passes, last = passes_of(scenario), None
 
     @cache

@@ -259,11 +259,17 @@ def test_a_step_that_cannot_be_folded_is_refused_with_the_limit() -> None:
     assert time.process_time() - started < 1
 
 
-def test_an_order_that_prices_choose_is_not_sought_for_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("batch", "effects"), [(400_000, {}), (32_000, {"expand": True})])
+def test_an_order_that_prices_choose_is_not_sought_for_too_many(
+    batch: int, effects: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = {"tp": 1, "pp": 4, "schedule": "zb-1p", "layers_per_stage": [2, 6, 4, 4]}
-    given = make_scenario({**SMALL, "plan": plan, "training": {**TABLE["training"], "global_batch_size": 400_000}})
+    given = make_scenario(
+        {**SMALL, "plan": plan, "effects": effects, "training": {**TABLE["training"], "global_batch_size": batch}}
+    )
     monkeypatch.setattr(engine, "_goes_on", lambda *counts: True)
-    with pytest.raises(InputError, match="200,000 micro-batches on 4 stages is about"):
+    monkeypatch.setenv("SIMPAR_LIMIT", "ops=500_000")
+    with pytest.raises(InputError, match=r"micro-batches on 4 stages.* is about"):
         engine.simulate(given)
 
 
