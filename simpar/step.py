@@ -30,11 +30,12 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, extended, is_drawn, repeats, with_microbatches
+from simpar.result.folded import all_counts, extended, is_drawn, repeats, wants_times, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
+from simpar.schedules.order import goes_on
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import check_ops, limits, passes_of
@@ -94,10 +95,17 @@ def _shorter_counts(scenario: Scenario) -> list[tuple[int, int, int]]:
     Raises:
         InputError: the schedule cannot have those of the whole.
     """
+    if wants_times(scenario) and passes_of(scenario).ops("stage") * _copies(scenario) > FOLD_OPS:
+        return []  # Its order is sought for all micro-batches.
     found = list(all_counts(scenario))
     if found and (wrong := _required(scenario, found[0][2], {})[0]):
         raise InputError(wrong)
     return [counts for counts in found if not any(_required(scenario, count, {})[0] for count in counts[:2])]
+
+
+def _copies(scenario: Scenario) -> int:
+    """Sets of streams that stand for a pipeline."""
+    return scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
 
 
 @lru_cache(maxsize=32)
@@ -147,6 +155,23 @@ def pricer_of(layout: Layout) -> LayoutPricer | MixedPricer:
     )
 
 
+def _scheduled(
+    scenario: Scenario, load_factor: float | None = None, replica: int = 0
+) -> tuple[Layout, Schedule, LayoutPricer | MixedPricer]:
+    """Layout, order and prices of a scenario that leaves nothing to cost; arguments as of `prepare`."""
+    load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
+    probe = Layout.of(scenario, 1, load_factor=load_factor, replica=replica)
+    timed = wants_times(scenario)
+    # Where prices choose the order, only the pipeline's shape is asked for before them: any number of micro-batches has it.
+    schedule = schedule_of(scenario, 1 if timed else probe.num_microbatches)
+    layout = layout_of(scenario, schedule, load_factor, replica)
+    model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
+    pricer = pricer_of(layout).bind(schedule.stage_to_rank, model_stage)
+    if timed:
+        schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
+    return layout, schedule, pricer
+
+
 def prepare(
     scenario: Scenario,
     *,
@@ -166,15 +191,7 @@ def prepare(
         transfers: attach what each op moves between which ranks (for contention).
         lowering: `lower`, or one that remembers.
     """
-    scenario = decided(scenario)
-    load_factor = expected_load_factor(scenario) if load_factor is None else load_factor
-    probe = Layout.of(scenario, 1, load_factor=load_factor, replica=replica)
-    schedule = schedule_of(scenario, probe.num_microbatches)
-    layout = layout_of(scenario, schedule, load_factor, replica)
-    model_stage = tuple(schedule.model_stage(s) for s in range(schedule.num_stages))
-    pricer = pricer_of(layout).bind(schedule.stage_to_rank, model_stage)
-    if scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times:
-        schedule = schedule_of(scenario, layout.num_microbatches, stage_times(pricer))
+    layout, schedule, pricer = _scheduled(scenario := decided(scenario), load_factor, replica)
     program = lowering(layout, schedule, detail, expand=expand)
     if transfers:
         ranks = schedule.stage_to_rank[: schedule.stages_per_model]
@@ -220,7 +237,7 @@ def simulate(
     """
     scenario = decided(scenario)
     passes, finer = passes_of(scenario), detail
-    copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
+    copies = _copies(scenario)
     tried = _shorter_counts(scenario) if passes.microbatches > FOLD_MICROBATCHES else []
     if passes.ops(detail) * copies > FOLD_OPS:
         built, most = (tried[0][1], FOLD_OPS) if tried else (passes.microbatches, limits()["ops"])
@@ -251,7 +268,7 @@ def _folded(
     Args:
         tried: micro-batches of the shorter ones and of the whole, the cheapest first.
     """
-    copies = scenario.world_size // scenario.plan.pp if scenario.effects.expand else 1
+    copies = _copies(scenario)
     passes, last = passes_of(scenario), None
 
     @cache
@@ -269,7 +286,7 @@ def _folded(
         # Where layers are hardly more ops than passes, looking at them at once saves a second look.
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
         first, second = run(few, looked), run(more, looked)
-        exact = repeats(first, second)
+        exact = repeats(first, second) and (not wants_times(scenario) or _goes_on(scenario, counts))
         last = (first, second, counts, exact)
         if exact:
             break
@@ -281,6 +298,12 @@ def _folded(
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))
     found = extended(first, second, counts, layout, exact=exact)
     return found if fine == detail else replace(found, notes=(*found.notes, "one op a pass, whose totals are those of its layers"))
+
+
+def _goes_on(scenario: Scenario, counts: tuple[int, int, int]) -> bool:
+    """Whether the order that prices choose for all micro-batches is that for fewer, gone on with."""
+    few, more, every = (_scheduled(with_microbatches(scenario, count))[1].rows for count in counts)
+    return goes_on(few, more, every)
 
 
 def _coarser(scenario: Scenario, run: Callable[[int, Detail], Result]) -> Result | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from simpar.errors import InputError
 from simpar.schedules import Phase, Schedule, build_schedule
+from simpar.schedules.automatic_wave import Choices, StageTimes, Wave, waves
+from simpar.schedules.order import goes_on
 
 # Qi et al. 2023 (arXiv 2401.10241): stage times in ms that the authors profiled (arXiv Table 9) and the bubbles that they
 # computed from them (Table 5). (p, m, heads * sequence / hidden, F, B, W, send, 1F1B, ZB-H1, ZB-H2, ZB-2p); ZB-1p = ZB-H1.
@@ -148,3 +150,29 @@ def test_ranks_never_wait_in_a_circle_where_clocks_tie(name: str, flush: bool) -
     """Free sends and durations that divide each other: two ranks could each be placed before the other's result."""
     times = {"f": (1.0, 2.0, 0.5, 1.0), "i": (1.0,) * 4, "w": (1.0, 1.0, 1.0, 3.0), "send": 0.0, "kept": 0.0}
     build_schedule(name, 4, 3, flush=flush, **times).check()
+
+
+@given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 24))
+def test_a_choice_that_never_mattered_is_not_played_again(data: st.DataObject, p: int, m: int) -> None:
+    """Each of the eight is what it is when played alone."""
+    seconds = st.lists(st.sampled_from([0.5, 0.8, 1.0, 1.1, 1.3]), min_size=p, max_size=p).map(tuple)
+    limit = data.draw(st.lists(st.sampled_from([1.0, 2.0, 0.5 * p + 1.0, 2.0 * p]), min_size=p, max_size=p).map(tuple))
+    f, i, w = (data.draw(seconds) for _ in range(3))
+    times = StageTimes(f, i, w, data.draw(st.sampled_from([0.0, 0.1, 0.6])), limit, (0.6,) * p)
+    alone = [Wave(times, m, Choices(*answers)).run() for answers in product((False, True), repeat=3)]
+    assert [board.rows for board in waves(times, m)] == [board.rows for board in alone]
+
+
+def test_an_order_goes_on_where_each_round_is_run_again() -> None:
+    few, more, every = (build_schedule("zb-1p", 4, m, send=0.1).rows for m in (12, 16, 40))
+    assert goes_on(few, more, every)
+    assert not goes_on(few, more, build_schedule("zb-1p", 4, 42, send=0.1).rows)
+    assert not goes_on(few, more, build_schedule("1f1b", 4, 40).rows)
+    for rank, at, orders in product(range(4), (3, 20, -20, -1), (1, 2)):
+        rows = [list(row) for row in (few, more, every)[orders]]
+        row = rows[rank]
+        other = next(i for i in range(at - 1, -40, -1) if row[i].phase is not row[at].phase)
+        row[at], row[other] = row[other], row[at]
+        changed = [few, more, every]
+        changed[orders] = tuple(map(tuple, rows))
+        assert not goes_on(*changed)

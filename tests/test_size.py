@@ -59,8 +59,7 @@ def space(name: str) -> Space:
 
 
 SMALL: dict[str, Any] = {**TABLE, "model": {**TABLE["model"], "num_hidden_layers": 16}}
-RULED = sorted(name for name, family in SCHEDULES.items() if not family.wants_times)
-LATE = ("interleaved_zb", "zb-h1", "zb-h2")
+LATE = ("interleaved_zb", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
 """Never or late in one state: stages of unequal length use up the slack between them over hundreds of micro-batches."""
 
 
@@ -94,13 +93,22 @@ def same_step(given: Scenario, monkeypatch: pytest.MonkeyPatch) -> bool:
     return True
 
 
-@pytest.mark.parametrize("schedule", RULED)
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_a_folded_step_is_the_whole_step(schedule: str, zero_stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     virtual = SCHEDULES[schedule].virtual_stages or (2 if "interleaved" in schedule else 1)
     plan = {"tp": 1, "pp": 4, "schedule": schedule, "virtual_stages": virtual, "zero_stage": zero_stage}
     batch = {**TABLE["training"], "global_batch_size": 336}
     assert same_step(make_scenario({**SMALL, "plan": plan, "training": batch}), monkeypatch) or schedule in LATE
+
+
+@pytest.mark.parametrize("schedule", ["zb-1p", "zb-2p"])
+def test_so_is_one_whose_order_prices_choose_where_that_goes_on(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"tp": 1, "pp": 4, "schedule": schedule, "layers_per_stage": [2, 6, 4, 4]}
+    given = make_scenario({**SMALL, "plan": plan, "training": {**TABLE["training"], "global_batch_size": 672}})
+    assert same_step(given, monkeypatch)
+    monkeypatch.setattr(engine, "goes_on", lambda *orders: False)
+    assert not same_step(given, monkeypatch)
 
 
 @pytest.mark.parametrize("plan", [{"tp": 4}, {"tp": 2, "zero_stage": 3}, {"tp": 4, "offload": {"activations": 0.5}}], ids=str)
@@ -145,7 +153,7 @@ def test_a_thousand_micro_batches_cost_less_than_twice_what_64_do() -> None:
         assert spent[1] <= 2 * spent[0], schedule
 
 
-@pytest.mark.parametrize("schedule", [*LATE, "zb-1p", "zb-2p"])
+@pytest.mark.parametrize("schedule", LATE)
 def test_a_step_that_does_not_repeat_itself_is_built_by_whole_passes(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The totals, memory included, are those of the step layer by layer; it costs no more than its passes."""
     plan = {"tp": 1, "pp": 4, "schedule": schedule, "virtual_stages": 2 if "interleaved" in schedule else 1}
@@ -250,6 +258,20 @@ def test_a_step_that_cannot_be_folded_is_refused_with_the_limit() -> None:
     ):
         engine.simulate(given)
     assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(("batch", "effects"), [(400_000, {}), (32_000, {"expand": True})])
+def test_an_order_that_prices_choose_is_not_sought_for_too_many(
+    batch: int, effects: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"tp": 1, "pp": 4, "schedule": "zb-1p", "layers_per_stage": [2, 6, 4, 4]}
+    given = make_scenario(
+        {**SMALL, "plan": plan, "effects": effects, "training": {**TABLE["training"], "global_batch_size": batch}}
+    )
+    monkeypatch.setattr(engine, "_goes_on", lambda *counts: True)
+    monkeypatch.setenv("SIMPAR_LIMIT", "ops=500_000")
+    with pytest.raises(InputError, match=r"micro-batches on 4 stages.* is about"):
+        engine.simulate(given)
 
 
 def test_a_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 from simpar.parallel.keys import Compute, Overlapped
 from simpar.program.program import OpKind
 from simpar.readings import outcome_of
-from simpar.result.folded import shorter_counts, with_microbatches
-from simpar.schedules import SCHEDULES
+from simpar.result.folded import shorter_counts, wants_times, with_microbatches
 from simpar.specs.framework import framework
 from simpar.specs.scenario import Scenario
 from simpar.specs.site import Site
@@ -99,8 +98,7 @@ def predict(scenario: Scenario) -> Prediction:
     few, more, all_of_them = counts
     first, second = (predict_whole(with_microbatches(scenario, count)) for count in (few, more))
     # An automatic schedule is made anew for every length, within a bound on memory that does not depend on it.
-    made = scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times
-    return extended(first, second, (all_of_them - few) / (more - few), memory_grows=not made)
+    return extended(first, second, (all_of_them - few) / (more - few), memory_grows=not wants_times(scenario))
 
 
 def predict_at(site: Site, scenario: Scenario) -> Prediction:

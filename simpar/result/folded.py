@@ -62,10 +62,14 @@ def with_microbatches(scenario: Scenario, count: int) -> Scenario:
 
 
 def can_fold(scenario: Scenario) -> bool:
-    """Whether a long step of `scenario` can repeat itself: a schedule of a rule, no chance, no shared links."""
-    plan = scenario.plan
-    ruled = plan.schedule == "auto" or (plan.schedule in SCHEDULES and not SCHEDULES[plan.schedule].wants_times)
-    return ruled and not is_drawn(scenario) and not scenario.effects.needs_network
+    """Whether a long step of `scenario` can repeat itself: a schedule of the table, no chance, no shared links."""
+    named = scenario.plan.schedule == "auto" or scenario.plan.schedule in SCHEDULES
+    return named and not is_drawn(scenario) and not scenario.effects.needs_network
+
+
+def wants_times(scenario: Scenario) -> bool:
+    """Whether the order of passes hangs on what they take: one sought for more micro-batches need not go on as that for fewer."""
+    return scenario.plan.schedule in SCHEDULES and SCHEDULES[scenario.plan.schedule].wants_times
 
 
 def is_drawn(scenario: Scenario) -> bool:
@@ -154,6 +158,5 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 __all__ = [
     "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "repeats",
-    "shorter_counts",
-    "with_microbatches",
+    "shorter_counts", "wants_times", "with_microbatches",
 ]  # fmt: skip

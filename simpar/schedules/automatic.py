@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import product
 from math import inf, isfinite
 
 from simpar.errors import Violation
 from simpar.schedules.action import Action, Phase
-from simpar.schedules.automatic_wave import Board, Choices, StageTimes, Wave, play
+from simpar.schedules.automatic_wave import Board, StageTimes, play, waves
 from simpar.schedules.family import ScheduleFamily
 from simpar.schedules.schedule import Schedule, loop_placement
 
@@ -78,7 +77,7 @@ def _runs(rows: Sequence[Sequence[str]], num_microbatches: int) -> bool:
 @lru_cache(maxsize=128)
 def _best(times: StageTimes, num_microbatches: int, flush: bool) -> tuple[tuple[str, ...], ...]:
     """Phases per rank of the best order found; of equal ones the first."""
-    boards: list[Board] = [Wave(times, num_microbatches, Choices(*answers)).run() for answers in product((False, True), repeat=3)]
+    boards = waves(times, num_microbatches)
     for rows in _handcrafted(times.ranks, num_microbatches):
         board = play(times, num_microbatches, rows)
         if all(peak <= limit + 1e-9 for peak, limit in zip(board.peak, times.limit, strict=True)):

@@ -8,7 +8,9 @@ yes-or-no choices are left open; the caller tries all and keeps the best (Qi et 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Final
 
 _SLACK = 1e-9
 """Relative tolerance of comparisons of times and of memory."""
@@ -54,64 +56,68 @@ class Choices:
     fill: bool
 
 
+CHOICES: Final = tuple(field.name for field in fields(Choices))
+
+
 class Board:
     """Ranks with their clocks and memory, and the passes put so far; `put` plays one more."""
 
     def __init__(self, times: StageTimes, num_microbatches: int) -> None:
         p, m = times.ranks, num_microbatches
-        self.times, self.m = times, m
+        self.times, self.m, self.last = times, m, p - 1
         self.clock, self.begin, self.idle = [0.0] * p, [-1.0] * p, [0.0] * p
-        self.held = [0.0] * p
+        self.held, self.peak = [0.0] * p, [0.0] * p
+        self.most = [limit + _SLACK * p for limit in times.limit]
+        self.takes = {"F": times.f, "I": times.i, "W": times.w}
         self.count = {phase: [0] * p for phase in "FIW"}
         self.forward_end = [[0.0] * m for _ in range(p)]
         self.gradient_end = [[0.0] * m for _ in range(p)]
         self.rows: list[list[str]] = [[] for _ in range(p)]
-        self.peak = [0.0] * p
 
     def arrival(self, rank: int, phase: str) -> float:
         """When the input of the rank's next F or I is there; the neighbour must have put that pass."""
+        at = self.count[phase][rank]
         if phase == "F":
-            return self.forward_end[rank - 1][self.count["F"][rank]] + self.times.send if rank else 0.0
-        at = self.count["I"][rank]
-        last = rank == self.times.ranks - 1
-        return self.forward_end[rank][at] if last else self.gradient_end[rank + 1][at] + self.times.send
+            return self.forward_end[rank - 1][at] + self.times.send if rank else 0.0
+        return self.forward_end[rank][at] if rank == self.last else self.gradient_end[rank + 1][at] + self.times.send
 
     def runnable(self, rank: int, phase: str) -> bool:
         """Whether the rank's next pass of this phase exists and has had its inputs put."""
-        done = self.count[phase][rank]
+        count = self.count
+        done = count[phase][rank]
         if done == self.m:
             return False
         if phase == "F":
-            return rank == 0 or self.count["F"][rank - 1] > done
+            return rank == 0 or count["F"][rank - 1] > done
         if phase == "W":
-            return self.count["I"][rank] > done
-        return self.count["F"][rank] > done and (rank == self.times.ranks - 1 or self.count["I"][rank + 1] > done)
+            return count["I"][rank] > done
+        return count["F"][rank] > done and (rank == self.last or count["I"][rank + 1] > done)
 
     def put(self, rank: int, phase: str) -> None:
         """Run the rank's next pass of this phase as soon as its input is there."""
-        times, done = self.times, self.count[phase][rank]
-        start = self.clock[rank] if phase == "W" else max(self.clock[rank], self.arrival(rank, phase))
+        count = self.count[phase]
+        done, clock = count[rank], self.clock[rank]
+        start = clock if phase == "W" else max(clock, self.arrival(rank, phase))
         if self.begin[rank] < 0:
             self.begin[rank] = start
         else:
-            self.idle[rank] += start - self.clock[rank]
-        end = start + {"F": times.f, "I": times.i, "W": times.w}[phase][rank]
-        self.clock[rank] = end
+            self.idle[rank] += start - clock
+        end = self.clock[rank] = start + self.takes[phase][rank]
         if phase == "F":
             self.forward_end[rank][done] = end
             self.held[rank] += 1.0
             self.peak[rank] = max(self.peak[rank], self.held[rank])
         elif phase == "I":
             self.gradient_end[rank][done] = end
-            self.held[rank] -= 1.0 - times.kept[rank]
+            self.held[rank] -= 1.0 - self.times.kept[rank]
         else:
-            self.held[rank] -= times.kept[rank]
-        self.count[phase][rank] += 1
+            self.held[rank] -= self.times.kept[rank]
+        count[rank] = done + 1
         self.rows[rank].append(phase)
 
     def fits(self, rank: int, more: float = 1.0) -> bool:
         """Whether `more` activations stay within the rank's limit."""
-        return self.held[rank] + more <= self.times.limit[rank] + _SLACK * self.times.ranks
+        return self.held[rank] + more <= self.most[rank]
 
     @property
     def span(self) -> float:
@@ -125,11 +131,16 @@ class Board:
 
 
 class Wave:
-    """One run of the heuristic."""
+    """One run of the heuristic.
+
+    Attributes:
+        mattered: choices answered yes without which the run would have been another.
+    """
 
     def __init__(self, times: StageTimes, num_microbatches: int, choices: Choices) -> None:
         self.board = Board(times, num_microbatches)
         self.times, self.m, self.choices = times, num_microbatches, choices
+        self.mattered: set[str] = set()
         self.ranks = range(times.ranks)
         self.tolerance = _SLACK * (max(times.f) + max(times.i) + max(times.w) + times.send)
 
@@ -149,14 +160,17 @@ class Wave:
         board = self.board
         for rank in self.ranks:
             board.put(rank, "F")
-        more = self.extra_forwards()
+        late = self.choices.late_start
+        more = self.extra_forwards(late_start=late)
+        if late and more != self.extra_forwards(late_start=False):
+            self.mattered.add("late_start")
         for rank in self.ranks:
             for _ in range(more[rank]):
                 board.put(rank, "F")
         for rank in reversed(self.ranks):
             board.put(rank, "I")
 
-    def extra_forwards(self) -> list[int]:
+    def extra_forwards(self, *, late_start: bool) -> list[int]:
         """Forwards beyond the first that each rank runs before its first gradient."""
         board, times = self.board, self.times
         last = times.ranks - 1
@@ -164,7 +178,7 @@ class Wave:
         first_gradient = board.clock[last] + times.i[last]
         for rank in reversed(self.ranks[:-1]):
             arrival, clock = first_gradient + times.send, board.clock[rank]
-            begun = 0.0 if self.choices.late_start else times.f[rank]
+            begun = 0.0 if late_start else times.f[rank]
             while 1 + more[rank] < self.m and board.fits(rank, more[rank] + 1.0):
                 if clock + begun > arrival + self.tolerance or clock >= arrival - self.tolerance:
                     break
@@ -196,7 +210,9 @@ class Wave:
         wanted = [count < self.m for count in done]
         if self.choices.skip:
             for rank in self.ranks[:-1]:
-                wanted[rank] = wanted[rank] and not (done[rank] >= done[rank + 1] + 2 and self.may_skip(rank))
+                if wanted[rank] and done[rank] >= done[rank + 1] + 2 and self.may_skip(rank):
+                    wanted[rank] = False
+                    self.mattered.add("skip")
         for rank in reversed(self.ranks[:-1]):
             wanted[rank] = wanted[rank] and (wanted[rank + 1] or done[rank + 1] == self.m)
         return wanted
@@ -208,7 +224,7 @@ class Wave:
         clock, over, pending = board.clock[rank], board.held[rank] + 1.0, board.count["I"][rank] - board.count["W"][rank]
         if clock >= gradient - self.tolerance:
             return True
-        while over > times.limit[rank] + _SLACK * times.ranks and pending > 0:
+        while over > board.most[rank] and pending > 0:
             over, pending, clock = over - times.kept[rank], pending - 1, clock + times.w[rank]
         if clock + times.f[rank] <= gradient + self.tolerance:
             return False
@@ -229,14 +245,31 @@ class Wave:
     def fill_wait(self, rank: int, phase: str) -> None:
         """Weight gradients while the input of the rank's next pass is on its way."""
         board = self.board
+        if not board.runnable(rank, "W"):
+            return
         until = board.arrival(rank, phase)
         while board.runnable(rank, "W") and board.clock[rank] + self.times.w[rank] <= until + self.tolerance:
             board.put(rank, "W")
         wait = until - board.clock[rank]
         if board.runnable(rank, "W") and wait > self.tolerance:
-            longest = max(board.idle) - board.idle[rank]
-            if self.choices.fill or wait > longest + self.tolerance:
+            longest = wait > max(board.idle) - board.idle[rank] + self.tolerance
+            if not longest and self.choices.fill:
+                self.mattered.add("fill")
+            if longest or self.choices.fill:
                 board.put(rank, "W")
+
+
+def waves(times: StageTimes, num_microbatches: int) -> list[Board]:
+    """The heuristic under every combination of choices, all of them no first; a run is that of each choice that did not matter."""
+    found: dict[Choices, Board] = {}
+    for answers in product((True, False), repeat=3):
+        if Choices(*answers) in found:
+            continue
+        wave = Wave(times, num_microbatches, Choices(*answers))
+        board = wave.run()
+        same = ({answer, answer and name in wave.mattered} for name, answer in zip(CHOICES, answers, strict=True))
+        found.update((Choices(*others), board) for others in product(*same))
+    return [found[Choices(*answers)] for answers in product((False, True), repeat=3)]
 
 
 def play(times: StageTimes, num_microbatches: int, rows: Sequence[Sequence[str]]) -> Board:

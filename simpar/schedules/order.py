@@ -179,3 +179,19 @@ def replay(order: OrderArrays, durations: Sequence[float]) -> Replay:
                 start[own], finish[own], done[own] = begin, clock[rank], 1
                 runnable.extend(waiting.pop(own, ()))
     return Replay(start, finish, [head[r] for r in range(num_ranks) if head[r] < order.rank_start[r + 1]])
+
+
+def goes_on(few: Rows, more: Rows, every: Rows) -> bool:
+    """Whether every rank runs `every` as `more`, with what `more` has beyond `few` again and again.
+
+    Args:
+        few, more, every: orders of ever more micro-batches, which each phase of a stage runs one after the other.
+    """
+    for rows in zip(few, more, every, strict=True):
+        short, longer, whole = ([(action.phase, action.stage) for action in row] for row in rows)
+        begin = next((at for at, (a, b) in enumerate(zip(short, longer, strict=False)) if a != b), len(short))
+        end = begin + len(longer) - len(short)
+        times = (len(whole) - len(short)) // (end - begin)
+        if longer[end:] != short[begin:] or whole != short[:begin] + times * longer[begin:end] + short[begin:]:
+            return False
+    return True
