@@ -185,8 +185,16 @@ class Branch:
 
     def run(self, nodes: Sequence[Node] | None = None) -> None:
         """Search until nothing can beat the best."""
+        self.open(nodes)
+        self.go_on()
+
+    def open(self, nodes: Sequence[Node] | None = None) -> None:
+        """Let meshes and micro-batches wait to be searched; none = all of the space."""
         for node in self.nodes() if nodes is None else nodes:
             self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), mesh_key(*node[:2]))
+
+    def go_on(self, until: float = inf) -> float:
+        """Search until all that waits is behind `until`, or nothing can beat the best; the least of what is left, infinite then."""
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
             "shardings": self.open_shardings, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
@@ -194,6 +202,8 @@ class Branch:
         }  # fmt: skip
         single = not self.incumbents.front
         while self.heap:
+            if self.heap[0][0] > until:
+                return self.heap[0][0]
             if single and self.closing is not None and self.incumbents.limits is not self._swept:
                 self._sweep()
                 continue
@@ -211,6 +221,7 @@ class Branch:
                 openers[kind](bound, payload, count)
             if self.on_progress is not None:
                 self.on_progress(self.progress(self.incumbents.least(key)))
+        return inf
 
     def _sweep(self) -> None:
         """Reject what a new incumbent beats wherever it waits, so that the designs it is of close."""
