@@ -21,6 +21,7 @@ from simpar.parallel.layout import Layout
 from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.split_options import SplitOptions
+from simpar.parallel.traffic import send_collectives
 from simpar.parallel.work import HostCopy
 from simpar.program.program import FloatArray, IntArray
 from simpar.result.gathers import head_gradient_bytes, update_bytes
@@ -82,7 +83,8 @@ class Pricing:
         self._sites: dict[Group, tuple[int, ...]] = {}
         self._places: dict[object, int] = {}
         self._pricers: dict[object, LayoutPricer] = {}
-        self._sends: dict[object, tuple[float, float]] = {}
+        self._sends: dict[object, tuple[float, tuple[int, ...]]] = {}
+        self._plain: dict[object, LayoutPricer] = {}
         self._sent: dict[object, float] = {}
         self._beside: dict[object, FloatArray] = {}
         self._schedules: dict[object, Schedule] = {}
@@ -168,6 +170,8 @@ class Pricing:
             layouts = [self.probe(group, batch, variant, recompute, state, order) for order, state in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
             layout = layouts[0]
+            if recompute == "none":
+                self._plain[key[:3]] = pricers[0]
             columns: list[Column | None] = [None] * self.kinds.count
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
@@ -357,30 +361,35 @@ class Pricing:
 
         No loss is sure where the latter is above 1.
         """
-        seconds, loss = self._send(group, batch, variant)
-        if not loss or style == "pairs":
+        seconds, held = self._send(group, batch, variant)
+        if not all(held) or style == "pairs":
             return 0.0, 1.0
         table, kinds = self.table(group, batch, variant, "none"), self.kinds
         passes = (F, B) if style == "full" else (F, I, W)
         density = seconds / table.seconds[list(passes)][:, [kind + kinds.layers for kind in set(kinds.layer)]].min()
-        return (loss, float(density)) if density <= 1.0 else (0.0, 1.0)
+        slows = min(self._slowed(group, batch, variant, sms) for sms in held)
+        return (slows / (1.0 + slows), float(density)) if density <= 1.0 else (0.0, 1.0)
 
-    def _send(self, group: Group, batch: int, variant: Variant) -> tuple[float, float]:
-        """(Seconds of a boundary tensor, share of them in which compute beside it makes no progress) at least."""
+    def _slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
+        """How much longer compute takes at least beside a send that holds so many SMs, whatever is recomputed."""
+        gpu, pricer = self.template.hardware.gpu, self._plain[self.block_site(group, batch, variant), batch, variant]
+        # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
+        return (2.0 * pricer.slowed(held) + slowed((), gpu.sm_count.value, held, gpu.architecture)) / 3.0
+
+    def _send(self, group: Group, batch: int, variant: Variant) -> tuple[float, tuple[int, ...]]:
+        """(Seconds of a boundary tensor at least, SMs that the sends between any two neighbours hold)."""
         if group.pp == 1:
-            return 0.0, 0.0
+            return 0.0, (0,)
         key = (group, batch, variant.sequence_parallel)
         if key not in self._sends:
             layout = self.probe(group, batch, variant)
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
-            prices = [pricer.price(Send(0, 0, False, pair)) for pair in alike.values()]
-            # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
-            gpu = self.template.hardware.gpu
-            least = [slowed((), gpu.sm_count.value, p.held_sms, gpu.architecture) for p in prices]
-            slows = min((2.0 * p.interference + low) / 3.0 for p, low in zip(prices, least, strict=True))
+            calls = (send_collectives(layout, Send(0, 0, False, pair)) for pair in alike.values())
+            prices = [pricer.unslowing("pp", each) for each in calls]
             same = len(set(layout.boundary_bytes)) == 1
-            self._sends[key] = (min(p.seconds for p in prices), slows / (1.0 + slows)) if same else (0.0, 0.0)
+            held = tuple(dict.fromkeys(p.held_sms for p in prices))
+            self._sends[key] = (min(p.seconds for p in prices), held) if same else (0.0, (0,))
         return self._sends[key]
 
     def rank_blocks(self, pipeline: Pipeline, pp: int) -> IntArray:
