@@ -161,7 +161,7 @@ def improve(
 
 def _spelled_out(choice: Choice, today: Result, pricing: Pricing) -> Choice:
     """The choice with what the framework does by default as values, so that writing it down is no change."""
-    layout, waits = today.layout, pricing.blocking(choice.pipeline, choice.group.pp)
+    layout, waits = today.layout, pricing.pipelines.blocking(choice.pipeline, choice.group.pp)
     pipeline = replace(choice.pipeline, overlap_p2p=not waits if choice.group.pp > 1 else None)
     state = replace(choice.state, overlap_grad_reduce=layout.overlap_grad_reduce, overlap_param_gather=layout.overlap_param_gather)
     return replace(choice, pipeline=pipeline, state=state)

@@ -62,7 +62,7 @@ class Fullest:
         for index, pipeline in enumerate(space.pipelines(pp, m)):
             if pipeline.schedule not in KNOWN or pricing.template.plan.microbatch_group_size:
                 continue
-            stages, shape = pricing.plain_stages(pipeline, pp), shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+            stages, shape = pricing.pipelines.plain_stages(pipeline, pp), shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
             own = stages.counts[0].astype(np.float64)
             own[:, :layers] += own[:, layers : 2 * layers]
             own[:, layers : 2 * layers] = 0.0
