@@ -105,18 +105,22 @@ def test_no_limit_is_asked_for_by_name() -> None:
     assert schedules[1] <= {"1f1b", "interleaved"}
 
 
-def test_improve_finds_the_same_best_whatever_it_keeps() -> None:
-    """What is known already says how slow another pair of changes may be; that must not cost the best of them."""
+@pytest.mark.parametrize("stride", [1.0001, 2.0])
+def test_improve_finds_the_same_best_whatever_it_keeps(stride: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search ends where nothing left can be among the doubles that are kept; that must not cost any of them."""
     scenario = make_scenario(
         {"model": "llama3.1-8b", "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
          "plan": {"tp": 4, "dp": 2, "recompute": "full", "sequence_parallel": True},
          "training": {"global_batch_size": 16, "sequence_length": 4096}}
     )  # fmt: skip
     axes = ("tp", "recompute", "micro_batch_size", "overlap_tp", "zero_stage")
-    few, many = (improve(scenario, axes=axes, keep=keep) for keep in (3, 50))
-    assert len(many.doubles) > 6
-    assert [c.scored for c in few.doubles] == [c.scored for c in many.doubles[:3]]
-    assert [c.scored for c in few.singles] == [c.scored for c in many.singles[:3]]
+    many = improve(scenario, axes=axes, keep=50)
+    assert len(many.doubles) > 8
+    monkeypatch.setattr("simpar.searching.improve._STRIDE", stride)
+    for keep in (1, 3, 8):
+        few = improve(scenario, axes=axes, keep=keep)
+        assert [c.scored for c in few.doubles] == [c.scored for c in many.doubles[:keep]]
+        assert [c.scored for c in few.singles] == [c.scored for c in many.singles[:keep]]
 
 
 def test_layouts_are_ranked_with_the_effects_that_the_scenario_asks_for() -> None:

@@ -14,9 +14,10 @@ from search_random import CASES, random_choice, space_of
 
 from simpar.schedules import SCHEDULES, Phase
 from simpar.searching import axes
-from simpar.searching.branch import Branch, on_device
+from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.incumbents import Incumbents
+from simpar.searching.nodes import on_device
 from simpar.searching.open_layouts import Design
 from simpar.searching.shapes import paired_passes, shape_of
 from simpar.step import simulate

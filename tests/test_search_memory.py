@@ -51,6 +51,37 @@ def test_memory_is_that_of_the_simulation(name: str) -> None:
         assert device_bytes == pytest.approx(result.worst_rank.device_bytes, rel=1e-6), str(choice)
 
 
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_full_recomputation_keeps_least(name: str) -> None:
+    """Memory floors ask only it whether anything fits."""
+    pricing, draw = branch_of(name).pricing, random.Random(5)
+    for choice in (c for c in (random_choice(pricing.space, draw) for _ in range(6)) if c is not None):
+        of = (choice.group, choice.micro_batch_size, choice.variant)
+        least = pricing.held(*of, "full")
+        for each in pricing.space.selections:
+            assert (least <= pricing.held(*of, each)).all(), (str(choice), each)
+
+
+@pytest.mark.parametrize("framework", [None, "megatron-core"])
+def test_pipelines_that_memory_rules_out_fit_under_no_recomputation(framework: str | None) -> None:
+    """Half a device: of some pipelines nothing fits, whatever is recomputed, and of others something does."""
+    space = space_of("deepseek-v2", nodes=8, batch=64, framework=framework, fix=("offload_activations=0",))
+    branch, draw, seen = Branch(space), random.Random(1), set()
+    floors, capacity = branch.memory_floors, branch.capacity / 2
+    for _ in range(24):
+        group, batch, m = draw.choice(branch.nodes())
+        variant, full = draw.choice(space.variants(group)), floors._fullest_of(group.pp, m)
+        if full is None:
+            continue
+        room = floors._room(group, variant, full, capacity)
+        names = [*(["full"] if any(space._full) and not space.merges(variant) else []), *space.selections]
+        fits = [full.held @ branch.pricing.held(group, batch, variant, name) <= room for name in names]
+        wanted = np.any(fits, axis=0)
+        assert (floors.possible(group, batch, m, variant, capacity)[full.pipeline] == wanted).all()
+        seen |= {(space.merges(variant), bool(w)) for w in wanted}
+    assert {w for _, w in seen} == {False, True}
+
+
 @pytest.mark.parametrize("name", ["gqa", "mla", "torchtitan", "fsdp-fp8"])
 def test_what_blocks_keep_does_not_depend_on_overlap_or_place(name: str) -> None:
     pricing, draw = branch_of(name).pricing, random.Random(3)

@@ -331,7 +331,12 @@ class LayoutPricer:
         return handled(price, key, self.layout, self._work)
 
     def _sequence(self, dimension: str, calls: Sequence[Collective]) -> KeyPrice:
-        """Collectives one after the other on one stream."""
+        """Collectives one after the other on one stream, and what they do to compute beside them."""
+        found = self.unslowing(dimension, calls)
+        return replace(found, interference=self.slowed(found.held_sms)) if calls else found
+
+    def unslowing(self, dimension: str, calls: Sequence[Collective]) -> KeyPrice:
+        """Collectives one after the other on one stream, but for what they do to compute beside them: no block is priced."""
         if not calls:
             return KeyPrice(0.0, (), (), 0.0, (), ())
         prices = [self._collective(c) for c in calls]
@@ -341,10 +346,9 @@ class LayoutPricer:
         held = max(self._held_sms(c.name, c.bytes, self._placement(c)) for c in calls)
         kind = worst([p.provenance for p in prices])
         latency = sum(c.repeat * self._timed(c.name, 1.0, self._placement(c)).seconds for c in calls)
-        found = KeyPrice(
-            seconds, ((dimension, seconds),), spread, self.slowed(held), (), ((dimension, kind),), min(latency, seconds)
+        return KeyPrice(
+            seconds, ((dimension, seconds),), spread, 0.0, (), ((dimension, kind),), min(latency, seconds), held_sms=held
         )
-        return replace(found, held_sms=held)
 
     def _checks_s(self, calls: Sequence[Collective]) -> float:
         """Seconds for which collectives of a whole stage wait for their ranks' comparisons; those of one layer are its host's."""

@@ -93,7 +93,7 @@ def padded_vocabulary(vocab: int, multiple: int, ranks: int = 1) -> int:
 def packed(network: Network, documents: tuple[int, ...]) -> Network:
     """`network` on sequences that hold several documents each: no token attends one of another."""
     if not documents:
-        return network
+        return _interned(network)
     made: dict[int, Layer] = {}
 
     def inside(layer: Layer) -> Layer:
@@ -101,7 +101,19 @@ def packed(network: Network, documents: tuple[int, ...]) -> Network:
             made[id(layer)] = replace(layer, nodes=tuple(_inside(node, documents) for node in layer.nodes))
         return made[id(layer)]
 
-    return replace(network, layers=tuple(map(inside, network.layers)), mtp=tuple(map(inside, network.mtp)))
+    return _interned(replace(network, layers=tuple(map(inside, network.layers)), mtp=tuple(map(inside, network.mtp))))
+
+
+def _interned(network: Network) -> Network:
+    """`network` of layers that other networks have too: those of one model differ in their ends alone, and what is known of a layer
+    is found by the object at once, by its graph only after a comparison of all its nodes."""
+    return replace(network, layers=tuple(map(_known, network.layers)), mtp=tuple(map(_known, network.mtp)))
+
+
+@lru_cache(maxsize=4096)
+def _known(layer: Layer) -> Layer:
+    """The first of all equal layers."""
+    return layer
 
 
 def _inside(node: Node, documents: tuple[int, ...]) -> Node:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import Final
 
 from simpar.graph.casts import QUANTIZE
@@ -10,7 +11,7 @@ from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
 from simpar.graph.kernels import is_product, kernels
 from simpar.graph.ledger import attended, node_flops
-from simpar.graph.rematerialise import Cut, cut
+from simpar.graph.rematerialise import Cut, Recompute, cut
 from simpar.graph.shard import Layout, Shards
 from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, Loss, Node, Norm, Scan
 from simpar.parallel.split_options import SplitOptions
@@ -227,6 +228,11 @@ class LocalLayer:
 
     @cached_property
     def _tensors(self) -> dict[str, float]:
+        options, plain = self.options, Recompute()
+        return _kept_bytes(self.layer, options if options.recompute == plain else replace(options, recompute=plain))
+
+    def kept_bytes(self) -> dict[str, float]:
+        """Kept tensors by name before recomputation, bytes on this rank; `tensors` remembers them."""
         whole = {self.shards.layouts.whole_channels(node) for node in self.layer.nodes}
         found = {}
         frozen = frozenset(
@@ -310,3 +316,9 @@ class LocalLayer:
     def needs_input_gradient(self, node: Node) -> bool:
         """Whether the gradient of what `node` reads is computed."""
         return needs_input_gradient(self.layer, node)
+
+
+@lru_cache(maxsize=4096)
+def _kept_bytes(layer: Layer, options: SplitOptions) -> dict[str, float]:
+    """What a layer keeps that recomputes nothing: the same for every choice of what runs again."""
+    return LocalLayer(layer, options).kept_bytes()

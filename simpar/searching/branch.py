@@ -12,19 +12,19 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 
 from simpar.searching.account import Account, Glimpse, Progress
-from simpar.searching.choice import Choice, Group, MeshKey, Offload, Pipeline, Variant, mesh_key
+from simpar.searching.choice import Choice, Group, MeshKey, Variant, mesh_key
 from simpar.searching.closed import Closed, Closing
 from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
+from simpar.searching.nodes import Node, Ranked, Shape, Waiting, design_of, on_device
 from simpar.searching.open_layouts import Design, OpenLayouts
 from simpar.searching.pricing import Pricing
 from simpar.searching.set_bounds import SetBounds
@@ -34,57 +34,6 @@ MEMORY, BOUND, DOMINATED = "does not fit the memory", "cannot beat the best", "o
 SIMULATED_MEMORY, CONSTRAINT = "does not fit when simulated", "misses a constraint"
 LARGEST = 256
 """Layouts that are swept together at most."""
-Waiting = tuple[float, int, float, OpenLayouts, int]
-"""A layout that waits to be swept: rank, number, bound, table and its position there."""
-Node = tuple[Group, int, int]
-"""A mesh, sequences per micro-batch, micro-batches per step."""
-
-
-class Shape(NamedTuple):
-    """What layouts share that are swept together.
-
-    Attributes:
-        flags: ZeRO stage, whether gradients are reduced and parameters gathered beside compute.
-        moves: activations are offloaded.
-        on_device: they are bounded first by the same layout without that: copies to the host only add waiting. Its program is
-            much smaller, and the same for all fractions.
-    """
-
-    pp: int
-    m: int
-    pipeline: Pipeline
-    flags: tuple[int, bool | None, bool | None]
-    moves: bool
-    on_device: bool
-
-
-def on_device(choice: Choice) -> Choice:
-    """The same layout with all activations on the device."""
-    return replace(choice, offload=Offload(0.0, choice.offload.optimizer))
-
-
-def _design_of(kind: str, payload: Any) -> Design | None:
-    """What a set of layouts is of, where all are of one design."""
-    if kind == "shardings":
-        return cast(Outlook, payload).design
-    return cast(OpenLayouts, payload[2]).design if kind in ("undercut", "timed", "layout") else None
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """The pipelines of a variant.
-
-    Attributes:
-        node: mesh, micro-batch, micro-batches, variant.
-        order: their positions in the space, fastest first by their bounds; `seconds` of each.
-        left: layouts of each and all after it.
-    """
-
-    node: tuple[Group, int, int, Variant]
-    design: MeshKey
-    order: list[int]
-    seconds: list[float]
-    left: list[int]
 
 
 class Branch:
@@ -153,7 +102,7 @@ class Branch:
         """
         reason = self._reject(bound, device_bytes, design)
         if reason:
-            self._settle(reason, count, _design_of(kind, payload))
+            self._settle(reason, count, design_of(kind, payload))
         else:
             key = self.incumbents.place(bound, device_bytes, leaf=kind in ("undercut", "timed", "layout"))
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
@@ -185,8 +134,16 @@ class Branch:
 
     def run(self, nodes: Sequence[Node] | None = None) -> None:
         """Search until nothing can beat the best."""
+        self.open(nodes)
+        self.go_on()
+
+    def open(self, nodes: Sequence[Node] | None = None) -> None:
+        """Let meshes and micro-batches wait to be searched; none = all of the space."""
         for node in self.nodes() if nodes is None else nodes:
             self.push(0.0, "mesh", node, self.space.count(node[0], node[2]), mesh_key(*node[:2]))
+
+    def go_on(self, until: float = inf) -> float:
+        """Search until all that waits is behind `until`, or nothing can beat the best; the least of what is left, infinite then."""
         openers: dict[str, Callable[[float, Any, int], None]] = {
             "mesh": self.open_mesh, "crude": self.open_crude, "variant": self.open_variant, "pipeline": self.open_pipeline,
             "shardings": self.open_shardings, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
@@ -194,6 +151,8 @@ class Branch:
         }  # fmt: skip
         single = not self.incumbents.front
         while self.heap:
+            if self.heap[0][0] > until:
+                return self.heap[0][0]
             if single and self.closing is not None and self.incumbents.limits is not self._swept:
                 self._sweep()
                 continue
@@ -206,11 +165,12 @@ class Branch:
                 self.pools.clear()
                 break
             if single and design is not None and self.incumbents.beats(key, design):
-                self._settle(BOUND, count, _design_of(kind, payload))
+                self._settle(BOUND, count, design_of(kind, payload))
             else:
                 openers[kind](bound, payload, count)
             if self.on_progress is not None:
                 self.on_progress(self.progress(self.incumbents.least(key)))
+        return inf
 
     def _sweep(self) -> None:
         """Reject what a new incumbent beats wherever it waits, so that the designs it is of close."""
@@ -224,7 +184,7 @@ class Branch:
         left = []
         for entry in self.heap:
             key, _, _, kind, payload, count, _, _ = entry
-            if (design := _design_of(kind, payload)) is not None and self.incumbents.beats(key):
+            if (design := design_of(kind, payload)) is not None and self.incumbents.beats(key):
                 self._settle(BOUND, count, design)
             else:
                 left.append(entry)
@@ -469,4 +429,4 @@ class Branch:
         return ""
 
 
-__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Branch", "Node", "on_device"]
+__all__ = ["BOUND", "CONSTRAINT", "DOMINATED", "MEMORY", "SIMULATED_MEMORY", "Branch"]

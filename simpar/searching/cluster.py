@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from simpar.errors import InputError, Violation
-from simpar.searching.branch import Node
 from simpar.searching.choice import Choice
 from simpar.searching.closed import Closed
-from simpar.searching.executors import _RETRIES, Now, Task
+from simpar.searching.executors import RETRIES, Now, Task
 from simpar.searching.incumbents import Limits, Scored
+from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part
 from simpar.searching.space import Space
 
@@ -106,7 +106,7 @@ def _on_cluster(task: Task, client: Any, scheduler: str) -> Iterator[PartResult]
                 part, nodes = waiting.pop(0)
                 known, closed = task.incumbents.known, task.closing(part)
                 future = client.submit(
-                    _cluster_part, task.space, task.wish, part, nodes, known, closed, topic, pure=False, retries=_RETRIES
+                    _cluster_part, task.space, task.wish, part, nodes, known, closed, topic, pure=False, retries=RETRIES
                 )
                 running.add(future)
                 # Runs in another thread; everything is done in this one.

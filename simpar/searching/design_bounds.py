@@ -91,7 +91,7 @@ class DesignBounds:
             each = ["full" if t.startswith("full") else t for t in texts]
             names = tuple(dict.fromkeys(each))
             table = np.array([names.index(name) for name in each], dtype=np.int64)
-            layers = self.pricing.stage_layers(pipeline, pp)
+            layers = self.pricing.pipelines.stage_layers(pipeline, pp)
             self._recomputations[key] = Recomputations(texts, names, table, Stages.of(self.pricing.kinds, layers, limits))
         return self._recomputations[key]
 
@@ -105,12 +105,12 @@ class DesignBounds:
         seconds = stages.seconds(tables, again.table)[:, :, stages.which]
         compute = stages.compute(tables, again.table)[:, :, stages.which] if shape.style == "pairs" else seconds
         pipeline, pp = (design.pipeline, design.group.pp)
-        passes = self.pricing.passes(pipeline, pp, design.m)
+        passes = self.pricing.pipelines.passes(pipeline, pp, design.m)
         sends = bounds.Sends(
-            self.pricing.send(design.group, design.batch, design.variant), self.pricing.blocking(pipeline, pp),
-            self.pricing.sends_beside(pipeline, pp, design.m),
+            self.pricing.send(design.group, design.batch, design.variant), self.pricing.pipelines.blocking(pipeline, pp),
+            self.pricing.pipelines.sends_beside(pipeline, pp, design.m),
             *self.pricing.send_loss(design.group, design.batch, design.variant, shape.style),
-            self.pricing.rank_blocks(pipeline, pp),
+            self.pricing.pipelines.rank_blocks(pipeline, pp),
         )  # fmt: skip
         found = bounds.pipeline_bound(shape, passes, seconds, compute, design.m, sends)
         return found if self.pricing.waits(shape.style) else found.alone()
@@ -123,7 +123,7 @@ class DesignBounds:
             return Outlook(design, columns, np.zeros((0, 2)), None)
         key = ("plain", design.shape.stages, design.pipeline.split)
         if key not in self._recomputations:
-            stages = self.pricing.plain_stages(design.pipeline, design.group.pp)
+            stages = self.pricing.pipelines.plain_stages(design.pipeline, design.group.pp)
             self._recomputations[key] = Recomputations(("none",), ("none",), np.zeros(1, dtype=np.int64), stages)
         plain = self._recomputations[key]
         pipe = self.pipe(design, plain, self.tables(design, plain.names))
@@ -221,7 +221,7 @@ class DesignBounds:
         Where a backward of the last stage follows its own forward at once, what of the last block is offloaded goes to the host and
         comes back between the two (nothing of the loss).
         """
-        rank, turns = self.pricing.turns(design.pipeline, design.group.pp, design.m)
+        rank, turns = self.pricing.pipelines.turns(design.pipeline, design.group.pp, design.m)
         stages = again.stages
         order = stages.orders[stages.which[-1]]
         if not order.shape[1]:
@@ -337,7 +337,7 @@ class DesignBounds:
             if len(self._peaks) > _LARGEST_MEMO:
                 self._peaks.clear()
             stage = again.stages.bytes(tables, again.table, gathered, sent, sharded=sharded)
-            found = self.pricing.in_flight(pipeline, group.pp, design.m).peaks(stage, away)
+            found = self.pricing.pipelines.in_flight(pipeline, group.pp, design.m).peaks(stage, away)
             self._peaks[key] = found if buffers is None else found + buffers
         return self._peaks[key]
 

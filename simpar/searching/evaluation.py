@@ -131,7 +131,7 @@ class Evaluation:
         known = (choice.group, choice.micro_batch_size, choice.pipeline, choice.state, choice.offload.activations > 0)
         if known not in self._known:
             m = self.microbatches(choice)
-            schedule, layout = self.pricing.schedule(choice.pipeline, choice.group.pp, m), self.pricing.layout(choice)
+            schedule, layout = self.pricing.pipelines.schedule(choice.pipeline, choice.group.pp, m), self.pricing.layout(choice)
             detail = self.detail(choice)
             key = program_key(layout, schedule, detail)
             if key not in self._steps:
@@ -155,7 +155,7 @@ class Evaluation:
 
     def _describe(self, step: Step, choice: Choice, limit: int | None) -> Columns:
         kinds = self.pricing.kinds
-        orders = self.pricing.composition(choice.pipeline, choice.group.pp, limit).orders
+        orders = self.pricing.pipelines.composition(choice.pipeline, choice.group.pp, limit).orders
         held: dict[int, list[int]] = {}
         for stage, rank in enumerate(step.schedule.stage_to_rank):
             held.setdefault(rank, []).append(step.schedule.model_stage(stage))
@@ -246,7 +246,7 @@ class Evaluation:
 
     def _scopes(self, choice: Choice) -> dict[str, object]:
         """What each kind of price depends on, besides its description."""
-        site = self.pricing.block_site(choice.group, choice.micro_batch_size, choice.variant)
+        site = self.pricing.sites.with_batch(choice.group, choice.micro_batch_size, choice.variant)
         recompute = "full" if choice.recompute.startswith("full") else choice.recompute
         sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
         # DualPipe hides expert exchanges its own way, see `parallel.beside`.

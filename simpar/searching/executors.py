@@ -19,13 +19,14 @@ from simpar.errors import InputError, Violation
 from simpar.host import follow_parent, interrupts_held, rarely_collected
 from simpar.searching.account import Progress
 from simpar.searching.board import Board
-from simpar.searching.branch import Node
 from simpar.searching.closed import Closed, Closing
 from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part, survey_part
 from simpar.searching.space import Space
 
-_RETRIES: Final = 3
+RETRIES: Final = 3
+"""Workers that may be lost before a search gives up: one that dies is likely to die again."""
 EVERY_S: Final = 0.5
 ALONE_S: Final = 20.0
 """CPU seconds that a search may take in one process before it is dealt to more."""
@@ -244,7 +245,7 @@ class _Pool:
         worker.stop()
         self._workers.remove(worker)
         self.deaths += 1
-        if self.deaths > _RETRIES:
+        if self.deaths > RETRIES:
             rule = f"{self.deaths} workers have died; is there enough memory?"
             raise InputError([Violation("--executor", "local", rule, "fewer --workers")])
         if worker.part is not None and not worker.surveys:
@@ -292,4 +293,4 @@ def alone_first(task: Task, cut: Callable[[int], list[list[Node]]]) -> Iterator[
 # -- Dask ------------------------------------------------------------------------------------------------------------------
 
 
-__all__ = ["EVERY_S", "Now", "Task", "alone_first", "in_process", "processes"]
+__all__ = ["EVERY_S", "RETRIES", "Now", "Task", "alone_first", "in_process", "processes"]

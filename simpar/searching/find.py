@@ -9,10 +9,11 @@ from math import inf, isclose
 from typing import Any
 
 from simpar.searching.account import Account, Glimpse
-from simpar.searching.branch import Branch, Node
+from simpar.searching.branch import Branch
 from simpar.searching.cluster import dask
 from simpar.searching.executors import EVERY_S, Now, Task, alone_first, in_process, processes
 from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, branch_for, parts_of, pricing_of
 from simpar.searching.pricing import Pricing
 from simpar.searching.seeds import seed_space

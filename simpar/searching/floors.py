@@ -48,7 +48,7 @@ class Floors:
         return self._known[key]
 
     def _dense_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
-        site = self.pricing.site(group)
+        site = self.pricing.sites.of(group)
         v = variant
         key = (
             "dense",
@@ -77,7 +77,7 @@ class Floors:
     def _expert_floor(self, group: Group, batch: int, variant: Variant) -> FloatArray:
         v, tokens = variant, batch / (group.cp * group.tp)
         router = tokens if v.sequence_parallel else batch / group.cp
-        site = self.pricing.site(group)
+        site = self.pricing.sites.of(group)
         # How far the fullest rank is above the mean depends on the tokens of all.
         drawn = None if self.pricing.template.training.routing.kind == "balanced" else batch
         key = ("expert", drawn, tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from itertools import combinations
+from math import inf
 from typing import Any, Final
 
 from simpar.host import rarely_collected
 from simpar.model.kind import of_jobs
 from simpar.result.result import Result
 from simpar.searching.abilities import limit_of
+from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.parts import Wish, branch_for
@@ -30,6 +32,8 @@ AXES: Final = (
 
 _EQUAL: Final = 1e-6
 """A smaller gain is none."""
+_STRIDE: Final = 1.01
+"""How far beyond the next pair's least bound one pair is searched before it is that pair's turn."""
 
 # Virtual stages and the schedule change together where one asks for the other.
 _TOGETHER: Final = {"virtual_stages": ("virtual_stages", "schedule"), "schedule": ("virtual_stages", "schedule"),
@@ -110,42 +114,54 @@ def improve(
         framework = None
     pricing = Pricing(Space(scenario, {}, framework))
     found: dict[Choice, Change] = {}
-    pairs: list[tuple[str, ...]] = list(combinations(axes, 2))
-    doubles: list[float] = []
-    count = len(axes) + len(pairs)
 
-    def look(index: int, opened: tuple[str, ...], slowest_s: float) -> None:
+    def opened(axes: tuple[str, ...]) -> Branch:
+        space = Space(scenario, _around(flat, axes), framework)
+        branch = branch_for(space, Wish(keep=3, next_design=False), pricing)
+        branch.incumbents = Incumbents(3, largest_s=limit)
+        branch.open()
+        return branch
+
+    def search(branch: Branch, axes: tuple[str, ...], until_s: float = inf) -> float:
+        left_s = branch.go_on(until_s)
+        for scored in branch.best:
+            if scored.choice not in found:
+                change = _change(flat, scored, result, _opened(axes))
+                if change is not None and not runs(scored.choice.scenario(scenario)):
+                    found[scored.choice] = change
+        return left_s
+
+    def changes(width: int) -> list[Change]:
+        kept = sorted((c for c in found.values() if not _idle(c, found.values())), key=lambda c: c.scored.key)
+        return [c for c in kept if _width(c) == width][:keep]
+
+    # Axes that change together open the same space.
+    every = {frozenset(_opened(names)): names for names in reversed([*((axis,) for axis in axes), *combinations(axes, 2)])}
+    singles, pairs = ([names for names in reversed(every.values()) if len(names) == width] for width in (1, 2))
+    count = len(singles) + len(pairs)
+    for index, names in enumerate(singles):
         if on_pair is not None:
             on_pair(index, count)
-        space = Space(scenario, _around(flat, opened), framework)
-        if not space.groups:
-            return
-        branch = branch_for(space, Wish(keep=3, next_design=False), pricing)
-        branch.incumbents = Incumbents(3, largest_s=slowest_s)
-        branch.run()
-        for scored in branch.best:
-            change = _change(flat, scored, result, _opened(opened))
-            if change is not None and scored.choice not in found and not runs(scored.choice.scenario(scenario)):
-                found[scored.choice] = change
-                if _width(change) == 2 and not _idle(change, found.values()):
-                    insort(doubles, scored.step_time_s)
-
-    for index, axis in enumerate(axes):
-        look(index, (axis,), limit)
-    # What gains by itself goes first: the doubles that are known then say how slow another may be.
-    gains = {axis: max((c.gain for c in found.values() if axis in c.axes), default=-1.0) for axis in axes}
-    pairs.sort(key=lambda pair: -max(gains[a] for a in pair) - sum(max(gains[a], 0.0) for a in pair))
-    for index, pair in enumerate(pairs, len(axes)):
-        # Of those that are found so far, half may turn out to be no better than a part of them.
-        look(index, pair, min(limit, doubles[2 * keep - 1]) if len(doubles) >= 2 * keep else limit)
-    changes = sorted((c for c in found.values() if not _idle(c, found.values())), key=lambda c: c.scored.key)
-    one, two = ([c for c in changes if _width(c) == width][:keep] for width in (1, 2))
-    return Improvements(result, today, tuple(one), tuple(two))
+        search(opened(names), names)
+    # All pairs together, least bound first: most need not be searched beyond the doubles that are printed.
+    waiting, doubles, known = [(0.0, number, opened(pair)) for number, pair in enumerate(pairs)], changes(2), len(found)
+    while waiting:
+        if on_pair is not None:
+            on_pair(count - len(waiting), count)
+        least_s, number, branch = heappop(waiting)
+        if known < len(found):
+            doubles, known = changes(2), len(found)
+        if len(doubles) >= keep and least_s > doubles[-1].scored.step_time_s * (1.0 + 2.0 * _EQUAL):
+            break
+        left_s = search(branch, pairs[number], (waiting[0][0] if waiting else inf) * _STRIDE)
+        if left_s < inf:
+            heappush(waiting, (left_s, number, branch))
+    return Improvements(result, today, tuple(changes(1)), tuple(changes(2)))
 
 
 def _spelled_out(choice: Choice, today: Result, pricing: Pricing) -> Choice:
     """The choice with what the framework does by default as values, so that writing it down is no change."""
-    layout, waits = today.layout, pricing.blocking(choice.pipeline, choice.group.pp)
+    layout, waits = today.layout, pricing.pipelines.blocking(choice.pipeline, choice.group.pp)
     pipeline = replace(choice.pipeline, overlap_p2p=not waits if choice.group.pp > 1 else None)
     state = replace(choice.state, overlap_grad_reduce=layout.overlap_grad_reduce, overlap_param_gather=layout.overlap_param_gather)
     return replace(choice, pipeline=pipeline, state=state)

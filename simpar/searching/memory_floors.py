@@ -62,7 +62,7 @@ class Fullest:
         for index, pipeline in enumerate(space.pipelines(pp, m)):
             if pipeline.schedule not in KNOWN or pricing.template.plan.microbatch_group_size:
                 continue
-            stages, shape = pricing.plain_stages(pipeline, pp), shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+            stages, shape = pricing.pipelines.plain_stages(pipeline, pp), shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
             own = stages.counts[0].astype(np.float64)
             own[:, :layers] += own[:, layers : 2 * layers]
             own[:, layers : 2 * layers] = 0.0
@@ -134,12 +134,14 @@ class MemoryFloors:
         if full is None or self._leaves or self.pricing.template.training.optimizer == "none":
             return every
         room = self._room(group, variant, full, capacity)
-        names = [*(["full"] if any(self.space._full) and not self.space.merges(variant) else []), *self.space.selections]
-        fits = np.zeros(len(full.pipeline), dtype=bool)
-        for name in names:
-            fits |= full.held @ self.pricing.held(group, batch, variant, name) <= room
-            if fits.all():
-                break
+        # Whatever else recomputes keeps the inputs of layers too, which is all that full recomputation keeps.
+        fits = least = full.held @ self.pricing.held(group, batch, variant, "full") <= room
+        if not any(self.space._full) or self.space.merges(variant):
+            fits = np.zeros(len(full.pipeline), dtype=bool)
+            for name in self.space.selections:
+                if (fits == least).all():
+                    break
+                fits |= full.held @ self.pricing.held(group, batch, variant, name) <= room
         every[full.pipeline] = fits
         return every
 

@@ -14,11 +14,12 @@ from simpar.model.kind import kind_of, site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH
 from simpar.searching.account import Account, Glimpse
-from simpar.searching.branch import Branch, Node
+from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Limits, Scored
 from simpar.searching.intervals import Intervals
+from simpar.searching.nodes import Node
 from simpar.searching.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.searching.pricing import Pricing
 from simpar.searching.space import Space

@@ -19,21 +19,21 @@ from simpar.parallel.data import StateBytes, state_memory
 from simpar.parallel.keys import Send
 from simpar.parallel.layout import Layout
 from simpar.parallel.local_layer import LocalLayer
-from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
+from simpar.parallel.pipeline import boundary_bytes
 from simpar.parallel.split_options import SplitOptions
+from simpar.parallel.traffic import send_collectives
 from simpar.parallel.work import HostCopy
-from simpar.program.program import FloatArray, IntArray
+from simpar.program.program import FloatArray
 from simpar.result.gathers import head_gradient_bytes, update_bytes
 from simpar.result.memory import receive_buffers
 from simpar.result.outside import outside_bytes, workspaces
 from simpar.result.stage_ends import outputs_stay
-from simpar.schedules import SCHEDULES, Schedule
+from simpar.schedules import SCHEDULES
 from simpar.searching import axes
 from simpar.searching.blocks import (
     B,
     BlockTable,
     Column,
-    Composition,
     F,
     Gathered,
     I,
@@ -45,14 +45,14 @@ from simpar.searching.blocks import (
 )
 from simpar.searching.choice import EVEN, Choice, Group, Offload, Pipeline, State, Variant
 from simpar.searching.floors import Floors
-from simpar.searching.in_flight import InFlight, in_flight, turns
-from simpar.searching.shapes import paired_passes, shape_of, style_of
+from simpar.searching.pipelines import Pipelines
+from simpar.searching.shapes import shape_of
+from simpar.searching.sites import Sites
 from simpar.searching.space import Space
-from simpar.searching.stages import Stages
 from simpar.searching.state_prices import StatePricer
 from simpar.specs.framework import FrameworkSpec, framework
 from simpar.specs.scenario import Scenario
-from simpar.step import cost_models, schedule_of
+from simpar.step import cost_models
 
 if TYPE_CHECKING:
     from simpar.searching.evaluation import Evaluation
@@ -76,23 +76,14 @@ class Pricing:
         self._held_tables: dict[bytes, BlockTable] = {}
         self._weights: dict[object, BlockTable] = {}
         self._by_state: dict[str, tuple[State, ...]] = {}
-        self._compositions: dict[object, Composition] = {}
-        self._in_flight: dict[object, InFlight] = {}
         self._state_prices: dict[object, StatePricer] = {}
-        self._sites: dict[Group, tuple[int, ...]] = {}
-        self._places: dict[object, int] = {}
         self._pricers: dict[object, LayoutPricer] = {}
-        self._sends: dict[object, tuple[float, float]] = {}
+        self._sends: dict[object, tuple[float, tuple[int, ...]]] = {}
+        self._plain: dict[object, LayoutPricer] = {}
         self._sent: dict[object, float] = {}
-        self._beside: dict[object, FloatArray] = {}
-        self._schedules: dict[object, Schedule] = {}
-        self._passes: dict[object, FloatArray] = {}
-        self._turns: dict[object, tuple[int, int]] = {}
-        self._far: dict[Group, int] = {}
         self._outside: dict[Group, float] = {}
-        self._stages: dict[object, Stages] = {}
         self._receives: dict[object, FloatArray | None] = {}
-        self.floors = Floors(self)
+        self.pipelines, self.sites, self.floors = Pipelines(self), Sites(space), Floors(self)
         self.evaluation: Evaluation | None = None
 
     # -- layouts ---------------------------------------------------------------------------------------------------
@@ -126,34 +117,6 @@ class Pricing:
         group = self.space.first_group
         return self.probe(group, 1, self.space.variants(group)[0]).model_flops
 
-    def site(self, group: Group) -> tuple[int, ...]:
-        """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on.
-
-        tp, cp, ep, etp, and a number for each of their placements (and that of a hop between the neighbours of a ring).
-        """
-        if group not in self._sites:
-            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
-            places = [mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "ep", "etp")]
-            if group.cp > 1:
-                places.append(mesh.hops("cp", hardware, nodes)[0][0])
-            # Placements are slow to tell apart, and memos ask for them all the time.
-            numbers = (self._places.setdefault(place, len(self._places)) for place in places)
-            self._sites[group] = (group.tp, group.cp, group.ep, group.etp, *numbers)
-        return self._sites[group]
-
-    def host_site(self, group: Group) -> tuple[int, ...]:
-        """`site` and what else blocks depend on: whether there is a pipeline, and whether it leaves the node."""
-        if group not in self._far:
-            mesh, hardware, nodes = self.space.mesh(group), self.template.hardware, self.template.cluster.num_nodes
-            far = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
-            self._far[group] = (group.pp > 1) + far
-        return (*self.site(group), self._far[group])
-
-    def block_site(self, group: Group, batch: int, variant: Variant) -> tuple[int, ...]:
-        """`host_site`, and whether expert exchanges could be hidden but for the other micro-batch that a step lacks."""
-        single = variant.overlap_ep and self.template.training.global_batch_size == batch * group.dp
-        return (*self.host_site(group), single)
-
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     def table(self, group: Group, batch: int, variant: Variant, recompute: str) -> BlockTable:
@@ -162,12 +125,14 @@ class Pricing:
         return self._table(group, batch, variant, recompute, (F, B, I, W) if self.splits else (F, B))
 
     def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
-        key = (self.block_site(group, batch, variant), batch, variant, recompute, phases)
+        key = (self.sites.with_batch(group, batch, variant), batch, variant, recompute, phases)
         if key not in self._tables:
             unlike = product(self._orders(variant), self.kinds_of_states(variant))
             layouts = [self.probe(group, batch, variant, recompute, state, order) for order, state in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
             layout = layouts[0]
+            if recompute == "none":
+                self._plain[key[:3]] = pricers[0]
             columns: list[Column | None] = [None] * self.kinds.count
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
@@ -235,8 +200,8 @@ class Pricing:
     def _column_name(self, group: Group, batch: int, variant: Variant, *, experts: bool) -> tuple[object, ...]:
         """What the numbers of a block depend on: all of it, or all but expert parallelism where it has no experts."""
         if experts:
-            return (self.block_site(group, batch, variant), batch, variant)
-        site, v = self.host_site(group), variant
+            return (self.sites.with_batch(group, batch, variant), batch, variant)
+        site, v = self.sites.with_host(group), variant
         return (site[0], site[1], site[4], site[5], site[8:], batch, v.sequence_parallel, v.cp_style, v.overlap_tp, v.precision)
 
     @staticmethod
@@ -283,70 +248,7 @@ class Pricing:
         """Whether the model has expert layers."""
         return getattr(self.template.model, "moe", None) is not None
 
-    # -- pipeline --------------------------------------------------------------------------------------------------
-
-    def composition(self, pipeline: Pipeline, pp: int, limit: int | None) -> Composition:
-        """Blocks of every stage."""
-        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
-        key = (shape.stages, shape.ends_meet, pipeline.split, limit)
-        if key not in self._compositions:
-            layers = self.stage_layers(pipeline, pp)
-            self._compositions[key] = Composition.of(self.kinds, layers, limit)
-        return self._compositions[key]
-
-    def in_flight(self, pipeline: Pipeline, pp: int, m: int) -> InFlight:
-        """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
-        which, outputs = self.plain_stages(pipeline, pp).which, self.framework.pipeline.keeps_last_outputs and pp > 1
-        if not outputs and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
-            m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
-        if key not in self._in_flight:
-            schedule = self.schedule(pipeline, pp, m)
-            self._in_flight[key] = in_flight(schedule, which, outputs=outputs)
-        return self._in_flight[key]
-
-    def schedule(self, pipeline: Pipeline, pp: int, m: int) -> Schedule:
-        """The schedule of a pipeline, as `simulate` would build it."""
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
-        if key not in self._schedules:
-            plan = self.template.plan.model_copy(
-                update={"pp": pp, "schedule": pipeline.schedule, "virtual_stages": pipeline.virtual_stages}
-            )
-            self._schedules[key] = schedule_of(self.template.model_copy(update={"plan": plan}), m)
-        return self._schedules[key]
-
-    def turns(self, pipeline: Pipeline, pp: int, m: int) -> tuple[int, int]:
-        """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
-        if key not in self._turns:
-            self._turns[key] = turns(self.schedule(pipeline, pp, m))
-        return self._turns[key]
-
-    def passes(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
-        """What ranks run where some of their passes are pairs, see `paired_passes`; nothing elsewhere."""
-        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
-        if key not in self._passes:
-            paired = style_of(pipeline) == "pairs"
-            self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
-        return self._passes[key]
-
-    def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
-        """Layers of every stage of one copy of the model."""
-        first, last, alone = pipeline.split
-        plan = self.template.plan.model_copy(
-            update={"first_stage_less_layers": first, "last_stage_less_layers": last, "embedding_alone": alone,
-                    "layers_per_stage": None}
-        )  # fmt: skip
-        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
-        return split_layers(len(self.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet, encoders=len(self.kinds.encoders))
-
-    def plain_stages(self, pipeline: Pipeline, pp: int) -> Stages:
-        """The stages of a pipeline without recomputation."""
-        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
-        key = ("plain", shape.stages, shape.ends_meet, pipeline.split)
-        if key not in self._stages:
-            self._stages[key] = Stages.of(self.kinds, self.stage_layers(pipeline, pp), (0,))
-        return self._stages[key]
+    # -- sends and what ranks hold ---------------------------------------------------------------------------------
 
     def send(self, group: Group, batch: int, variant: Variant) -> float:
         """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
@@ -357,48 +259,36 @@ class Pricing:
 
         No loss is sure where the latter is above 1.
         """
-        seconds, loss = self._send(group, batch, variant)
-        if not loss or style == "pairs":
+        seconds, held = self._send(group, batch, variant)
+        if not all(held) or style == "pairs":
             return 0.0, 1.0
         table, kinds = self.table(group, batch, variant, "none"), self.kinds
         passes = (F, B) if style == "full" else (F, I, W)
         density = seconds / table.seconds[list(passes)][:, [kind + kinds.layers for kind in set(kinds.layer)]].min()
-        return (loss, float(density)) if density <= 1.0 else (0.0, 1.0)
+        slows = min(self._slowed(group, batch, variant, sms) for sms in held)
+        return (slows / (1.0 + slows), float(density)) if density <= 1.0 else (0.0, 1.0)
 
-    def _send(self, group: Group, batch: int, variant: Variant) -> tuple[float, float]:
-        """(Seconds of a boundary tensor, share of them in which compute beside it makes no progress) at least."""
+    def _slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
+        """How much longer compute takes at least beside a send that holds so many SMs, whatever is recomputed."""
+        gpu, pricer = self.template.hardware.gpu, self._plain[self.sites.with_batch(group, batch, variant), batch, variant]
+        # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
+        return (2.0 * pricer.slowed(held) + slowed((), gpu.sm_count.value, held, gpu.architecture)) / 3.0
+
+    def _send(self, group: Group, batch: int, variant: Variant) -> tuple[float, tuple[int, ...]]:
+        """(Seconds of a boundary tensor at least, SMs that the sends between any two neighbours hold)."""
         if group.pp == 1:
-            return 0.0, 0.0
+            return 0.0, (0,)
         key = (group, batch, variant.sequence_parallel)
         if key not in self._sends:
             layout = self.probe(group, batch, variant)
             pricer = LayoutPricer(layout, self.kernels, self.collectives)
             alike = {placement: pair for pair, placement in enumerate(layout.pipeline_pairs)}
-            prices = [pricer.price(Send(0, 0, False, pair)) for pair in alike.values()]
-            # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
-            gpu = self.template.hardware.gpu
-            least = [slowed((), gpu.sm_count.value, p.held_sms, gpu.architecture) for p in prices]
-            slows = min((2.0 * p.interference + low) / 3.0 for p, low in zip(prices, least, strict=True))
+            calls = (send_collectives(layout, Send(0, 0, False, pair)) for pair in alike.values())
+            prices = [pricer.unslowing("pp", each) for each in calls]
             same = len(set(layout.boundary_bytes)) == 1
-            self._sends[key] = (min(p.seconds for p in prices), slows / (1.0 + slows)) if same else (0.0, 0.0)
+            held = tuple(dict.fromkeys(p.held_sms for p in prices))
+            self._sends[key] = (min(p.seconds for p in prices), held) if same else (0.0, (0,))
         return self._sends[key]
-
-    def rank_blocks(self, pipeline: Pipeline, pp: int) -> IntArray:
-        """Blocks of each rank, int array [ranks]."""
-        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
-        return np.asarray((shape.share > 0) @ self.composition(pipeline, pp, 0).counts.sum(axis=1))
-
-    def sends_beside(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
-        """How many sends of each rank surely run beside its ops, float array [ranks]."""
-        key = (pipeline, pp, m)
-        if key not in self._beside:
-            shape, found = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), np.zeros(pp)
-            if not self.blocking(pipeline, pp):
-                stages = self.stage_layers(pipeline, pp)
-                empty = [sum(not stages[s].count for s in set(held)) for held in shape.held.values()]
-                found = shape.sends_beside(np.array(empty, dtype=np.int64), m)
-            self._beside[key] = found
-        return self._beside[key]
 
     def sent_bytes(self, group: Group, batch: int, variant: Variant) -> float:
         """Bytes of a stage's output where it stays until the backward; 0 where boundaries differ (then only a bound)."""
@@ -461,15 +351,6 @@ class Pricing:
         if key not in self._pricers:
             self._pricers[key] = self.state_layout(group, variant, state)
         return self._pricers[key].layout
-
-    def blocking(self, pipeline: Pipeline, pp: int) -> bool:
-        """Whether sends hold the compute stream; the rule of `program.waits.p2p_blocks`."""
-        if pipeline.overlap_p2p is not None:
-            return not pipeline.overlap_p2p
-        shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.framework
-        if shape.style != "full" or shape.replicas > 1:
-            return not spec.pipeline.overlap_p2p_zero_bubble
-        return not spec.pipeline.overlap_p2p_interleaved if shape.stages > pp else spec.pipeline.p2p_blocking
 
     @cached_property
     def framework(self) -> FrameworkSpec:

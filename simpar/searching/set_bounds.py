@@ -87,7 +87,7 @@ class SetBounds:
                 name = (shape.stages, pipeline.split, shape.stage_to_rank)
                 table = rows.setdefault(shape.style, {})
                 if name not in table:
-                    counts = self.pricing.composition(pipeline, pp, 0).counts
+                    counts = self.pricing.pipelines.composition(pipeline, pp, 0).counts
                     table[name] = (shape.share @ counts, shape.before @ counts)
             self._cuts[key] = [
                 (np.array([r[0] for r in table.values()]), np.array([r[1] for r in table.values()]), style == "full", style)
@@ -172,15 +172,15 @@ def _part(pricing: Pricing, pipelines: Sequence[Pipeline], index: Sequence[int],
     first: dict[object, int] = {}
     rows: list[tuple[FloatArray, FloatArray, FloatArray, int]] = []
     for pipeline in pipelines:
-        shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), pricing.plain_stages(pipeline, pp)
+        shape, stages = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), pricing.pipelines.plain_stages(pipeline, pp)
         cut = (shape.stages, pipeline.split)
         if cut not in first:
             first[cut] = sum(len(c) for c in counts)
             counts.append(stages.counts[0].astype(np.float64))
         onto = np.zeros((shape.stages, stages.counts.shape[1]))
         onto[np.arange(shape.stages), stages.which] = 1.0
-        paired, blocking = pricing.passes(pipeline, pp, m), pricing.blocking(pipeline, pp)
-        beside = pricing.sends_beside(pipeline, pp, m)
+        paired, blocking = pricing.pipelines.passes(pipeline, pp, m), pricing.pipelines.blocking(pipeline, pp)
+        beside = pricing.pipelines.sends_beside(pipeline, pp, m)
         found = bounds.chains(shape, paired, m, beside, blocking=blocking, waits=pricing.waits(shape.style))
         every_chain = np.unique(np.column_stack([*(each @ onto for each in found.passes), found.sends, found.beside]), axis=0)
         passes = every_chain[:, :-2].reshape(len(every_chain), len(found.passes), -1).transpose(1, 0, 2)

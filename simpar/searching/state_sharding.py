@@ -100,7 +100,7 @@ class Cut:
     def of(cls, pricing: Pricing, group: Group, variant: Variant, pipeline: Pipeline) -> Cut:
         """The cut of a pipeline on a mesh."""
         shape = shape_of(group.pp, pipeline.virtual_stages, pipeline.schedule)
-        composition = pricing.composition(pipeline, group.pp, 0)
+        composition = pricing.pipelines.composition(pipeline, group.pp, 0)
         table = pricing.weights(group, variant)
         pairs = np.stack(composition.parameters(table), axis=1)
         distinct, which = np.unique(pairs, axis=0, return_inverse=True)

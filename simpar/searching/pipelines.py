@@ -1,0 +1,128 @@
+"""Pipelines of a space: the blocks of their stages, what ranks hold and send, the order of their schedules; each found once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simpar.parallel.pipeline import StageLayers, split_layers
+from simpar.program.program import FloatArray, IntArray
+from simpar.schedules import Schedule
+from simpar.searching.blocks import Composition
+from simpar.searching.choice import Pipeline
+from simpar.searching.in_flight import InFlight, in_flight, turns
+from simpar.searching.shapes import paired_passes, shape_of, style_of
+from simpar.searching.stages import Stages
+from simpar.step import schedule_of
+
+if TYPE_CHECKING:
+    from simpar.searching.pricing import Pricing
+
+
+class Pipelines:
+    """The pipelines of one search: nothing here depends on what a block costs."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self._compositions: dict[object, Composition] = {}
+        self._in_flight: dict[object, InFlight] = {}
+        self._schedules: dict[object, Schedule] = {}
+        self._turns: dict[object, tuple[int, int]] = {}
+        self._passes: dict[object, FloatArray] = {}
+        self._stages: dict[object, Stages] = {}
+        self._beside: dict[object, FloatArray] = {}
+
+    def composition(self, pipeline: Pipeline, pp: int, limit: int | None) -> Composition:
+        """Blocks of every stage."""
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = (shape.stages, shape.ends_meet, pipeline.split, limit)
+        if key not in self._compositions:
+            layers = self.stage_layers(pipeline, pp)
+            self._compositions[key] = Composition.of(self.pricing.kinds, layers, limit)
+        return self._compositions[key]
+
+    def in_flight(self, pipeline: Pipeline, pp: int, m: int) -> InFlight:
+        """What ranks hold at their worst moments, by class of stages (see `Stages.which`)."""
+        which, outputs = self.plain_stages(pipeline, pp).which, self.pricing.framework.pipeline.keeps_last_outputs and pp > 1
+        if not outputs and pipeline.schedule in ("1f1b", "interleaved") and m % pp == 0:
+            m = min(m, 3 * pp)  # the warm-up holds the most, and all after it repeats itself
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m, which.tobytes())
+        if key not in self._in_flight:
+            schedule = self.schedule(pipeline, pp, m)
+            self._in_flight[key] = in_flight(schedule, which, outputs=outputs)
+        return self._in_flight[key]
+
+    def schedule(self, pipeline: Pipeline, pp: int, m: int) -> Schedule:
+        """The schedule of a pipeline, as `simulate` would build it."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._schedules:
+            plan = self.pricing.template.plan.model_copy(
+                update={"pp": pp, "schedule": pipeline.schedule, "virtual_stages": pipeline.virtual_stages}
+            )
+            self._schedules[key] = schedule_of(self.pricing.template.model_copy(update={"plan": plan}), m)
+        return self._schedules[key]
+
+    def turns(self, pipeline: Pipeline, pp: int, m: int) -> tuple[int, int]:
+        """The rank of the last stage, and how many of its micro-batches turn round at once: backward right after forward."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._turns:
+            self._turns[key] = turns(self.schedule(pipeline, pp, m))
+        return self._turns[key]
+
+    def passes(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
+        """What ranks run where some of their passes are pairs, see `paired_passes`; nothing elsewhere."""
+        key = (pipeline.schedule, pipeline.virtual_stages, pp, m)
+        if key not in self._passes:
+            paired = style_of(pipeline) == "pairs"
+            self._passes[key] = paired_passes(self.schedule(pipeline, pp, m)) if paired else np.zeros(0)
+        return self._passes[key]
+
+    def stage_layers(self, pipeline: Pipeline, pp: int) -> tuple[StageLayers, ...]:
+        """Layers of every stage of one copy of the model."""
+        first, last, alone = pipeline.split
+        plan = self.pricing.template.plan.model_copy(
+            update={"first_stage_less_layers": first, "last_stage_less_layers": last, "embedding_alone": alone,
+                    "layers_per_stage": None}
+        )  # fmt: skip
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        return split_layers(
+            len(self.pricing.kinds.layer), shape.stages, plan, ends_meet=shape.ends_meet, encoders=len(self.pricing.kinds.encoders)
+        )
+
+    def plain_stages(self, pipeline: Pipeline, pp: int) -> Stages:
+        """The stages of a pipeline without recomputation."""
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        key = ("plain", shape.stages, shape.ends_meet, pipeline.split)
+        if key not in self._stages:
+            self._stages[key] = Stages.of(self.pricing.kinds, self.stage_layers(pipeline, pp), (0,))
+        return self._stages[key]
+
+    def rank_blocks(self, pipeline: Pipeline, pp: int) -> IntArray:
+        """Blocks of each rank, int array [ranks]."""
+        shape = shape_of(pp, pipeline.virtual_stages, pipeline.schedule)
+        return np.asarray((shape.share > 0) @ self.composition(pipeline, pp, 0).counts.sum(axis=1))
+
+    def sends_beside(self, pipeline: Pipeline, pp: int, m: int) -> FloatArray:
+        """How many sends of each rank surely run beside its ops, float array [ranks]."""
+        key = (pipeline, pp, m)
+        if key not in self._beside:
+            shape, found = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), np.zeros(pp)
+            if not self.blocking(pipeline, pp):
+                stages = self.stage_layers(pipeline, pp)
+                empty = [sum(not stages[s].count for s in set(held)) for held in shape.held.values()]
+                found = shape.sends_beside(np.array(empty, dtype=np.int64), m)
+            self._beside[key] = found
+        return self._beside[key]
+
+    def blocking(self, pipeline: Pipeline, pp: int) -> bool:
+        """Whether sends hold the compute stream; the rule of `program.waits.p2p_blocks`."""
+        if pipeline.overlap_p2p is not None:
+            return not pipeline.overlap_p2p
+        shape, spec = shape_of(pp, pipeline.virtual_stages, pipeline.schedule), self.pricing.framework
+        if shape.style != "full" or shape.replicas > 1:
+            return not spec.pipeline.overlap_p2p_zero_bubble
+        return not spec.pipeline.overlap_p2p_interleaved if shape.stages > pp else spec.pipeline.p2p_blocking
+
+
+__all__ = ["Pipelines"]
