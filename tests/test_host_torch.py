@@ -104,7 +104,8 @@ def test_copies_around_a_group_are_no_recomputation(framework: str) -> None:
     block = pricer.layout.stage_blocks[0][1]
     again = pricer.block(block, "B")
     assert {"gather.copy.backward", "reduce.copy.backward"} <= {op.name for op in block.backward}
-    assert not again.recomputes
+    assert "recompute" not in dict(again.terms)
+    assert not again.repeats_modules
 
 
 def test_checked_collectives_cost_the_host_a_barrier_and_two_gathers() -> None:

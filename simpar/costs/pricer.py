@@ -182,10 +182,7 @@ class LayoutPricer:
             found = price_list(ops, self.op_price, backward=phase != "F")
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
-            experts = sum(op.kernels for op in ops if op.stream == "compute" and op.name.startswith("moe"))
-            self._blocks[key] = replace(
-                found, weights=weights(block.layer), containers=containers(block.layer), expert_kernels=experts
-            )
+            self._blocks[key] = replace(found, weights=weights(block.layer), containers=containers(block.layer))
         return self._blocks[key]
 
     def hidden_share(self, block: LocalBlock) -> float:
