@@ -61,6 +61,7 @@ class BlockPrice:
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
         weights, containers: weights, each in a module of its own, and modules around those.
+        matrices: weights of products, those of queries, keys and values in one.
         repeats_modules, repeats_experts: whether products of weights run again, and so their modules; whether those of experts do,
             and so the exchange that brings their rows.
         called: of `collectives`, those that all ranks of a group call together, by dimension (sends have two ends).
@@ -76,6 +77,7 @@ class BlockPrice:
     expert_kernels: int = 0
     weights: int = 0
     containers: int = 0
+    matrices: int = 0
     repeats_modules: bool = False
     repeats_experts: bool = False
     called: tuple[tuple[str, int], ...] = ()

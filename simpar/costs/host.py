@@ -37,6 +37,9 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         host += slow * passes * (price.weights + price.containers) * spec.host.fsdp_module_cpu_s
         host = max(price.seconds, host)
+    if spec.host.fsdp_rank_lists and layout.gathers_by_layer:
+        lists = price.matrices * (1 if phase == "F" else 2)
+        host += price.seconds + slow * lists * layout.placement("shard").size * spec.host.launch_s
     return host
 
 
