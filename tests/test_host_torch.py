@@ -11,7 +11,7 @@ from simpar.costs.pricer import LayoutPricer
 from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
 from simpar.parallel.keys import Reduce
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import containers, weights
+from simpar.parallel.modules import containers, matrices, weights
 from simpar.parallel.traffic import state_collectives
 from simpar.specs.hardware import read_profile
 from simpar.specs.scenario import Scenario, make_scenario
@@ -43,6 +43,36 @@ def test_hooks_of_a_sharded_layer_cost_what_was_measured() -> None:
         other = whole.block(whole.layout.stage_blocks[0][1], phase)
         more = sharded._launch_seconds(price, phase) - whole._launch_seconds(other, phase)
         assert more == pytest.approx(group + 10 * weight, abs=0.05e-3)
+
+
+def zero3(version: str, nodes: int = 1) -> Scenario:
+    return make_scenario({
+        "model": {"kind": "transformer", "hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 16,
+                  "num_key_value_heads": 16, "head_dim": 128, "vocab_size": 51200,
+                  "intermediate_size": 8192, "gated_mlp": False, "activation": "gelu", "norm": "layernorm", "position": "learned",
+                  "max_position_embeddings": 2048},
+        "framework": "deepspeed", "framework_version": version, "cluster": {"hardware": "dgx-a100-80gb", "num_nodes": nodes},
+        "plan": {"zero_stage": 3, "recompute": "none"},
+        "training": {"sequence_length": 2048, "global_batch_size": 8 * nodes, "precision": "fp16"},
+    })  # fmt: skip
+
+
+def test_early_zero3_handles_each_weight_as_a_list_of_its_ranks() -> None:
+    """DeepSpeed 0.4: a list for each of four matrices in a forward, two in a backward, behind what the device does."""
+    early = {ranks: pricer_of(zero3("2021-07", ranks // 8)) for ranks in (8, 32)}
+    for phase, lists in (("F", 4), ("B", 8)):
+        host = {}
+        for ranks, pricer in early.items():
+            block = pricer.layout.stage_blocks[0][1]
+            assert matrices(block.layer) == 4
+            price = pricer.block(block, phase)
+            host[ranks] = pricer._launch_seconds(price, phase) - price.seconds
+            assert host[ranks] > lists * ranks * 9e-6
+        assert host[32] - host[8] == pytest.approx(lists * 24 * 9e-6, rel=1e-6)
+    assert not Layout.of(zero3("2022-02"), 1).framework.host.fsdp_rank_lists
+    later = simulate(zero3("2022-02"))
+    first = simulate(zero3("2021-07"))
+    assert first.exposed_communication_s["dp"] > 1.5 * later.exposed_communication_s["dp"]  # nothing is fetched ahead
 
 
 @pytest.mark.parametrize("framework", ["torchtitan", "torch-fsdp", "transformers"])
@@ -105,7 +135,8 @@ def test_copies_around_a_group_are_no_recomputation(framework: str) -> None:
     block = pricer.layout.stage_blocks[0][1]
     again = pricer.block(block, "B")
     assert {"gather.copy.backward", "reduce.copy.backward"} <= {op.name for op in block.backward}
-    assert not again.recomputes
+    assert "recompute" not in dict(again.terms)
+    assert not again.repeats_modules
 
 
 def test_checked_collectives_cost_the_host_a_barrier_and_two_gathers() -> None:

@@ -121,7 +121,8 @@ def test_a_slow_host_launches_slower() -> None:
 def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
     dispatcher: str, capacity: float | None, waits: bool
 ) -> None:
-    """A layer with experts has no modules of a dense feed-forward; a backward knows the counts of its forward."""
+    """A layer with experts has no modules of a dense feed-forward; a backward knows the counts of its forward, unless the exchange
+    that brought them runs again; what discards its output runs again without the modules around it."""
     from dataclasses import replace
 
     from simpar.costs.host import ATTENTION_SHARE
@@ -141,14 +142,39 @@ def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
     price = pricer.block(layout.stage_blocks[0][1], "F")
     assert price.expert_kernels > 0
 
-    def more(phase: str, recomputes: bool) -> float:
-        once = replace(price, terms=(*price.terms, ("recompute", 0.0))) if recomputes else price
+    def more(phase: str, repeats: bool, experts: bool = False) -> float:
+        once = replace(price, repeats_modules=repeats, repeats_experts=experts)
         return pricer._launch_seconds(once, phase) - pricer._launch_seconds(replace(once, expert_kernels=0), phase)
 
     less, wait = (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s, spec.host.expert_layer_cpu_s if waits else 0.0
-    assert more("F", recomputes=False) == pytest.approx(wait - less)
-    assert more("B", recomputes=False) == pytest.approx(-less)
-    assert more("B", recomputes=True) == pytest.approx(wait - 2.0 * less)
+    assert more("F", repeats=False) == pytest.approx(wait - less)
+    assert more("B", repeats=False) == pytest.approx(-less)
+    assert more("B", repeats=True) == pytest.approx(-2.0 * less)
+    assert more("B", repeats=True, experts=True) == pytest.approx(wait - 2.0 * less)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "modules", "experts"),
+    [("none", False, False), (["moe_act", "layernorm"], False, False), (["attention"], True, False), (["moe"], True, True),
+     ("full", True, True)],
+)  # fmt: skip
+def test_modules_run_again_where_their_products_do(recompute: str | list[str], modules: bool, experts: bool) -> None:
+    """Megatron-LM's CheckpointWithoutOutput calls a norm or an activation again as a function."""
+    from simpar.costs.pricer import LayoutPricer
+    from simpar.step import cost_models
+
+    asked = {"granularity": "selective", "modules": recompute} if isinstance(recompute, list) else recompute
+    chosen = make_scenario({
+        "model": "mixtral-8x7b", "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"zero_stage": 1, "ep": 8, "recompute": asked},
+        "training": {"sequence_length": 2048, "global_batch_size": 8},
+    })  # fmt: skip
+    layout = Layout.of(chosen, 1)
+    pricer, block = LayoutPricer(layout, *cost_models(chosen, layout.hardware)), layout.stage_blocks[0][1]
+    forward, backward = (pricer.block(block, phase) for phase in ("F", "B"))
+    assert (backward.repeats_modules, backward.repeats_experts) == (modules, experts)
+    assert not forward.repeats_modules
+    assert not forward.repeats_experts
 
 
 def test_casts_stand_before_their_products_and_not_around_sixteen_bit_ones() -> None:

@@ -210,6 +210,15 @@ def test_less_is_kept_the_more_a_loss_is_cut() -> None:
 # -- adapters ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("trainable", "again"), [("all", ["attention_in", "mlp_in", "head_in"]), ("lora", [])])
+def test_only_gradients_of_weights_gather_the_input_again(trainable: str, again: list[str]) -> None:
+    """Megatron-LM's LinearWithFrozenWeight has none, and an adapter reads what the forward gathered."""
+    chosen = small("megatron-core", gpus=2, plan={"tp": 2, "sequence_parallel": True}, trainable=trainable)
+    blocks = Layout.of(chosen, 1).stage_blocks[0][1:]
+    names = [op.name for block in dict.fromkeys(blocks) for op in block.backward if op.name.endswith(".regather")]
+    assert sorted({name.removesuffix(".regather") for name in names}) == sorted(again)
+
+
 def lora(name: str = "torchtune", plan: dict[str, Any] | None = None, **training: Any) -> Scenario:
     return small(name, plan=plan, trainable="lora", lora_rank=8, **training)
 

@@ -62,6 +62,9 @@ class BlockPrice:
         provenance: of each category of `terms`, the worst among its ops.
         expert_kernels: of `kernels`, those of routed experts, which graphs over attention alone leave out.
         weights, containers: weights, each in a module of its own, and modules around those.
+        matrices: weights of products, those of queries, keys and values in one.
+        repeats_modules, repeats_experts: whether products of weights run again, and so their modules; whether those of experts do,
+            and so the exchange that brings their rows.
         called: of `collectives`, those that all ranks of a group call together, by dimension (sends have two ends).
     """
 
@@ -75,6 +78,9 @@ class BlockPrice:
     expert_kernels: int = 0
     weights: int = 0
     containers: int = 0
+    matrices: int = 0
+    repeats_modules: bool = False
+    repeats_experts: bool = False
     called: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -87,11 +93,6 @@ class BlockPrice:
     def has_experts(self) -> bool:
         """Whether tokens go to experts."""
         return any(name == "expert_matmul" for name, _ in self.terms)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether part of the forward runs again."""
-        return any(name == "recompute" for name, _ in self.terms)
 
 
 class _Ledger:
@@ -192,7 +193,15 @@ class _Replay:
 
 def price_list(ops: Sequence[LocalOp], price_of: PriceOf, *, backward: bool) -> BlockPrice:
     """Price one op list."""
-    return _Replay(_Ops.of(ops, price_of, backward=backward), range(len(ops))).priced()
+    price = _Replay(_Ops.of(ops, price_of, backward=backward), range(len(ops))).priced()
+    compute = [op for op in ops if op.stream == "compute"]
+    again = [op.work for op in compute if category(op, backward=backward) == "recompute"]
+    return replace(
+        price,
+        expert_kernels=sum(op.kernels for op in compute if op.name.startswith("moe")),
+        repeats_modules=any(isinstance(work, Gemm | GroupedGemm) for work in again),
+        repeats_experts=any(isinstance(work, GroupedGemm) for work in again),
+    )
 
 
 def price_pair(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf, slowed: float = 0.0) -> BlockPrice:

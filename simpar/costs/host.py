@@ -16,7 +16,8 @@ and feed-forward alike; the kernels of router, dispatch and experts are counted 
 def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     """Host time to launch a block's kernels; the device waits where this is the longer one."""
     spec, training = layout.framework, layout.training
-    passes = 2.0 if phase != "F" and price.recomputes else 1.0
+    # What discards its output (norms, an activation) runs again as a function, without the modules around it and their hooks.
+    passes = 2.0 if phase != "F" and price.repeats_modules else 1.0
     slow = layout.hardware.node.host_slowdown * layout.calibration.host
     each = slow * (spec.host.launch_s if phase == "F" else spec.host.backward_launch_s)
     if training.cuda_graphs:
@@ -29,13 +30,16 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     host = price.kernels * each + beside + slow * passes * spec.host.layer_cpu_s
     if price.expert_kernels and spec.host.expert_layer_cpu_s:
-        forwards = passes if phase == "F" else passes - 1.0
-        waits = forwards * spec.host.expert_layer_cpu_s if layout.host_counts_tokens else 0.0
+        counts = layout.host_counts_tokens and (phase == "F" or price.repeats_experts)
+        waits = spec.host.expert_layer_cpu_s if counts else 0.0
         host += slow * (waits - passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s)
     if spec.host.fsdp_module_cpu_s and layout.gathers_by_layer:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         host += slow * passes * (price.weights + price.containers) * spec.host.fsdp_module_cpu_s
         host = max(price.seconds, host)
+    if spec.host.fsdp_rank_lists and layout.gathers_by_layer:
+        lists = price.matrices * (1 if phase == "F" else 2)
+        host += price.seconds + slow * lists * layout.placement("shard").size * spec.host.launch_s
     return host
 
 

@@ -37,7 +37,7 @@ from simpar.parallel.keys import (
     TiedReduce,
 )  # fmt: skip
 from simpar.parallel.layout import Layout
-from simpar.parallel.modules import containers, weights
+from simpar.parallel.modules import containers, matrices, weights
 from simpar.parallel.traffic import send_collectives, state_collectives
 from simpar.parallel.work import (
     AttentionWork,
@@ -186,10 +186,8 @@ class LayoutPricer:
             found = price_list(ops, self.op_price, backward=phase != "F")
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
-            experts = sum(op.kernels for op in ops if op.stream == "compute" and op.name.startswith("moe"))
-            self._blocks[key] = replace(
-                found, weights=weights(block.layer), containers=containers(block.layer), expert_kernels=experts
-            )
+            layer = block.layer
+            self._blocks[key] = replace(found, weights=weights(layer), containers=containers(layer), matrices=matrices(layer))
         return self._blocks[key]
 
     def hidden_share(self, block: LocalBlock) -> float:

@@ -28,9 +28,15 @@ def weights(layer: Layer) -> int:
     return found
 
 
+@lru_cache(maxsize=4096)
+def matrices(layer: Layer) -> int:
+    """Weights of products where queries, keys and values share one, as in Megatron-LM's modules; the experts' count as one."""
+    return sum(isinstance(node, Einsum) and bool(node.weight) for node in layer.nodes)
+
+
 def containers(layer: Layer) -> int:
     """Modules without weights of their own whose hooks run as well."""
     return _CONTAINERS if layer.name not in ("embedding", "head") else 0
 
 
-__all__ = ["containers", "weights"]
+__all__ = ["containers", "matrices", "weights"]

@@ -20,6 +20,8 @@ class Host(Policy):
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
         fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
             of the device than a layer (DeepSpeed ZeRO-3).
+        fsdp_rank_lists: each weight is gathered alone, when the device is through with all before it, into a list of its ranks'
+            parts, and its gradient reduced out of one: each part takes the host as long as a launch (DeepSpeed's ZeRO-3 of 2021).
         fsdp_group_cpu_s, fsdp_weight_cpu_s: host time of the hooks around a fully sharded group in a forward and in a backward, and
             what each of its weights adds (torch FSDP).
         optimizer_cpu_s: host time of one optimizer step outside its kernels (scaler, scheduler, logging).
@@ -34,6 +36,7 @@ class Host(Policy):
     expert_layer_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
     fsdp_module_cpu_s: float = 0.0
+    fsdp_rank_lists: bool = False
     fsdp_group_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_weight_cpu_s: tuple[float, float] = (0.0, 0.0)
     optimizer_cpu_s: float = 2e-3

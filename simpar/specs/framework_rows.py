@@ -260,10 +260,13 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
               "abilities": ("pure_bf16", "narrow_optimizers", "host_parameters", "fused_kernels"), "zero_stage_default": 3,
               "bucket_bytes": 0.0, "bucket_elements_min": 5e8, "gradient_dtype": "fp16", "fsdp_reduce_dtype": "fp16",
               "attention": (("", "unfused"),), "optimizer_traffic_bytes": 40.0, "gradients_persist": True, "layer_cpu_s": 1e-3,
-              "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0},
-             "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead assumed. Before PR "
-             "1188 and 1453 (2022) each parameter was gathered alone, with a synchronisation: not priced"),
-         Row((2022, 1), {"fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
+              "recompute_default": "full", "optimizer_tensor_cpu_s": 0.0, "fsdp_prefetch_groups": 0, "fsdp_rank_lists": True},
+             "DeepSpeed config defaults: buckets of 5e8 elements, overlap_comm only for stage 3; hook overhead "
+             "assumed; v0.4.0 partition_parameters.py: _allgather_param and _reduce_scatter_gradient take a weight each, a list of "
+             "world_size parts that torch copies out of or into a flat buffer one by one, behind torch.cuda.synchronize(), so that "
+             "nothing is fetched ahead (until PR 1188 and 1453); weights below param_persistence_threshold, 1e5 elements, stay"),
+         Row((2022, 1), {"fsdp_prefetch_groups": 1, "fsdp_rank_lists": False, "fsdp_gather_copy_bytes": 4.0,
+                         "fsdp_reduce_copy_bytes": 8.0, "fsdp_module_cpu_s": 0.29e-3,
                          "host_update_bytes": 14.0, "gradients_to_host": True},
              "DeepSpeed stage3.py: unscale_and_clip_grads scales the fp32 gradients on the host (8 bytes), "
              "_reassign_or_swap_out_partitioned_parameters copies fp32 weights there to 16-bit ones on the GPU, which torch casts "
