@@ -136,18 +136,6 @@ def test_wide_numbers_are_twice_the_bytes(name: str) -> None:
     assert found == (pytest.approx(twice[0]), pytest.approx(twice[1]))
 
 
-@pytest.mark.parametrize(
-    ("precision", "framework", "share"),
-    [("fp8", "megatron-core", 1 / 2), ("fp8-block", "megatron-core", (1 + 4 / 128) / 2),
-     ("mxfp8", "megatron-core", (1 + 1 / 32) / 2), ("nvfp4", "megatron-core", (1 / 2 + 1 / 16) / 2), ("fp8", "plain", 1.0)],
-)  # fmt: skip
-def test_transformer_engine_gathers_what_it_has_cast(precision: str, framework: str, share: float) -> None:
-    """Inputs of column products and gradients of row products; reductions add 16 bits."""
-    found = wire(scenario({"tp": 4}, training={"precision": precision}, framework=framework, cluster={"hardware": "dgx-b200"}))
-    for part, gathered in zip(found, (2 * X, 4 * X), strict=True):
-        assert part == pytest.approx({("tp", AG): share * gathered, ("tp", RS): 2 * X})
-
-
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("switch", ["overlap_tp", "overlap_ep"])
 def test_overlap_moves_the_same_bytes(name: str, switch: str) -> None:

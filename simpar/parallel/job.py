@@ -123,7 +123,7 @@ class Job:
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
             logits_gathered=1 if self._loss_parallel else plan.tp,
-            gather_share=self._gather_share,
+            gather_share=0.5 if own.separate_casts and training.precision == "fp8" else 1.0,
             overlapped_gathers=not (own.separate_casts and training.precision == "fp8-rowwise"),
             output_copies=float(own.saves_exchanged_output and plan.cp > 1 and plan.cp_style == "ulysses"),
             stored=own.fp8_storage if fp8 else (),
@@ -202,15 +202,6 @@ class Job:
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
             reduce_copy_bytes=self._reduce_copy_bytes,
         )  # fmt: skip
-
-    @property
-    def _gather_share(self) -> float:
-        """Bytes of a tensor-parallel gather over 16-bit ones: TransformerEngine casts norms' outputs and the gradients of outputs before
-        it gathers them (pytorch/module/layernorm_linear.py, base.py grad_output_preprocess), torchao with one scale a tensor."""
-        precision, own = self.training.precision, self.framework.kernels
-        if precision in _FP8 and own.te_scaling and not own.separate_casts:
-            return _SCALED_BYTES.get(precision, 1.0) / 2.0
-        return 0.5 if own.separate_casts and precision == "fp8" else 1.0
 
     @property
     def _reduce_copy_bytes(self) -> float:

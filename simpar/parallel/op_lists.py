@@ -285,7 +285,7 @@ class Lists(LocalLayer):
         again = self._trained(node) and not self.options.kernels.library.saves_gathered_input
         if entry is not None and self.degrees.sequence_parallel and again:
             # For the weight's gradient: a frozen one has none (Megatron-LM's LinearWithFrozenWeight), adapters keep what they read.
-            work = Collective("all_gather", self._share(entry) * self._stretch_bytes(entry), "tp")
+            work = Collective("all_gather", self._stretch_bytes(entry), "tp")
             regathered = ops.start(f"{entry.name}_in.regather", work, "tp")
         if self.options.kernels.loss.kind == "tiled" and self.is_logits(node):
             ops.compute(f"{node.name}.again", self.product(node, "forward"), self.launches(kernel))
