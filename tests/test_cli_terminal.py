@@ -109,7 +109,11 @@ def test_ctrl_c_prints_no_workers_traceback(moment: str, tmp_path: Path) -> None
         "search", "--model", "deepseek-v3", "--hardware", "dgx-h100", "--num-nodes", "256", "--sequence-length", "4096",
         "--global-batch", "8192", "--workers", "2", "--quiet", "--store", str(store),
     ]  # fmt: skip
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    # A shell that runs the tests in its background has them ignore Ctrl-C, and so would what they start.
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     try:
         end, least = time.monotonic() + 120, 1 if moment == "the first worker starts" else 2
         while process.poll() is None and _workers(process.pid) < least and time.monotonic() < end:

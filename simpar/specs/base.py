@@ -165,7 +165,6 @@ def validate(spec: type[S], table: Any, *, file: str = "", prefix: str = "") -> 
         raise InputError(violations_of(error, spec, table, file, prefix)) from None
 
 
-@lru_cache(maxsize=64)
 def data_dir(name: str) -> Path:
     """The folder of shipped data called `name` (hardware_profiles, scenarios, validation): in a wheel inside the package, in a
     checkout (or its editable install) at the top of the repository.
@@ -173,8 +172,12 @@ def data_dir(name: str) -> Path:
     Raises:
         InputError: the installation is incomplete.
     """
-    package = Path(str(resources.files("simpar")))
-    for candidate in (package / "_data" / name, package.parent / name):
+    return _shipped(str(resources.files("simpar")), name)
+
+
+@lru_cache(maxsize=64)
+def _shipped(package: str, name: str) -> Path:
+    for candidate in (Path(package, "_data", name), Path(package).parent / name):
         if candidate.is_dir():
             return candidate
     raise InputError(f"the shipped folder {name!r} is missing in {package}: this installation of simpar is incomplete")

@@ -138,7 +138,7 @@ def _ranks(scenario: Scenario, most: int) -> Iterator[Violation]:
         yield Violation("cluster.gpus_per_node", cluster.gpus_per_node, f"more than {most:,} GPUs", "such as 8", scenario.file)
     elif gpus > most:
         where = ("cluster.parts", len(cluster.parts)) if cluster.parts else ("cluster.num_nodes", cluster.num_nodes)
-        yield Violation(*where, f"{gpus:,} GPUs are more than {most:,}", f"fewer, or --limit ranks={gpus}", scenario.file)
+        yield Violation(*where, f"{gpus:,} in all: more than {most:,} GPUs", f"fewer, or --limit ranks={gpus}", scenario.file)
     for name in ("tp", "cp", "pp", "dp", "ep", "etp", "virtual_stages", "shard_size", "microbatch_group_size"):
         value = getattr(plan, name, None)
         if value is not None and value > most:
