@@ -60,6 +60,7 @@ def test_combinations_and_their_weights() -> None:
         ({"unknown": False}, "no way to leave"), ({"unknown": True, "any_of": [1]}, "no way to leave"),
         ({"any_of": []}, "list of values"), ({"any_of": [1, 2], "weights": [1]}, "one positive number"),
         ({"any_of": [1], "weights": [-1]}, "one positive number"), ({"any_of": [1], "weight": [1]}, "no way to leave"),
+        ({"any_of": [1, "x"]}, "must be a whole number"), ({"any_of": [1, 0]}, "must be greater than"),
     ],
 )  # fmt: skip
 def test_bad_sets_are_one_clear_message(value: dict[str, Any], words: str) -> None:

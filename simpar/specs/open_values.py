@@ -11,11 +11,13 @@ import itertools
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from simpar.errors import InputError, Violation
+from simpar.specs.base import violations_of
 from simpar.specs.scenario_spec import Scenario
 
 MOST_READINGS: Final = 256
@@ -134,7 +136,23 @@ def _field(path: str, value: Mapping[str, Any], file: str) -> OpenField:
     positive = isinstance(weights, list | tuple) and all(isinstance(w, int | float) and 0 < w < float("inf") for w in weights)
     if not positive or len(weights) != len(listed):
         raise InputError([Violation(f"{path}.weights", weights, "must be one positive number for each value", file=file)])
+    _check_types(path, listed, file)
     return OpenField(path, _shares(zip(listed, weights, strict=True)))
+
+
+def _check_types(path: str, listed: Iterable[Any], file: str) -> None:
+    """Raise where a listed value is none of its field's type: no run can have had it, so it is a mistake, not a reading to drop."""
+    info = _info(path)
+    if not path.startswith(("plan.", "training.")) or info is None:
+        return  # cluster and model are resolved from names and files first
+    constrained: Any = Annotated[info.annotation, info]
+    adapter: TypeAdapter[Any] = TypeAdapter(constrained)
+    for value in listed:
+        try:
+            adapter.validate_python(value)
+        except ValidationError as error:
+            tables = _specs(info.annotation) or [Scenario]
+            raise InputError(violations_of(error, tables[0], value, file, f"{path}.any_of")) from None
 
 
 def _shares(pairs: Any) -> tuple[tuple[Any, float], ...]:
@@ -147,21 +165,30 @@ def _admissible(path: str, file: str) -> tuple[tuple[Any, float], ...]:
     """Values of a field whose value is unknown: those of `PRIORS`, else every choice of its type, equally likely."""
     if path in PRIORS:
         return _shares(PRIORS[path].items())
-    options = _options(_annotation(path))
+    info = _info(path)
+    options = _options(info.annotation) if info else ()
     if not options:
         right = f"list them: {path.rpartition('.')[2]} = {{ any_of = [first, second] }}"
         raise InputError([Violation(path, "unknown", "its admissible values are not known", right, file)])
     return _shares((option, 1.0) for option in options)
 
 
-def _annotation(path: str) -> Any:
+def _info(path: str) -> FieldInfo | None:
+    """The field of a scenario at `path`; None where its specs have none of that name."""
+    found: FieldInfo | None = None
     current: Any = Scenario
     for part in path.split("."):
-        models = [m for m in (current, *get_args(current)) if isinstance(m, type) and issubclass(m, BaseModel)]
+        models = _specs(current)
         if not models or part not in models[0].model_fields:
             return None
-        current = models[0].model_fields[part].annotation
-    return current
+        found = models[0].model_fields[part]
+        current = found.annotation
+    return found
+
+
+def _specs(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that an annotation admits."""
+    return [m for m in (annotation, *get_args(annotation)) if isinstance(m, type) and issubclass(m, BaseModel)]
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
