@@ -233,7 +233,9 @@ def test_precision_of_a_gpu_without_bf16() -> None:
     [
         ({"gpu": "Tesla V100-SXM2-16GB"}, "dgx1-v100-16gb"), ({"gpu": "V100", "gpus_per_node": 16}, "dgx2-v100-32gb"),
         ({"gpu": "T4"}, "t4"), ({"gpu": "NVIDIA L4"}, "l4"), ({"gpu": "L40S"}, "l40s"), ({"gpu": "A10G"}, "a10g"),
-        ({"gpu": "GeForce RTX 3090"}, "rtx-3090"), ({"gpu": "RTX 6000 Ada Generation"}, "rtx-6000-ada"),
+        ({"gpu": "GeForce RTX 3090"}, "rtx-3090"), ({"gpu": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"}, "rtx-pro-6000"),
+        ({"gpu": "NVIDIA L40"}, "l40"), ({"gpu": "RTX 5090"}, "rtx-5090"), ({"gpu": "A40"}, "a40"),
+        ({"gpu": "RTX 6000 Ada Generation"}, "rtx-6000-ada"),
         ({"gpu": "H100 NVL"}, "h100-nvl"), ({"gpu": "NVIDIA H100 PCIe"}, "h100-pcie"), ({"gpu": "H200 NVL"}, "h200-nvl"),
         ({"gpu": "A100", "gpus_per_node": 4, "gpu_mem_gb": 40}, "hgx-a100-4gpu-40gb"),
         ({"gpu": "GH200 480GB", "gpus_per_node": 4, "gpu_mem_gb": 96}, "gh200-quad"),
@@ -247,7 +249,7 @@ def test_names_of_gpus(changes: dict[str, Any], profile: str) -> None:
     assert machine_of(row(**{"gpu_mem_gb": None, **changes})).cluster["hardware"] == profile
 
 
-@pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5090", "MI210", "Ascend 910B"])
+@pytest.mark.parametrize("gpu", ["Trainium2", "Gaudi 3", "A30", "RTX 5080", "MI210", "Ascend 910B"])
 def test_a_gpu_without_a_profile_is_not_taken_for_another(gpu: str) -> None:
     assert run_of(row(gpu=gpu, gpu_mem_gb=None)).skipped == f"no hardware profile for GPU {gpu!r}"
 

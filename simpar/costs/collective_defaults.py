@@ -33,6 +33,7 @@ GENERATIONS = {
     "ampere": "hopper",
     "hopper": "blackwell",
     "blackwell": "hopper",
+    "blackwell-rtx": "ada",
     "turing": "ampere",
     "cdna2": "cdna3",
     "cdna4": "cdna3",

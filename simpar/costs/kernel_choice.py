@@ -26,6 +26,7 @@ NEAREST: Final = {
     "ada": "a100",
     "hopper": "h100",
     "blackwell": "b200",
+    "blackwell-rtx": "a100",
     "cdna2": "a100",
     "cdna3": "h100",
     "cdna4": "b200",

@@ -27,6 +27,7 @@ BEST_SHARE: Final = {
     "ada": 0.88,
     "hopper": 0.89,
     "blackwell": 0.76,
+    "blackwell-rtx": 0.88,
     "cdna2": 0.8,
     "cdna3": 0.8,
     "cdna4": 0.8,
@@ -74,7 +75,10 @@ all_benchmark_data.csv), 1.98 forward and 2.17 TB/s backward on the NVL's 3.94 (
 h100_all_benchmark_data.csv of January 2025). Compiled gradients of a gate whose halves lie side by side write both from one kernel
 that reads everything for each: 0.64 TB/s (Liger-Kernel's all_benchmark_data.csv, megatron_swiglu). Compiled casts that turn a
 tensor, 1.45 and 0.65 TB/s on an H100 with 2.4 (pytorch issues 133242, 149982), reach no whole lines of it."""
-SM_CLOCK_HZ: Final = {"volta": 1.53e9, "turing": 1.6e9, "ampere": 1.41e9, "ada": 2.5e9, "hopper": 1.755e9, "blackwell": 1.92e9}
+SM_CLOCK_HZ: Final = {
+    "volta": 1.53e9, "turing": 1.6e9, "ampere": 1.41e9, "ada": 2.5e9, "hopper": 1.755e9, "blackwell": 1.92e9,
+    "blackwell-rtx": 2.4e9,
+}  # fmt: skip
 """Clocks at which SMs run what does not load the tensor cores: data sheets' boost clocks."""
 STREAM: Final = "stream"
 """Elementary kernels over one large tensor each: at the rate of a copy, inside a training step as alone."""

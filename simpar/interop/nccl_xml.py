@@ -28,7 +28,8 @@ _GENERATION: Final = {
     90: "hopper",
     100: "blackwell",
     103: "blackwell",
-    120: "blackwell",
+    120: "blackwell-rtx",
+    121: "blackwell-rtx",
 }
 _LINK_BYTES_PER_S: Final = {70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9, 103: 50e9}
 """One NVLink, one direction: NVLink 2 to 4 25 GB/s, NVLink 5 50 GB/s (NVIDIA white papers of V100, A100, H100, B200)."""

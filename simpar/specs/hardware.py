@@ -46,7 +46,7 @@ class GpuSpec(Spec):
     vendor: Literal["nvidia", "amd", "google", "cpu"] = "nvidia"
     """Its maker."""
     architecture: Literal[
-        "fermi", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "tpu", "cpu"
+        "fermi", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna2", "cdna3", "cdna4", "tpu", "cpu"
     ]  # fmt: skip
     """Kernels and constants are shared within one."""
     sm_count: Sourced[Annotated[int, Field(gt=0)]]
