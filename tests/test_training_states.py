@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.layout import Layout
+from simpar.result.ideal import ideal_seconds as result_ideal
 from simpar.result.memory import static_state
 from simpar.result.result import Result
 from simpar.specs.framework import framework
@@ -54,6 +55,21 @@ def allocated(scenario: Scenario) -> float:
 
 def _result(scenario: Scenario) -> Result:
     return simulate(scenario)
+
+
+def test_model_flops_leave_out_gradients_of_frozen_weights() -> None:
+    """6 FLOPs per weight and token where all is trained, 4 where adapters are; attention's are the same."""
+    matmuls = (IN_MATMULS + VOCABULARY * HIDDEN) * TOKENS
+    full, adapters = (prepare(small(trainable=name)).layout for name in ("all", "lora"))
+    assert full.attention_model_flops == adapters.attention_model_flops == 12 * LAYERS * HIDDEN * TOKENS * TOKENS / 2
+    assert full.model_flops == 6 * matmuls + full.attention_model_flops
+    assert adapters.model_flops == 4 * matmuls + full.attention_model_flops
+    assert result_ideal(adapters) / result_ideal(full) == pytest.approx(adapters.model_flops / full.model_flops)
+
+
+def test_fields_of_adapters_that_nothing_reads_are_named() -> None:
+    assert any("training.lora_rank: without effect" in note for note in _result(small(lora_rank=8)).notes)
+    assert not any("without effect" in note for note in _result(small(lora_rank=8, trainable="lora")).notes)
 
 
 # -- states ------------------------------------------------------------------------------------------------------------

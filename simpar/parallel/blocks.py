@@ -63,9 +63,21 @@ class LocalBlock:
         return _halves(self.layer, self.options)[1]
 
     @property
-    def passes(self) -> float:
-        """Model FLOPs of a step over those of the forward: the backward has twice as many."""
-        return 1.0 if self.options.frozen else 3.0
+    def passes(self) -> tuple[float, float]:
+        """Model FLOPs of a step over those of the forward, of attention and of the rest.
+
+        A backward has twice as many; products whose weights low-rank adaptation leaves frozen have the gradient of their input
+        alone.
+        """
+        if self.options.frozen:
+            return 1.0, 1.0
+        return 3.0, 2.0 if self.options.lora_rank else 3.0
+
+    @property
+    def step_flops(self) -> float:
+        """Model FLOPs of one micro-batch, forward and backward."""
+        attention, rest = self.passes
+        return attention * self.attention_flops + rest * (self.model_flops - self.attention_flops)
 
     @property
     def saved_bytes(self) -> float:

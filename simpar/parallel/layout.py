@@ -363,12 +363,12 @@ class Layout(Job):
     @cached_property
     def model_flops(self) -> float:
         """FLOPs of one step, forward and backward, no recomputation, causal attention halved."""
-        return sum(b.passes * b.model_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
+        return sum(b.step_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
 
     @cached_property
     def attention_model_flops(self) -> float:
         """The attention part of `model_flops` (causal); the non-causal convention counts it twice."""
-        return sum(b.passes * b.attention_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
+        return sum(b.passes[0] * b.attention_flops for blocks in self.stage_blocks for b in blocks) * self.microbatches_in_all
 
 
 def recomputed_flops(layout: Layout) -> float:

@@ -20,7 +20,7 @@ def mfu_peak_flops_per_s(layout: Layout) -> float:
 
 
 def ideal_seconds(layout: Layout) -> float:
-    """Seconds of a step that did its model FLOPs (forward, twice that backward) at peak on all GPUs and nothing else; of
+    """Seconds of a step that did its model FLOPs (forward and backward) at peak on all GPUs and nothing else; of
     replicas of several kinds, those that `layout` stands for."""
     if layout.replicas_differ:
         layout = layout.of_rank(0)
@@ -34,13 +34,13 @@ def ideal_seconds(layout: Layout) -> float:
         for block in blocks:
             key = (id(block), id(own))
             if key not in each:
-                each[key] = block.passes * share * _forward_seconds(block, own)
+                each[key] = share * _seconds(block, own)
             counts[each[key]] += 1
     return sum(count * seconds for seconds, count in counts.items()) * layout.microbatches_in_all / layout.scenario.world_size
 
 
-def _forward_seconds(block: LocalBlock, layout: Layout) -> float:
-    """Seconds of one GPU for a block's forward of one micro-batch, all of it at peak: products by their dtypes' shares of FLOPs."""
+def _seconds(block: LocalBlock, layout: Layout) -> float:
+    """Seconds of one GPU for a block's passes of one micro-batch, all at peak: products by their dtypes' shares of FLOPs."""
     usual = mfu_peak_flops_per_s(layout)
     found: dict[str, float] = {}
     for op in block.forward:
@@ -48,11 +48,12 @@ def _forward_seconds(block: LocalBlock, layout: Layout) -> float:
             found[op.work.dtype] = found.get(op.work.dtype, 0.0) + float(op.work.m) * op.work.n * op.work.k
         elif isinstance(op.work, GroupedGemm):
             found[op.work.dtype] = found.get(op.work.dtype, 0.0) + op.work.tokens * op.work.n * op.work.k
-    products, total = block.model_flops - block.attention_flops, sum(found.values())
+    attention, products, total = block.passes[0] * block.attention_flops, block.step_flops, sum(found.values())
     if not total:
-        return block.model_flops / usual
+        return products / usual
+    products -= attention
     peaks = {dtype: max(layout.hardware.peak_flops_per_s(_PEAKS.get(dtype, dtype)), usual) for dtype in found}
-    return block.attention_flops / usual + products * sum(found[dtype] / total / peaks[dtype] for dtype in found)
+    return attention / usual + products * sum(found[dtype] / total / peaks[dtype] for dtype in found)
 
 
 __all__ = ["ideal_seconds", "mfu_peak_flops_per_s"]

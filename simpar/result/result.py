@@ -22,7 +22,8 @@ from simpar.result.tensors import Tensor, alive_at_peak, tensors_of
 from simpar.specs.site import TENTH
 
 MFU_DEFINITION = (
-    "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward, over the bf16 peak"
+    "model FLOPs of all matmuls and of causal attention (lower triangle only), forward + 2x backward (1x for frozen weights), "
+    "over the bf16 peak"
 )
 
 

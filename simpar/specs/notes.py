@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.counts import layer_count, model_stages
@@ -12,6 +13,8 @@ from simpar.specs.plan import RecomputeSpec
 from simpar.specs.reference import other_model
 from simpar.specs.scenario_spec import Scenario
 from simpar.specs.stage_plan import hosts, part_notes
+
+_OF_ADAPTERS: Final = ("lora_rank", "lora_modules", "lora_adapters", "base_weights")
 
 
 def scenario_notes(scenario: Scenario) -> list[str]:
@@ -30,7 +33,15 @@ def scenario_notes(scenario: Scenario) -> list[str]:
     for tp, domain in dict.fromkeys(alone):
         if tp > domain:
             notes.append(f"plan.tp {tp} is wider than the scale-up domain of {domain} GPUs")
-    return [*notes, *part_notes(scenario), *_not_modelled(scenario), *_simplified(scenario)]
+    return [*notes, *_idle(scenario), *part_notes(scenario), *_not_modelled(scenario), *_simplified(scenario)]
+
+
+def _idle(scenario: Scenario) -> Iterator[str]:
+    """Fields of low-rank adaptation that were written where everything is trained."""
+    training = scenario.training
+    written = [name for name in _OF_ADAPTERS if name in training.model_fields_set]
+    if training.trainable != "lora" and written:
+        yield f"training.{', '.join(written)}: without effect, as training.trainable is {training.trainable!r} and not 'lora'"
 
 
 def _encoders(scenario: Scenario) -> Iterator[str]:
