@@ -14,11 +14,13 @@ import typer
 from typer.testing import CliRunner
 
 import simpar
+from simpar.api.first_plan import first_plan
 from simpar.cli import app, main
 from simpar.cli.listing import print_table
 from simpar.errors import InputError
 from simpar.evidence import results_md
 from simpar.interop.profile_text import profile_text
+from simpar.searching.abilities import ability
 from simpar.specs import base
 from simpar.specs.base import data_dir, read_toml
 from simpar.specs.catalog import plan_names, plan_path, scenario_names, scenario_path
@@ -163,6 +165,14 @@ def test_options_change_a_scenario() -> None:
     assert RunOptions().table(SMALL)[0] == before
     part = RunOptions(num_nodes=2).table({"cluster": {"hardware": "x", "num_nodes": 1, "num_gpus": 4}})[0]
     assert part["cluster"] == {"hardware": "x", "num_nodes": 2}
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [(1, 1), (2, 1), (8, 1), (12, 2)])
+def test_a_number_of_gpus_fills_nodes(gpus: int, nodes: int) -> None:
+    """Alone, and beside a scenario whose own machines it replaces."""
+    cluster = {"hardware": "dgx-h100", "num_nodes": nodes, "num_gpus": gpus}
+    assert RunOptions("llama3.1-8b", "dgx-h100", global_batch=8, num_gpus=gpus).table(None)[0]["cluster"] == cluster
+    assert RunOptions(num_gpus=gpus).table({"cluster": {"hardware": "dgx-h100", "num_nodes": 9}})[0]["cluster"] == cluster
 
 
 # -- listings --------------------------------------------------------------------------------------------------------------
@@ -436,3 +446,12 @@ def test_simpar_alone_shows_three_things_that_work() -> None:
     assert [command.split()[1] for command in commands] == ["simulate", "new", "search"]
     for command in commands:
         assert CliRunner().invoke(app, [*command.split()[1:2], "-h"]).exit_code == 0
+
+
+@pytest.mark.parametrize("framework", ["transformers", "trl", "torchtune", "nanotron"])
+def test_a_first_plan_is_one_that_the_framework_runs(framework: str) -> None:
+    """The Trainer has no tensor ranks, nor have frameworks that are launched through its options."""
+    options = RunOptions("llama3.1-8b", "rtx-5090", None, 2048, 8, framework, num_gpus=8)
+    plan, _ = first_plan(options.table(None)[0])
+    can = ability(framework).values
+    assert all(value in can[name] for name, value in plan.items() if name in can)

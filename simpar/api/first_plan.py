@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.errors import InputError
-from simpar.searching.abilities import ABILITIES
-from simpar.specs.framework_rows import ALIASES
+from simpar.searching.abilities import ABILITIES, launched_as
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, make_scenario
 
@@ -55,8 +54,8 @@ def first_plan(table: Mapping[str, Any], file: str = "") -> tuple[dict[str, Any]
 
 def _plans(scenario: Scenario) -> Iterator[dict[str, Any]]:
     """Plans to try, in order."""
-    name = ALIASES.get(scenario.framework, scenario.framework)
-    can = ABILITIES[name].values if name in ABILITIES else {}
+    name = launched_as(scenario.framework)
+    can = ABILITIES[name].values if name else {}
     allowed = can.get("zero_stage", (1, 3))
     zeros = [stage for stage in dict.fromkeys((1, 3, *allowed)) if stage in allowed]
     sequence_parallel = True in can.get("sequence_parallel", (True,))
@@ -68,6 +67,9 @@ def _plans(scenario: Scenario) -> Iterator[dict[str, Any]]:
         for zero in zeros:
             for tp, pp in _degrees(node, world):
                 for ep in _powers(min(experts, world), falling=True):
+                    degrees = {"tp": tp, "pp": pp, "ep": ep}
+                    if any(degree not in can.get(axis, (degree,)) for axis, degree in degrees.items()):
+                        continue
                     plan: dict[str, Any] = {"tp": tp, "pp": pp, "zero_stage": zero, "recompute": recompute}
                     if tp > 1:
                         plan["sequence_parallel"] = sequence_parallel

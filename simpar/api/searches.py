@@ -28,7 +28,7 @@ class SearchSettings(TypedDict, total=False):
     (`{"schedule": ["1f1b", "interleaved"]}`). where: limits such as "memory<70GiB". pareto: two or three metrics.
     why: corners to hold against the winner, "tp=4,pp=8". prove: go on until nothing is faster. fit_probability: chance to fit the
     memory that a layout must have. task: "lora" or "full", whose memory options
-    are axes too. num_gpus: of one node. workers: processes; none = one per core where it takes long.
+    are axes too. num_gpus: instead of num_nodes. workers: processes; none = one per core where it takes long.
     """
 
     model: str

@@ -13,6 +13,7 @@ import typer
 from simpar.cli.options import (
     BatchOption,
     FrameworkOption,
+    GpusOption,
     HardwareOption,
     ModelOption,
     NodesOption,
@@ -33,7 +34,7 @@ framework = {framework} # whose semantics: megatron-core, torchtitan, deepspeed,
 
 [cluster]
 hardware = {hardware} # a name of `simpar profiles`, or a file (`simpar profiles new`)
-num_nodes = {num_nodes} # of {gpus_per_node} GPUs
+num_nodes = {num_nodes} # of {gpus_per_node} GPUs{part}
 
 [plan] # {verdict}
 {plan}
@@ -61,6 +62,7 @@ def new(
     model: ModelOption = None,
     hardware: HardwareOption = None,
     num_nodes: NodesOption = None,
+    num_gpus: GpusOption = None,
     global_batch: BatchOption = None,
     sequence_length: SequenceOption = None,
     framework: FrameworkOption = None,
@@ -70,7 +72,7 @@ def new(
     from simpar.specs.options import RunOptions
 
     _check_free(out, force)
-    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
+    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework, num_gpus)
     if sys.stdin.isatty():
         options = _asked(options)
     write_new(out, scenario_file(options, out), force)
@@ -119,14 +121,16 @@ def _asked(given: RunOptions) -> RunOptions:
 
     model = given.model or _answer("Model (a preset, or the path of a config.json)", "llama3.1-8b", check_model)
     hardware = given.hardware or _answer("Machine (`simpar profiles` lists them)", "dgx-h100", check_hardware)
-    nodes = given.num_nodes or _answer("Number of machines", "1", _count)
+    nodes = given.num_nodes
+    if nodes is None and given.num_gpus is None:
+        nodes = _answer("Number of machines", "1", _count)
     sequence = given.sequence_length
     spec = load_model(model)
     if sequence is None and isinstance(spec, TransformerSpec):
         sequence = _answer("Sequence length, tokens", str(min(spec.max_position_embeddings or 4096, 8192)), _count)
-    batch = given.global_batch or _answer("Global batch, sequences per step", str(16 * nodes), _count)
+    batch = given.global_batch or _answer("Global batch, sequences per step", str(16 * (nodes or 1)), _count)
     framework = given.framework or _answer("Framework", "megatron-core", check_framework)
-    return RunOptions(model, hardware, nodes, sequence, batch, framework)
+    return RunOptions(model, hardware, nodes, sequence, batch, framework, given.num_gpus)
 
 
 def _answer(question: str, default: str, check: Callable[[str], T]) -> T:
@@ -174,6 +178,7 @@ def scenario_file(options: RunOptions, out: Path) -> str:
         file=out.name, name=toml_value(title),
         model=toml_value(_from(out, table["model"])), framework=toml_value(table["framework"]),
         hardware=toml_value(_from(out, table["cluster"]["hardware"])), num_nodes=scenario.cluster.num_nodes,
+        part=f"\nnum_gpus = {scenario.world_size} # used of them" if scenario.cluster.num_gpus else "",
         gpus_per_node=scenario.hardware.gpus_per_node,
         verdict=f"{'the first layout that fits' if fits else 'DOES NOT FIT: the closest layout'} ({plan_text(plan)}), not the best",
         plan="\n".join(lines), dp=Mesh.of(scenario.plan, scenario.world_size).dp, sequence_length=training.sequence_length,

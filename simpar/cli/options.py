@@ -121,6 +121,9 @@ HardwareOption = Annotated[
     typer.Option("--hardware", help="A profile (`simpar profiles`) or the path of one.", autocompletion=profile_completion),
 ]
 NodesOption = Annotated[int | None, typer.Option("--num-nodes", help="Machines.", min=1)]
+GpusOption = Annotated[
+    int | None, typer.Option("--num-gpus", help="GPUs, instead of --num-nodes: part of a node, or the nodes that they fill.", min=1)
+]
 SequenceOption = Annotated[int | None, typer.Option("--sequence-length", help="Tokens per sequence.", min=1)]
 BatchOption = Annotated[int | None, typer.Option("--global-batch", help="Sequences per step.", min=1)]
 FrameworkOption = Annotated[str | None, typer.Option("--framework", help="Whose semantics: megatron-core, torchtitan, ...")]

@@ -10,6 +10,7 @@ import typer
 
 from simpar.cli.options import (
     BatchOption,
+    GpusOption,
     HardwareOption,
     JsonOption,
     MaybeScenario,
@@ -45,7 +46,7 @@ def search(
     model: ModelOption = None,
     hardware: HardwareOption = None,
     num_nodes: Annotated[str, typer.Option(help="8, or several sizes: 8,16 or 8..64x2.")] = "",
-    num_gpus: Annotated[int | None, typer.Option(help="GPUs of one node, instead of --num-nodes.", min=1)] = None,
+    num_gpus: GpusOption = None,
     task: Annotated[str, typer.Option(help="Fine-tuning, lora or full: its memory options are axes too.")] = "",
     sequence_length: SequenceOption = None,
     global_batch: BatchOption = None,

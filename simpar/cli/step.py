@@ -10,6 +10,7 @@ import typer
 from simpar.cli.options import (
     BatchOption,
     FrameworkOption,
+    GpusOption,
     HardwareOption,
     HtmlOption,
     JsonOption,
@@ -40,6 +41,7 @@ def simulate(
     model: ModelOption = None,
     hardware: HardwareOption = None,
     num_nodes: NodesOption = None,
+    num_gpus: GpusOption = None,
     sequence_length: SequenceOption = None,
     global_batch: BatchOption = None,
     framework: FrameworkOption = None,
@@ -61,7 +63,7 @@ def simulate(
     if detail not in ("stage", "layer", "op"):
         raise InputError([Violation("--detail", detail, "no such detail", "choose stage, layer or op")])
     changes = [*at_site(overrides, site), *(["effects.contention=true"] if contention else [])]
-    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
+    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework, num_gpus)
     table, file = chosen_table(scenario, options, changes)
     result = simulated(table, file, detail=detail, arrange=_placed if placement else None)  # type: ignore[arg-type]
     written = []
@@ -128,6 +130,7 @@ def explain(
     model: ModelOption = None,
     hardware: HardwareOption = None,
     num_nodes: NodesOption = None,
+    num_gpus: GpusOption = None,
     sequence_length: SequenceOption = None,
     global_batch: BatchOption = None,
     framework: FrameworkOption = None,
@@ -144,7 +147,7 @@ def explain(
     from simpar.specs.options import RunOptions
 
     values = parse_measured(measured or [])
-    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework)
+    options = RunOptions(model, hardware, num_nodes, sequence_length, global_batch, framework, num_gpus)
     found = explanation(chosen_scenario(scenario, options, at_site(overrides, site)), measured=values, runs=runs or ())
     if as_json:
         print_json(found.to_dict())

@@ -87,7 +87,7 @@ class SearchOptions:
         prove: go on until nothing can be faster than the answer; else until nothing is by more than the model can tell.
         fit_probability: chance that a layout must have to fit the memory.
         task: "lora" or "full": the memory options of fine-tuning are axes too, see `tasks`.
-        num_gpus: of one node.
+        num_gpus: instead of num_nodes, as `RunOptions` has them.
     """
 
     scenario: Path | None = None
@@ -254,8 +254,7 @@ def _checked(options: SearchOptions) -> tuple[list[Space], Wish]:
     wish = _wish(options)
     sizes = parse_sizes(options.num_nodes)
     run = _run_options(options, sizes)
-    overrides = [*options.overrides, *([f"cluster.num_gpus={options.num_gpus}"] if options.num_gpus is not None else [])]
-    table, file = run.table(options.table if options.table is not None else options.scenario, overrides)
+    table, file = run.table(options.table if options.table is not None else options.scenario, options.overrides)
     if options.objective == "num_gpus" and len(sizes) < 2:
         largest = sizes[0] if sizes else int(dict(table.get("cluster") or {}).get("num_nodes", 1))
         sizes = tuple(divisors(largest))
@@ -277,13 +276,11 @@ def _run_options(options: SearchOptions, sizes: Sequence[int]) -> RunOptions:
     """The few options that change a scenario or stand for one; a task has usual values for what nobody says."""
     framework = None if options.framework == ANY else options.framework
     nodes, sequence, batch = sizes[0] if sizes else None, options.sequence_length, options.global_batch
-    if options.scenario is None and options.table is None:
-        nodes = 1 if nodes is None and options.num_gpus is not None else nodes
-        if options.task:
-            sequence = sequence or USUAL_SEQUENCE
-            batch = batch or USUAL_BATCH
-            framework = framework or USUAL_FRAMEWORK
-    return RunOptions(options.model, options.hardware, nodes, sequence, batch, framework)
+    if options.task and options.scenario is None and options.table is None:
+        sequence = sequence or USUAL_SEQUENCE
+        batch = batch or USUAL_BATCH
+        framework = framework or USUAL_FRAMEWORK
+    return RunOptions(options.model, options.hardware, nodes, sequence, batch, framework, options.num_gpus)
 
 
 def _wish(options: SearchOptions) -> Wish:

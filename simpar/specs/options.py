@@ -9,6 +9,7 @@ from typing import Any
 
 from simpar.errors import InputError, Violation
 from simpar.specs.catalog import scenario_path
+from simpar.specs.hardware import read_profile
 from simpar.specs.scenario import as_published, overridden, read_table
 
 
@@ -22,6 +23,7 @@ class RunOptions:
         sequence_length: tokens per sequence.
         global_batch: sequences per step.
         framework: whose semantics.
+        num_gpus: instead of nodes: part of a node, or as many nodes as they fill.
     """
 
     model: str | None = None
@@ -30,6 +32,7 @@ class RunOptions:
     sequence_length: int | None = None
     global_batch: int | None = None
     framework: str | None = None
+    num_gpus: int | None = None
 
     def table(self, scenario: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
         """The raw table of a scenario and its file ("" = none): `scenario` with the options laid over it, or the options alone,
@@ -40,7 +43,7 @@ class RunOptions:
         """
         file = ""
         if scenario is None:
-            table = option_table(self.model, self.hardware, self.num_nodes, self.sequence_length, self.global_batch, self.framework)
+            table = option_table(self)
         elif isinstance(scenario, Mapping):
             file = str(scenario.get("file", ""))
             table = self._over({k: v for k, v in scenario.items() if k != "file"})
@@ -51,7 +54,8 @@ class RunOptions:
         return overridden(table, overrides), file
 
     def _over(self, table: dict[str, Any]) -> dict[str, Any]:
-        cluster = {"hardware": self.hardware, "num_nodes": self.num_nodes}
+        hardware = self.hardware or dict(table.get("cluster") or {}).get("hardware")
+        cluster = {"hardware": self.hardware, **self.machines(hardware)}
         training = {"sequence_length": self.sequence_length, "global_batch_size": self.global_batch}
         named = {"model": self.model, "framework": self.framework}
         changed = {**table, **{name: value for name, value in named.items() if value is not None}}
@@ -59,37 +63,40 @@ class RunOptions:
             given = {key: value for key, value in values.items() if value is not None}
             if given:
                 kept = dict(table.get(name) or {})
-                if "num_nodes" in given:
+                if "num_nodes" in given and name == "cluster":
                     kept.pop("num_gpus", None)  # part of a node, of another cluster
                 changed[name] = {**kept, **given}
         return changed
 
+    def machines(self, hardware: str | None) -> dict[str, int | None]:
+        """Nodes, and GPUs where they are given, as a cluster has them; `num_gpus` alone fills nodes of `hardware`."""
+        if self.num_gpus is None:
+            return {"num_nodes": self.num_nodes}
+        nodes = self.num_nodes
+        if nodes is None and hardware is not None:
+            nodes = -(-self.num_gpus // read_profile(hardware, constants=False).gpus_per_node)
+        return {"num_nodes": nodes, "num_gpus": self.num_gpus}
 
-def option_table(
-    model: str | None,
-    hardware: str | None,
-    num_nodes: int | None,
-    sequence_length: int | None,
-    global_batch: int | None,
-    framework: str | None,
-) -> dict[str, Any]:
+
+def option_table(options: RunOptions) -> dict[str, Any]:
     """The raw table of a scenario, without a plan, from options of the command line.
 
     Raises:
-        InputError: what is missing, all together.
+        InputError: what is missing, all together; or a profile that is not there.
     """
-    needed = {"--model": model, "--hardware": hardware, "--num-nodes": num_nodes, "--global-batch": global_batch}
+    model, hardware, batch = options.model, options.hardware, options.global_batch
+    size = options.num_gpus if options.num_nodes is None else options.num_nodes
+    needed = {"--model": model, "--hardware": hardware, "--num-nodes": size, "--global-batch": batch}
     right = "give it, or a scenario: a file, or a name of `simpar scenarios`"
     missing = [Violation(name, None, "is required", right) for name, value in needed.items() if value is None]
     if missing:
         raise InputError(missing)
-    training: dict[str, Any] = {"global_batch_size": global_batch}
-    if sequence_length is not None:
-        training["sequence_length"] = sequence_length
-    table: dict[str, Any] = {
-        "name": f"{model} on {num_nodes} x {hardware}", "model": model, "cluster": {"hardware": hardware, "num_nodes": num_nodes},
-        "training": training,
-    }  # fmt: skip
-    if framework is not None:
-        table["framework"] = framework
+    training: dict[str, Any] = {"global_batch_size": batch}
+    if options.sequence_length is not None:
+        training["sequence_length"] = options.sequence_length
+    cluster = {"hardware": hardware, **options.machines(hardware)}
+    machines = f"{options.num_nodes} x {hardware}" if options.num_gpus is None else f"{options.num_gpus} of {hardware}"
+    table: dict[str, Any] = {"name": f"{model} on {machines}", "model": model, "cluster": cluster, "training": training}
+    if options.framework is not None:
+        table["framework"] = options.framework
     return table
