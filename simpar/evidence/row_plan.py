@@ -103,7 +103,7 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     ep = int(row.get("ep") or 1)
     plan: dict[str, Any] = {
         "tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep,
-        "sequence_parallel": bool(row.get("sp", False)) and tp > 1,
+        "sequence_parallel": bool(row.get("sp", framework.conventions.sequence_parallel_default)) and tp > 1,
         "virtual_stages": _virtual_stages(row, framework, notes),
         "recompute": recompute_of(row, framework, notes),
         "overlap_tp": bool(row.get("overlap_tp")),
