@@ -628,3 +628,26 @@ def test_torchtitan_splits_the_sequence_unless_a_row_says_otherwise() -> None:
         scenario = run_of(row(sp=stated, framework=framework_name, framework_version=None)).scenario
         assert scenario is not None
         assert scenario.plan.sequence_parallel == expected
+
+
+@pytest.mark.parametrize(
+    ("routing", "ep", "is_open"),
+    [
+        ("natural (random init)", 4, True),
+        ("natural (random init)", 1, False),
+        ("natural, aux loss balances (random init)", 4, False),
+        ("force-balanced", 4, False),
+        ("natural", 4, False),
+    ],
+)
+def test_an_untrained_router_may_choose_the_same_experts(routing: str, ep: int, is_open: bool) -> None:
+    experts = {"moe_experts": 8, "moe_topk": 1, "moe_ffn": 8192, "arch": "moe", "layers": 2, "moe_routing": routing, "ep": ep}
+    run = run_of(row(**RATE_ALONE | experts | {"micro_batch": 4, "global_batch": 32}))
+    assert ("training.routing" in run.open_facts) == is_open
+    if is_open:
+        found, answer = predict_run(run, predict)
+        assert answer is not None
+        assert len(answer.readings) == 2
+        seconds = {dict(r.values)["training.routing"]["kind"]: r.seconds for r in answer.readings}
+        assert seconds["zipf"] > 1.1 * seconds["lognormal"]
+        assert seconds["lognormal"] < found.step_time_s < seconds["zipf"]

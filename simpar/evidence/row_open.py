@@ -9,6 +9,7 @@ from typing import Any, Final
 from simpar.evidence.row_complete import RATE_ALONE
 from simpar.evidence.row_framework import by_part
 from simpar.evidence.row_machine import USUAL_BOARDS, own_board
+from simpar.evidence.row_plan import untrained
 from simpar.specs.open_values import PRIORS, is_open
 
 Row = Mapping[str, Any]
@@ -16,7 +17,10 @@ USUAL: Final = 0.7
 """Weight of what the rules fill in (the framework's default of that month, a recipe): how often published runs that do state the
 fact follow it."""
 EVEN: Final = 0.5
-"""Weight of either precision of a run whose parts have two; a scenario has one for all products."""
+"""Weight of either precision of a run whose parts have two (a scenario has one for all products), and of either routing."""
+COLLAPSED: Final = {"kind": "zipf", "alpha": 4.0}
+"""Routing of a router that was hardly trained and that nothing balances: nine tokens in ten take the same experts, since those that
+are chosen learn first (Shazeer et al. 2017, arXiv 1701.06538, section 4: "self-reinforcing")."""
 MOST_MICRO_BATCH: Final = 16
 BATCH: Final = "training.global_batch_size"
 """Open where a row states a rate and no batch: a step of each reading is one micro-batch on every rank."""
@@ -26,7 +30,8 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
     """Fields of the scenario's `table` that `row` leaves open.
 
     Recomputation, micro-batch size and virtual stages: the facts that move time and memory most and are most often not printed;
-    the board, where that of the publisher's own machines is not the one that most have; the precision, where it differs by part.
+    the board, where that of the publisher's own machines is not the one that most have; the precision, where it differs by part;
+    whether an untrained router sends all tokens to the same experts, which only matters where these are one rank's.
     """
     plan, rate_alone = table["plan"], bool(row.get(RATE_ALONE))
     virtual = int(plan["pp"]) > 1 and not row.get("vpp") and plan.get("schedule") in ("1f1b", "interleaved")
@@ -37,6 +42,7 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
         BATCH: rate_alone,
         "cluster.hardware": own_board(row) is not None,
         "training.precision": by_part(row) is not None,
+        "training.routing": untrained(row) and int(plan["ep"]) > 1,
     }
     return tuple(path for path, missing in left_open.items() if missing)
 
@@ -64,7 +70,10 @@ def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
             others = {USUAL_BOARDS[found["cluster"]["hardware"]]: 1.0}
         if path == "training.precision":
             others = {"bf16": 1.0}
-        first = EVEN if path == "training.precision" else USUAL
+        first = EVEN if path in ("training.precision", "training.routing") else USUAL
+        if path == "training.routing":
+            training["routing"] = {"any_of": [training["routing"], COLLAPSED], "weights": [first, 1.0 - first]}
+            continue
         section, _, key = path.partition(".")
         found[section][key] = _set(found[section].get(key), others, first) if others else {"unknown": True}
     return found

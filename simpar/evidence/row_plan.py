@@ -334,6 +334,12 @@ def _graphs(text: str) -> bool:
     return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
 
 
+def untrained(row: Row) -> bool:
+    """Whether a run's router is as it was initialised and nothing balances what it chooses."""
+    text = str(row.get("moe_routing") or "")
+    return "natural" in text and "random init" in text and not re.search(r"balance|capacity|drop\b", text)
+
+
 def _routing(text: str, task: str) -> dict[str, Any]:
     """How tokens spread over experts, as a row says or, where it does not, as what it trains implies."""
     capacity = re.search(r"capacity factor (\d+(?:\.\d+)?)", text)
