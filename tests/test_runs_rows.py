@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from simpar.errors import InputError
+from simpar.evidence.predicted import predict
 from simpar.evidence.row_complete import completed
 from simpar.evidence.row_framework import FRAMEWORK_PATTERNS, NEAREST, attention_of, framework_of, month_of_row, precision_of
-from simpar.evidence.row_machine import MACHINES, CannotExpress, machine_of, node_gigabits
+from simpar.evidence.row_machine import MACHINES, USUAL_BOARDS, CannotExpress, machine_of, node_gigabits
 from simpar.evidence.row_model import model_of
+from simpar.evidence.row_open import USUAL
 from simpar.evidence.row_plan import RECOMPUTE_MODULES, SCHEDULE_PATTERNS, _routing, recompute_of
 from simpar.evidence.row_stages import layout_of, parse_layout
 from simpar.evidence.run_rows import measured_of, read_runs, run_of
+from simpar.evidence.spread import predict_run
 from simpar.model.ledger import total_parameters
 from simpar.schedules import SCHEDULES
 from simpar.specs.architecture import ArchitectureSpec
@@ -553,3 +556,100 @@ def test_a_dense_model_that_is_tuned_has_no_router() -> None:
     assert run.skipped == ""
     assert run.scenario is not None
     assert run.scenario.training.routing.kind == "balanced"
+
+
+RATE_ALONE: dict[str, Any] = {
+    "pp": 1, "vpp": None, "tp": 1, "dp": 8, "n_gpus": 8, "zero_stage": 3, "fsdp": "FSDP2", "framework": "torchtitan",
+    "framework_version": "2025-02", "layers": 4, "seq_len": 2048, "micro_batch": None, "global_batch": None, "step_time_s": None,
+    "tokens_per_s_per_gpu": 4096.0,
+}  # fmt: skip
+
+
+def test_a_rate_without_a_batch_is_that_of_the_micro_batch_that_its_memory_tells() -> None:
+    run = run_of(row(**RATE_ALONE))
+    assert {"training.micro_batch_size", "training.global_batch_size"} <= set(run.open_facts)
+    assert run.measured.step_time_s == pytest.approx(0.5)  # of one sequence
+    four = predict(run_of(row(**RATE_ALONE | {"micro_batch": 4, "global_batch": 32})).scenario)  # type: ignore[arg-type]
+    seen = run_of(row(**RATE_ALONE, mem_gib=four.reserved_bytes / 2**30, mem_kind="max reserved"))
+    found, answer = predict_run(seen, predict)
+    assert answer is not None
+    likeliest = answer.readings[0]
+    assert dict(likeliest.values)["training.micro_batch_size"] == 4
+    assert likeliest.seconds == pytest.approx(four.step_time_s / 4)
+    assert found.reserved_bytes == four.reserved_bytes
+    assert sum(found.waterfall.values()) == pytest.approx(sum(four.waterfall.values()) / 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "board", "is_open"),
+    [
+        ({"source": "torchao README"}, "dgx-h100-96gb-500w", True),
+        ({"source": "torchtitan docs", "gpu": "B200", "gpu_mem_gb": 180}, "dgx-b200-750w", True),
+        ({"source": "torchtitan docs", "gpu_mem_gb": 96}, "dgx-h100-96gb-500w", False),
+        ({"source": "torchtitan docs", "interconnect": "AWS p5"}, "aws-p5-h100", False),
+        ({"source": "PyTorch blog"}, "dgx-h100", False),
+        ({"source": "a tuner of torchtitan"}, "dgx-h100", False),
+    ],
+)
+def test_tables_of_pytorch_s_repositories_may_be_from_its_own_machines(changes: dict[str, Any], board: str, is_open: bool) -> None:
+    run = run_of(row(**changes))
+    assert run.scenario is not None
+    assert run.scenario.cluster.hardware == board
+    assert ("cluster.hardware" in run.open_facts) == is_open
+    if is_open:
+        assert run.table is not None
+        assert run.table["cluster"]["hardware"] == {
+            "any_of": [board, USUAL_BOARDS[board]],
+            "weights": [USUAL, pytest.approx(1 - USUAL)],
+        }
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("mxfp8 experts (grouped), linears bf16", ["mxfp8", "bf16"]),
+        ("fp8 linears, experts bf16", ["fp8", "bf16"]),
+        ("nvfp4, last 5 layers bf16", None),
+        ("bf16 (weights and gradients)", None),
+        ("mxfp8", None),
+    ],
+)
+def test_a_precision_by_part_is_either(text: str, values: list[str] | None) -> None:
+    run = run_of(row(precision=text, gpu="B200", gpu_mem_gb=180))
+    assert run.table is not None
+    found = run.table["training"]["precision"]
+    assert (found["any_of"] if isinstance(found, dict) else None) == values
+
+
+def test_torchtitan_splits_the_sequence_unless_a_row_says_otherwise() -> None:
+    for stated, framework_name, expected in (
+        (None, "torchtitan", True),
+        (False, "torchtitan", False),
+        (None, "Megatron-LM", False),
+    ):
+        scenario = run_of(row(sp=stated, framework=framework_name, framework_version=None)).scenario
+        assert scenario is not None
+        assert scenario.plan.sequence_parallel == expected
+
+
+@pytest.mark.parametrize(
+    ("routing", "ep", "is_open"),
+    [
+        ("natural (random init)", 4, True),
+        ("natural (random init)", 1, False),
+        ("natural, aux loss balances (random init)", 4, False),
+        ("force-balanced", 4, False),
+        ("natural", 4, False),
+    ],
+)
+def test_an_untrained_router_may_choose_the_same_experts(routing: str, ep: int, is_open: bool) -> None:
+    experts = {"moe_experts": 8, "moe_topk": 1, "moe_ffn": 8192, "arch": "moe", "layers": 2, "moe_routing": routing, "ep": ep}
+    run = run_of(row(**RATE_ALONE | experts | {"micro_batch": 4, "global_batch": 32}))
+    assert ("training.routing" in run.open_facts) == is_open
+    if is_open:
+        found, answer = predict_run(run, predict)
+        assert answer is not None
+        assert len(answer.readings) == 2
+        seconds = {dict(r.values)["training.routing"]["kind"]: r.seconds for r in answer.readings}
+        assert seconds["zipf"] > 1.1 * seconds["lognormal"]
+        assert seconds["lognormal"] < found.step_time_s < seconds["zipf"]

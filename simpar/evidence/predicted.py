@@ -173,6 +173,15 @@ def extended(first: Prediction, second: Prediction, times: float, *, memory_grow
     )
 
 
+def at_batch(found: Prediction, factor: float) -> Prediction:
+    """`found` with its times `factor` times as long: those of the same rate over another batch."""
+    if factor == 1.0:
+        return found
+    times = ("step_time_s", "step_low_s", "step_high_s", "pipeline_s", "longest_span_s")
+    waterfall = {name: seconds * factor for name, seconds in found.waterfall.items()}
+    return replace(found, waterfall=waterfall, **{name: getattr(found, name) * factor for name in times})
+
+
 def prediction_of(result: Result) -> Prediction:
     """What validation compares of a simulated step."""
     here = result.layout.calibration

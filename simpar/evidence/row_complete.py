@@ -16,6 +16,8 @@ from simpar.specs.models_io import load_model, table_names
 
 Row = Mapping[str, Any]
 
+RATE_ALONE: Final = "rate_alone"
+"""Column of a completed row that states a rate per GPU and no batch: the global batch that it has is of micro-batches of one."""
 _DIMENSIONS: Final = ("layers", "hidden", "heads")
 
 
@@ -25,8 +27,8 @@ def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
     found = _with_dimensions(dict(row), notes)
     found = _with_layout(found, notes)
     if not found.get("global_batch") and not found.get("micro_batch") and found.get("tokens_per_s_per_gpu") and found.get("dp"):
-        found |= {"micro_batch": 1, "grad_accum": found.get("grad_accum") or 1}
-        notes.append("batch not stated: one sequence per rank, for a rate per GPU")
+        found |= {"global_batch": int(found["dp"]) * int(found.get("grad_accum") or 1), RATE_ALONE: True}
+        notes.append("batch not stated: one micro-batch per rank, for a rate per GPU")
     degrees = [found.get(key) for key in ("micro_batch", "grad_accum", "dp")]
     if not found.get("global_batch") and all(degrees):
         found["global_batch"] = prod(int(value) for value in degrees if value)

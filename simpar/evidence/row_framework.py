@@ -178,6 +178,14 @@ def stated_precision(row: Row) -> str | None:
     return _first(PRECISIONS, str(row.get("precision") or ""))
 
 
+def by_part(row: Row) -> str | None:
+    """The narrow precision of a run that has it in its linear layers or its experts alone and bf16 in the others; else None."""
+    text, found = str(row.get("precision") or ""), stated_precision(row)
+    part = r"\b(?:linears?|experts?|grouped|attention)\b"
+    parts = re.search(rf"{part}.*\bbf16\b|\bbf16\b.*{part}", text)
+    return found if parts and found != "bf16" else None
+
+
 def precision_of(row: Row, month: Month, hardware: str = "") -> tuple[str, list[str]]:
     """The precision and what was assumed: bf16, or fp16 before bf16 became usual on A100 (2022) and on a GPU without it."""
     if found := stated_precision(row):

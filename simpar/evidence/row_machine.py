@@ -92,6 +92,14 @@ MACHINES: Final = (
 )
 """First match wins; a GPU without a rule is not taken for another. Sources: in each profile."""
 
+OWN_BOARDS: Final = {"dgx-h100": "dgx-h100-96gb-500w", "dgx-b200": "dgx-b200-750w"}
+"""A usual board -> that of the machines on which PyTorch is developed: H100 with 96 GB HBM2e of 2.4 TB/s at 500 W (torchtitan
+docs/performance.md; torchao testing/training/roofline_utils.py, "Meta's H100 variant"), B200 limited to 750 W (torchao
+docs/source/workflows/training.md). Its repositories' tables often name the GPU alone."""
+USUAL_BOARDS: Final = {own: usual for usual, own in OWN_BOARDS.items()}
+_PYTORCH: Final = re.compile(r"^(torchtitan|torchao|pytorch)\b(?! blog)", re.IGNORECASE)
+"""Sources that are PyTorch's own repositories; its blog also tells of partners' clusters."""
+
 _RATE: Final = re.compile(
     r"(\d+(?:\.\d+)?)\s*-?(Tb/s|Tbps|Tb|T|GB/s|Gb/s|Gbps|Gbit/s|Gbit|GbE|Gb|G)(?![a-zA-Z])|[x×]\s*(\d{2,4})(?=\s*(?:IB\b|InfiniBand|RoCE|$))",
     re.IGNORECASE,
@@ -199,12 +207,27 @@ def machine_of(row: Row) -> Machine:
         row = {**row, "gpu_mem_gb": int(named[1])}
     if gpu.upper().startswith("TPU"):
         raise CannotExpress("TPU runs under XLA are outside the scope of this validation")
-    text = " ".join(str(row.get(k) or "") for k in ("interconnect", "notes", "framework_version", "source"))
-    memory = row.get("gpu_mem_gb")
-    profile = next((rule.profile for rule in MACHINES if _matches(rule, gpu, text, memory, row)), None)
+    profile = _profile_of(row, gpu)
     if profile is None:
         raise CannotExpress(f"no hardware profile for GPU {gpu!r}")
+    if own := own_board(row):
+        machine = _cluster({**row, "gpu_mem_gb": None}, own)
+        machine.notes.append(f"board not stated: {own} rather than {profile}, as PyTorch's own machines")
+        return machine
     return _cluster(row, profile)
+
+
+def own_board(row: Row) -> str | None:
+    """The board of PyTorch's own machines where a table of its repositories may be from them, else None."""
+    if not _PYTORCH.search(str(row.get("source") or "")):
+        return None
+    return OWN_BOARDS.get(_profile_of(row, chip_name(str(row.get("gpu") or ""))) or "")
+
+
+def _profile_of(row: Row, gpu: str) -> str | None:
+    """The profile of the first rule that the row meets; its GPU goes by the name `gpu`."""
+    text = " ".join(str(row.get(k) or "") for k in ("interconnect", "notes", "framework_version", "source"))
+    return next((rule.profile for rule in MACHINES if _matches(rule, gpu, text, row.get("gpu_mem_gb"), row)), None)
 
 
 def _matches(rule: MachineRule, gpu: str, text: str, memory: float | None, row: Row) -> bool:

@@ -6,26 +6,43 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from simpar.evidence.row_complete import RATE_ALONE
+from simpar.evidence.row_framework import by_part
+from simpar.evidence.row_machine import USUAL_BOARDS, own_board
+from simpar.evidence.row_plan import untrained
 from simpar.specs.open_values import PRIORS, is_open
 
 Row = Mapping[str, Any]
 USUAL: Final = 0.7
 """Weight of what the rules fill in (the framework's default of that month, a recipe): how often published runs that do state the
 fact follow it."""
+EVEN: Final = 0.5
+"""Weight of either precision of a run whose parts have two (a scenario has one for all products), and of either routing."""
+COLLAPSED: Final = {"kind": "zipf", "alpha": 4.0}
+"""Routing of a router that was hardly trained and that nothing balances: nine tokens in ten take the same experts, since those that
+are chosen learn first (Shazeer et al. 2017, arXiv 1701.06538, section 4: "self-reinforcing")."""
 MOST_MICRO_BATCH: Final = 16
+BATCH: Final = "training.global_batch_size"
+"""Open where a row states a rate and no batch: a step of each reading is one micro-batch on every rank."""
 
 
 def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
     """Fields of the scenario's `table` that `row` leaves open.
 
-    Recomputation, micro-batch size and virtual stages: the facts that move time and memory most and are most often not printed.
+    Recomputation, micro-batch size and virtual stages: the facts that move time and memory most and are most often not printed;
+    the board, where that of the publisher's own machines is not the one that most have; the precision, where it differs by part;
+    whether an untrained router sends all tokens to the same experts, which only matters where these are one rank's.
     """
-    plan = table["plan"]
+    plan, rate_alone = table["plan"], bool(row.get(RATE_ALONE))
     virtual = int(plan["pp"]) > 1 and not row.get("vpp") and plan.get("schedule") in ("1f1b", "interleaved")
     left_open = {
         "plan.recompute": not row.get("recompute"),
         "plan.virtual_stages": virtual,
-        "training.micro_batch_size": not row.get("micro_batch") and not row.get("grad_accum"),
+        "training.micro_batch_size": rate_alone or (not row.get("micro_batch") and not row.get("grad_accum")),
+        BATCH: rate_alone,
+        "cluster.hardware": own_board(row) is not None,
+        "training.precision": by_part(row) is not None,
+        "training.routing": untrained(row) and int(plan["ep"]) > 1,
     }
     return tuple(path for path, missing in left_open.items() if missing)
 
@@ -36,19 +53,29 @@ def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
     Args:
         paths: fields of `open_facts`; another takes all values that it admits.
     """
-    found = copy.deepcopy(dict(table))
+    found, paths = copy.deepcopy(dict(table)), tuple(paths)
     plan, training = found["plan"], found["training"]
     for path in paths:
-        others = dict(PRIORS.get(path, {}))
+        if path == BATCH:  # follows from the micro-batch, see `spread.predict_run`
+            continue
+        others: dict[Any, float] = dict(PRIORS.get(path, {}))
         if path == "plan.virtual_stages":
             per_rank = max(_layers(found) // int(plan["pp"]), 1)
             others = {v: w for v, w in others.items() if per_rank % v == 0}
             plan["schedule"] = "auto"
         if path == "training.micro_batch_size":
             local = int(training["global_batch_size"]) // int(plan["dp"])
-            others = {v: w for v, w in others.items() if v <= MOST_MICRO_BATCH and local % v == 0}
+            others = {v: w for v, w in others.items() if v <= MOST_MICRO_BATCH and (BATCH in paths or local % v == 0)}
+        if path == "cluster.hardware":
+            others = {USUAL_BOARDS[found["cluster"]["hardware"]]: 1.0}
+        if path == "training.precision":
+            others = {"bf16": 1.0}
+        first = EVEN if path in ("training.precision", "training.routing") else USUAL
+        if path == "training.routing":
+            training["routing"] = {"any_of": [training["routing"], COLLAPSED], "weights": [first, 1.0 - first]}
+            continue
         section, _, key = path.partition(".")
-        found[section][key] = _set(found[section].get(key), others) if others else {"unknown": True}
+        found[section][key] = _set(found[section].get(key), others, first) if others else {"unknown": True}
     return found
 
 
@@ -76,11 +103,11 @@ def _layers(table: Mapping[str, Any]) -> int:
     return int(table["model"]["num_hidden_layers"])
 
 
-def _set(usual: Any, others: Mapping[Any, float]) -> Any:
-    """{ any_of, weights } of the usual value and the others; the usual value itself where there is no other."""
+def _set(usual: Any, others: Mapping[Any, float], first: float) -> Any:
+    """{ any_of, weights } of the usual value, of weight `first`, and the others; the usual value itself where there is no other."""
     rest = {value: weight for value, weight in others.items() if value != usual}
     if not rest:
         return usual
     total = sum(rest.values())
-    values, weights = [usual, *rest], [USUAL, *((1.0 - USUAL) * weight / total for weight in rest.values())]
+    values, weights = [usual, *rest], [first, *((1.0 - first) * weight / total for weight in rest.values())]
     return {"any_of": values, "weights": weights}

@@ -103,7 +103,7 @@ def plan_of(row: Row, framework: FrameworkSpec) -> tuple[dict[str, Any], list[st
     ep = int(row.get("ep") or 1)
     plan: dict[str, Any] = {
         "tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep,
-        "sequence_parallel": bool(row.get("sp", False)) and tp > 1,
+        "sequence_parallel": bool(row.get("sp", framework.conventions.sequence_parallel_default)) and tp > 1,
         "virtual_stages": _virtual_stages(row, framework, notes),
         "recompute": recompute_of(row, framework, notes),
         "overlap_tp": bool(row.get("overlap_tp")),
@@ -332,6 +332,12 @@ def _graphs(text: str) -> bool:
     if implementation == "none":
         return False
     return "transformer_engine" not in text or re.search(r"attn|mlp", text) is not None
+
+
+def untrained(row: Row) -> bool:
+    """Whether a run's router is as it was initialised and nothing balances what it chooses."""
+    text = str(row.get("moe_routing") or "")
+    return "natural" in text and "random init" in text and not re.search(r"balance|capacity|drop\b", text)
 
 
 def _routing(text: str, task: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.errors import InputError
-from simpar.evidence.predicted import ASSUMED_ERROR, AtSite, Prediction, Predictor, memory_of
+from simpar.evidence.predicted import ASSUMED_ERROR, AtSite, Prediction, Predictor, at_batch, memory_of
+from simpar.evidence.row_open import BATCH
 from simpar.evidence.run_type import Run
 from simpar.readings import Open, Outcome, spread_over
 from simpar.specs.open_values import Choice, choices, facts_of, open_fields
@@ -31,10 +32,10 @@ def predict_run(run: Run, predictor: Predictor) -> tuple[Prediction, Open | None
         return predictor(run.scenario), None
     usual = run.scenario
     found: dict[str, Prediction] = {}
-    capacity = usual.hardware.gpu.memory.value
 
     def outcome(choice: Choice, scenario: Scenario) -> Outcome:
-        p = found[choice.key] = predictor(scenario)
+        p, capacity = predictor(scenario), scenario.hardware.gpu.memory.value
+        p = found[choice.key] = at_batch(p, usual.training.global_batch_size / scenario.training.global_batch_size)
         cached, width = p.reserved_bytes - p.allocated_bytes, p.memory_error.get("", ASSUMED_ERROR)
         return Outcome(p.step_time_s, p.step_low_s, p.step_high_s, p.device_bytes, capacity, cached, width)
 
@@ -43,13 +44,22 @@ def predict_run(run: Run, predictor: Predictor) -> tuple[Prediction, Open | None
         return own * _memory_likelihood(run, found[choice.key])
 
     try:
-        answer = spread_over(choices(run.table, fields), fields, outcome, likelihood=likelihood)
+        options = [_with_batch(choice, usual) if BATCH in run.open_facts else choice for choice in choices(run.table, fields)]
+        answer = spread_over(options, fields, outcome, likelihood=likelihood)
     except InputError:
         return predictor(usual), None
     likeliest = found[answer.readings[0].key]
     step = answer.step
     whole = replace(likeliest, step_time_s=step.seconds, step_low_s=step.low, step_high_s=step.high)
     return whole, answer
+
+
+def _with_batch(choice: Choice, usual: Scenario) -> Choice:
+    """`choice` with as many micro-batches a step as the usual reading, whatever their size."""
+    training = choice.table["training"]
+    count = usual.training.global_batch_size // usual.training.micro_batch_size
+    whole = {**training, "global_batch_size": count * training["micro_batch_size"]}
+    return replace(choice, table={**choice.table, "training": whole})
 
 
 def _memory_likelihood(run: Run, found: Prediction) -> float:

@@ -292,7 +292,8 @@ def calibration_for(framework: str, architecture: str, gpu: str = "") -> RunCali
     """The run-level constants of a framework on a GPU: nested groups combined and kept within `BOUNDS`.
 
     A width (`WIDTHS`) is that of the narrowest group that has one; on an architecture that no group has seen, the largest of all.
-    The interval of a family that no group names is at least that of `UNFAMILIAR` ones.
+    The interval of a family that no group names, or none on this architecture, is at least that of `UNFAMILIAR` ones, and that of
+    the family on others.
     """
     return _combined(in_force(), family_of(framework), architecture, gpu)
 
@@ -333,10 +334,15 @@ def _width(entries: tuple[Constant, ...], name: str, family: str, architecture: 
     if not here:
         return max((entry.value for entry in alike), default=NEUTRAL[name])
     narrowest = max(here, key=lambda e: sum(key != ANY for key in (e.family, e.architecture, e.gpu)))
-    if any(entry.family == family for entry in alike):
+    if narrowest.family == family:
         return narrowest.value
+    own = [entry for entry in alike if entry.family == family]
+    if any(not entry.architectures or architecture in entry.architectures for entry in own):
+        return narrowest.value
+    # A family that no run of the fits had, or not on such a chip: as far off as strangers are, and as that family is elsewhere.
     strange = (entry.value for entry in alike if entry.family == UNFAMILIAR)
-    return max(narrowest.value, *strange, 0.0)
+    elsewhere = (entry.value for entry in own if entry.architecture == ANY)
+    return max((narrowest.value, *strange, *elsewhere))
 
 
 _LEFT_OUT: set[str] = set()

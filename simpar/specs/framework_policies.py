@@ -353,6 +353,7 @@ class Conventions(Policy):
         expert_virtual_stages: of pipelined runs with experts that do not say theirs: one, or the middle one of the divisors of a
             stage's layers.
         microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
+        sequence_parallel_default: tensor parallelism splits the sequence too where a run does not say.
     """
 
     abilities: tuple[Ability, ...] = ()
@@ -366,3 +367,4 @@ class Conventions(Policy):
     adapter_cp_style: Literal["ring", "ulysses"] = "ring"
     expert_virtual_stages: Literal["one", "middle"] = "one"
     microbatch_per_stage: bool = False
+    sequence_parallel_default: bool = False

@@ -63,9 +63,9 @@ TORCHTITAN: Final = (
          "torch_ring": True, "keeps_stage_outputs": True, "keeps_last_outputs": True, "receive_buffers_per_microbatch": True,
          "whole_embedding_gradient": True, "value_views": True, "expert_output_fp32": True, "separate_casts": True,
          "only_cp_style": "all_gather", "selective_recompute": ("op",), "microbatch_per_stage": True,
-         "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0, "fsdp_reduce_copy_bytes": 6.0,
-         "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3), "fsdp_weight_cpu_s": (67e-6, 108e-6),
-         "optimizer_tensor_cpu_s": 43e-6},
+         "sequence_parallel_default": True, "gradient_adds": "pipelines", "fsdp_gather_copy_bytes": 4.0,
+         "fsdp_reduce_copy_bytes": 6.0, "unlisted_attention": ("cudnn",), "fsdp_group_cpu_s": (0.36e-3, 0.42e-3),
+         "fsdp_weight_cpu_s": (67e-6, 108e-6), "optimizer_tensor_cpu_s": 43e-6},
         "torchtitan models/llama/model.py (repeat_kv before attention, whose copies autograd keeps, compiled or not); torch "
         "FSDP2 _fsdp_collectives.py: weights are split out of the gathered buffer (16 bits read and written), gradients "
         "chunked into the one that is reduced in fp32, both on the compute stream; torch _functional_collectives.py "
@@ -79,7 +79,7 @@ TORCHTITAN: Final = (
         "adds the 16-bit gradients to their fp32 sums); tensor/parallel/loss.py: the vocabulary-parallel loss is composite, "
         "four fp32 tensors at its backward (16 bytes per logit); hooks of FSDP2 around groups of one and of nine weights, "
         "norm and fused AdamW of distributed tensors (torch 2.13, processes that are not there, one server core; 1 ms a "
-        "pre_forward in pytorch issue 173680)"),
+        "pre_forward in pytorch issue 173680); torchtitan parallelize_llama.py apply_tp (norms are SequenceParallel)"),
     Row((2024, 12), {"expandable_segments_one_node": True},
         "torchtitan run_train.sh (one node) sets expandable_segments, multinode_trainer.slurm does not"),
     Row((2025, 3), {"logits_fp32_copies_compiled": 0.5},
