@@ -38,6 +38,17 @@ class QwenNext(Decoder):
         )
 
 
+class LaraMini(QwenNext):
+    """Gated DeltaNet, windows and, each fifth layer, full attention without positions; experts everywhere."""
+
+    def layer_type(self, i: int) -> str:
+        return ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")[i % 5]
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        return fields if "sliding" in self.types[i] else {**fields, "position": "none"}
+
+
 class OlmoHybrid(QwenNext):
     """Gated DeltaNet with a norm before it, full attention with norms after (OLMo)."""
 
@@ -194,6 +205,7 @@ class Xlstm(Decoder):
 LINEAR_READERS: dict[str, type[Decoder]] = {
     "qwen3_next": QwenNext,
     "qwen3_5_text": QwenNext,
+    "lara_mini": LaraMini,
     "qwen3_5_moe_text": QwenNext,
     "olmo_hybrid": OlmoHybrid,
     "kimi_linear": KimiLinear,
