@@ -121,6 +121,27 @@ class BailingHybrid(KimiLinear):
     decay_rank_is_head = False
 
 
+class BailingLinear(Decoder):
+    """Ling and Ring linear 2.0: lightning attention with norms of queries and keys, one softmax layer in `layer_group_size`."""
+
+    def layer_type(self, i: int) -> str:
+        group = self.k.number("layer_group_size", default=1)
+        return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] != "linear_attention":
+            return super().mixer(i)
+        h, d = self.heads, self.head_dim
+        kv = self.kv_heads if self.k.get("use_linear_gqa", default=False) else h
+        norms = (vector("qk_norms", 2 * d),) if self.k.get("use_qk_norm", default=False) else ()
+        self.k.get("group_norm_size", "linear_silu")
+        return (
+            LinearAttentionSpec(
+                num_heads=h, num_key_value_heads=kv, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=64, extra=norms
+            ),
+        )
+
+
 class MiniMaxHybrid(Decoder):
     """Lightning attention, one softmax layer in so many (MiniMax-Text-01, M1)."""
 
@@ -210,6 +231,7 @@ LINEAR_READERS: dict[str, type[Decoder]] = {
     "olmo_hybrid": OlmoHybrid,
     "kimi_linear": KimiLinear,
     "bailing_hybrid": BailingHybrid,
+    "bailing_moe_linear": BailingLinear,
     "minimax": MiniMaxHybrid,
     "rwkv": Rwkv,
     "xlstm": Xlstm,

@@ -177,6 +177,21 @@ class HrmText(Looped):
         return {**fields, "extra": (*fields["extra"], vector("low_start", self.hidden))}
 
 
+class Ouro(Looped):
+    """All layers run `total_ut_steps` times, each pass behind the final norm and a gate that may end them."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        passes = keys.number("total_ut_steps", default=4)
+        self.order = [f"layer_{n}" for n in range(self.num_layers)] * passes
+        self.types, self.num_layers = self.types * passes, self.num_layers * passes
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        gate = WeightSpec(name="exit_gate", inputs=self.hidden, outputs=1, bias=True)
+        return {**fields, "extra": (*fields["extra"], gate)}
+
+
 class Dory(Looped):
     """nGPT's scaled vectors instead of norms with weights; all but the first and the last layers run `n_recurrent_loops` times.
 
@@ -211,5 +226,5 @@ class Dory(Looped):
 
 UNCOMMON_READERS: dict[str, type[Decoder]] = {
     "rembert": RemBert, "roc_bert": RocBert, "xmod": Xmod, "xlm": Xlm, "flaubert": Xlm, "xlnet": XlNet, "cpmant": CpmAnt,
-    "trocr": TrOcr, "hrm_text": HrmText, "dory": Dory,
+    "trocr": TrOcr, "hrm_text": HrmText, "dory": Dory, "ouro": Ouro,
 }  # fmt: skip
