@@ -38,7 +38,8 @@ INEXACT = {"Step-3.7-Flash.json": 663_552}
 
 
 OTHERS = json.loads((DATA / "others.json").read_text())
-"""Files of libraries that are no dependency (flash-linear-attention, diffusers) and of remote code, with their counts."""
+"""Files of libraries that are no dependency (flash-linear-attention, diffusers), of remote code, and with keys that only published
+files have; with their counts."""
 
 
 @pytest.mark.parametrize("row", OTHERS, ids=lambda row: str(row["config"].get("model_type") or row["config"].get("_class_name")))

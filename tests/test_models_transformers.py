@@ -19,15 +19,16 @@ from simpar.model.ledger import entries, totals
 from simpar.specs.mixers import ExpertsSpec
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5.23")
+transformers = pytest.importorskip("transformers", minversion="5.24")
 pytestmark = pytest.mark.torch
 
 UNBUILT = {"dbrx", "ministral", "nemotron", "lfm2_moe", "gemma3n"}
-"""Their default configurations cannot be built by transformers 5.23 itself."""
+"""Their default configurations cannot be built by transformers 5.24 itself."""
 CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2}, "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "head_dim": 64}, "hunyuan_v1_dense": {"head_dim": 64},
     "gemma3n_text": {"num_hidden_layers": 20}, "marian": {"decoder_vocab_size": 1500}, "esm": {"vocab_size": 33},
+    "dory": {"n_input_layers": 2, "n_output_layers": 2},
 }  # fmt: skip
 WHOLE = {"zamba"}
 """Families that transformers builds at no other depth."""
@@ -39,20 +40,20 @@ COMPUTED = (
     "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3", "recurrent_gemma", "roformer", "rwkv", "xlstm",
 )  # fmt: skip
 """Families whose classes compute sizes from others: heads of keys, widths of heads, steps of a state space."""
-OTHER_WORK = {"albert", "hrm_text", "zamba", "zamba2", "longcat_flash", "led", "longformer", "xlnet"}
+OTHER_WORK = {"albert", "dory", "hrm_text", "zamba", "zamba2", "longcat_flash", "led", "longformer", "xlnet"}
 """Families whose tokens meet some weights more than once (shared layers) or not at all (experts without weights, global tokens,
 projections of positions)."""
 HEADS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "CTC")
 """What people train, by the heads of transformers' classes."""
 REASONS: dict[str, tuple[str, ...]] = {
     "an encoder or a projector that no table has": (
-        "aya_vision", "blip", "blip-2", "chameleon", "cohere_compass", "cosmos3_edge", "deepseek_ocr2",
+        "apertus1p5", "aya_vision", "blip", "blip-2", "chameleon", "cohere_compass", "cosmos3_edge", "deepseek_ocr2",
         "deepseek_vl_hybrid", "emu3", "evolla", "fast_vlm", "florence2", "gemma3n", "granite4_vision", "granite_docling",
-        "granite_speech", "granite_speech_plus", "hunyuan_vl", "idefics", "inkling2", "inkling_mm_model", "instructblip",
-        "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl", "minicpm_ocr", "minicpmv4_7", "modernvbert",
-        "muse_spark", "nemo_speechlm", "nemotron_h_omni", "perception_lm", "phi4_multimodal", "pix2struct",
-        "pp_chart2table", "pp_formulanet", "udop", "ultravbert", "unlimited_ocr", "vibevoice", "vibevoice_asr",
-        "voxtral_realtime",
+        "granite_speech", "granite_speech_plus", "hunyuan_vl", "hy_v4_vl", "idefics", "inkling2", "inkling2_loop",
+        "inkling_mm_model", "instructblip", "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl",
+        "minicpm_ocr", "minicpmv4_7", "modernvbert", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "omniasr",
+        "perception_lm", "phi4_multimodal", "pix2struct", "pp_chart2table", "pp_formulanet", "udop", "ultravbert",
+        "unlimited_ocr", "vibevoice", "vibevoice_asr", "voxtral_realtime",
     ),
     "several models in one: speech, music, actions": (
         "canary", "cohere_asr", "dia", "encoder-decoder", "fun_asr_nano", "kyutai_speech_to_text", "moonshine",
@@ -60,14 +61,15 @@ REASONS: dict[str, tuple[str, ...]] = {
         "seamless_m4t_v2", "speech-encoder-decoder", "speecht5", "vision-encoder-decoder",
     ),
     "convolution and attention in one layer over sound": (
-        "granite_speech5_ctc", "lasr_ctc", "sew", "sew-d", "wav2vec2-bert", "wav2vec2-conformer",
+        "granite_speech5_ctc", "lasr_ctc", "omniasr_ctc", "sew", "sew-d", "wav2vec2-bert", "wav2vec2-conformer",
     ),
     "layers of its own, before 2022": (
         "convbert", "fsmt", "funnel", "luke", "mobilebert", "pegasus_x", "perceiver", "prophetnet", "reformer",
         "squeezebert", "tapas",
     ),
     "layers of its own": (
-        "blt", "cohere_compass_text", "diffusion_gemma", "neomme", "qwen4_exp", "qwen4_exp_text", "t5gemma2", "ultrabert",
+        "blt", "cohere_compass_text", "diffusion_gemma", "inkling2_loop_text", "neomme", "qwen4_exp", "qwen4_exp_text", "t5gemma2",
+        "ultrabert",
     ),
     "a default that leaves out a size": (
         "dbrx", "gemma4_unified_assistant",

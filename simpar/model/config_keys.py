@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any, Final
 
 from simpar.errors import Violation
+from simpar.model.foreign import NAMES, USUAL
 
 FREE: Final = re.compile(
     "|".join(
@@ -37,7 +38,9 @@ FREE: Final = re.compile(
             r"^normalization_function$|^position_embedding_type$|^post_?norm$|shared_moe_mode|^pool_type$|logn_attn|dynamic_ntk|use_rmsnorm|^rmsnorm$"
             r"|router_enable_expert_bias|^moe_(train|eval|min|token)_|capacity|token_dropping|expert_tensor_parallel|^enc_index$|_fp32_|drop_tokens"
             r"|random_routing|classification_head|^class_num$|^onnx|^(bf16|fp16|fp32)$|softmax_in|^pooler_|share_conv_kernel|sinkhorn|spatial_patch_size|enable_audio_output|encoder_stride|per_seconds?$|seconds_per|full_attn_mod|dim_model_base|clip_qkv|skip_bias_add"
-            r"|use_parallel_block|layer_switch|layer_scaling$|residual_multiplier",
+            r"|use_parallel_block|layer_switch|layer_scaling$|residual_multiplier|_multipliers$|^init_|^mup_|^mla_scale|aux_free|^norm_head$"
+            r"|grouped_mm|^org_vocab|associative_scan|slow_but_exact|safe_gate$|max_attn_value|extrapolation_factor|^attn_factor$|(dynamic|force)_image|perceiver_config"
+            r"|js_config$|^size$|^num_positions$|_by_sqrt_dim$|norm_expert_weight|only_types$|limits(_shared)?$|^zero_centered$",
         )
     )
 )  # fmt: skip
@@ -62,9 +65,10 @@ UNDERSTOOD = (
     "interleave_moe_layer_step", "no_rope_layers", "no_rope_layer_interval", "num_mtp_modules", "mtp_num_hidden_layers",
     "mtp_use_dedicated_embeddings", "num_hash_layers", "shared_expert_intermediate_size", "layer_types", "moe_layers",
     "sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval", "cache_implementation", "type_vocab_size",
-    "type_vocab_size",
+    "num_shared_experts", "n_shared_experts", "num_limited_groups", "num_expert_groups", "layer_group_size",
 )  # fmt: skip
 """Keys that the general reader understands: where it did not ask for one, the model has nothing for it to say."""
+TIED = ("tie_word_embeddings", "tie_embedding", "share_embedding", "weight_tying")
 EXPERTS = (
     "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_routed_experts", "moe_num_primary_experts",
     "num_moe_experts",
@@ -101,7 +105,7 @@ class Keys:
         """Take the defaults and names of another class."""
         self.model_type, table = model_type, class_defaults()
         self.defaults: dict[str, Any] = table["defaults"].get(model_type, {})
-        self.names: dict[str, str] = table["names"].get(model_type, {})
+        self.names: dict[str, str] = table["names"].get(model_type) or NAMES.get(model_type, {})
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of `names` that the file has and is not null; else the class's default for one of them; else `default`."""
@@ -192,6 +196,8 @@ class Keys:
         if isinstance(value, dict) and name.endswith("_config") and name not in self.used:
             return not FREE.search(name)
         if name in self.used or value is None or FREE.search(name) or (self.path and name == "vocab_size"):
+            return False
+        if value in USUAL.get(name, ()):
             return False
         if name in self.defaults:
             return bool(value != self.defaults[name])

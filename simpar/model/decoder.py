@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from simpar.model.config_keys import EXPERTS, PER_TOKEN, UNDERSTOOD, Keys
+from simpar.model.config_keys import EXPERTS, PER_TOKEN, TIED, UNDERSTOOD, Keys
 from simpar.model.pieces import deal, norm_extra
 from simpar.specs.architecture import MOST_LAYERS, ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import (
@@ -83,6 +83,8 @@ class Decoder:
         keys.used.update(UNDERSTOOD)
         named = (s for s in (family.qkv_bias, family.o_bias, family.mlp_bias, family.qk_norm) if isinstance(s, str))
         keys.used.update(name for setting in named for name in setting.split("|"))
+        if keys.get("sparse_config"):  # InfLLM v2 (MiniCPM 4): blocks are skipped beyond `dense_len` tokens
+            keys.note("sparse_config: attention that skips blocks of a long text is read as full attention")
         if set(keys.config.get("attn_type_list") or [0]) == {1} and "attn_type_list" not in keys.used:
             keys.used.add("attn_type_list")  # softmax everywhere
         keys.used.update(name for name, value in _constants(family).items() if keys.config.get(name) in value)
@@ -116,7 +118,7 @@ class Decoder:
 
     def layer_type(self, i: int) -> str:
         """The kind of layer `i` by the older keys."""
-        marks = self.k.listed("hybrid_layer_pattern")
+        marks = self.k.listed("hybrid_layer_pattern", "sliding_window_layout")
         if marks:
             return "sliding_attention" if marks[i] else "full_attention"
         interval = self.k.get("full_attention_interval")
@@ -136,11 +138,12 @@ class Decoder:
 
     def window(self) -> int | None:
         """The sliding window's width in keys; None = no layer has one."""
-        width: int | None = self.k.get("sliding_window", "attention_window_size")
+        marked = ("sliding_window_size",) if self.k.has("sliding_window_layout") else ()
+        width: int | None = self.k.get("sliding_window", "attention_window_size", *marked)
         switch = self.k.get("use_sliding_window")
         if switch is not None:
             return width if switch else None
-        if self.k.has("layer_types", "hybrid_layer_pattern", "sliding_window_pattern"):
+        if self.k.has("layer_types", "hybrid_layer_pattern", "sliding_window_pattern", *marked):
             return width
         return width if self.f.window_every_layer or self.f.full_every else None
 
@@ -163,7 +166,8 @@ class Decoder:
         listed = self.k.listed("moe_layers", "moe_layer_idx")
         if listed:
             return i in listed
-        freq = self.k.get("moe_layer_freq", "moe_layer_interval", "interleave_moe_layer_step", "decoder_sparse_step", default=1)
+        names = ("moe_layer_freq", "moe_layer_interval", "interleave_moe_layer_step", "decoder_sparse_step")
+        freq = self.k.get(*names, "moe_layer_layout", "is_moe_layer", default=1)
         if isinstance(freq, list):
             return bool(freq[i])
         first = self.k.get("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_k_dense", default=0)
@@ -299,7 +303,7 @@ class Decoder:
             "router_bias": self.flag(self.f.router_bias),
             "shared_width": self.shared_width(width),
             "shared_gate": self.f.shared_gate,
-            "num_groups": self.k.get("n_group", "num_expert_group", default=0) or 0,
+            "num_groups": self.k.get("n_group", "num_expert_group", "num_expert_groups", default=0) or 0,
             "top_groups": self.k.get("topk_group", default=0) or 0,
         }
 
@@ -350,7 +354,7 @@ class Decoder:
         return ()
 
     def tied(self) -> bool:
-        return bool(self.k.get("tie_word_embeddings", default=self.f.tied)) and self.f.tied is not None
+        return bool(self.k.get(*TIED, default=self.f.tied)) and self.f.tied is not None
 
     def outside(self) -> dict[str, Any]:
         """Fields of the model beside its stacks."""
@@ -386,15 +390,8 @@ def _constants(f: Family) -> dict[str, tuple[Any, ...]]:
     """Keys that say what the family's class builds anyway, and the values with which they agree with it."""
     found: dict[str, tuple[Any, ...]] = {
         "attn_output_gate": (f.gate != "none",), "attention_output_gate": (f.gate != "none",),
-        "use_qk_norm": (f.qk_norm != "none",),
+        "use_qk_norm": (f.qk_norm != "none",), "qk_norm": (f.qk_norm != "none",),
         "qk_norm_type": ({"full": "per_layer", "head": "per_head"}.get(f.qk_norm),), "qk_layernorm": (f.qk_norm != "none",),
     }  # fmt: skip
-    for name, value in (
-        ("attention_bias", f.qkv_bias),
-        ("qkv_bias", f.qkv_bias),
-        ("mlp_bias", f.mlp_bias),
-        ("use_bias", f.mlp_bias),
-    ):
-        if isinstance(value, bool):
-            found[name] = (value,)
-    return found
+    biases = {"attention_bias": f.qkv_bias, "qkv_bias": f.qkv_bias, "mlp_bias": f.mlp_bias, "use_bias": f.mlp_bias}
+    return found | {name: (value,) for name, value in biases.items() if isinstance(value, bool)}

@@ -7,7 +7,7 @@ from typing import Any
 from simpar.errors import InputError, Violation
 from simpar.model.alone import PAIRS
 from simpar.model.audio import AUDIO_TOWERS, audio_stack
-from simpar.model.config_keys import Keys, class_defaults
+from simpar.model.config_keys import TIED, Keys, class_defaults
 from simpar.model.decoder import Decoder
 from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
@@ -47,7 +47,7 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     Raises:
         InputError: every missing, wrong or unread structural key, together.
     """
-    config = state_spaces(config)
+    config = translated(config)
     keys = Keys(config, file)
     if not keys.model_type and not config.get("_class_name"):
         raise InputError([Violation("model_type", None, "is required", "the key by which transformers knows the class", file)])
@@ -64,10 +64,14 @@ def read(config: dict[str, Any], *, file: str = "config.json", approximate: bool
     return model.model_copy(update={"notes": (*model.notes, *keys.all_notes())})
 
 
-def state_spaces(config: dict[str, Any]) -> dict[str, Any]:
-    """The files of mamba_ssm, which have no model_type, in transformers' words."""
-    if config.get("model_type") or "ssm_cfg" not in config:
-        return config
+def translated(config: dict[str, Any]) -> dict[str, Any]:
+    """A file without a type of its own (mamba_ssm's; Grok 2 goes by GIT's), in transformers' words."""
+    if "Grok1ForCausalLM" in (config.get("architectures") or ()):
+        return {**config, "model_type": "grok-1"}
+    return _state_spaces(config) if "ssm_cfg" in config and not config.get("model_type") else config
+
+
+def _state_spaces(config: dict[str, Any]) -> dict[str, Any]:
     sizes = dict(config["ssm_cfg"] or {})
     second, hidden = sizes.pop("layer", "Mamba1") == "Mamba2", int(config.get("d_model") or 0)
     rows, multiple = int(config.get("vocab_size") or 0), int(config.get("pad_vocab_size_multiple") or 1)
@@ -97,6 +101,7 @@ def _whole(keys: Keys) -> ArchitectureSpec:
     text = None if keys.model_type in PAIRS else _text_keys(keys)
     if text is None:
         return _text(keys)
+    keys.used.update(name for name, value in keys.config.items() if text.config.get(name) == value)
     if text.config.keys() & set(TEXT):
         return _whole(text)
     model = _text(text)
@@ -158,7 +163,7 @@ def _unknown_family(keys: Keys) -> None:
 
 def _tied(keys: Keys, text: Keys) -> bool:
     """Tied embeddings: the whole file's word, else the decoder's, else their classes'."""
-    keys.used.update(("vocab_size", "tie_word_embeddings"))
+    keys.used.update(("vocab_size", *TIED))
     for side in (text, keys) if keys.model_type == "llama4" else (keys, text):
         if side.has("tie_word_embeddings"):
             return bool(side.get("tie_word_embeddings"))

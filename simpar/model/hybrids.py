@@ -128,6 +128,7 @@ class FalconH1(Decoder):
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         norm = bool(self.k.get("mamba_rms_norm", default=False))
+        self.k.get("mlp_expansion_factor", "mamba_expand")  # the class takes intermediate_size and mamba_d_ssm
         return (self.attention(i), mamba2(self, out_norm=norm, bias=bool(self.k.get("mamba_proj_bias", default=False))))
 
 
@@ -217,7 +218,7 @@ class Zamba2(Decoder):
         block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
         wide, width = self.k.number("attention_hidden_size", default=2 * self.hidden), self.feed_forward_width()
         heads = self.heads
-        self.k.get("num_query_groups", "kv_channels")
+        self.k.get("num_query_groups", "kv_channels", "ffn_hidden_size")
         head_dim = self.k.number("attention_head_dim", default=wide // heads)
         attention = AttentionSpec(
             num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,
@@ -314,6 +315,36 @@ class Lfm(Decoder):
         return (ShortConvSpec(width=self.hidden, kernel=self.k.number("conv_L_cache", default=3), bias=bias),)
 
 
+class Phi4Flash(Decoder):
+    """SambaY: Mamba 1 and differential window attention by turns; the upper half attends one layer's keys and values, and gates one
+    Mamba's output."""
+
+    def layer_type(self, i: int) -> str:
+        half = self.num_layers // 2
+        if i % self.k.number("mb_per_layer", default=2) == 0:
+            return "mamba" if i <= half else "gated_memory"
+        return "sliding_attention" if i < half else "full_attention"
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        inner, h = int(self.k.get("mamba_expand", default=2) * self.hidden), self.hidden
+        if self.types[i] == "gated_memory":
+            pair = (WeightSpec(name="in", inputs=h, outputs=inner), WeightSpec(name="out", inputs=inner, outputs=h))
+            return (CustomSpec(label="gated memory", extra=pair),)
+        if self.types[i] == "mamba":
+            rank = self.k.get("mamba_dt_rank", default="auto")
+            return (
+                Mamba1Spec(
+                    inner_size=inner, state_size=self.k.number("mamba_d_state", default=16),
+                    time_step_rank=-(-h // 16) if rank == "auto" else rank, conv_kernel=self.k.number("mamba_d_conv", default=4),
+                    conv_bias=bool(self.k.get("mamba_conv_bias", default=True)),
+                    bias=bool(self.k.get("mamba_proj_bias", default=False)),
+                ),
+            )  # fmt: skip
+        shared = {"key_value": "shared"} if i > self.num_layers // 2 + 1 else {}
+        extra = (vector("lambda", 4 * self.head_dim), vector("sub_norm", 2 * self.head_dim))
+        return (AttentionSpec(**{**self.attention_fields(i), **shared, "position": "none", "extra": extra}),)
+
+
 class RecurrentGemma(Decoder):
     """Two recurrent layers for each one of local attention."""
 
@@ -344,6 +375,7 @@ HYBRID_READERS: dict[str, type[Decoder]] = {
     "nemotron_h": NemotronH,
     "zamba": Zamba,
     "zamba2": Zamba2,
+    "phi4flash": Phi4Flash,
     "lfm2": Lfm,
     "lfm2_moe": Lfm,
     "lfm3": Lfm,

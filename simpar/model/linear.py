@@ -38,6 +38,17 @@ class QwenNext(Decoder):
         )
 
 
+class LaraMini(QwenNext):
+    """Gated DeltaNet, windows and, each fifth layer, full attention without positions; experts everywhere."""
+
+    def layer_type(self, i: int) -> str:
+        return ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")[i % 5]
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        fields = super().attention_fields(i)
+        return fields if "sliding" in self.types[i] else {**fields, "position": "none"}
+
+
 class OlmoHybrid(QwenNext):
     """Gated DeltaNet with a norm before it, full attention with norms after (OLMo)."""
 
@@ -108,6 +119,27 @@ class BailingHybrid(KimiLinear):
     """Ling and Ring 2.5: Kimi Delta Attention with full-rank gates, latent attention with a gate per head."""
 
     decay_rank_is_head = False
+
+
+class BailingLinear(Decoder):
+    """Ling and Ring linear 2.0: lightning attention with norms of queries and keys, one softmax layer in `layer_group_size`."""
+
+    def layer_type(self, i: int) -> str:
+        group = self.k.number("layer_group_size", default=1)
+        return "full_attention" if (i + 1) % group == 0 or i >= self.num_layers // group * group else "linear_attention"
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] != "linear_attention":
+            return super().mixer(i)
+        h, d = self.heads, self.head_dim
+        kv = self.kv_heads if self.k.get("use_linear_gqa", default=False) else h
+        norms = (vector("qk_norms", 2 * d),) if self.k.get("use_qk_norm", default=False) else ()
+        self.k.get("group_norm_size", "linear_silu")
+        return (
+            LinearAttentionSpec(
+                num_heads=h, num_key_value_heads=kv, key_head_dim=d, value_head_dim=d, norm_size=h * d, chunk=64, extra=norms
+            ),
+        )
 
 
 class MiniMaxHybrid(Decoder):
@@ -194,10 +226,12 @@ class Xlstm(Decoder):
 LINEAR_READERS: dict[str, type[Decoder]] = {
     "qwen3_next": QwenNext,
     "qwen3_5_text": QwenNext,
+    "lara_mini": LaraMini,
     "qwen3_5_moe_text": QwenNext,
     "olmo_hybrid": OlmoHybrid,
     "kimi_linear": KimiLinear,
     "bailing_hybrid": BailingHybrid,
+    "bailing_moe_linear": BailingLinear,
     "minimax": MiniMaxHybrid,
     "rwkv": Rwkv,
     "xlstm": Xlstm,

@@ -45,7 +45,8 @@ class Falcon(FourTimes):
         kv = self.k.get("num_kv_heads", default=self.heads)
         if not self.k.get("new_decoder_architecture", default=False):
             kv = 1 if self.k.get("multi_query", default=True) else self.heads
-        return {**fields, "num_key_value_heads": kv}
+        alibi = {"position": "alibi"} if self.k.get("alibi", default=False) else {}
+        return {**fields, "num_key_value_heads": kv, **alibi}
 
     def layer(self, i: int) -> LayerSpec:
         new = bool(self.k.get("new_decoder_architecture", default=False))
@@ -244,6 +245,17 @@ class Arctic(Decoder):
         return LayerSpec(sublayers=(attention, feed.model_copy(update={"num_norms": len(feed.branches)})))
 
 
+class Grok(Decoder):
+    """Norms before and after; Grok 2 has a dense feed-forward beside the experts, on the same norms."""
+
+    def activation(self) -> str:
+        return "gelu"
+
+    def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
+        dense = (self.mlp(i),) if self.k.get("residual_moe", default=False) else ()
+        return (*dense, self.experts(i))
+
+
 class Xglm(FourTimes):
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
@@ -270,7 +282,7 @@ class ModernBertDecoder(Decoder):
 
 
 OLDER_READERS: dict[str, type[Decoder]] = {
-    "chatglm": ChatGlm, "qwen": Qwen1, "openelm": OpenElm, "deci": DeciLm, "arctic": Arctic,
+    "chatglm": ChatGlm, "qwen": Qwen1, "openelm": OpenElm, "deci": DeciLm, "arctic": Arctic, "grok-1": Grok,
     "gpt2": FourTimes, "gpt-sw3": FourTimes, "gptj": FourTimes, "codegen": FourTimes, "bloom": FourTimes, "openai-gpt": FourTimes,
     "ctrl": FourTimes,
     "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,

@@ -222,7 +222,9 @@ class HunyuanMoe(Decoder):
 
     def expert_fields(self, i: int) -> dict[str, Any]:
         number, per_token = self.k.get("num_experts", default=1), self.k.get("moe_topk", "num_experts_per_tok", default=1)
-        self.k.get("moe_intermediate_size", "num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe")
+        self.k.get("moe_intermediate_size", "num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe", "dense_list")
+        if not self.k.get("use_cla", default=False):
+            self.k.get("cla_share_factor")
         width = self.k.number("intermediate_size")
         return {
             "num_experts": number[i] if isinstance(number, list) else number,

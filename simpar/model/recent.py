@@ -86,6 +86,10 @@ class MistralLarge4(Decoder):
         own = 2 * self.hidden + 2 * index.num_heads if index and index.owned else 0
         return {**fields, "extra": (vector("softmax_scales", 2 * self.heads + own),)}
 
+    def stack_extra(self) -> tuple[WeightSpec, ...]:
+        """A learned scale of each frequency of RoPE."""
+        return (vector("rope_scales", self.k.number("qk_rope_head_dim") // 2),)
+
 
 class Zaya(Decoder):
     """Compressed convolutional attention, a router of three layers with one choice to skip, scaled residuals."""
@@ -196,6 +200,12 @@ class Inkling2(Inkling):
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return (vector("final_block_query", self.hidden),)
+
+    def outside(self) -> dict[str, Any]:
+        """The embedding is padded, the head is not."""
+        fields = super().outside()
+        rows = self.k.number("unpadded_vocab_size", default=fields["vocab_size"])
+        return {**fields, "vocab_size": rows, "embedding_rows": fields["vocab_size"]}
 
 
 RECENT_READERS: dict[str, type[Decoder]] = {

@@ -236,7 +236,7 @@ SPARSE_READERS: dict[str, type[Decoder]] = {
     "minimax_m3_vl_text": MiniMaxM3,
     "minimax_m3": MiniMaxM3,
     "deepseek_v4": DeepseekV4,
-    "hy_v4": HyV4,
+    **dict.fromkeys(("hy_v4", "hy_v4_vl_text"), HyV4),
     "longcat_flash": Longcat,
     "axk1": AxK1,
     "axk2": AxK2,

@@ -215,7 +215,7 @@ BY_PARENT: dict[str, Projector] = {
     **dict.fromkeys(("idefics3", "smolvlm"), idefics3),
     "cohere2_vision": cohere2_vision,
     **dict.fromkeys(("gemma3", "shieldgemma2"), gemma3),
-    **dict.fromkeys(("internvl", "qianfan_ocr"), internvl),
+    **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), internvl),
     **dict.fromkeys(("mistral3", "lighton_ocr", "mistral_large4"), mistral3),
     **dict.fromkeys(("lfm2_vl",), pixel_unshuffle),
     "git": git_projector,
@@ -224,8 +224,8 @@ BY_PARENT: dict[str, Projector] = {
 }
 """Projectors that belong to the whole model rather than to its vision encoder."""
 TYPE_OF_PARENT: dict[str, str] = {
-    "kimi_k25": "kimi_k25_vision", "kimi_k3": "kimi_k3_vision", "step3p7": "step3p5_vision", "mllama": "mllama_vision_model",
-    "llama4": "llama4_vision_model",
+    "kimi_k25": "kimi_k25_vision", "kimi_vl": "kimi_k25_vision", "kimi_k3": "kimi_k3_vision", "step3p7": "step3p5_vision",
+    "llama4": "llama4_vision_model", "mllama": "mllama_vision_model",
     "glm4v": "glm4v_vision", "glm4v_moe": "glm4v_vision", "minimax_m3_vl": "minimax_m3_vl_vision",
     "internvl_chat": "internvl_vision", "glmga": "glm4v_vision", "molmo2": "molmo2_vision",
 }  # fmt: skip

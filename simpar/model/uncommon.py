@@ -8,7 +8,7 @@ from simpar.model.bert import Bert
 from simpar.model.decoder import Decoder
 from simpar.model.pieces import norm_extra, vector
 from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, WeightSpec
+from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
 
 Weights = tuple[WeightSpec, ...]
 
@@ -145,15 +145,26 @@ class TrOcr(Decoder):
         return {**fields, "extra": kept}
 
 
-class HrmText(Decoder):
+class Looped(Decoder):
+    """Layers run more than once by the same weights: `order` names the layer that runs at each depth."""
+
+    order: list[str]
+
+    def layer(self, i: int) -> LayerSpec:
+        steps = super().layer(i).sublayers
+        shared = (step.model_copy(update={"shared_weights": f"{self.order[i]}_{n}"}) for n, step in enumerate(steps))
+        return LayerSpec(sublayers=tuple(shared))
+
+
+class HrmText(Looped):
     """Two stacks run in turns (HRM): `H_cycles` times, the low one `L_cycles` times and the high one once, by the same weights."""
 
     def __init__(self, keys: Any, family: Any) -> None:
         super().__init__(keys, family)
         cycles, low = keys.number("H_cycles", default=2), keys.number("L_cycles", default=3)
         each = keys.get("num_layers_per_stack", default=self.num_layers)  # where it stands, num_hidden_layers counts the passes
-        self.order = [name for _ in range(cycles) for name in (*["low"] * low, "high") for name in [f"{name}_"] * each]
-        self.own, self.num_layers = each, len(self.order)
+        self.order = [f"{name}_{n}" for _ in range(cycles) for name in (*["low"] * low, "high") for n in range(each)]
+        self.num_layers = len(self.order)
         self.types = ["full_attention"] * self.num_layers
         keys.get("L_bp_cycles", "prefix_lm")
 
@@ -161,17 +172,59 @@ class HrmText(Decoder):
         fields = super().attention_fields(i)
         return {**fields, "gate_bias": fields["q_bias"]}
 
-    def layer(self, i: int) -> LayerSpec:
-        name = f"{self.order[i]}{i % self.own}"
-        steps = super().layer(i).sublayers
-        return LayerSpec(sublayers=tuple(step.model_copy(update={"shared_weights": f"{name}_{n}"}) for n, step in enumerate(steps)))
-
     def outside(self) -> dict[str, Any]:
         fields = super().outside()
         return {**fields, "extra": (*fields["extra"], vector("low_start", self.hidden))}
 
 
+class Ouro(Looped):
+    """All layers run `total_ut_steps` times, each pass behind the final norm and a gate that may end them."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        passes = keys.number("total_ut_steps", default=4)
+        self.order = [f"layer_{n}" for n in range(self.num_layers)] * passes
+        self.types, self.num_layers = self.types * passes, self.num_layers * passes
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        gate = WeightSpec(name="exit_gate", inputs=self.hidden, outputs=1, bias=True)
+        return {**fields, "extra": (*fields["extra"], gate)}
+
+
+class Dory(Looped):
+    """nGPT's scaled vectors instead of norms with weights; all but the first and the last layers run `n_recurrent_loops` times.
+
+    Files count the attention and the feed-forward of a layer as two.
+    """
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        half = 2 if "mlp" in self.types else 1
+        first, last = (keys.get(name, default=8) // half for name in ("n_input_layers", "n_output_layers"))
+        kinds = self.types[::half]
+        keys.get("n_recurrent_layers", "recurrent_kv_cache_mode")
+        if first + last > len(kinds):
+            keys.violate("n_input_layers", first * half, f"and n_output_layers are more than the {len(kinds) * half} layers")
+            first = last = 0
+        core = list(range(first, len(kinds) - last)) * keys.number("n_recurrent_loops", default=2)
+        runs = (*range(first), *core, *range(len(kinds) - last, len(kinds)))
+        self.order = [f"layer_{n}" for n in runs]
+        self.num_layers, self.types = len(runs), [kinds[n] for n in runs]
+
+    def attention_fields(self, i: int) -> dict[str, Any]:
+        return {**super().attention_fields(i), "extra": (vector("query_and_gate_scales", 2 * self.heads * self.head_dim),)}
+
+    def mlp(self, i: int) -> FeedForwardSpec:
+        mlp = super().mlp(i)
+        return mlp.model_copy(update={"extra": (vector("scales", 2 * mlp.width + 2 * self.hidden),)})
+
+    def outside(self) -> dict[str, Any]:
+        fields = super().outside()
+        return {**fields, "extra": (*fields["extra"], vector("logit_scale", self.vocabulary()))}
+
+
 UNCOMMON_READERS: dict[str, type[Decoder]] = {
     "rembert": RemBert, "roc_bert": RocBert, "xmod": Xmod, "xlm": Xlm, "flaubert": Xlm, "xlnet": XlNet, "cpmant": CpmAnt,
-    "trocr": TrOcr, "hrm_text": HrmText,
+    "trocr": TrOcr, "hrm_text": HrmText, "dory": Dory, "ouro": Ouro,
 }  # fmt: skip
