@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.errors import InputError
-from simpar.evidence.predicted import ASSUMED_ERROR, AtSite, Prediction, Predictor, memory_of
+from simpar.evidence.predicted import AtSite, Prediction, Predictor, memory_of
 from simpar.evidence.run_type import Run
 from simpar.readings import Open, Outcome, spread_over
 from simpar.specs.open_values import Choice, choices, facts_of, open_fields
@@ -35,7 +35,7 @@ def predict_run(run: Run, predictor: Predictor) -> tuple[Prediction, Open | None
 
     def outcome(choice: Choice, scenario: Scenario) -> Outcome:
         p = found[choice.key] = predictor(scenario)
-        cached, width = p.reserved_bytes - p.allocated_bytes, p.memory_error.get("", ASSUMED_ERROR)
+        cached, width = p.reserved_bytes - p.allocated_bytes, p.memory_error
         return Outcome(p.step_time_s, p.step_low_s, p.step_high_s, p.device_bytes, capacity, cached, width)
 
     def likelihood(choice: Choice) -> float:
