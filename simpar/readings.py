@@ -184,7 +184,7 @@ def outcome_of(result: Result) -> Outcome:
     """What a reading's result says."""
     interval = result.step_interval
     worst = max(result.memory, key=lambda rank: rank.device_bytes)
-    cached, width = worst.reserved_bytes - worst.allocated_bytes, result.layout.calibration.memory_error
+    cached, width = worst.reserved_bytes - worst.allocated_bytes, result.layout.memory_half_width
     return Outcome(result.step_time_s, interval.low, interval.high, worst.device_bytes, result.device_memory_bytes, cached, width)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,15 @@ from typer.testing import CliRunner
 from simpar.cli.app import app
 from simpar.evidence.constants_md import constants_text, readme_table, write_readme
 from simpar.evidence.fit_constants import left_out, source_of, unseen_table
-from simpar.evidence.intervals import covered, held_out_factors, interval_entries, memory_entries, quantile, scores
+from simpar.evidence.intervals import (
+    covered,
+    held_out_factors,
+    interval_entries,
+    memory_entries,
+    peaks_covered,
+    quantile,
+    scores,
+)
 from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
 from simpar.evidence.samples import Data, Peak, Sample, errors, sample_of
@@ -232,21 +241,31 @@ def test_the_quantile_weighs_sources_by_the_root_of_their_runs() -> None:
     assert quantile(values, ["a"] * 100 + ["b"] * 4) == 0.1
 
 
-KINDS_OFF = (("allocated", 0.03), ("reserved", -0.2), ("device", 0.3), ("band", 0.1))
+def _peaks(experts: bool, offs: list[float], rows: int = 1) -> list[Peak]:
+    return [Peak(f"{experts} {i}", experts, off) for i, off in enumerate(offs) for _ in range(rows)]
 
 
-def test_widths_of_memory_go_by_what_is_counted() -> None:
-    peaks = [Peak("f", "a", "g", f"s{i}", kind, off) for i in range(8) for kind, off in KINDS_OFF]
-    value = {e.name: e.value for e in memory_entries(peaks) if e.family == "*"}
-    assert value == {f"{kind}_error": pytest.approx(abs(off)) for kind, off in (*KINDS_OFF[:3], ("memory", 0.1))}
-    with calibrated_by(tuple(memory_entries(peaks))):
+def test_widths_of_memory_are_those_of_models_with_and_without_experts() -> None:
+    """Each is pulled to that of all sources, by the weight of two, and a source of many rows counts no more than one of one."""
+    dense, experts = _peaks(False, [0.1] * 8), _peaks(True, [-0.4] * 6)
+    value = {e.name: e.value for e in memory_entries([*dense, *experts])}
+    assert value == {
+        "memory_error": pytest.approx(math.exp((8 * math.log(0.1) + 2 * math.log(0.4)) / 10)),
+        "expert_memory_error": pytest.approx(0.4),
+    }
+    many = memory_entries([*_peaks(False, [0.1], rows=100), *_peaks(False, [0.1, 0.2, 0.3, 0.3], rows=1)[1:]])
+    assert many[0].value == pytest.approx(0.3)
+    with calibrated_by(tuple(memory_entries([*dense, *experts]))):
         here = calibration_for("torchtitan", "a")
-        assert (here.memory_half_width("allocated"), here.memory_half_width("reserved")) == (
-            here.allocated_error,
-            here.reserved_error,
-        )
-        assert here.memory_half_width("device") == here.device_error == pytest.approx(0.3)
-        assert here.memory_half_width("band") == here.memory_half_width("") == here.memory_error
+        assert here.memory_half_width(experts=True) == here.expert_memory_error == pytest.approx(0.4)
+        assert here.memory_half_width(experts=False) == here.memory_error < 0.2
+
+
+def test_peaks_are_covered_by_the_widths_of_other_sources() -> None:
+    peaks = [*_peaks(False, [0.1] * 8), Peak("wild", False, 0.5)]
+    inside, score = peaks_covered(peaks)
+    assert inside.tolist() == [True] * 8 + [False]
+    assert score[-1] == pytest.approx(2 * 0.1 + 10 * 0.4)
 
 
 def test_an_unfamiliar_family_has_at_least_the_width_of_unfamiliar_ones() -> None:

@@ -21,11 +21,19 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from simpar.evidence.constants_md import constants_text, write_constants, write_readme
-from simpar.evidence.intervals import covered, expected_error_of, held_out_factors, interval_entries, memory_entries, width_of
+from simpar.evidence.intervals import (
+    covered,
+    expected_error_of,
+    held_out_factors,
+    interval_entries,
+    memory_entries,
+    peaks_covered,
+    width_of,
+)
 from simpar.evidence.leaderboard import COLUMNS, UNSEEN
 from simpar.evidence.pooled import LEAST_SOURCES, fit, select
 from simpar.evidence.run_files import stored_runs
-from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Sample, collect, errors
+from simpar.evidence.samples import RUN_LEVEL, Data, FloatArray, Peak, Sample, collect, errors
 from simpar.specs.base import data_dir
 from simpar.specs.calibration import ANY, FILE, WIDTHS, Constant, Unseen, constants
 
@@ -110,6 +118,18 @@ def mean_over_sources(data: Data, found: FloatArray) -> float:
     return float(np.mean(np.bincount(data.source_index, off) / np.bincount(data.source_index)))
 
 
+def peaks_text(peaks: Sequence[Peak]) -> str:
+    """How far off peaks of memory are, and how their intervals do on sources that they do not come from: by source, and by run."""
+    inside, score = peaks_covered(peaks)
+    off = np.array([abs(math.expm1(-p.off)) for p in peaks])
+    names = np.array([p.source for p in peaks])
+    means = [np.mean([[x[names == name].mean() for name in np.unique(names)] for x in (off, inside, score)], axis=1)]
+    means.append(np.array([off.mean(), inside.mean(), score.mean()]))
+    over = (f"{len(np.unique(names))} sources", f"{len(peaks)} runs")
+    figures = [f"{o:.1%}, coverage {c:.0%}, interval score {s:.2f}" for o, c, s in means]
+    return "; ".join(f"mean over {what} {text}" for what, text in zip(over, figures, strict=True))
+
+
 def as_toml(entries: Iterable[Constant], unseen: Iterable[Unseen] = ()) -> str:
     """The registry file."""
     lines = ["# Written by `python -m simpar.evidence.fit_constants`; do not edit. See specs/calibration.py.", ""]
@@ -165,6 +185,7 @@ def main() -> None:
     for name, off in (("nothing fitted", neutral), ("values refitted", refitted), ("whole choice repeated", unseen)):
         size, by_source = np.abs(off), mean_over_sources(data, off)
         print(f"{name:22s} mean over sources {by_source:.4f}, over runs: median {np.median(size):.4f}, mean {size.mean():.4f}")
+    print("memory on unseen sources: " + peaks_text(peaks))
     unfamiliar = left_out(data, family_of, select, options.workers, free)
     widths = [*interval_entries(data, unseen, unfamiliar), *memory_entries(peaks)]
     # What other commands fit, or no left-out source can tell, stays as it is.

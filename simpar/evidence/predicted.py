@@ -29,6 +29,10 @@ BubbleOf = Literal["all", "busiest", "one stage"]
 equal stages, of sources whose formula takes one set of times for all, (cost - m(F+B+W)) / cost."""
 
 
+ASSUMED_ERROR: Final = 0.07
+"""Log half-width of a peak's interval where a prediction says none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """One predicted step.
@@ -39,7 +43,7 @@ class Prediction:
         allocated_per_rank, reserved_per_rank: by pipeline rank.
         device_bytes: what the process holds on the device in total: reserved, context, communication buffers.
         state_bytes: parameters, gradients and optimizer state at rest, of the fullest pipeline rank.
-        memory_error: half-widths of the 80 % interval of a peak as logarithms, by what it counts ("": not stated).
+        memory_error: half-width of the 80 % interval of a peak, as a logarithm.
         fit_probability: chance that the peak fits.
         bubble_fraction: idle share of the pipeline phase.
         busiest_bubble_fraction: idle share of the longest span of a rank, from its own first op of that phase to its own last,
@@ -66,7 +70,7 @@ class Prediction:
     longest_span_s: float
     fits: bool
     waterfall: Mapping[str, float] = field(default_factory=dict)
-    memory_error: Mapping[str, float] = field(default_factory=dict)
+    memory_error: float = ASSUMED_ERROR
     fit_probability: float = 1.0
 
 
@@ -78,8 +82,6 @@ class Predictor(Protocol):
 
 
 STATES: Final = ("parameters", "gradients", "optimizer")
-ASSUMED_ERROR: Final = 0.07
-"""Log half-width of a peak's interval where a prediction says none."""
 
 
 def predict(scenario: Scenario) -> Prediction:
@@ -184,7 +186,6 @@ def at_batch(found: Prediction, factor: float) -> Prediction:
 
 def prediction_of(result: Result) -> Prediction:
     """What validation compares of a simulated step."""
-    here = result.layout.calibration
     site = result.layout.site
     more = 0.0 if site is None else site.peak_memory_bytes  # in `device_bytes` already
     span, busiest = _spans(result.program, result.timeline)
@@ -204,7 +205,7 @@ def prediction_of(result: Result) -> Prediction:
         pipeline_s=result.accounting.pipeline_s,
         fits=result.fits,
         waterfall=dict(result.waterfall()),
-        memory_error={kind: here.memory_half_width(kind) for kind in ("allocated", "reserved", "device", "")},
+        memory_error=result.layout.memory_half_width,
         fit_probability=outcome_of(result).chance_to_fit,
     )
 
@@ -269,7 +270,7 @@ def memory_of(found: Prediction, kind: str, *, first_rank: bool) -> tuple[float,
         allocated, reserved = found.allocated_per_rank[0], found.reserved_per_rank[0]
     peak = {"allocated": allocated, "reserved": reserved, "device": found.device_bytes}.get(kind)
     low, high = (allocated, reserved) if peak is None else (peak, peak)
-    width = math.exp(found.memory_error.get(kind, found.memory_error.get("", ASSUMED_ERROR)))
+    width = math.exp(found.memory_error)
     return (low + high) / 2, low / width, high * width, (low, high) if peak is None else None
 
 

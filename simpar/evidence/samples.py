@@ -24,6 +24,7 @@ from simpar.evidence.predicted import Prediction, memory_of, predict, stalled
 from simpar.evidence.run_rows import read_runs
 from simpar.evidence.run_type import Measured
 from simpar.result.interval import HALF_WIDTH
+from simpar.specs.architecture import has_experts
 from simpar.specs.calibration import (
     ANY,
     BOUNDS,
@@ -80,13 +81,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """A measured peak memory: its groups, what it counts, and log(measured / predicted)."""
+    """A measured peak memory: where it was published, whether the model has experts, and log(measured / predicted)."""
 
-    family: str
-    architecture: str
-    gpu: str
     source: str
-    kind: str
+    experts: bool
     off: float
 
 
@@ -111,7 +109,7 @@ def seen_of(
     if measured.peak_memory_bytes:
         predicted, _, _, band = memory_of(found, measured.memory_kind, first_rank=measured.memory_first_rank)
         near = predicted if band is None else min(max(measured.peak_memory_bytes, band[0]), band[1])
-        peak = Peak(*groups, measured.memory_kind, math.log(measured.peak_memory_bytes / near))
+        peak = Peak(source, has_experts(scenario.model), math.log(measured.peak_memory_bytes / near))
     if not measured.step_time_s or stalled(found, scenario, measured.step_time_s):
         return None, peak
     parts = _parts(found, scenario, np.array([getattr(here, name) for name in FACTORS]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from simpar.errors import InputError
-from simpar.evidence.predicted import ASSUMED_ERROR, AtSite, Prediction, Predictor, at_batch, memory_of
+from simpar.evidence.predicted import AtSite, Prediction, Predictor, at_batch, memory_of
 from simpar.evidence.row_open import BATCH
 from simpar.evidence.run_type import Run
 from simpar.readings import Open, Outcome, spread_over
@@ -36,7 +36,7 @@ def predict_run(run: Run, predictor: Predictor) -> tuple[Prediction, Open | None
     def outcome(choice: Choice, scenario: Scenario) -> Outcome:
         p, capacity = predictor(scenario), scenario.hardware.gpu.memory.value
         p = found[choice.key] = at_batch(p, usual.training.global_batch_size / scenario.training.global_batch_size)
-        cached, width = p.reserved_bytes - p.allocated_bytes, p.memory_error.get("", ASSUMED_ERROR)
+        cached, width = p.reserved_bytes - p.allocated_bytes, p.memory_error
         return Outcome(p.step_time_s, p.step_low_s, p.step_high_s, p.device_bytes, capacity, cached, width)
 
     def likelihood(choice: Choice) -> float:

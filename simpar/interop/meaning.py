@@ -11,7 +11,7 @@ from typing import Any, Final
 from simpar.interop.megatron_hybrid import same_steps, steps_of, steps_per_stage
 from simpar.parallel.pipeline import split_layers
 from simpar.schedules import SCHEDULES
-from simpar.specs.architecture import ArchitectureSpec, TokenModel
+from simpar.specs.architecture import ArchitectureSpec, has_experts
 from simpar.specs.checks import DIMENSIONS
 from simpar.specs.counts import layer_count, model_stages, resolved_dp, resolved_etp
 from simpar.specs.framework import FrameworkSpec, framework
@@ -79,7 +79,7 @@ def meaning(scenario: Scenario) -> dict[str, Any]:
 def plan_meaning(scenario: Scenario) -> dict[str, Any]:
     """The plan's part of `meaning`."""
     plan, spec = scenario.plan, semantics(scenario)
-    experts = isinstance(scenario.model, TokenModel) and scenario.model.moe is not None
+    experts = has_experts(scenario.model)
     interleaved = schedule_name(scenario).startswith("interleaved") and plan.virtual_stages > 1 and plan.pp > 1
     shards = data_ranks(scenario)
     degrees = {"dp": resolved_dp(scenario), **{n: getattr(plan, n) for n in DIMENSIONS if n != "dp"}}

@@ -12,7 +12,7 @@ from simpar.graph.rematerialise import Recompute
 from simpar.parallel.data import StateBytes
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
-from simpar.specs.architecture import TokenModel
+from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.framework import FrameworkSpec
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
@@ -154,7 +154,7 @@ class Job:
         training, model = self.training, self.scenario.model
         if not training.cuda_graphs or training.cuda_graph_scope != "layer" or self.plan.overlap_tp:
             return False
-        experts = {"experts"} if isinstance(model, TokenModel) and model.moe else set()
+        experts = {"experts"} if has_experts(model) else set()
         return not {"all", training.precision, *experts}.isdisjoint(self.framework.kernels.fused_operations)
 
     @property

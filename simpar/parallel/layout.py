@@ -16,7 +16,7 @@ from simpar.parallel.blocks import LocalBlock, split_block
 from simpar.parallel.job import Job
 from simpar.parallel.pipeline import StageLayers, boundary_bytes, split_layers
 from simpar.parallel.split_options import SplitOptions
-from simpar.specs.architecture import ArchitectureSpec
+from simpar.specs.architecture import ArchitectureSpec, has_experts
 from simpar.specs.calibration import RunCalibration, calibration_on, measured_here
 from simpar.specs.encoders import encoders_of, input_tokens
 from simpar.specs.framework import framework
@@ -118,6 +118,11 @@ class Layout(Job):
         found = self.published_calibration
         found = measured_here(found) if self.hardware.calibrated else found
         return found if self.site is None else self.site.applied(found, self.kind)
+
+    @property
+    def memory_half_width(self) -> float:
+        """Of the 80 % interval of a predicted peak, as a logarithm."""
+        return self.calibration.memory_half_width(experts=has_experts(self.scenario.model))
 
     @cached_property
     def site(self) -> Site | None:

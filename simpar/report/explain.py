@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, SimparError, Violation
 from simpar.result.result import Result
-from simpar.specs.architecture import TokenModel
+from simpar.specs.architecture import has_experts
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import simulate
 from simpar.units import format_bytes, parse
@@ -98,7 +98,7 @@ def _moves(scenario: Scenario) -> Iterator[Move]:
             if name == "pp":
                 again["layers_per_stage"] = None
             yield f"{name} {getattr(plan, name)} -> {value}", again, {}
-    if isinstance(scenario.model, TokenModel) and scenario.model.moe:
+    if has_experts(scenario.model):
         for value in _doubled_and_halved(plan.ep):
             yield f"ep {plan.ep} -> {value}", {"ep": value}, {}
     for stage in (plan.zero_stage - 1, plan.zero_stage + 1):

@@ -217,7 +217,7 @@ def _fit_area(answer: Answer) -> list[dict[str, Any]]:
     best = answer.best
     if best is None:
         return []
-    memory, width = best.result.device_memory_bytes, best.result.layout.calibration.memory_error
+    memory, width = best.result.device_memory_bytes, best.result.layout.memory_half_width
     spread, shapes = width / TENTH, []
     edges = [memory * exp(-NormalDist().inv_cdf(chance) * spread) / 2.0**30 for chance in _CHANCES]
     for left, right, shade in zip(edges, [*edges[1:], 1.5 * edges[-1]], (0.06, 0.12, 0.2, 0.3), strict=True):

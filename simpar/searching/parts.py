@@ -23,6 +23,7 @@ from simpar.searching.nodes import Node
 from simpar.searching.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.searching.pricing import Pricing
 from simpar.searching.space import Space
+from simpar.specs.architecture import has_experts
 from simpar.specs.calibration import calibration_on
 from simpar.specs.framework import framework
 from simpar.step import interpret, prepare
@@ -217,7 +218,7 @@ def largest_share(space: Space, fit_probability: float) -> float:
 def _memory_half_width(space: Space) -> float:
     template = space.template
     spec = framework(template.framework, template.framework_version)
-    return calibration_on(spec, template.hardware).memory_error
+    return calibration_on(spec, template.hardware).memory_half_width(experts=has_experts(template.model))
 
 
 def fitting(space: Space, wanted: float | None, most_bytes: float) -> Callable[[float, float], bool]:

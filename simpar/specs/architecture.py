@@ -227,3 +227,8 @@ class ArchitectureSpec(Spec):
 TokenModel = TransformerSpec | ArchitectureSpec
 """Models of tokens: what the two forms of a transformer share."""
 ModelSpec = Annotated[TransformerSpec | MlpSpec | CnnSpec | ArchitectureSpec, Field(discriminator="kind")]
+
+
+def has_experts(model: object) -> bool:
+    """Whether a model routes tokens to experts."""
+    return isinstance(model, TokenModel) and model.moe is not None

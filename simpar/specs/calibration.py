@@ -34,10 +34,8 @@ Name = Literal[
     "step_s",
     "expected_error",
     "interval_factor",
-    "allocated_error",
-    "reserved_error",
-    "device_error",
     "memory_error",
+    "expert_memory_error",
     "kernels.odd_rows",
     "kernels.unaligned_heads",
     "host.layer_s",
@@ -59,8 +57,7 @@ Name = Literal[
 ]
 NEUTRAL: Final[dict[str, float]] = {
     "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
-    "interval_factor": 1.0, "allocated_error": 0.07, "reserved_error": 0.07, "device_error": 0.07,
-    "memory_error": 0.07,
+    "interval_factor": 1.0, "memory_error": 0.07, "expert_memory_error": 0.07,
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
     "search.mesh_error": 0.0, "search.own_error": 0.0,
     "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
@@ -73,7 +70,7 @@ FACTORS: Final = ("compute", "memory", "communication")
 SECONDS: Final = ("pass_s", "step_s")
 SITE_FACTORS: Final = (*FACTORS, "host")
 """What a site's own runs move."""
-WIDTHS: Final = ("expected_error", "interval_factor", "allocated_error", "reserved_error", "device_error", "memory_error")
+WIDTHS: Final = ("expected_error", "interval_factor", "memory_error", "expert_memory_error")
 """Of these the narrowest group's holds, not the product of all."""
 UNFAMILIAR: Final = "unfamiliar"
 """The family whose interval factor holds for frameworks that no published run of the fits had."""
@@ -85,10 +82,8 @@ MEANING: Final[dict[str, str]] = {
     "step_s": "host seconds per step: data loading, logging, synchronisation",
     "expected_error": "median |predicted / measured - 1| of runs of sources left out of every fit: part of every interval",
     "interval_factor": "factor on the width of a step's interval, so that it covers 80 % of runs of sources that no fit has seen",
-    "allocated_error": "half-width of the 80 % interval of a peak of allocated bytes, as a logarithm",
-    "reserved_error": "the same of reserved bytes",
-    "device_error": "the same of all that a device holds, as nvidia-smi prints it",
-    "memory_error": "the same of a kind that is not stated (allocated or reserved), and of what has to fit",
+    "memory_error": "half-width of the 80 % interval of a peak of memory, as a logarithm",
+    "expert_memory_error": "the same of a model with experts: what each rank gets is not known before it runs",
     "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
     "kernels.unaligned_heads": "factor on the rate of batched products over heads whose rows are not aligned to 16 bytes",
     "host.layer_s": "host seconds per layer and pass beside its launches, Megatron-LM since 2023-08, nanotron (Host.layer_cpu_s)",
@@ -110,8 +105,8 @@ MEANING: Final[dict[str, str]] = {
 }
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
-    "expected_error": (0.0, 1.0), "interval_factor": (0.1, 10.0), "allocated_error": (0.005, 1.0), "reserved_error": (0.005, 1.0),
-    "device_error": (0.005, 1.0), "memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0),
+    "expected_error": (0.0, 1.0), "interval_factor": (0.1, 10.0), "memory_error": (0.005, 1.0), "expert_memory_error": (0.005, 1.0),
+    "kernels.odd_rows": (1.0, 5.0),
     "kernels.unaligned_heads": (0.1, 1.0),
     "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 10e-3),
     "search.mesh_error": (0.0, 0.3), "search.own_error": (0.0, 0.3),
@@ -224,15 +219,12 @@ class RunCalibration:
     step_s: float = 0.0
     expected_error: float = 0.0
     interval_factor: float = 1.0
-    allocated_error: float = 0.07
-    reserved_error: float = 0.07
-    device_error: float = 0.07
     memory_error: float = 0.07
+    expert_memory_error: float = 0.07
 
-    def memory_half_width(self, kind: str) -> float:
-        """Log half-width of the 80 % interval of a peak: of "allocated", "reserved", "device", or any other kind."""
-        stated = {"allocated": self.allocated_error, "reserved": self.reserved_error, "device": self.device_error}
-        return stated.get(kind, self.memory_error)
+    def memory_half_width(self, *, experts: bool) -> float:
+        """Log half-width of the 80 % interval of a peak, of a model with or without experts."""
+        return self.expert_memory_error if experts else self.memory_error
 
 
 _OTHERS: ContextVar[tuple[Constant, ...] | None] = ContextVar("constants", default=None)

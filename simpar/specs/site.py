@@ -183,7 +183,7 @@ class Site(Spec):
         alike = self.of_kind(kind)
         moved = {name: getattr(published, name) * factor * alike for name, factor in own.items()}
         peak = TENTH * self.peak_memory_spread
-        widths = {"allocated_error": peak, "reserved_error": peak, "device_error": peak, "memory_error": peak} if peak else {}
+        widths = {"memory_error": peak, "expert_memory_error": peak} if peak else {}
         return replace(published, **moved, expected_error=self.least_error, interval_factor=1.0, **widths)
 
     @property
