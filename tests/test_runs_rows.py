@@ -608,12 +608,14 @@ def test_tables_of_pytorch_s_repositories_may_be_from_its_own_machines(changes: 
         ("mxfp8 experts (grouped), linears bf16", ["mxfp8", "bf16"]),
         ("fp8 linears, experts bf16", ["fp8", "bf16"]),
         ("nvfp4, last 5 layers bf16", None),
+        ("fp8 tensorwise linears, attention bf16", None),
         ("bf16 (weights and gradients)", None),
         ("mxfp8", None),
     ],
 )
 def test_a_precision_by_part_is_either(text: str, values: list[str] | None) -> None:
-    run = run_of(row(precision=text, gpu="B200", gpu_mem_gb=180))
+    experts = {"moe_experts": 8, "moe_topk": 1, "moe_ffn": 8192, "arch": "moe"}
+    run = run_of(row(precision=text, gpu="B200", gpu_mem_gb=180, **experts))
     assert run.table is not None
     found = run.table["training"]["precision"]
     assert (found["any_of"] if isinstance(found, dict) else None) == values
