@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -610,12 +611,14 @@ def test_tables_of_pytorch_s_repositories_may_be_from_its_own_machines(changes: 
         ("mxfp8 experts (grouped), linears bf16", ["mxfp8", "bf16"]),
         ("fp8 linears, experts bf16", ["fp8", "bf16"]),
         ("nvfp4, last 5 layers bf16", None),
+        ("fp8 tensorwise linears, attention bf16", None),
         ("bf16 (weights and gradients)", None),
         ("mxfp8", None),
     ],
 )
 def test_a_precision_by_part_is_either(text: str, values: list[str] | None) -> None:
-    run = run_of(row(precision=text, gpu="B200", gpu_mem_gb=180))
+    experts = {"moe_experts": 8, "moe_topk": 1, "moe_ffn": 8192, "arch": "moe"}
+    run = run_of(row(precision=text, gpu="B200", gpu_mem_gb=180, **experts))
     assert run.table is not None
     found = run.table["training"]["precision"]
     assert (found["any_of"] if isinstance(found, dict) else None) == values
@@ -653,3 +656,14 @@ def test_an_untrained_router_may_choose_the_same_experts(routing: str, ep: int, 
         seconds = {dict(r.values)["training.routing"]["kind"]: r.seconds for r in answer.readings}
         assert seconds["zipf"] > 1.1 * seconds["lognormal"]
         assert seconds["lognormal"] < found.step_time_s < seconds["zipf"]
+
+
+def test_a_run_that_holds_more_than_predicted_may_take_longer() -> None:
+    full = {"micro_batch": 4, "global_batch": 32, "mem_kind": "max reserved"}
+    plain = predict(run_of(row(**RATE_ALONE | full)).scenario)  # type: ignore[arg-type]
+    for share in (0.8, 1.0, 1.25):
+        run = run_of(row(**RATE_ALONE | full, mem_gib=share * plain.reserved_bytes / 2**30))
+        found, _ = predict_run(run, predict)
+        wider = math.hypot(math.log(plain.step_high_s / plain.step_time_s), max(math.log(share), 0.0))
+        assert (found.step_time_s, found.step_low_s) == (plain.step_time_s, plain.step_low_s)
+        assert found.step_high_s == pytest.approx(plain.step_time_s * math.exp(wider))

@@ -32,11 +32,11 @@ def combination(framework: str, plan: Mapping[str, Any], training: Mapping[str, 
         schedule = "1f1b" if plan["virtual_stages"] == 1 else "interleaved"
     used = tuple(_more_than_one(plan[name]) for name in ("tp", "cp", "pp", "ep"))
     again = plan["recompute"] if isinstance(plan["recompute"], str) else str(dict(plan["recompute"]).get("granularity", "?"))
-    offload = dict(plan["offload"])
+    offload, precision = dict(plan["offload"]), training.get("precision", "bf16")
     return (
         family_of(framework), *used, family(str(schedule)) if used[2] else "", recompute_kind(again),
         plan["zero_stage"] == 3, _more_than_one(1 + offload.get("activations", 0.0)), bool(offload.get("optimizer")),
-        training.get("precision", "bf16"), training.get("trainable", "all"),
+        precision if isinstance(precision, str) else "?", training.get("trainable", "all"),
     )  # fmt: skip
 
 

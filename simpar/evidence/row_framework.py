@@ -179,11 +179,10 @@ def stated_precision(row: Row) -> str | None:
 
 
 def by_part(row: Row) -> str | None:
-    """The narrow precision of a run that has it in its linear layers or its experts alone and bf16 in the others; else None."""
+    """The narrow precision of a run that has it in its experts alone, or in all products but theirs, and bf16 in the others."""
     text, found = str(row.get("precision") or ""), stated_precision(row)
-    part = r"\b(?:linears?|experts?|grouped|attention)\b"
-    parts = re.search(rf"{part}.*\bbf16\b|\bbf16\b.*{part}", text)
-    return found if parts and found != "bf16" else None
+    parts = re.search(r"\b(?:experts?|grouped)\b.*\bbf16\b|\bbf16\b.*\b(?:experts?|grouped)\b", text)
+    return found if parts and row.get("moe_experts") and found != "bf16" else None
 
 
 def precision_of(row: Row, month: Month, hardware: str = "") -> tuple[str, list[str]]:

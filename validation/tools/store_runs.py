@@ -134,9 +134,7 @@ def torchao(row: Row) -> Row:
     """The hosts that torchao is developed on: torchao/testing/training/roofline_utils.py gives "Meta's H100 variant" 2.4 TB/s, the
     board of 96 GB that torchtitan's tables name; its B200 hosts are limited to 750 W where a table does not say 1000 W
     (docs/source/workflows/training.md: "power limited B200"; pytorch/ao pull request 3566 on the kernel table beside the runs)."""
-    gpu, parts = str(row.get("gpu")), {"mxlin": "the linear layers", "mxgrp": "the grouped products"}
-    if part := parts.get(str(row.get("id")).rpartition("-")[2]):
-        return {"exclude": f"MXFP8 in {part} alone; a scenario has one precision for all products"}
+    gpu = str(row.get("gpu"))
     if gpu.startswith("H100"):
         return {"gpu_mem_gb": 96}
     return {"notes": f"{row.get('notes') or ''} power limited".strip()} if gpu.startswith("B200") else {}
