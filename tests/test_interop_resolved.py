@@ -25,6 +25,7 @@ from simpar.interop.launched import load as run_and_load
 from simpar.interop.meaning import meaning
 from simpar.interop.megatron import flags, violations
 from simpar.interop.megatron_import import load, of_words
+from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, read_scenario
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
@@ -356,6 +357,12 @@ def test_gpt_neox(tmp_path: Path) -> None:
     assert (model.position, model.tie_word_embeddings, model.intermediate_size) == ("rope", False, 8192)  # type: ignore[union-attr]
     with pytest.raises(InputError, match="gpt_j_residual"):
         load_config(saved(tmp_path, "neox.yml", NEOX + '"gpt-j-residual": true\n'), **WHERE)
+    # configs/llama2/7B.yml: its MLP is 11,008 wide; mistral's 14,336 without a multiple make 4,778.
+    for size, multiple, width in ((32768, 256, 11008), (14336, 1, 4778)):
+        gated = f'"activation": "swiglu"\n"intermediate-size": {size}\n"mlp-multiple-of": {multiple}\n'
+        model = load_config(saved(tmp_path, "neox.yml", NEOX + gated), **WHERE).scenario.model
+        assert isinstance(model, TransformerSpec)
+        assert (model.intermediate_size, model.gated_mlp) == (width, True)
     with pytest.raises(InputError, match="does not say num_layers"):
         load_config(saved(tmp_path, "neox.yml", NEOX.replace('"num-layers": 24', "")), **WHERE)
 
