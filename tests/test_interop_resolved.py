@@ -25,9 +25,16 @@ from simpar.interop.launched import load as run_and_load
 from simpar.interop.meaning import meaning
 from simpar.interop.megatron import flags, violations
 from simpar.interop.megatron_import import load, of_words
+from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, read_scenario
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
+DATA = Path(__file__).parent / "data" / "frameworks"
+DEFAULTS = dict(
+    line.split(" ", 1)
+    for line in (DATA / "megatron_defaults_core_v0.15.0.txt").read_text().splitlines()
+    if not line.startswith("#")
+)
 WHERE: dict[str, Any] = {"hardware": "dgx-h100", "num_nodes": 2}
 LINE = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -43,7 +50,7 @@ def words(more: str = "", less: str = "") -> list[str]:
 
 
 def table_of(found: dict[str, list[str]], **more: Any) -> str:
-    """Flags as the table that Megatron-LM prints, with some of the defaults that stand in it."""
+    """Flags as the table that Megatron-LM prints, with all the defaults that stand in it."""
     names = {
         "fp8-format": "fp8",
         "fp4-format": "fp4",
@@ -51,9 +58,8 @@ def table_of(found: dict[str, list[str]], **more: Any) -> str:
     }
     listed = {"recompute-modules", "cp-comm-type"}
     arguments: dict[str, Any] = {
-        "add_bias_linear": True, "spec": None, "yaml_cfg": None, "hybrid_attention_ratio": 0.0, "squared_relu": False,
-        "num_experts": None,         "softmax_type": "vanilla", "world_size": 16, "rank": 0, "params_dtype": "torch.bfloat16",
-        "lr": 0.0001,         "overlap_p2p_comm": True, "moe_router_topk": 2, "window_size": None, "mamba_state_dim": None, **more,
+        **DEFAULTS, "add_bias_linear": True, "overlap_p2p_comm": True, "params_dtype": "torch.bfloat16", "world_size": 16,
+        "rank": 0, **more,
     }  # fmt: skip
     for flag, values in found.items():
         if flag == "disable-bias-linear":
@@ -325,6 +331,10 @@ def test_megatron_bridge_says_what_the_flags_say(tmp_path: Path) -> None:
     printed = f"done with setup ...\n------- Task Configuration -------\n{BRIDGE}{'-' * 34}\ntraining ...\n"
     log = saved(tmp_path, "train.log", printed)
     assert meaning(load_config(log, **WHERE).scenario) == meaning(wanted)
+    # As NeMo 25.09 prints it: the model's longest length, and defaults of models that it is not.
+    longest = BRIDGE.replace("seq_length: 4096", "seq_length: 131072\n  mamba_state_dim: 128\n  is_hybrid_model: false")
+    read = load_config(saved(tmp_path, "l.yaml", f"{longest}dataset: {{sequence_length: 4096}}\n"), **WHERE).scenario
+    assert meaning(read) == meaning(wanted)
     padded = BRIDGE.replace("vocab_size: 128256", "vocab_size: 128001\n  should_pad_vocab: true")
     assert load_config(saved(tmp_path, "p.yaml", padded), **WHERE).scenario.model.vocab_size == 128256  # type: ignore[union-attr]
     fp8 = load_config(saved(tmp_path, "f.yaml", BRIDGE.replace("bf16_mixed", "bf16_with_mxfp8_mixed")), **WHERE).scenario
@@ -347,6 +357,12 @@ def test_gpt_neox(tmp_path: Path) -> None:
     assert (model.position, model.tie_word_embeddings, model.intermediate_size) == ("rope", False, 8192)  # type: ignore[union-attr]
     with pytest.raises(InputError, match="gpt_j_residual"):
         load_config(saved(tmp_path, "neox.yml", NEOX + '"gpt-j-residual": true\n'), **WHERE)
+    # configs/llama2/7B.yml: its MLP is 11,008 wide; mistral's 14,336 without a multiple make 4,778.
+    for size, multiple, width in ((32768, 256, 11008), (14336, 1, 4778)):
+        gated = f'"activation": "swiglu"\n"intermediate-size": {size}\n"mlp-multiple-of": {multiple}\n'
+        model = load_config(saved(tmp_path, "neox.yml", NEOX + gated), **WHERE).scenario.model
+        assert isinstance(model, TransformerSpec)
+        assert (model.intermediate_size, model.gated_mlp) == (width, True)
     with pytest.raises(InputError, match="does not say num_layers"):
         load_config(saved(tmp_path, "neox.yml", NEOX.replace('"num-layers": 24', "")), **WHERE)
 

@@ -25,14 +25,12 @@ _REFUSED: Final = (
     "moe_num_experts",
     "mamba_selective_scan_fusion",
     "attention_config",
-    "mlp_multiple_of",
     "use_mup",
 )
 _DEFAULTS: Final = {
     "gpt_j_residual": False,
     "moe_num_experts": 1,
     "mamba_selective_scan_fusion": False,
-    "mlp_multiple_of": 1,
     "use_mup": False,
 }
 
@@ -67,14 +65,22 @@ def load(
     return of_flags(_flags(table, file), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True)
 
 
+def _width(t: dict[str, Any], hidden: int, gated: bool, file: str) -> int:
+    """Of the MLP: a gated one takes a third of the size that is written (megatron/model/transformer.py, September 2024 on)."""
+    written = t.get("intermediate_size") or int((t.get("expansion_factor") or 4) * hidden)
+    size = whole(written, "intermediate_size", file)
+    multiple = whole(t.get("mlp_multiple_of") or 1, "mlp_multiple_of", file)
+    return -(-(int(size * 2 / 3) // 2 if gated else size) // multiple) * multiple
+
+
 def _flags(t: dict[str, Any], file: str) -> dict[str, list[str]]:
     hidden = whole(t["hidden_size"], "hidden_size", file)
     activation = str(t.get("activation", "gelu"))
-    inner = t.get("intermediate_size") or t.get("ffn_dim") or (int(8 * hidden / 3) if activation in _GATED else 4 * hidden)
     found = {
         "num-layers": t["num_layers"], "hidden-size": hidden, "num-attention-heads": t["num_attention_heads"],
         "seq-length": t["seq_length"], "max-position-embeddings": t.get("max_position_embeddings", t["seq_length"]),
-        "ffn-hidden-size": inner, "tensor-model-parallel-size": t.get("model_parallel_size", 1),
+        "ffn-hidden-size": _width(t, hidden, activation in _GATED, file),
+        "tensor-model-parallel-size": t.get("model_parallel_size", 1),
         "pipeline-model-parallel-size": max(whole(t.get("pipe_parallel_size", 1) or 1, "pipe_parallel_size", file), 1),
         "position-embedding-type": _POSITIONS.get(str(t.get("pos_emb", "learned")), str(t.get("pos_emb"))),
         "normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}.get(str(t.get("norm", "layernorm")), str(t.get("norm"))),

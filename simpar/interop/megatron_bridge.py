@@ -78,7 +78,8 @@ def arguments(table: Mapping[str, Any]) -> dict[str, Any]:
         "num_query_groups": model.get("num_query_groups"),
         "untie_embeddings_and_output_weights": not model.get("share_embeddings_and_output_weights", True),
         "position_embedding_type": _plain(model.get("position_embedding_type", "learned_absolute")),
-        "seq_length": model.get("seq_length") or nested(table, "dataset.seq_length") or nested(table, "dataset.sequence_length"),
+        # Until 2026 nothing held the model's length (its longest) to that of the data, which is what a step reads.
+        "seq_length": nested(table, "dataset.seq_length") or nested(table, "dataset.sequence_length") or model.get("seq_length"),
         "micro_batch_size": train.get("micro_batch_size"), "global_batch_size": train.get("global_batch_size"),
         "virtual_pipeline_model_parallel_size": model.get("virtual_pipeline_model_parallel_size"),
         "padded_vocab_size": _vocabulary(model),

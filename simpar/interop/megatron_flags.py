@@ -42,7 +42,7 @@ STRUCTURAL: Final = re.compile(
       (spec|yaml-cfg|experimental-attention|linear-(attention|key|value|num|conv)|dsa-|gdn|hybrid-(?!context)|is-hybrid|mamba-
        |heterogeneous|enable-mhc|mhc-|engram|encoder-(num-layers|tensor|pipeline)|decoder-(num-layers|seq-length)|img-|patch-dim|vision
        |num-classes|num-channels|window-attn-skip|softmax-type|attention-output-gate|qk-l2|moe-latent|mtp-use-repeated
-       |rampup-batch|reset-(position|attention)|variable-seq|sft$|rl-|retro|bert|mlp-type|expert-interval|ds-sequence
+       |rampup-batch|perform-rl|reset-(position|attention)|variable-seq|sft$|rl-|retro|bert|mlp-type|expert-interval|ds-sequence
        |hierarchical-context|dynamic-context|hybrid-context|gtp-|outer-dp|standalone-embedding|multi-query|alibi|use-alibi
        |embed-layernorm|apply-residual-connection-post|parallel-attention|parallel-layers|no-rope-freq|no-rope-layers
        |add-position-embedding|no-position-embedding|quick-geglu|geglu|openai-gelu|relu|glu-activation|activation-func(?!-fp8)

@@ -36,6 +36,25 @@ _DERIVED: Final = frozenset({
     "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
 })  # fmt: skip
 
+_DEFAULTS: Final[dict[str, Any]] = {
+    "add_position_embedding": True, "bert_binary_head": True, "bert_embedder_type": "megatron", "cpu_offloading_activations": True,
+    "dsa_indexer_rotate_activation": True, "dsa_indexer_scoring_relu": True, "img_dim": 224, "img_h": 224, "img_w": 224,
+    "kv_lora_rank": 32, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "mamba_head_dim": 64, "mamba_inference_conv_states_dtype": "bf16",
+    "mamba_inference_ssm_states_dtype": "bf16", "mamba_num_groups": 8, "mamba_state_dim": 128, "mhc_init_gating_factor": 0.01,
+    "mhc_num_residual_streams": 4, "mhc_sinkhorn_iterations": 20, "mup_attn_scale_power": 1.0, "mup_embedding_mult": 1.0,
+    "mup_output_mult": 1.0, "mup_width_mult": 1.0, "num_channels": 3, "num_classes": 1000,
+    "outer_dp_sharding_strategy": "no_shard", "patch_dim": 16, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64,
+    "relative_attention_max_distance": 128, "relative_attention_num_buckets": 32, "retro_encoder_attention_dropout": 0.1,
+    "retro_encoder_hidden_dropout": 0.1, "retro_encoder_layers": 2, "retro_num_neighbors": 2, "retro_num_retrieved_chunks": 2,
+    "retro_verify_neighbor_count": True, "rl_consumption_granularity": "B", "rl_default_temperature": 1.0, "rl_default_top_k": -1,
+    "rl_kv_cache_management_mode": "persist", "rl_parallel_generation_tasks": 512, "rl_prompts_per_eval": 32,
+    "rl_sequence_packing_algo": "fifo", "rl_sequence_packing_bin_size": 8192, "rl_sequence_packing_max_sequences_per_bin": 50,
+    "rl_submission_granularity": "B", "v_head_dim": 128, "vision_backbone_type": "vit", "vision_pretraining_type": "classify",
+}  # fmt: skip
+"""Defaults of arguments that go with another one, which is off: every table has them (megatron/training/arguments.py and the
+configuration classes whose fields it prints, v2.5 to core 0.19 and main of August 2026; the same value in all of them)."""
+
 
 def arguments_in(text: str) -> dict[str, str]:
     """Argument -> printed value, of the last table in a log; empty where there is none."""
@@ -69,7 +88,7 @@ def flags_of(arguments: Mapping[str, Any]) -> dict[str, list[str]]:
     """Flag -> values, of arguments by their argparse names; what is off or none is left out."""
     found: dict[str, list[str]] = {}
     for name, value in arguments.items():
-        if name in _DERIVED or value is None:
+        if name in _DERIVED or value is None or (name in _DEFAULTS and str(value) == str(_DEFAULTS[name])):
             continue
         if name in _NEGATIVE:
             if value is False:
