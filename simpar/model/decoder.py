@@ -154,7 +154,8 @@ class Decoder:
     # Which layers have experts
 
     def has_experts(self) -> bool:
-        return bool(self.k.get(*EXPERTS, default=0))
+        """Whether any layer has; one expert is a dense feed-forward."""
+        return self.k.get(*EXPERTS, default=0) not in (0, 1)
 
     def is_expert_layer(self, i: int) -> bool:
         """Whether layer `i` (from 0) routes its tokens to experts."""

@@ -97,6 +97,11 @@ class Jamba(Decoder):
 class Mamba2Hybrid(Decoder):
     """Layers of Mamba 2 or attention, each with its feed-forward (Bamba, Granite 4)."""
 
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        if not set(self.types) & set(MAMBA):  # Granite 4 without state spaces keeps their sizes in its file
+            keys.used.update(name for name in keys.config if name.startswith("mamba_"))
+
     def layer_types(self) -> list[str]:
         if not self.k.listed("layer_types", "layers_block_type"):
             attention = self.k.get("attn_layer_indices", default=[])

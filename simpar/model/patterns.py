@@ -214,7 +214,16 @@ class Beam(Decoder):
         return {**super().attention_fields(i), "extra": (vector("gate_bias", self.heads),)}
 
 
-class HunyuanMoe(Decoder):
+class HunyuanDense(Decoder):
+    """Keys and values of its own in every layer, whatever the share factor of the family's largest model."""
+
+    def __init__(self, keys: Any, family: Any) -> None:
+        super().__init__(keys, family)
+        if not keys.get("use_cla", default=False):
+            keys.get("cla_share_factor")
+
+
+class HunyuanMoe(HunyuanDense):
     """Every expert, the shared one too, as wide as `intermediate_size`; counts may be lists, one entry per layer."""
 
     def is_expert_layer(self, i: int) -> bool:
@@ -223,8 +232,6 @@ class HunyuanMoe(Decoder):
     def expert_fields(self, i: int) -> dict[str, Any]:
         number, per_token = self.k.get("num_experts", default=1), self.k.get("moe_topk", "num_experts_per_tok", default=1)
         self.k.get("moe_intermediate_size", "num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe", "dense_list")
-        if not self.k.get("use_cla", default=False):
-            self.k.get("cla_share_factor")
         width = self.k.number("intermediate_size")
         return {
             "num_experts": number[i] if isinstance(number, list) else number,
@@ -301,6 +308,7 @@ PATTERN_READERS: dict[str, type[Decoder]] = {
     "bitnet": BitNet,
     "diffllama": DiffLlama,
     "doge": Doge,
+    "hunyuan_v1_dense": HunyuanDense,
     "hunyuan_v1_moe": HunyuanMoe,
     "beam": Beam,
     "hunyuan": Hunyuan,
