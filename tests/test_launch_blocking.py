@@ -44,7 +44,8 @@ def test_a_pass_takes_the_devices_and_the_hosts_time(sequence: int) -> None:
         launched += usual.host_seconds(block, "F")
         end = max(end + usual.block(block, "F").seconds, launched)
     assert usual.price(whole).seconds == pytest.approx(end)
-    assert blocked.price(whole).seconds == pytest.approx(host + device)
+    own = sum(blocked.host_seconds(block, "F") for block in blocked.layout.stage_blocks[0])
+    assert blocked.price(whole).seconds == pytest.approx(own + device)
     assert launch_gaps([2.0], [3.0]) == [1.0]
     assert launch_gaps([2.0], [3.0], blocking=True) == [3.0]
 

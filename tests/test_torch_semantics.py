@@ -115,6 +115,62 @@ def test_a_slow_host_launches_slower() -> None:
     assert found["gb200-nvl72"] == pytest.approx(2.6 * found["dgx-b200"])
 
 
+def test_a_slower_core_does_not_lengthen_what_the_host_waits_for() -> None:
+    """The wait for the tokens of each expert is the device's and other ranks' time; launches and modules are 2.6 times as long."""
+    from simpar.costs.pricer import LayoutPricer
+    from simpar.step import cost_models
+
+    def launched(name: str, capacity: float | None) -> float:
+        chosen = make_scenario({
+            "model": "mixtral-8x7b", "framework": "megatron-core", "cluster": {"hardware": name, "num_nodes": 2},
+            "plan": {"zero_stage": 1, "ep": 8}, "training": {"sequence_length": 2048, "global_batch_size": 16,
+                                                             "routing": {"capacity_factor": capacity}},
+        })  # fmt: skip
+        layout = Layout.of(chosen, 1)
+        pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
+        return pricer._launch_seconds(pricer.block(layout.stage_blocks[0][1], "F"), "F")
+
+    x86, grace = ([launched(name, capacity) for capacity in (None, 1.0)] for name in ("dgx-b200", "gb200-nvl72"))
+    assert x86[0] - x86[1] == pytest.approx(4.4e-3)
+    assert grace[0] - grace[1] == pytest.approx(4.4e-3)
+    assert grace[1] == pytest.approx(2.6 * x86[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "training", "ahead"),
+    [
+        ("llama3.1-8b", {}, {}, True),
+        ("llama3.1-8b", {"pp": 4, "virtual_stages": 2}, {}, True),
+        ("llama3.1-8b", {"pp": 4, "virtual_stages": 2, "overlap_p2p": False}, {}, False),
+        ("llama3.1-8b", {"pp": 4}, {}, False),
+        ("llama3.1-8b", {"pp": 4, "schedule": "zb-1p"}, {}, False),
+        ("llama3.1-8b", {}, {"launch_blocking": True}, False),
+        ("mixtral-8x7b", {"ep": 8}, {}, False),
+        ("mixtral-8x7b", {"ep": 8, "ep_dispatcher": "hybridep"}, {}, False),
+        ("mixtral-8x7b", {"ep": 8}, {"routing": {"capacity_factor": 1.0}}, True),
+    ],
+)
+def test_the_host_runs_ahead_from_pass_to_pass_where_nothing_stops_it(
+    model: str, plan: dict[str, object], training: dict[str, object], ahead: bool
+) -> None:
+    """Megatron-LM synchronises after batched sends and receives, every dispatcher without a capacity in a layer's forward."""
+    from simpar.costs.pricer import LayoutPricer
+    from simpar.step import cost_models
+
+    chosen = make_scenario({
+        "model": model, "framework": "megatron-core", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "plan": {"zero_stage": 1, **plan}, "training": {"sequence_length": 2048, "global_batch_size": 32, **training},
+    })  # fmt: skip
+    layout = Layout.of(chosen, 1)
+    pricer, block = LayoutPricer(layout, *cost_models(chosen, layout.hardware)), layout.stage_blocks[0][1]
+    own = [pricer._launch_seconds(pricer.block(block, phase), phase) for phase in "FB"]
+    found = [pricer.host_seconds(block, phase) for phase in "FB"]
+    assert found == pytest.approx([sum(own) / 3, sum(own) * 2 / 3] if ahead else own)
+    least = [pricer.least_host_seconds(block, phase) for phase in "FB"]
+    assert all(low <= seconds for low, seconds in zip(least, found, strict=True))
+    assert least == pytest.approx([min(own[0], sum(own) / 3), min(own[1], sum(own) * 2 / 3)])
+
+
 @pytest.mark.parametrize(
     ("dispatcher", "capacity", "waits"), [("alltoall", None, True), ("alltoall", 1.0, False), ("hybridep", None, False)]
 )

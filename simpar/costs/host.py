@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from simpar.costs.block_price import BlockPrice
 from simpar.costs.gloo import check_seconds
 from simpar.parallel.layout import Layout
+from simpar.specs.framework_policies import Pipeline
 
+PASS_SHARE = {"F": 1 / 3, "B": 2 / 3}
+"""Of the host's time for forward and backward of a block, where it runs ahead from pass to pass: what one pass is launched late
+by, the other's time on the device hides, and a backward takes about twice as long as a forward (assumed; shares that followed the
+device's own times would make a faster kernel lengthen the other pass)."""
 ATTENTION_SHARE = 0.5
 """Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (assumed: attention
 and feed-forward alike; the kernels of router, dispatch and experts are counted one by one)."""
@@ -31,8 +36,9 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     host = price.kernels * each + beside + slow * passes * spec.host.layer_cpu_s
     if price.expert_kernels and spec.host.expert_layer_cpu_s:
         counts = layout.host_counts_tokens and (phase == "F" or price.repeats_experts)
+        # What it waits for is the device and the counts of other ranks: a slower core does not lengthen that.
         waits = spec.host.expert_layer_cpu_s if counts else 0.0
-        host += slow * (waits - passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s)
+        host += waits - slow * passes * (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s
     if spec.host.fsdp_module_cpu_s and layout.gathers_by_layer:
         # A fetch or two ahead, the host hides behind the layer's kernels what its hooks take, norms' chains included.
         host += slow * passes * (price.weights + price.containers) * spec.host.fsdp_module_cpu_s
@@ -69,6 +75,28 @@ def launch_gaps(device: Sequence[float], host: Sequence[float], *, blocking: boo
     return gaps
 
 
+def passes_join(pp: int, virtual_stages: int, schedule: str, overlap_p2p: bool | None, policy: Pipeline) -> bool:
+    """Whether a pipeline lets the host go on from pass to pass without waiting for the device: with one stage, or where sends and
+    receives are not batched (Megatron-LM p2p_communication.py: torch.cuda.synchronize() after those, config.batch_p2p_sync)."""
+    if pp == 1:
+        return True
+    if virtual_stages == 1 or schedule not in ("auto", "interleaved") or policy.receives_block_host:
+        return False
+    return policy.overlap_p2p_interleaved if overlap_p2p is None else overlap_p2p
+
+
+def runs_ahead(layout: Layout) -> bool:
+    """Whether the host runs ahead of the device from pass to pass.
+
+    Without a capacity the host of every dispatcher waits for the tokens that its experts get (Megatron-LM token_dispatcher.py,
+    DeepEP's dispatch; HybridEP's unless it is given num_permuted_tokens)."""
+    plan = layout.plan
+    dropless = layout.options.moe is not None and layout.training.routing.capacity_factor is None
+    if layout.gathers_by_layer or layout.training.launch_blocking or dropless:
+        return False
+    return passes_join(plan.pp, plan.virtual_stages, plan.schedule, plan.overlap_p2p, layout.framework.pipeline)
+
+
 def _sharding_hooks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     """Host time around a pass of a block whose weights are gathered for it; no graph takes it away."""
     if not layout.gathers_by_layer:
@@ -87,4 +115,4 @@ def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     return found
 
 
-__all__ = ["launch_gaps", "launch_seconds"]
+__all__ = ["launch_gaps", "launch_seconds", "passes_join", "runs_ahead"]

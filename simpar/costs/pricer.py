@@ -14,7 +14,7 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import TRAINED_SMS, Exchange
 from simpar.costs.gloo import check_seconds
 from simpar.costs.held_sms import by_exchanges, loads, slowed
-from simpar.costs.host import launch_gaps, launch_seconds
+from simpar.costs.host import PASS_SHARE, launch_gaps, launch_seconds, runs_ahead
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import LAUNCH, KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
@@ -200,6 +200,19 @@ class LayoutPricer:
         return found
 
     def host_seconds(self, block: LocalBlock, phase: str) -> float:
+        """Host time of a block in one phase: to launch its kernels, or its share of both passes where the host runs ahead."""
+        return self._shared(block, phase) if self._runs_ahead else self._own_host_seconds(block, phase)
+
+    def least_host_seconds(self, block: LocalBlock, phase: str) -> float:
+        """No more than that, whether the pipeline lets the host run ahead or not."""
+        return min(self._own_host_seconds(block, phase), self._shared(block, phase))
+
+    def _shared(self, block: LocalBlock, phase: str) -> float:
+        if phase not in PASS_SHARE:
+            return self._own_host_seconds(block, phase)
+        return PASS_SHARE[phase] * sum(self._own_host_seconds(block, each) for each in PASS_SHARE)
+
+    def _own_host_seconds(self, block: LocalBlock, phase: str) -> float:
         """Host time to launch a block's kernels in one phase; there is nothing to launch in a frozen block's backward."""
         if block.options.frozen and phase != "F":
             return 0.0
@@ -207,6 +220,10 @@ class LayoutPricer:
         if key not in self._hosts:
             self._hosts[key] = self._launch_seconds(self.block(block, phase), phase)
         return self._hosts[key]
+
+    @cached_property
+    def _runs_ahead(self) -> bool:
+        return runs_ahead(self.layout)
 
     def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
         return launch_seconds(self.layout, price, phase)

@@ -96,7 +96,7 @@ class BlockTable:
 
     Attributes:
         seconds: float array [4 phases, kinds], on the device, exposed communication included.
-        host: float array [4 phases, kinds], to launch.
+        host: float array [4 phases, kinds], to launch, at least: pipelines differ in whether the host runs ahead.
         compute: float array [4 phases, kinds]: compute kernels alone, a bound for passes that overlap.
         kept: float array [kinds], bytes from forward to backward; logits: the same of the logits.
         offloadable: float array [kinds], bytes that activation offloading takes to the host.
@@ -187,7 +187,7 @@ class Column:
         for phase in phases:
             price = pricer.block(block, PHASES[phase])
             seconds[phase] = price.seconds
-            host[phase] = pricer.host_seconds(block, PHASES[phase])
+            host[phase] = pricer.least_host_seconds(block, PHASES[phase])
             compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
         kept, logits, working, transient, deferred, _ = block_bytes(
             block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.costs.host import passes_join
 from simpar.costs.pricer import LayoutPricer
 from simpar.engine.slowed_paths import makespans, timeline
 from simpar.engine.timeline import Timeline
@@ -251,7 +252,10 @@ class Evaluation:
         sharded = choice.state.zero_stage == 3 and len(self.pricing.kinds_of_states(choice.variant)) > 1
         # DualPipe hides expert exchanges its own way, see `parallel.beside`.
         own = choice.variant.overlap_ep and choice.pipeline.schedule.startswith("dualpipe")
-        block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own)
+        p = choice.pipeline
+        joined = passes_join(choice.group.pp, p.virtual_stages, p.schedule, p.overlap_p2p, self.pricing.framework.pipeline)
+        ahead = joined and choice.state.zero_stage < 3
+        block = ("block", site, choice.micro_batch_size, choice.variant, recompute, sharded, own, ahead)
         # What of a spread is hidden does not matter to its prices.
         spread = (choice.state.zero_stage, choice.state.shard_size)
         state = ("state", choice.group, choice.variant.precision, spread, choice.offload.optimizer)
