@@ -148,6 +148,12 @@ MUTANTS = (
     Mutant("an unknown fact is the usual one", "simpar/evidence/row_open.py",
            'found[section][key] = {"unknown": True}\n    return found, usual', "pass\n    return found, usual",
            ("tests/test_run_files.py",)),
+    Mutant("a rate is compared without its batch", "simpar/evidence/spread.py",
+           "usual.training.global_batch_size / scenario.training.global_batch_size", "1.0", ("tests/test_runs_rows.py",)),
+    Mutant("memory beyond all readings says nothing", "simpar/evidence/spread.py",
+           "beyond = max(_held_beyond(run, found), 0.0)", "beyond = 0.0", ("tests/test_runs_rows.py",)),
+    Mutant("a family is sure of chips it never saw", "simpar/specs/calibration.py",
+           "max((narrowest.value, *strange, *elsewhere))", "narrowest.value", ("tests/test_constants.py",)),
     Mutant("p90 is p95", "simpar/statistics.py", "np.quantile(size, 0.9)", "np.quantile(size, 0.95)", (SURFACE,)),
     # -- search
     Mutant("undercut the wrong way round", "simpar/searching/evaluation.py",

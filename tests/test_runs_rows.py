@@ -474,6 +474,29 @@ def test_other_frameworks_take_the_nearest_and_say_so(stated: str, name: str) ->
     assert known == (notes == [])
 
 
+@pytest.mark.parametrize(
+    ("stated", "fsdp", "name"),
+    [
+        ("HF Trainer", "DeepSpeed ZeRO-3", "deepspeed"), ("axolotl", "deepspeed zero2", "deepspeed"),
+        ("somebody's trainer", "DeepSpeed ZeRO-3", "deepspeed"), ("HF Trainer", "FSDP2", "transformers"),
+        ("Megatron-DeepSpeed", "DeepSpeed ZeRO-1", "megatron-deepspeed"), ("torchtitan", "not DeepSpeed's", "torchtitan"),
+    ],
+)  # fmt: skip
+def test_a_trainer_under_deepspeed_runs_as_deepspeed(stated: str, fsdp: str, name: str) -> None:
+    assert framework_of({"framework": stated, "fsdp": fsdp})[0] == name
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "reshards"),
+    [("FSDP2", None), ("FSDP2, reshard_after_forward never", False), ("FSDP2 (reshard_after_forward=False)", False),
+     ("FSDP2, reshard_after_forward default", None), ("params not resharded after forward", False), ("shard_grad_op", False)],
+)  # fmt: skip
+def test_weights_that_stay_gathered(fsdp: str, reshards: bool | None) -> None:
+    run = run_of(row(**RATE_ALONE | {"fsdp": fsdp}))
+    assert run.usual is not None
+    assert run.usual["plan"].get("reshard_after_forward") == reshards
+
+
 def test_a_part_with_other_memory_is_scaled() -> None:
     cluster = machine_of(row(gpu="A100", gpu_mem_gb=64, gpus_per_node=8)).cluster
     memory = load_hardware(cluster["hardware"]).gpu.memory.value * cluster["memory_scale"]

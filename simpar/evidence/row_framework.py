@@ -74,6 +74,9 @@ _STAND_INS: Final = re.compile(
 )
 """Names of FRAMEWORK_PATTERNS that share another framework's rows."""
 
+_DRIVERS: Final = (None, "transformers", "trl", "torch-fsdp")
+"""Frameworks that hand the step to whatever shards the states."""
+
 _MLPERF_ROUNDS: Final[dict[str, Month]] = {
     "2.0": (2022, 6), "2.1": (2022, 11), "3.0": (2023, 6), "3.1": (2023, 11), "4.0": (2024, 6), "4.1": (2024, 11),
     "5.0": (2025, 6), "5.1": (2025, 11), "6.0": (2026, 6),
@@ -123,6 +126,8 @@ def framework_of(row: Row) -> tuple[str, list[str]]:
         name, notes = "nemo", ["MLPerf language models: NeMo"]
     if name is None:
         name, notes = _named(source)
+    if re.search("deepspeed", str(row.get("fsdp") or ""), re.IGNORECASE) and name in _DRIVERS:
+        return "deepspeed", [f"framework {stated!r}: as deepspeed, which shards its states"]
     if name is None:
         return "plain", [f"framework {stated!r} unknown: plain torch" if stated else "framework not stated: plain torch"]
     return name, notes

@@ -175,7 +175,7 @@ def _sharding(row: Row, framework: FrameworkSpec, domain: int, notes: list[str])
         stage = 3 if fsdp else 1 if row.get("dist_opt") else framework.data.zero_stage_default
         notes.append(f"optimizer sharding not stated: ZeRO stage {stage}")
     table: dict[str, Any] = {"zero_stage": int(stage)}
-    if "not reshard" in fsdp or "shard_grad_op" in fsdp or fsdp == "":
+    if fsdp == "" or re.search(r"not reshard|shard_grad_op|reshard_after_forward\W+(never|false|off|no)\b", fsdp, re.IGNORECASE):
         table["reshard_after_forward"] = fsdp == ""
     group = (row.get("extra") or {}).get("zero1_group")
     replicas = row.get("hsdp_replicas")
