@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -180,3 +181,35 @@ def fit_confusion(comparisons: Iterable[Comparison]) -> FitConfusion:
         if row.metric == "oom" and row.predicted is not None:
             counts[bool(row.measured), bool(row.predicted)] += 1
     return FitConfusion(counts[False, False], counts[False, True], counts[True, True], counts[True, False])
+
+
+CHANCES: Final = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98, 1.0)
+"""Ends of the bands of the chance to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChanceBand:
+    """Runs whose chance to fit lies in [low, high): how many ran, and how many ran out of memory."""
+
+    low: float
+    high: float
+    ran: int
+    out_of_memory: int
+
+
+def chances_to_fit(comparisons: Iterable[Comparison]) -> dict[str, tuple[float, bool]]:
+    """Run -> (chance to fit, whether it ran out of memory), of runs with a measured step or a label."""
+    found: dict[str, tuple[float, bool]] = {}
+    for row in comparisons:
+        if "fit_probability" in row.details:
+            failed = found.get(row.id, (0.0, False))[1] or (row.metric == "oom" and bool(row.measured))
+            found[row.id] = (row.details["fit_probability"], failed)
+    return found
+
+
+def fit_by_chance(chances: Iterable[tuple[float, bool]]) -> tuple[ChanceBand, ...]:
+    """How often runs of each band of chances ran, bands without runs left out; a chance of 1 belongs to the last."""
+    counts = {low: [0, 0] for low in CHANCES[:-1]}
+    for chance, failed in chances:
+        counts[max(low for low in counts if low <= max(chance, 0.0))][failed] += 1
+    return tuple(ChanceBand(low, high, *counts[low]) for low, high in pairwise(CHANCES) if any(counts[low]))

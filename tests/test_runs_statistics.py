@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.ranking import kendall_tau, rank_sweeps, regret, summarize_rankings
-from simpar.statistics import Comparison, fit_confusion, group_by, summarize
+from simpar.statistics import Comparison, chances_to_fit, fit_by_chance, fit_confusion, group_by, summarize
 
 
 def row(measured: float | bool, predicted: float | bool | None, metric: str = "step_time_s", **fields: object) -> Comparison:
@@ -53,6 +53,21 @@ def test_confusion() -> None:
     assert (c.oom_called_oom, c.oom_called_fits, c.fits_called_fits, c.fits_called_oom) == (1, 1, 2, 1)
     assert c.accuracy == pytest.approx(3 / 5)
     assert fit_confusion([]).accuracy is None
+
+
+def test_runs_are_counted_by_their_chance_to_fit() -> None:
+    """One run counts once, whatever of it was measured; a label outweighs a step that was measured before the failure."""
+
+    def chance(name: str, value: float, metric: str, measured: float | bool) -> Comparison:
+        return Comparison(name, metric, measured, None, details={"fit_probability": value})
+
+    rows = [
+        chance("a", 1.0, "step_time_s", 1.0), chance("a", 1.0, "oom", False), chance("b", 0.1, "oom", True),
+        chance("b", 0.1, "step_time_s", 1.0), chance("c", 0.0999, "step_time_s", 1.0), row(1.0, 1.0),
+    ]  # fmt: skip
+    assert chances_to_fit(rows) == {"a": (1.0, False), "b": (0.1, True), "c": (0.0999, False)}
+    bands = fit_by_chance(chances_to_fit(rows).values())
+    assert [(b.low, b.high, b.ran, b.out_of_memory) for b in bands] == [(0.02, 0.1, 1, 0), (0.1, 0.25, 0, 1), (0.98, 1.0, 1, 0)]
 
 
 def test_grouping_by_key_and_by_function() -> None:

@@ -34,7 +34,7 @@ def ten_percent_slow(scenario: Scenario) -> Prediction:
         raise InputError("cannot run nine layers")
     return Prediction(
         5.5, 5.0, 6.0, 11 * GIB, 12 * GIB, (11 * GIB, 10 * GIB), (12 * GIB, 11 * GIB), 14 * GIB, 3 * GIB, 0.2, 0.1,
-        5.0, 5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5}, {}, 1.0 if scenario.plan.tp < 8 else 0.1,
+        5.0, 5.0, scenario.plan.tp < 8, {"ideal": 3.0, "rest": 2.5}, fit_probability=1.0 if scenario.plan.tp < 8 else 0.1,
     )  # fmt: skip
 
 
@@ -118,6 +118,9 @@ def test_json_is_strict_and_has_the_contract(report: Report, capsys: pytest.Capt
     assert "TPU" in skipped["skipped"]
     assert table["skipped"] == {reason: len(ids) for reason, ids in table["not_expressed"].items()}
     assert sorted(name for ids in table["not_expressed"].values() for name in ids) == ["d", "f"]
+    assert table["oom"]["by_chance"] == [
+        {"low": 0.1, "high": 0.25, "ran": 1, "out_of_memory": 1}, {"low": 0.98, "high": 1.0, "ran": 2, "out_of_memory": 0},
+    ]  # fmt: skip
 
 
 def test_tables_name_every_reason(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +129,7 @@ def test_tables_name_every_reason(report: Report, capsys: pytest.CaptureFixture[
     assert "TPU runs under XLA" in text
     assert "excluded by the data: 1 x broken run: e" in text
     assert "not expressed: 1 x InputError: cannot run nine layers: f" in text
+    assert "by their chance to fit: 10% to 25%: 1 of 2; 98% to 100%: 2 of 2" in " ".join(text.split())
 
 
 def test_html_is_one_page_with_plots_and_waterfalls(report: Report, data: Path, tmp_path: Path) -> None:

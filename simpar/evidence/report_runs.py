@@ -41,6 +41,10 @@ def print_report(report: Report, as_json: bool) -> None:
             f"(ran, called fitting {fits.fits_called_fits}; ran, called OOM {fits.fits_called_oom}; "
             f"OOM, called OOM {fits.oom_called_oom}; OOM, called fitting {fits.oom_called_fits})"
         )
+        bands = "; ".join(
+            f"{band.low:.0%} to {band.high:.0%}: {band.ran} of {band.ran + band.out_of_memory}" for band in report.by_chance
+        )
+        console.print(f"Runs that ran, by their chance to fit: {bands}")
     if report.impossible:
         _print_named(console, "called impossible by their memory", {"ran all the same": report.impossible})
     ranking = report.ranking

@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,13 @@ from simpar.evidence.spread import predict_run
 from simpar.ranking import RankingSummary, SweepRanking, rank_sweeps, summarize_rankings
 from simpar.readings import Open
 from simpar.statistics import (
+    ChanceBand,
     Comparison,
     ErrorSummary,
     FitConfusion,
     Key,
+    chances_to_fit,
+    fit_by_chance,
     fit_confusion,
     group_by,
     summarize,
@@ -74,6 +77,7 @@ class Report:
         rows: one comparison per measured value, excluded rows left out.
         groups: errors by metric and grouping.
         fits: confusion of the labelled runs.
+        by_chance: how often runs ran, by their chance to fit.
         sweeps, ranking: ranking quality.
         runs: runs read, excluded ones left out.
         repeated: ids that several of them have; each counts.
@@ -86,6 +90,7 @@ class Report:
     rows: tuple[Comparison, ...]
     groups: tuple[Group, ...]
     fits: FitConfusion
+    by_chance: tuple[ChanceBand, ...]
     sweeps: tuple[SweepRanking, ...]
     ranking: RankingSummary
     runs: int
@@ -100,7 +105,7 @@ class Report:
         return {
             "rows": [row.as_json() for row in self.rows],
             "groups": [group.as_json() for group in self.groups],
-            "oom": self.fits.as_json(),
+            "oom": {**self.fits.as_json(), "by_chance": [asdict(band) for band in self.by_chance]},
             "ranking": {**self.ranking.as_json(), "per_sweep": [sweep.as_json() for sweep in self.sweeps]},
             "runs": self.runs,
             "repeated_ids": list(self.repeated),
@@ -352,7 +357,8 @@ def report_of(
                 groups += sorted(parts, key=lambda group: -group.summary.rows - group.summary.skipped)
     sweeps = rank_sweeps([row for row in comparisons if row.group.get("state") != STALLED])
     return Report(
-        tuple(comparisons), tuple(groups), fit_confusion(comparisons), tuple(sweeps), summarize_rankings(sweeps),
+        tuple(comparisons), tuple(groups), fit_confusion(comparisons),
+        fit_by_chance(chances_to_fit(comparisons).values()), tuple(sweeps), summarize_rankings(sweeps),
         len(runs), tuple(name for name, count in Counter(runs).items() if count > 1), _impossible(comparisons), not_expressed,
         excluded, seconds,
     )  # fmt: skip
@@ -360,6 +366,4 @@ def report_of(
 
 def _impossible(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
     """Runs with a measured step or label "ran" whose memory says that they cannot have run."""
-    oom = {row.id for row in comparisons if row.metric == "oom" and row.measured}
-    chances = {row.id: row.details["fit_probability"] for row in comparisons if "fit_probability" in row.details}
-    return tuple(name for name, chance in chances.items() if name not in oom and chance < IMPOSSIBLE)
+    return tuple(name for name, (chance, failed) in chances_to_fit(comparisons).items() if chance < IMPOSSIBLE and not failed)
