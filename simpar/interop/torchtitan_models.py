@@ -151,7 +151,13 @@ def _shape(model: TokenModel) -> dict[str, Any]:
 
 def key_of(model: TokenModel) -> Key | None:
     """The name and flavor of a model; None where torchtitan has none of its shape."""
-    return next((key for key in _FLAVORS if key[0] not in _GONE and _shape(model_of(key)) == _shape(model)), None)
+    own = _shape(model)
+    return next((key for key in _FLAVORS if key[0] not in _GONE and _flavor_shape(key) == own), None)
+
+
+@lru_cache(maxsize=64)
+def _flavor_shape(key: Key) -> dict[str, Any]:
+    return _shape(model_of(key))
 
 
 def known_flavors(exported: bool = True) -> list[str]:
