@@ -14,7 +14,7 @@ from simpar.interop.launch import gpu_violations, rank_map, sbatch, torchrun, wo
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name, semantics, stage_counts
 from simpar.interop.scenario_text import toml_value
 from simpar.interop.torchtitan_import import CP_STYLES, read_config, schedule_names
-from simpar.interop.torchtitan_models import PLAIN_ONLY, Key, key_of, known_flavors
+from simpar.interop.torchtitan_models import MAIN_ONLY, PLAIN_ONLY, Key, key_of, known_flavors
 from simpar.interop.torchtitan_recipe import recipe
 from simpar.specs.architecture import TokenModel
 from simpar.specs.counts import resolved_dp, resolved_etp
@@ -22,7 +22,7 @@ from simpar.specs.scenario import Scenario
 
 Sections = dict[str, dict[str, Any]]
 _CONVERTERS = {"fp8": "quantize.linear.float8", "fp8-rowwise": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
-_ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.1-Base", "gpt_oss": "gpt-oss"}
+_ASSETS = {"llama3": "Llama-3.1", "qwen3": "Qwen3", "deepseek_v3": "DeepSeek-V3.1-Base", "gpt_oss": "gpt-oss", "qwen3_5": "Qwen3.5"}
 
 
 def violations(scenario: Scenario) -> list[Violation]:
@@ -39,6 +39,8 @@ def violations(scenario: Scenario) -> list[Violation]:
         given = ((name, getattr(scenario.plan, name)) for name in ("pp", "cp"))
         rule = f"torchtitan v0.2.2 has neither a pipeline nor context parallelism for {key[0]}"
         found += [Violation(f"plan.{name}", degree, rule, "1") for name, degree in given if degree > 1]
+    elif key[0] in MAIN_ONLY and scenario.plan.cp > 1:
+        found.append(Violation("plan.cp", scenario.plan.cp, f"torchtitan has no context parallelism for {key[0]}", "1"))
     elif scenario.model.num_nextn_predict_layers:
         rule = "torchtitan up to v0.2.2 has no multi-token prediction"
         found.append(Violation("model.num_nextn_predict_layers", scenario.model.num_nextn_predict_layers, rule, "0"))
@@ -120,6 +122,8 @@ def sections(scenario: Scenario, key: Key) -> Sections:
 
 
 def _assets(key: Key) -> str:
+    if key[0] == "kimi_k2_5":
+        return f"./assets/hf/{key[1]}"
     return f"./assets/hf/{_ASSETS[key[0]]}" + ("" if key[0] == "deepseek_v3" else f"-{key[1]}")
 
 
@@ -174,6 +178,8 @@ def module_names(scenario: Scenario, head: str) -> list[list[str]]:
         parts.append([f"layers.{i}" for i in range(first, first + count)])
         first += count
     parts[0].insert(0, "tok_embeddings")
+    if any(stack.tower for stack in getattr(scenario.model, "stacks", ())):
+        parts[0].insert(0, "vision_encoder")
     parts[-1] += ["norm", head]
     return parts
 
@@ -224,7 +230,8 @@ def _toml(found: Sections) -> str:
 
 
 def export(scenario: Scenario) -> dict[str, str]:
-    """File name -> text: the TOML file and the script that starts it, the recipe for main, the Slurm script, the rank map.
+    """File name -> text: the TOML file (of models that a release has) and the script that starts it, the recipe for main, the Slurm
+    script, the rank map.
 
     Raises:
         InputError: everything that torchtitan cannot run or its settings cannot say.
@@ -233,14 +240,16 @@ def export(scenario: Scenario) -> dict[str, str]:
     assert isinstance(scenario.model, TokenModel)
     key = key_of(scenario.model)
     assert key is not None
+    released = key[0] not in MAIN_ONLY
     line = torchrun(scenario, "-m torchtitan.train", '--job.config_file torchtitan.toml "$@"')
     main = torchrun(scenario, "-m torchtitan.train", '--module torchtitan_recipe --config layout "$@"')
     script = (
         "#!/bin/bash\nset -e\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n\n"
-        f"# v0.2.0 to v0.2.2\n{line}\n\n# main: torchtitan_recipe.py stands on PYTHONPATH\n# {main}\n"
+        + (f"# v0.2.0 to v0.2.2\n{line}\n\n" if released else "")
+        + f"# main: torchtitan_recipe.py stands on PYTHONPATH\n{'# ' if released else ''}{main}\n"
     )
     return {
-        "torchtitan.toml": text,
+        **({"torchtitan.toml": text} if released else {}),
         "torchtitan_recipe.py": recipe(scenario, key, module_names(scenario, "lm_head"), _assets(key)),
         "torchtitan.sh": script,
         "torchtitan.sbatch": sbatch(scenario, "bash torchtitan.sh", "torchtitan"),

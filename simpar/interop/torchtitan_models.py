@@ -1,4 +1,4 @@
-"""torchtitan's models: name and flavor -> the model they stand for (torchtitan/models/*, v0.1 to v0.2.2)."""
+"""torchtitan's models: name and flavor -> the model they stand for (torchtitan/models/*, v0.1 to v0.2.2 and main)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simpar.interop.meaning import DESCRIPTIVE
+from simpar.model.huggingface import from_huggingface
 from simpar.specs.architecture import TokenModel
 from simpar.specs.model import TransformerSpec
 from simpar.specs.models_io import load_model
@@ -39,6 +40,31 @@ def _deepseek(dim: int, layers: int, heads: int, inner: int, vocabulary: int, mo
     }  # fmt: skip
 
 
+def dense_qwen35(dim: int, layers: int, heads: int, kv: int, inner: int, values: int, vision: tuple[int, ...]) -> dict[str, Any]:
+    """A dense Qwen3.5 in Hugging Face's words; torchtitan ties no head to an embedding.
+
+    Args:
+        values: value heads of the gated delta net.
+        vision: width, feed-forward's width, layers and heads of the vision encoder.
+    """
+    sizes = dict(zip(("hidden_size", "intermediate_size", "depth", "num_heads"), vision, strict=True))
+    return {
+        "model_type": "qwen3_5", "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "qwen3_5_text", "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv, "head_dim": 256, "intermediate_size": inner, "vocab_size": 248320,
+            "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": values,
+            "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        },
+        "vision_config": {
+            **sizes, "model_type": "qwen3_5", "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "out_hidden_size": dim, "num_position_embeddings": 2304,
+        },
+    }  # fmt: skip
+
+
+_LARGE: Final = (1152, 4304, 27, 16)
+
 _FLAVORS: Final[dict[Key, str | dict[str, Any]]] = {
     ("llama3", "debugmodel"): _llama(256, 6, 16, 16, 768, 2048),
     ("llama3", "1B"): _llama(2048, 16, 32, 8, 8192, tied=True),
@@ -60,6 +86,15 @@ _FLAVORS: Final[dict[Key, str | dict[str, Any]]] = {
     ("deepseek_v3", "671B"): "deepseek-v3",
     ("gpt_oss", "20b"): "gpt-oss-20b",
     ("gpt_oss", "120b"): "gpt-oss-120b",
+    ("qwen3_5", "0.8B"): dense_qwen35(1024, 24, 8, 2, 3584, 16, (768, 3072, 12, 12)),
+    ("qwen3_5", "2B"): dense_qwen35(2048, 24, 8, 2, 6144, 16, (1024, 4096, 24, 16)),
+    ("qwen3_5", "4B"): dense_qwen35(2560, 32, 16, 4, 9216, 32, (1024, 4096, 24, 16)),
+    ("qwen3_5", "9B"): dense_qwen35(4096, 32, 16, 4, 12288, 32, _LARGE),
+    ("qwen3_5", "27B"): "qwen3.5-27b",
+    ("qwen3_5", "35B-A3B"): "qwen3.5-35b-a3b",
+    ("qwen3_5", "122B-A10B"): "qwen3.5-122b-a10b",
+    ("qwen3_5", "397B-A17B"): "qwen3.5-397b-a17b",
+    ("kimi_k2_5", "Kimi-K2.5"): "kimi-k2.5",
     ("llama2", "7B"): "llama2-7b",
     ("llama2", "13B"): "llama2-13b",
     ("llama2", "70B"): "llama2-70b",
@@ -71,11 +106,21 @@ PLAIN_ONLY: Final = ("gpt_oss",)
 GptOssModelArgs.update_from_config)."""
 
 
+MAIN_ONLY: Final = {"qwen3_5": "qwen3_5", "kimi_k2_5": "kimi_k2_7"}
+"""Models of the main branch after v0.2.2 and their packages: a vision encoder and a decoder, without context parallelism
+(torchtitan/models/*/parallelize.py at b5bcd76c6, August 2026)."""
+
+
 @lru_cache(maxsize=64)
 def model_of(key: Key) -> TokenModel:
     """The model of a name and flavor; training configurations up to v0.2.2 have no multi-token prediction."""
     entry = _FLAVORS[key]
-    model = load_model(entry) if isinstance(entry, str) else TransformerSpec(name=f"{key[0]} {key[1]}", **entry)
+    if isinstance(entry, str):
+        model = load_model(entry)
+    elif "model_type" in entry:
+        model = from_huggingface(entry, file=f"{key[0]} {key[1]}").model_copy(update={"name": f"{key[0]} {key[1]}"})
+    else:
+        model = TransformerSpec(name=f"{key[0]} {key[1]}", **entry)
     assert isinstance(model, TokenModel)
     return model.model_copy(update={"num_nextn_predict_layers": 0}) if model.num_nextn_predict_layers else model
 
@@ -96,7 +141,8 @@ def model_table(key: Key) -> str | dict[str, Any]:
 
 def _shape(model: TokenModel) -> dict[str, Any]:
     if not isinstance(model, TransformerSpec):
-        return {k: v for k, v in model.model_dump().items() if k not in {*DESCRIPTIVE, "max_position_embeddings"}}
+        free = {*DESCRIPTIVE, "max_position_embeddings", "num_nextn_predict_layers"}
+        return {k: v for k, v in model.model_dump().items() if k not in free}
     free = {*DESCRIPTIVE, "max_position_embeddings", "num_nextn_predict_layers", *(["head_dim"] if model.mla else [])}
     if all(model.is_moe_layer(i) for i in range(model.num_hidden_layers)):
         free.add("intermediate_size")  # the width of dense layers, of which there is none
@@ -105,7 +151,13 @@ def _shape(model: TokenModel) -> dict[str, Any]:
 
 def key_of(model: TokenModel) -> Key | None:
     """The name and flavor of a model; None where torchtitan has none of its shape."""
-    return next((key for key in _FLAVORS if key[0] not in _GONE and _shape(model_of(key)) == _shape(model)), None)
+    own = _shape(model)
+    return next((key for key in _FLAVORS if key[0] not in _GONE and _flavor_shape(key) == own), None)
+
+
+@lru_cache(maxsize=64)
+def _flavor_shape(key: Key) -> dict[str, Any]:
+    return _shape(model_of(key))
 
 
 def known_flavors(exported: bool = True) -> list[str]:
@@ -113,4 +165,4 @@ def known_flavors(exported: bool = True) -> list[str]:
     return [f"{name} {flavor}" for name, flavor in _FLAVORS if not exported or name not in _GONE]
 
 
-__all__ = ["PLAIN_ONLY", "Key", "find_key", "key_of", "known_flavors", "model_of", "model_table"]
+__all__ = ["MAIN_ONLY", "PLAIN_ONLY", "Key", "dense_qwen35", "find_key", "key_of", "known_flavors", "model_of", "model_table"]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from simpar.interop.meaning import data_ranks, meaning, recompute_of, schedule_name
 from simpar.interop.torchtitan_import import schedule_names
+from simpar.interop.torchtitan_models import MAIN_ONLY
 from simpar.specs.counts import resolved_dp
 from simpar.specs.scenario import Scenario
 
@@ -46,7 +47,7 @@ def recipe(scenario: Scenario, key: tuple[str, str], parts: list[list[str]], ass
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     spec = recompute_of(scenario)
     remat = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}[spec.granularity]
-    imports = _imports(scenario, key[0], remat, chunked)
+    imports = _imports(scenario, MAIN_ONLY.get(key[0], key[0]), remat, chunked)
     fields = {
         "num_tokens_per_microbatch_per_dp_rank": training.micro_batch_size * training.sequence_length,
         "num_tokens_per_train_step": training.global_batch_size * training.sequence_length,
