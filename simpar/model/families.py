@@ -107,7 +107,7 @@ TABLE: Final[dict[str, Family]] = {
     "mimo_v2_flash": Family(o_bias=False, mlp_bias=False),
     # Qwen 2
     "qwen2": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
-    "mimo": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    **dict.fromkeys(("mimo", "jet_nemotron"), Family(qkv_bias=True, o_bias=False, mlp_bias=False)),
     "qwen2_moe": Family(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False, shared_gate=True),
     # GLM, Seed, MiniMax, EXAONE, AFMoE and others of 2025-26
     "glm": Family(o_bias=False, mlp_bias=False),
