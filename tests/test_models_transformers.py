@@ -29,7 +29,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "head_dim": 64}, "hunyuan_v1_dense": {"head_dim": 64},
     "gemma3n_text": {"num_hidden_layers": 20}, "marian": {"decoder_vocab_size": 1500}, "esm": {"vocab_size": 33},
     "dory": {"n_input_layers": 2, "n_output_layers": 2},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
 }  # fmt: skip
+PARTS: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_attention_heads": 16}},
+    "cohere_compass": {"text_config": CHANGES["cohere_compass_text"]},
+}
+"""What the defaults of whole models need to be built."""
 WHOLE = {"zamba"}
 """Families that transformers builds at no other depth."""
 COMPUTED = (
@@ -47,12 +53,12 @@ HEADS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO
 """What people train, by the heads of transformers' classes."""
 REASONS: dict[str, tuple[str, ...]] = {
     "an encoder or a projector that no table has": (
-        "apertus1p5", "aya_vision", "blip", "blip-2", "chameleon", "cohere_compass", "cosmos3_edge", "deepseek_ocr2",
+        "apertus1p5", "blip", "blip-2", "chameleon", "cosmos3_edge", "deepseek_ocr2",
         "deepseek_vl_hybrid", "emu3", "evolla", "fast_vlm", "florence2", "gemma3n", "granite4_vision", "granite_docling",
         "granite_speech", "granite_speech_plus", "hunyuan_vl", "hy_v4_vl", "idefics", "inkling2", "inkling2_loop",
         "inkling_mm_model", "instructblip", "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl",
-        "minicpm_ocr", "minicpmv4_7", "modernvbert", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "omniasr",
-        "perception_lm", "phi4_multimodal", "pix2struct", "pp_chart2table", "pp_formulanet", "udop", "ultravbert",
+        "minicpm_ocr", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "omniasr",
+        "perception_lm", "phi4_multimodal", "pix2struct", "pp_chart2table", "pp_formulanet", "udop",
         "unlimited_ocr", "vibevoice", "vibevoice_asr", "voxtral_realtime",
     ),
     "several models in one: speech, music, actions": (
@@ -68,8 +74,8 @@ REASONS: dict[str, tuple[str, ...]] = {
         "squeezebert", "tapas",
     ),
     "layers of its own": (
-        "blt", "cohere_compass_text", "diffusion_gemma", "inkling2_loop_text", "neomme", "qwen4_exp", "qwen4_exp_text", "t5gemma2",
-        "ultrabert",
+        "blt", "diffusion_gemma", "inkling2_loop_text", "neomme", "qwen4_exp", "qwen4_exp_text", "t5gemma2",
+
     ),
     "a default that leaves out a size": (
         "dbrx", "gemma4_unified_assistant",
@@ -213,7 +219,7 @@ def test_a_file_that_leaves_out_what_its_class_computes(model_type: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", [t for t in READ if nested(t) and t not in ("esm", "gemma4_assistant")])
 def test_decoders_with_encoders_equal_transformers(model_type: str) -> None:
-    config = transformers.CONFIG_MAPPING[model_type]()
+    config = transformers.CONFIG_MAPPING[model_type](**PARTS.get(model_type, {}))
     table = written(config, difference=False)
     assert totals(read(table, file=model_type), 128).parameters == counted(model_type, config)
 

@@ -154,6 +154,19 @@ class EuroBert(Decoder):
         return {**super().attention_fields(i), "causal": False}
 
 
+class UltraBert(EuroBert):
+    """Local layers with a full one by turns, and two dense layers before the head."""
+
+    def layer_type(self, i: int) -> str:
+        return "sliding_attention" if (i + 1) % 3 else "full_attention"
+
+    def outside(self) -> dict[str, Any]:
+        fields, h = super().outside(), self.hidden
+        width = self.k.number("prediction_head_size", default=768)
+        pair = (WeightSpec(name="head_1", inputs=h, outputs=width), WeightSpec(name="head_2", inputs=width, outputs=h))
+        return {**fields, "extra": (*fields["extra"], *pair)}
+
+
 class EsmC(EuroBert):
     """ESM C: norms over all queries and keys, layers with biased norms, one dense layer before the head."""
 
@@ -337,5 +350,6 @@ BERT_READERS: dict[str, type[Decoder]] = {
     **dict.fromkeys(BERT_LIKE, Bert),
     "roberta-prelayernorm": Bert, "distilbert": DistilBert, "albert": Albert, "gte": Gte, "fnet": FNet, "esm": Esm,
     "eurobert": EuroBert,
+    "ultrabert": UltraBert,
     "modernbert": ModernBert, "esmc": EsmC,
 }  # fmt: skip

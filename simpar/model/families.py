@@ -67,7 +67,7 @@ SAME: Final[dict[str, Family]] = {
     ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), GATED_QWEN),
     **dict.fromkeys(("olmo2", "olmo3", "flex_olmo"), POST),
-    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), COHERE),
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe", "cohere_compass_text"), COHERE),
 }  # fmt: skip
 """Families that share a line."""
 
@@ -107,7 +107,7 @@ TABLE: Final[dict[str, Family]] = {
     "mimo_v2_flash": Family(o_bias=False, mlp_bias=False),
     # Qwen 2
     "qwen2": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
-    "mimo": Family(qkv_bias=True, o_bias=False, mlp_bias=False),
+    **dict.fromkeys(("mimo", "jet_nemotron"), Family(qkv_bias=True, o_bias=False, mlp_bias=False)),
     "qwen2_moe": Family(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False, shared_gate=True),
     # GLM, Seed, MiniMax, EXAONE, AFMoE and others of 2025-26
     "glm": Family(o_bias=False, mlp_bias=False),
@@ -204,6 +204,7 @@ TABLE: Final[dict[str, Family]] = {
     "esm": replace(BERT, layout="pre", final_norm=True),
     "esmc": Family(norm="layernorm_no_bias", qk_norm="full", qk_norm_kind="layernorm_no_bias", head_bias=True, tied=False),
     "eurobert": Family(head_bias="mlp_bias"),
+    "ultrabert": Family(tied=True),
     "modernbert": Family(norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True),
     **dict.fromkeys(("rembert", "roc_bert", "xmod"), BERT),
     **dict.fromkeys(("xlm", "flaubert"), replace(BERT, positions="max_position_embeddings", embedding_norm=True, head_bias=True)),

@@ -29,18 +29,7 @@ class PureMamba(Decoder):
         return ["mamba"] * self.num_layers
 
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
-        inner = self.k.config.get("intermediate_size") or int(self.k.get("expand", default=2) * self.hidden)
-        rank = self.k.get("time_step_rank", "dt_rank", default="auto")
-        return (
-            Mamba1Spec(
-                inner_size=inner,
-                state_size=self.k.number("state_size", "d_state"),
-                time_step_rank=-(-self.hidden // 16) if rank == "auto" else rank,
-                conv_kernel=self.k.number("conv_kernel", "d_conv", default=4),
-                conv_bias=bool(self.k.get("use_conv_bias", default=True)),
-                bias=bool(self.k.get("use_bias", default=False)),
-            ),
-        )
+        return (mamba1(self, **({"inner_size": inner} if (inner := self.k.config.get("intermediate_size")) else {})),)
 
     def feed_forward(self, i: int) -> tuple[BranchSpec, ...]:
         return ()
@@ -50,6 +39,20 @@ class PureMamba2(PureMamba):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         norm = bool(self.k.get("rmsnorm", "rms_norm", default=True))
         return (mamba2(self, heads=("num_heads",), head_dim=("head_dim",), out_norm=norm),)
+
+
+def mamba1(d: Decoder, **changes: Any) -> Mamba1Spec:
+    """Mamba 1 under any family's names."""
+    rank = d.k.get("mamba_dt_rank", "time_step_rank", "dt_rank", default="auto")
+    fields: dict[str, Any] = {
+        "inner_size": int(d.k.get("mamba_expand", "expand", default=2) * d.hidden),
+        "state_size": d.k.number("mamba_d_state", "state_size", "d_state"),
+        "time_step_rank": -(-d.hidden // 16) if rank == "auto" else rank,
+        "conv_kernel": d.k.number("mamba_d_conv", "conv_kernel", "d_conv", default=4),
+        "conv_bias": bool(d.k.get("mamba_conv_bias", "use_conv_bias", default=True)),
+        "bias": bool(d.k.get("mamba_proj_bias", "use_bias", default=False)),
+    }
+    return Mamba1Spec(**{**fields, **changes})
 
 
 def mamba2(d: Decoder, heads: tuple[str, ...] = (), head_dim: tuple[str, ...] = (), **changes: Any) -> Mamba2Spec:
@@ -80,18 +83,7 @@ class Jamba(Decoder):
     def mixer(self, i: int) -> tuple[BranchSpec, ...]:
         if self.types[i] not in MAMBA:
             return super().mixer(i)
-        rank = self.k.get("mamba_dt_rank", default="auto")
-        return (
-            Mamba1Spec(
-                inner_size=int(self.k.get("mamba_expand", default=2) * self.hidden),
-                state_size=self.k.number("mamba_d_state"),
-                time_step_rank=-(-self.hidden // 16) if rank == "auto" else rank,
-                conv_kernel=self.k.number("mamba_d_conv", default=4),
-                conv_bias=bool(self.k.get("mamba_conv_bias", default=True)),
-                bias=bool(self.k.get("mamba_proj_bias", default=False)),
-                inner_norms=True,
-            ),
-        )
+        return (mamba1(self, inner_norms=True),)
 
 
 class Mamba2Hybrid(Decoder):
@@ -253,12 +245,7 @@ class Zamba(Zamba2):
         return Decoder.layer_types(self)
 
     def state_space(self) -> BranchSpec:
-        rank = self.k.get("mamba_dt_rank", default="auto")
-        return Mamba1Spec(
-            inner_size=int(self.k.get("mamba_expand", default=2) * self.hidden), state_size=self.k.number("mamba_d_state"),
-            time_step_rank=-(-self.hidden // 16) if rank == "auto" else rank, conv_kernel=self.k.number("mamba_d_conv", default=4),
-            conv_bias=bool(self.k.get("mamba_conv_bias", default=True)), bias=bool(self.k.get("mamba_proj_bias", default=False)),
-        )  # fmt: skip
+        return mamba1(self)
 
     def place(self, wide: int, width: int, head_columns: int) -> tuple[WeightSpec, ...]:
         return (WeightSpec(name="projection", inputs=self.hidden, outputs=self.hidden),)
@@ -336,15 +323,7 @@ class Phi4Flash(Decoder):
             pair = (WeightSpec(name="in", inputs=h, outputs=inner), WeightSpec(name="out", inputs=inner, outputs=h))
             return (CustomSpec(label="gated memory", extra=pair),)
         if self.types[i] == "mamba":
-            rank = self.k.get("mamba_dt_rank", default="auto")
-            return (
-                Mamba1Spec(
-                    inner_size=inner, state_size=self.k.number("mamba_d_state", default=16),
-                    time_step_rank=-(-h // 16) if rank == "auto" else rank, conv_kernel=self.k.number("mamba_d_conv", default=4),
-                    conv_bias=bool(self.k.get("mamba_conv_bias", default=True)),
-                    bias=bool(self.k.get("mamba_proj_bias", default=False)),
-                ),
-            )  # fmt: skip
+            return (mamba1(self),)
         shared = {"key_value": "shared"} if i > self.num_layers // 2 + 1 else {}
         extra = (vector("lambda", 4 * self.head_dim), vector("sub_norm", 2 * self.head_dim))
         return (AttentionSpec(**{**self.attention_fields(i), **shared, "position": "none", "extra": extra}),)

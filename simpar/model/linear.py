@@ -49,6 +49,40 @@ class LaraMini(QwenNext):
         return fields if "sliding" in self.types[i] else {**fields, "position": "none"}
 
 
+class JetNemotron(Decoder):
+    """Jet blocks (a gated delta rule whose values pass a convolution with kernels made of the token), full and window attention.
+
+    Sizes of both stand in `efficient_attention_config` (NVlabs/Jet-Nemotron, jetai/modeling/hf/jet_block.py).
+    """
+
+    def window(self) -> int | None:
+        swa = self.k.get("efficient_attention_config", default={}).get("swa", {})
+        return int(swa["window_size"]) if "window_size" in swa else None
+
+    def layer_types(self) -> list[str]:
+        self.k.get("max_window_layers")
+        names = {"jet": "linear_attention", "attn": "full_attention", "swa": "sliding_attention"}
+        return [names.get(kind, kind) for kind in super().layer_types()]
+
+    def mixer(self, i: int) -> tuple[BranchSpec, ...]:
+        if self.types[i] != "linear_attention":
+            return super().mixer(i)
+        jet = self.k.get("efficient_attention_config", default={}).get("jet", {})
+        heads, dim, kernel = jet.get("num_heads", 6), jet.get("head_dim", 256), jet.get("conv_size", 4)
+        values = int(heads * dim * jet.get("expand_v", 2.0))
+        inner = values // jet.get("dconv_generator_reduction", 8)
+        generator = (
+            WeightSpec(name="kernel_1", inputs=self.hidden, outputs=inner),
+            WeightSpec(name="kernel_2", inputs=inner, outputs=values * kernel, bias=True),
+        )
+        return (
+            DeltaSpec(
+                num_key_heads=heads, num_value_heads=heads, key_head_dim=dim, value_head_dim=values // heads, conv_kernel=0,
+                extra=generator,
+            ),
+        )  # fmt: skip
+
+
 class OlmoHybrid(QwenNext):
     """Gated DeltaNet with a norm before it, full attention with norms after (OLMo)."""
 
@@ -227,6 +261,7 @@ LINEAR_READERS: dict[str, type[Decoder]] = {
     "qwen3_next": QwenNext,
     "qwen3_5_text": QwenNext,
     "lara_mini": LaraMini,
+    "jet_nemotron": JetNemotron,
     "qwen3_5_moe_text": QwenNext,
     "olmo_hybrid": OlmoHybrid,
     "kimi_linear": KimiLinear,

@@ -287,6 +287,6 @@ OLDER_READERS: dict[str, type[Decoder]] = {
     "ctrl": FourTimes,
     "gpt_neo": GptNeo, "gpt_bigcode": GptBigCode, "falcon": Falcon, "mpt": Mpt, "dbrx": Dbrx, "opt": Opt,
     "gpt_neox": GptNeox, "gpt_neox_japanese": GptNeoxJapanese, "stablelm": StableLm, "cohere": Cohere, "cohere2": Cohere,
-    "cohere2_moe": Cohere,
+    "cohere2_moe": Cohere, "cohere_compass_text": Cohere,
     "xglm": Xglm, "modernbert-decoder": ModernBertDecoder,
 }  # fmt: skip

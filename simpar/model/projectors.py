@@ -136,7 +136,11 @@ def glm4v(file: Keys, k: Keys, h: int, text: int) -> Weights:
 
 def idefics3(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Pixel shuffle by scale_factor, one matrix."""
-    return (linear("projector", h * file.number("scale_factor", default=2) ** 2, text, False),)
+    return (linear("projector", h * file.number("scale_factor", "pixel_shuffle_factor", default=2) ** 2, text, False),)
+
+
+def ultravbert(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    return (*idefics3(file, k, h, text), norm("projector_norm", "rmsnorm", text))
 
 
 def llava_newline(file: Keys, k: Keys, h: int, text: int) -> Weights:
@@ -150,6 +154,14 @@ def cohere2_vision(file: Keys, k: Keys, h: int, text: int) -> Weights:
         linear("projector_1", h * file.number("downsample_factor", default=2) ** 2, inner),
         linear("projector_2", inner // 2, text),
     )
+
+
+def aya_vision(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """The same behind a norm."""
+    file.get("vision_feature_select_strategy")
+    wide = h * file.number("downsample_factor", default=2) ** 2
+    inner = file.number("alignment_intermediate_size", default=text)
+    return (norm("projector_norm", "layernorm", wide), linear("projector_1", wide, inner), linear("projector_2", inner // 2, text))
 
 
 def siglip_head(k: Keys, h: int) -> Weights:

@@ -12,6 +12,7 @@ from simpar.model.projectors import (
     Projector,
     aligner,
     aria,
+    aya_vision,
     cohere2_vision,
     dino_mask,
     dots,
@@ -49,6 +50,7 @@ from simpar.model.projectors import (
     registers,
     siglip_head,
     step3,
+    ultravbert,
     vipllava,
 )
 from simpar.model.sam import git_projector, got_ocr, sam_stack
@@ -203,7 +205,7 @@ BY_PARENT: dict[str, Projector] = {
     **dict.fromkeys(("llava", "video_llava"), llava),
     "vipllava": vipllava,
     "paddleocr_vl": paddle_ocr,
-    "minicpmv4_6": minicpm_v,
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), minicpm_v),
     "hyperclovax_vision_v2": hyperclovax,
     "ovis2": ovis2,
     "aria": aria,
@@ -212,8 +214,10 @@ BY_PARENT: dict[str, Projector] = {
     **dict.fromkeys(("deepseek_vl", "video_llama_3"), aligner),
     **dict.fromkeys(("muse_glimmer", "muse_spark"), muse),
     **dict.fromkeys(("llava_next", "llava_onevision", "llava_next_video"), llava_newline),
-    **dict.fromkeys(("idefics3", "smolvlm"), idefics3),
+    **dict.fromkeys(("idefics3", "smolvlm", "modernvbert"), idefics3),
+    "ultravbert": ultravbert,
     "cohere2_vision": cohere2_vision,
+    "aya_vision": aya_vision,
     **dict.fromkeys(("gemma3", "shieldgemma2"), gemma3),
     **dict.fromkeys(("internvl", "internvl_chat", "qianfan_ocr"), internvl),
     **dict.fromkeys(("mistral3", "lighton_ocr", "mistral_large4"), mistral3),
@@ -234,7 +238,7 @@ TYPE_OF_PARENT: dict[str, str] = {
 TOWERS: dict[str, Tower] = {
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe",
-         "qwen3_5_moe_vision", "qwen4_exp_vision"),
+         "qwen3_5_moe_vision", "qwen4_exp_vision", "cohere_compass_vision"),
         QWEN3,
     ),
     "qwen2_vl": Tower(embed_dim=True, temporal=True, positions="none", patch_bias=False, final_norm=False, projector=qwen2_vl),
@@ -256,7 +260,7 @@ TOWERS: dict[str, Tower] = {
     ),
     "ernie4_5_vl_moe_vision": Tower(positions="none", patch_bias=False, projector=ernie_vl),
     "ovis2_vision": Tower(norm="rmsnorm", bias=False, mlp_bias=False, gated=True, extra=embedding_norm),
-    "paddleocr_vl_vision": Tower(), "minicpmv4_6_vision": Tower(), "idefics2_vision": Tower(),
+    "paddleocr_vl_vision": Tower(), "minicpmv4_6_vision": Tower(), "minicpmv4_7_vision": Tower(), "idefics2_vision": Tower(),
     "video_llama_3_vision": Tower(positions="none"), "molmo2_vision": Tower(positions="num_position_embeddings", final_norm=False),
     "qianfan_ocr_vision": Tower(tokens=1, layer_scale=True, final_norm=False),
     **dict.fromkeys(
