@@ -72,6 +72,7 @@ def test_every_machine_rule_names_a_profile(rule: Any) -> None:
         ({"gpu": "A100", "interconnect": "800 Gbps InfiniBand per node"}, "dgx-a100-80gb", {"nics_per_node": 4}),
         ({"gpu": "A100", "interconnect": "4 x 100Gb RoCE per node"}, "dgx-a100-80gb", {"nics_per_node": 2}),
         ({"gpu": "GB200", "domain_size": 32}, "gb200-nvl72", {"domain_size": 32}),
+        ({"gpu": "GB200", "interconnect": "two NVL72 domains of 32 GPUs each"}, "gb200-nvl72", {"domain_size": 32}),
         ({"interconnect": "AWS p5 EFA 3200 Gbps/node"}, "aws-p5-h100", {}),
         ({"gpu": "A100", "gpu_mem_gb": 40, "interconnect": "AWS p4d, EFA 400 Gbps per node"}, "aws-p4d-a100", {}),
         ({"gpu": "A100", "gpu_mem_gb": 80, "interconnect": "4 x 100 Gbps EFA per node"}, "aws-p4de-a100", {}),

@@ -120,6 +120,9 @@ _COUNT: Final = re.compile(
 )
 _IN_BRACKETS: Final = re.compile(r"\(([^()]*)\)")
 _PAIRS: Final = (("dual", 2), ("quad", 4))
+_PIECES: Final = re.compile(r"\bdomains of (\d+) GPUs", re.IGNORECASE)
+"""A job over pieces of several racks. That NCCL leaves the links between nodes alone (MNNVL off) cuts no rack: hybridep's buffers
+are its own."""
 _OF_A_GPU: Final = re.compile(r"(per|/|each)\s*GPU", re.IGNORECASE)
 _OF_A_NODE: Final = re.compile(r"(per|/|each)\s*(node|server|host|machine|instance)", re.IGNORECASE)
 
@@ -253,7 +256,8 @@ def _cluster(row: Row, profile: str) -> Machine:
         cluster["num_gpus"] = gpus
     if gpus > per_node:
         cluster |= _network(row, hardware, notes)
-    if 0 < (domain := row.get("domain_size") or 0) < hardware.domain_size:
+    pieces = _PIECES.search(str(row.get("interconnect") or ""))
+    if 0 < (domain := row.get("domain_size") or (int(pieces[1]) if pieces else 0)) < hardware.domain_size:
         cluster["domain_size"] = domain
     cluster |= _memory(row, hardware, notes)
     return Machine(cluster, notes)

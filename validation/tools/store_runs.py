@@ -140,13 +140,6 @@ def torchao(row: Row) -> Row:
     return {"notes": f"{row.get('notes') or ''} power limited".strip()} if gpu.startswith("B200") else {}
 
 
-def google_a4x(row: Row) -> Row:
-    """Jobs over pieces of several racks. That NCCL leaves the links between nodes alone (MNNVL off) cuts no rack: hybridep's
-    buffers are its own."""
-    pieces = re.search(r"\bdomains of (\d+) GPUs each", str(row.get("interconnect") or ""), re.IGNORECASE)
-    return {"domain_size": int(pieces[1])} if pieces else {}
-
-
 def colossal(row: Row) -> Row:
     """Checkpointing: the benchmark's TFLOP/s count 24 layers hidden^2 (1 + s / 6h + V / 16Lh) a token three times, four with it
     (ColossalAI examples/language/performance_evaluator.py, flop_megatron), so that with the tokens of the same second they tell."""
@@ -199,7 +192,6 @@ AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"Megatron-Bridge", bridge),
     (r"dgxc-benchmarking", dgx_cloud),
     (r"^torchao", torchao),
-    (r"^Google A4X", google_a4x),
     (r"^Colossal-AI", colossal),
     (r"^ms-swift", swift),
     (r"^torchtune", torchtune),
