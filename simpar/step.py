@@ -30,7 +30,7 @@ from simpar.program.program import PriceTable, Program
 from simpar.program.transfers import with_transfers
 from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
-from simpar.result.folded import all_counts, extended, is_drawn, repeats, wants_times, with_microbatches
+from simpar.result.folded import all_counts, extended, is_drawn, may_repeat, repeats, wants_times, with_microbatches
 from simpar.result.interpret import Priced, interpret, slowest_replica
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
@@ -285,14 +285,15 @@ def _folded(
         fine = detail if few + more <= FOLD_MICROBATCHES // 2 else coarse
         # Where layers are hardly more ops than passes, looking at them at once saves a second look.
         looked = coarse if 3 * passes.ops(coarse) <= passes.ops(fine) else fine
-        first, second = run(few, looked), run(more, looked)
-        exact = repeats(first, second) and (not wants_times(scenario) or _goes_on(scenario, counts))
-        last = (first, second, counts, exact)
+        second = run(more, looked)
+        exact = may_repeat(second, counts) and repeats(run(few, looked), second)
+        exact = exact and (not wants_times(scenario) or _goes_on(scenario, counts))
+        last = (counts, exact)
         if exact:
             break
-    if last is None or not (last[3] or passes.ops(coarse) * copies > FOLD_OPS):
+    if last is None or not (last[1] or passes.ops(coarse) * copies > FOLD_OPS):
         return _coarser(scenario, run) if detail == "layer" and passes.microbatches > FOLD_MICROBATCHES else None
-    first, second, counts, exact = last
+    counts, exact = last
     first, second = (run(count, fine) for count in counts[:2])
     schedule = schedule_of(scenario.model_copy(update={"training": second.layout.training}), counts[1])
     layout = layout_of(scenario, schedule, expected_load_factor(scenario))

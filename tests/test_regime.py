@@ -10,8 +10,8 @@ import pytest
 from simpar.engine.longest_path import longest_path
 from simpar.engine.timeline import Timeline
 from simpar.program.builder import Place, ProgramBuilder
-from simpar.program.program import OpKind, PriceTable, Stream
-from simpar.result.regime import extends
+from simpar.program.program import FloatArray, IntArray, OpKind, PriceTable, Stream
+from simpar.result.regime import extends, may_extend
 
 Wait = Callable[[int, int], int]
 TOLERANCE = 1e-9
@@ -54,6 +54,7 @@ def seems_to_repeat(count: int, head: float, seconds: tuple[float, float, float]
 @pytest.mark.parametrize(("head", "seconds"), [(0.0, (1.0, 1.0, 0.5)), (3.0, (1.2, 1.0, 0.5)), (0.0, (1.0, 1.1, 0.5))])
 def test_ranks_at_their_own_constant_speed_repeat_themselves(head: float, seconds: tuple[float, float, float]) -> None:
     assert seems_to_repeat(12, head, seconds)
+    assert may_extend(step(16, head, seconds), 12, 16, tolerance=TOLERANCE)
     few, more, many = (step(count, head, seconds).makespan for count in (12, 16, 400))
     assert many == pytest.approx(few + (more - few) * (400 - 12) / 4, rel=1e-12)
 
@@ -68,6 +69,19 @@ def test_slack_that_is_used_up_later_is_seen_now(apart: float) -> None:
     assert more - few == pytest.approx(4.0)
     assert many > few + (2 * turn - 12) + 1.0
     assert seems_to_repeat(2 * turn, 3.0, seconds)
+
+
+@pytest.mark.parametrize(
+    ("late", "may"),
+    [(lambda n: 0.5 * (n >= 5), True), (lambda n: 0.5 * (n >= 13), True), (lambda n: 0.01 * n**2, False)],
+    ids=["a jump at the sixth", "a jump at the end", "ever later"],
+)  # fmt: skip
+def test_without_a_round_that_is_the_one_before_moved_nothing_repeats(late: Callable[[IntArray], FloatArray], may: bool) -> None:
+    """Of 16 ops of a kind, four a round; a jump leaves a round behind it or before it alone."""
+    one = step(16, 0.0, (1.0, 1.1, 0.5))
+    third = one.program.stage == 2
+    moved = late(np.cumsum(third) - 1) * third
+    assert may_extend(Timeline(one.program, one.start + moved, one.finish + moved), 12, 16, tolerance=TOLERANCE) == may
 
 
 def test_a_wait_for_neither_as_far_from_the_first_nor_from_the_last_is_seen() -> None:

@@ -14,7 +14,7 @@ from simpar.parallel.layout import Layout, recomputed_flops
 from simpar.result.accounting import Ledger, bubble_fraction
 from simpar.result.interval import Moved
 from simpar.result.memory import RankMemory
-from simpar.result.regime import extends
+from simpar.result.regime import extends, may_extend
 from simpar.result.result import Result
 from simpar.schedules import SCHEDULES
 from simpar.specs.scenario import Scenario
@@ -79,6 +79,14 @@ def is_drawn(scenario: Scenario) -> bool:
 
 
 # -- whether it does -----------------------------------------------------------------------------------------------------
+
+
+def may_repeat(second: Result, counts: tuple[int, int, int]) -> bool:
+    """Whether a step of `counts[1]` micro-batches can be one of `counts[0]` and a round more, before that is simulated."""
+    plan = second.layout.scenario.plan
+    copies = SCHEDULES[plan.schedule].replicas if plan.schedule in SCHEDULES else 1
+    few, more = (count // copies for count in counts[:2])
+    return may_extend(second.timeline, few, more, tolerance=_SAME * second.timeline.makespan)
 
 
 def repeats(first: Result, second: Result) -> bool:
@@ -157,6 +165,6 @@ def _memory(first: RankMemory, second: RankMemory, along: Callable[[float, float
 
 
 __all__ = [
-    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "repeats",
+    "MORE_ROUNDS", "WARM_ROUNDS", "WORTHWHILE", "all_counts", "can_fold", "extended", "is_drawn", "may_repeat", "repeats",
     "shorter_counts", "wants_times", "with_microbatches",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine.timeline import Timeline
-from simpar.program.program import COMPUTE_KINDS, FloatArray, IntArray, Program
+from simpar.program.program import COMPUTE_KINDS, FloatArray, IntArray, OpKind, Program
 
 BoolArray = NDArray[np.bool_]
 
@@ -132,8 +132,30 @@ def extends(first: Timeline, second: Timeline, *, interference: bool, tolerance:
     return len(waits) == 0 or bool((np.minimum.reduceat(slacks, waits) <= tolerance).all())
 
 
-def _kinds(programs: tuple[Program, Program]) -> list[IntArray]:
-    """Of each op of two programs a number of its kind."""
+def may_extend(second: Timeline, few: int, more: int, *, tolerance: float) -> bool:
+    """Whether a round of every kind of pass and of message that a micro-batch has one of is the one before, moved by a constant.
+
+    Without that `extends` is false whatever the first step is.
+
+    Args:
+        few, more: ops of such a kind in the first step and in `second`.
+        tolerance: as of `extends`.
+    """
+    (kind,) = _kinds((second.program,))
+    order, count = np.argsort(kind, kind="stable"), np.bincount(kind)
+    times, ahead = np.stack([second.start, second.finish], axis=1)[order], more - few
+    passes = np.isin(np.arange(len(count)), kind[second.program.kind <= OpKind.SEND_BACKWARD])
+    for begin in (np.cumsum(count) - count)[passes & (count == more)]:
+        own = times[begin : begin + more]
+        moved = own[ahead:] - own[:-ahead]
+        apart = np.flatnonzero(np.abs(np.diff(moved, axis=0)).max(axis=1) > 4 * tolerance) + 1
+        if np.diff(np.concatenate([[0], apart, [few]])).max() < ahead:
+            return False
+    return True
+
+
+def _kinds(programs: tuple[Program, ...]) -> list[IntArray]:
+    """Of each op of some programs a number of its kind."""
     known = {stream: index for index, stream in enumerate(programs[0].streams)}
     rows = []
     for program in programs:
@@ -145,7 +167,7 @@ def _kinds(programs: tuple[Program, Program]) -> list[IntArray]:
     for column in both.T:
         code = code * (int(column.max(initial=0)) + 1) + column
     number = np.unique(code, return_inverse=True)[1].reshape(-1)
-    return np.split(number, [len(rows[0])])
+    return np.split(number, np.cumsum([len(row) for row in rows])[:-1])
 
 
 def _together(program: Program, inside: BoolArray, again: BoolArray, shifts: FloatArray, tolerance: float) -> bool:
@@ -167,4 +189,4 @@ def _together(program: Program, inside: BoolArray, again: BoolArray, shifts: Flo
     return True
 
 
-__all__ = ["extends"]
+__all__ = ["extends", "may_extend"]
