@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from simpar.costs.gloo import MESSAGE_S, check_seconds
+from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.costs.update_price import HOST_ADAM_BYTES_PER_S
 from simpar.parallel.keys import Reduce
@@ -41,7 +42,7 @@ def test_hooks_of_a_sharded_layer_cost_what_was_measured() -> None:
     for phase, group, weight in (("F", 0.36e-3, 67e-6), ("B", 0.42e-3, 108e-6)):
         price = sharded.block(block, phase)
         other = whole.block(whole.layout.stage_blocks[0][1], phase)
-        more = sharded._launch_seconds(price, phase) - whole._launch_seconds(other, phase)
+        more = launch_seconds(sharded.layout, price, phase) - launch_seconds(whole.layout, other, phase)
         assert more == pytest.approx(group + 10 * weight, abs=0.05e-3)
 
 
@@ -66,7 +67,7 @@ def test_early_zero3_handles_each_weight_as_a_list_of_its_ranks() -> None:
             block = pricer.layout.stage_blocks[0][1]
             assert matrices(block.layer) == 4
             price = pricer.block(block, phase)
-            host[ranks] = pricer._launch_seconds(price, phase) - price.seconds
+            host[ranks] = launch_seconds(pricer.layout, price, phase) - price.seconds
             assert host[ranks] > lists * ranks * 9e-6
         assert host[32] - host[8] == pytest.approx(lists * 24 * 9e-6, rel=1e-6)
     assert not Layout.of(zero3("2022-02"), 1).framework.host.fsdp_rank_lists
@@ -150,7 +151,7 @@ def test_checked_collectives_cost_the_host_a_barrier_and_two_gathers() -> None:
     plain = pricer_of(make_scenario(nanotron))
     checked = pricer_of(make_scenario(nanotron | {"training": {**nanotron["training"], "collective_checks": True}}))
     for phase, collectives in (("F", 4), ("B", 6)):
-        host = [p.host_seconds(p.layout.stage_blocks[0][1], phase) for p in (checked, plain)]
+        host = [p.host.seconds(p.layout.stage_blocks[0][1], phase) for p in (checked, plain)]
         slow = plain.layout.hardware.node.host_slowdown
         assert host[0] - host[1] == pytest.approx(slow * collectives * 1656e-6)
 
@@ -159,7 +160,7 @@ def test_checks_before_the_gathers_of_sharded_weights() -> None:
     """FSDP gathers in the forward, gathers again and scatters in the backward, over eight ranks."""
     plain, checked = pricer_of(tiny()), pricer_of(tiny(collective_checks=True))
     for phase, collectives in (("F", 1), ("B", 2)):
-        host = [p.host_seconds(p.layout.stage_blocks[0][1], phase) for p in (checked, plain)]
+        host = [p.host.seconds(p.layout.stage_blocks[0][1], phase) for p in (checked, plain)]
         assert host[0] - host[1] == pytest.approx(plain.layout.hardware.node.host_slowdown * collectives * 1656e-6)
 
 

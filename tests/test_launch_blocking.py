@@ -35,16 +35,16 @@ def test_a_pass_takes_the_devices_and_the_hosts_time(sequence: int) -> None:
     it counts, blocked the sum."""
     usual, blocked = (pricer(scenario(sequence=sequence, launch_blocking=on)) for on in (False, True))
     blocks = usual.layout.stage_blocks[0]
-    host = sum(usual.host_seconds(block, "F") for block in blocks)
+    host = sum(usual.host.seconds(block, "F") for block in blocks)
     device = sum(usual.block(block, "F").seconds for block in blocks)
     assert (host > device) == (sequence == 64)
     whole = Compute("F", 0, 0, len(blocks))
     end, launched = 0.0, 0.0
     for block in blocks:
-        launched += usual.host_seconds(block, "F")
+        launched += usual.host.seconds(block, "F")
         end = max(end + usual.block(block, "F").seconds, launched)
     assert usual.price(whole).seconds == pytest.approx(end)
-    own = sum(blocked.host_seconds(block, "F") for block in blocked.layout.stage_blocks[0])
+    own = sum(blocked.host.seconds(block, "F") for block in blocked.layout.stage_blocks[0])
     assert blocked.price(whole).seconds == pytest.approx(own + device)
     assert launch_gaps([2.0], [3.0]) == [1.0]
     assert launch_gaps([2.0], [3.0], blocking=True) == [3.0]

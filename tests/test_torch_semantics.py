@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.costs.host import launch_seconds
 from simpar.costs.kernels import KernelModel
 from simpar.evidence.row_framework import precision_of
 from simpar.evidence.row_machine import machine_of
@@ -111,7 +112,7 @@ def test_a_slow_host_launches_slower() -> None:
         })  # fmt: skip
         layout = Layout.of(chosen, 1)
         pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
-        found[name] = pricer._launch_seconds(pricer.block(layout.stage_blocks[0][1], "F"), "F")
+        found[name] = launch_seconds(pricer.layout, pricer.block(layout.stage_blocks[0][1], "F"), "F")
     assert found["gb200-nvl72"] == pytest.approx(2.6 * found["dgx-b200"])
 
 
@@ -128,7 +129,7 @@ def test_a_slower_core_does_not_lengthen_what_the_host_waits_for() -> None:
         })  # fmt: skip
         layout = Layout.of(chosen, 1)
         pricer = LayoutPricer(layout, *cost_models(chosen, layout.hardware))
-        return pricer._launch_seconds(pricer.block(layout.stage_blocks[0][1], "F"), "F")
+        return launch_seconds(pricer.layout, pricer.block(layout.stage_blocks[0][1], "F"), "F")
 
     x86, grace = ([launched(name, capacity) for capacity in (None, 1.0)] for name in ("dgx-b200", "gb200-nvl72"))
     assert x86[0] - x86[1] == pytest.approx(4.4e-3)
@@ -163,10 +164,10 @@ def test_the_host_runs_ahead_from_pass_to_pass_where_nothing_stops_it(
     })  # fmt: skip
     layout = Layout.of(chosen, 1)
     pricer, block = LayoutPricer(layout, *cost_models(chosen, layout.hardware)), layout.stage_blocks[0][1]
-    own = [pricer._launch_seconds(pricer.block(block, phase), phase) for phase in "FB"]
-    found = [pricer.host_seconds(block, phase) for phase in "FB"]
+    own = [launch_seconds(pricer.layout, pricer.block(block, phase), phase) for phase in "FB"]
+    found = [pricer.host.seconds(block, phase) for phase in "FB"]
     assert found == pytest.approx([sum(own) / 3, sum(own) * 2 / 3] if ahead else own)
-    least = [pricer.least_host_seconds(block, phase) for phase in "FB"]
+    least = [pricer.host.least(block, phase) for phase in "FB"]
     assert all(low <= seconds for low, seconds in zip(least, found, strict=True))
     assert least == pytest.approx([min(own[0], sum(own) / 3), min(own[1], sum(own) * 2 / 3)])
 
@@ -200,7 +201,7 @@ def test_the_host_waits_for_the_tokens_of_each_expert_in_a_forward_alone(
 
     def more(phase: str, repeats: bool, experts: bool = False) -> float:
         once = replace(price, repeats_modules=repeats, repeats_experts=experts)
-        return pricer._launch_seconds(once, phase) - pricer._launch_seconds(replace(once, expert_kernels=0), phase)
+        return launch_seconds(pricer.layout, once, phase) - launch_seconds(pricer.layout, replace(once, expert_kernels=0), phase)
 
     less, wait = (1.0 - ATTENTION_SHARE) * spec.host.layer_cpu_s, spec.host.expert_layer_cpu_s if waits else 0.0
     assert more("F", repeats=False) == pytest.approx(wait - less)

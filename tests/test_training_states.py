@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.layout import Layout
@@ -426,7 +427,7 @@ def test_hooks_of_a_module_hold_the_host_of_an_eager_zero_3_step_and_no_compiled
         pricer = LayoutPricer(priced.layout, *cost_models(priced.layout.scenario, priced.layout.hardware))
         price = pricer.block(priced.layout.stage_blocks[0][1], phase)
         assert price.weights + price.containers == 12
-        return pricer._launch_seconds(price, phase), price.seconds
+        return launch_seconds(pricer.layout, price, phase), price.seconds
 
     hook = 0.29e-3
     short, recomputed = host_s("F"), host_s("B", plan={"recompute": "full"})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simpar.costs.block_price import BlockPrice
 from simpar.costs.gloo import check_seconds
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.specs.framework_policies import Pipeline
 
@@ -16,6 +17,35 @@ device's own times would make a faster kernel lengthen the other pass)."""
 ATTENTION_SHARE = 0.5
 """Of a dense layer's modules, and so of the host's time beside its launches: what a layer with experts keeps (assumed: attention
 and feed-forward alike; the kernels of router, dispatch and experts are counted one by one)."""
+
+
+class HostTimes:
+    """Host seconds of the blocks of `layout`, each counted once; `price` gives a block's kernels."""
+
+    def __init__(self, layout: Layout, price: Callable[[LocalBlock, str], BlockPrice]) -> None:
+        self._layout, self._price, self._ahead = layout, price, runs_ahead(layout)
+        self._launched: dict[tuple[int, str], float] = {}
+
+    def seconds(self, block: LocalBlock, phase: str) -> float:
+        """To launch the kernels of one phase, or its share of both passes where the host runs ahead."""
+        return self._shared(block, phase) if self._ahead else self._own(block, phase)
+
+    def least(self, block: LocalBlock, phase: str) -> float:
+        """No more than that, whether the pipeline lets the host run ahead or not."""
+        return min(self._own(block, phase), self._shared(block, phase))
+
+    def _shared(self, block: LocalBlock, phase: str) -> float:
+        if phase not in PASS_SHARE:
+            return self._own(block, phase)
+        return PASS_SHARE[phase] * sum(self._own(block, each) for each in PASS_SHARE)
+
+    def _own(self, block: LocalBlock, phase: str) -> float:
+        if block.options.frozen and phase != "F":
+            return 0.0  # there is nothing to launch in a frozen block's backward
+        key = (id(block), phase)
+        if key not in self._launched:
+            self._launched[key] = launch_seconds(self._layout, self._price(block, phase), phase)
+        return self._launched[key]
 
 
 def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
@@ -115,4 +145,4 @@ def _checks_s(layout: Layout, price: BlockPrice, phase: str) -> float:
     return found
 
 
-__all__ = ["launch_gaps", "launch_seconds", "passes_join", "runs_ahead"]
+__all__ = ["HostTimes", "launch_gaps", "launch_seconds", "passes_join", "runs_ahead"]

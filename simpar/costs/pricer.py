@@ -14,7 +14,7 @@ from simpar.costs.collectives import CollectiveModel
 from simpar.costs.expert_parallel import TRAINED_SMS, Exchange
 from simpar.costs.gloo import check_seconds
 from simpar.costs.held_sms import by_exchanges, loads, slowed
-from simpar.costs.host import PASS_SHARE, launch_gaps, launch_seconds, runs_ahead
+from simpar.costs.host import HostTimes, launch_gaps
 from simpar.costs.kernels import KernelModel
 from simpar.costs.key_price import LAUNCH, KeyPrice, handled, scaled
 from simpar.costs.memory_bound import STREAM
@@ -71,7 +71,7 @@ class LayoutPricer:
         self._keys: dict[Key, KeyPrice] = {}
         self._slowed: dict[int, float] = {}
         self._gaps: dict[tuple[int, str, bool], list[float]] = {}
-        self._hosts: dict[tuple[int, str], float] = {}
+        self.host = HostTimes(layout, self.block)
 
     def price(self, key: Key) -> KeyPrice:
         """The price of one key."""
@@ -199,35 +199,6 @@ class LayoutPricer:
             )
         return found
 
-    def host_seconds(self, block: LocalBlock, phase: str) -> float:
-        """Host time of a block in one phase: to launch its kernels, or its share of both passes where the host runs ahead."""
-        return self._shared(block, phase) if self._runs_ahead else self._own_host_seconds(block, phase)
-
-    def least_host_seconds(self, block: LocalBlock, phase: str) -> float:
-        """No more than that, whether the pipeline lets the host run ahead or not."""
-        return min(self._own_host_seconds(block, phase), self._shared(block, phase))
-
-    def _shared(self, block: LocalBlock, phase: str) -> float:
-        if phase not in PASS_SHARE:
-            return self._own_host_seconds(block, phase)
-        return PASS_SHARE[phase] * sum(self._own_host_seconds(block, each) for each in PASS_SHARE)
-
-    def _own_host_seconds(self, block: LocalBlock, phase: str) -> float:
-        """Host time to launch a block's kernels in one phase; there is nothing to launch in a frozen block's backward."""
-        if block.options.frozen and phase != "F":
-            return 0.0
-        key = (id(block), phase)
-        if key not in self._hosts:
-            self._hosts[key] = self._launch_seconds(self.block(block, phase), phase)
-        return self._hosts[key]
-
-    @cached_property
-    def _runs_ahead(self) -> bool:
-        return runs_ahead(self.layout)
-
-    def _launch_seconds(self, price: BlockPrice, phase: str) -> float:
-        return launch_seconds(self.layout, price, phase)
-
     def layer_seconds(self, stage: int) -> list[float]:
         """Forward and backward of one micro-batch of embedding, every layer and head (0 where there is none), as if they were on
         this stage; encoders without stages of their own count with the embedding."""
@@ -244,7 +215,7 @@ class LayoutPricer:
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
         seconds = self.block(block, phase).seconds
-        return seconds + sum(self._late([seconds], [self.host_seconds(block, phase)]))
+        return seconds + sum(self._late([seconds], [self.host.seconds(block, phase)]))
 
     def _compute(self, key: Compute) -> KeyPrice:
         blocks = self.layout.stage_blocks[key.stage][key.first : key.last]
@@ -271,7 +242,7 @@ class LayoutPricer:
         """Device and host seconds of each block of a stage's pass, in the order in which they run."""
         blocks = self.layout.stage_blocks[stage]
         blocks = blocks if phase == "F" else blocks[::-1]
-        return [self.block(b, phase).seconds for b in blocks], [self.host_seconds(b, phase) for b in blocks]
+        return [self.block(b, phase).seconds for b in blocks], [self.host.seconds(b, phase) for b in blocks]
 
     def _block_op(self, key: BlockOp) -> KeyPrice:
         """One op inside a block; its interference is already in the block's own order, so none is charged."""

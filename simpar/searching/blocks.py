@@ -187,7 +187,7 @@ class Column:
         for phase in phases:
             price = pricer.block(block, PHASES[phase])
             seconds[phase] = price.seconds
-            host[phase] = pricer.least_host_seconds(block, PHASES[phase])
+            host[phase] = pricer.host.least(block, PHASES[phase])
             compute[phase] = sum(s for n, s in price.terms if n not in _COMMUNICATED)
         kept, logits, working, transient, deferred, _ = block_bytes(
             block, 0.0, 0.0, releases=layout.framework.pipeline.input_gradient_releases
