@@ -691,3 +691,25 @@ def test_a_run_that_holds_more_than_predicted_may_take_longer() -> None:
         wider = math.hypot(math.log(plain.step_high_s / plain.step_time_s), max(math.log(share), 0.0))
         assert (found.step_time_s, found.step_low_s) == (plain.step_time_s, plain.step_low_s)
         assert found.step_high_s == pytest.approx(plain.step_time_s * math.exp(wider))
+
+
+@pytest.mark.parametrize(
+    ("changes", "usual", "is_open"),
+    [
+        ({"gpu": "GB200"}, True, True),
+        ({"gpu": "GB200", "cuda_graphs": "none"}, False, False),
+        ({"gpu": "GB200", "cuda_graphs": "on (layer)"}, True, False),
+        ({"gpu": "H100"}, False, False),
+        ({"gpu": "GB200", "framework": "Megatron-LM"}, False, False),
+    ],
+)
+def test_recipes_beside_a_slow_host_have_graphs_unless_a_row_says_otherwise(
+    changes: dict[str, Any], usual: bool, is_open: bool
+) -> None:
+    run = run_of(row(**{"framework": "NeMo", "framework_version": "25.04", "gpu_mem_gb": None} | changes))
+    assert run.scenario is not None
+    assert run.scenario.training.cuda_graphs == usual
+    assert ("training.cuda_graphs" in run.open_facts) == is_open
+    if is_open:
+        assert run.table is not None
+        assert run.table["training"]["cuda_graphs"] == {"any_of": [True, False], "weights": [USUAL, pytest.approx(1 - USUAL)]}

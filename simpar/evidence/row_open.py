@@ -18,6 +18,8 @@ USUAL: Final = 0.7
 fact follow it."""
 EVEN: Final = 0.5
 """Weight of either precision of a run whose parts have two (a scenario has one for all products), and of either routing."""
+_OTHERWISE: Final[dict[str, Any]] = {"training.precision": "bf16", "training.cuda_graphs": False}
+"""Field -> its one other value."""
 COLLAPSED: Final = {"kind": "zipf", "alpha": 4.0}
 """Routing of a router that was hardly trained and that nothing balances: nine tokens in ten take the same experts, since those that
 are chosen learn first (Shazeer et al. 2017, arXiv 1701.06538, section 4: "self-reinforcing")."""
@@ -43,6 +45,7 @@ def open_facts(row: Row, table: Mapping[str, Any]) -> tuple[str, ...]:
         "cluster.hardware": own_board(row) is not None,
         "training.precision": by_part(row) is not None,
         "training.routing": untrained(row) and int(plan["ep"]) > 1,
+        "training.cuda_graphs": row.get("cuda_graphs") is None and table["training"]["cuda_graphs"],
     }
     return tuple(path for path, missing in left_open.items() if missing)
 
@@ -68,8 +71,8 @@ def with_sets(table: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
             others = {v: w for v, w in others.items() if v <= MOST_MICRO_BATCH and (BATCH in paths or local % v == 0)}
         if path == "cluster.hardware":
             others = {USUAL_BOARDS[found["cluster"]["hardware"]]: 1.0}
-        if path == "training.precision":
-            others = {"bf16": 1.0}
+        if path in _OTHERWISE:
+            others = {_OTHERWISE[path]: 1.0}
         first = EVEN if path in ("training.precision", "training.routing") else USUAL
         if path == "training.routing":
             training["routing"] = {"any_of": [training["routing"], COLLAPSED], "weights": [first, 1.0 - first]}

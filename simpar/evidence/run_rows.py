@@ -26,6 +26,7 @@ from simpar.evidence.row_values import read_values
 from simpar.evidence.run_files import is_stored, stored_run
 from simpar.evidence.run_type import Measured, MemoryKind, Run
 from simpar.specs.framework import framework as framework_named
+from simpar.specs.hardware import load_hardware
 from simpar.specs.scenario import Scenario
 
 Row = Mapping[str, Any]
@@ -156,6 +157,12 @@ def table_of(row: Row, name: str = "run") -> tuple[dict[str, Any], tuple[str, ..
     model, model_notes = model_of(row)
     plan, plan_notes = plan_of(row, semantics)
     training, training_notes = training_of(row, semantics, precision, month)
+    if (
+        row.get("cuda_graphs") is None
+        and load_hardware(machine.cluster["hardware"]).node.cpu in semantics.conventions.graphed_hosts
+    ):
+        training["cuda_graphs"] = True
+        training_notes.append("CUDA graphs not stated: those of layers, beside a slow host")
     table = {
         "name": name,
         "model": model,

@@ -354,6 +354,7 @@ class Conventions(Policy):
             stage's layers.
         microbatch_per_stage: a local batch is split into one micro-batch per pipeline rank where a run does not say.
         sequence_parallel_default: tensor parallelism splits the sequence too where a run does not say.
+        graphed_hosts: CPUs beside which layers run from CUDA graphs where a run does not say.
     """
 
     abilities: tuple[Ability, ...] = ()
@@ -368,3 +369,4 @@ class Conventions(Policy):
     expert_virtual_stages: Literal["one", "middle"] = "one"
     microbatch_per_stage: bool = False
     sequence_parallel_default: bool = False
+    graphed_hosts: tuple[str, ...] = ()

@@ -127,7 +127,7 @@ def dgx_cloud(row: Row) -> Row:
     about = [str(row.get(key) or "") for key in ("model_name", "gpu", "precision")]
     stated = row.get("cuda_graphs") is not None or "v25.05" not in str(row.get("source_version"))
     graphs = any(all(re.match(*pair, re.IGNORECASE) for pair in zip(named, about, strict=True)) for named in GRAPHED)
-    return {"cuda_graphs": "on (layer)"} if graphs and not stated else {}
+    return {} if stated else {"cuda_graphs": "on (layer)" if graphs else "none"}
 
 
 def torchao(row: Row) -> Row:
