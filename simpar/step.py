@@ -23,6 +23,7 @@ from simpar.engine.longest_path import longest_path
 from simpar.engine.repeat import Repetitions, repeat
 from simpar.engine.timeline import Timeline
 from simpar.errors import InputError, Violation
+from simpar.model.kind import kind_of, site_of
 from simpar.parallel.layout import Layout
 from simpar.program.lower import lower
 from simpar.program.pipelines import Detail
@@ -36,6 +37,7 @@ from simpar.result.result import Result
 from simpar.schedules import SCHEDULES, Schedule, build_schedule
 from simpar.schedules.csv import read_csv
 from simpar.schedules.order import goes_on
+from simpar.specs.calibration import NEUTRAL
 from simpar.specs.hardware import HardwareProfile, load_hardware
 from simpar.specs.scenario import Scenario
 from simpar.specs.size import check_ops, limits, passes_of
@@ -212,7 +214,19 @@ def decided(scenario: Scenario) -> Scenario:
         step=lambda priced: interpret(priced, run(priced, "longest_path")),
         allows=lambda chosen, count: not _required(chosen, count, {})[0],
     )  # fmt: skip
-    return decide.decided(scenario, probe)
+    return decide.decided(settled(scenario), probe)
+
+
+def settled(scenario: Scenario) -> Scenario:
+    """`scenario` with what its site says of this job and layout, which hangs on the step that is predicted without the site."""
+    site = site_of(scenario)
+    if site is None or not site.kinds:
+        return scenario
+    kind = kind_of(scenario)
+    if site.layout_reach < NEUTRAL["site.layout_reach"]:
+        plain = simulate(scenario.model_copy(update={"site": None}), detail="stage")
+        kind = kind_of(scenario, plain.step_time_s)
+    return scenario.model_copy(update={"site": site.settled(kind)})
 
 
 def run(priced: Priced, engine: Engine = "discrete_event", **effects: Any) -> Timeline:

@@ -24,10 +24,11 @@ from simpar.searching.space import Space
 from simpar.site.learned import adapt, as_toml, memory_of_site, shipped_prior
 from simpar.site.observed import Observed, evidence_of, observe
 from simpar.site.posterior import Evidence, Prior, learn
+from simpar.specs.counts import resolved_dp
 from simpar.specs.kinds import Kind, Reach, correlation
-from simpar.specs.scenario import make_scenario
+from simpar.specs.scenario import Scenario, make_scenario
 from simpar.specs.site import Site, SiteFact, SiteKind, read_site
-from simpar.step import prepare
+from simpar.step import prepare, simulate
 
 MODEL = {
     "kind": "transformer", "num_hidden_layers": 8, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -185,7 +186,8 @@ def test_lines_say_what_the_simulator_says(learned: simpar.SiteResult) -> None:
 
 def test_the_posterior_of_a_linear_case_is_the_textbooks() -> None:
     """All of a step is compute, many runs agree: the mean of their logarithms, with a normal posterior's spread."""
-    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=1.5, reach=4.0, layout_reach=4.0, residual=0.05, residual_spread=0.6)
+    reaches = {"reach": 4.0, "layout_reach": 4.0}
+    prior = Prior(0.08, 0.08, 0.25, 0.35, 0.25, kind=1.5, **reaches, residual=0.05, residual_spread=0.6)
     generator = np.random.default_rng(0)
     measured = np.exp(0.1 + 0.03 * generator.standard_normal(200))
     runs = Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * 200, measured, np.zeros(4))
@@ -207,7 +209,8 @@ def test_what_is_off_in_one_job_is_off_in_jobs_like_it() -> None:
         measured = [1.4 if size > 1e10 else 1.0 for size in sizes]
         return Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * len(sizes), measured, np.zeros(4), [of(size) for size in sizes])
 
-    prior = Prior(0.12, 0.06, 0.2, 0.35, 0.1, kind=2.5, reach=4.0, layout_reach=4.0, residual=0.035, residual_spread=1.0)
+    reaches = {"reach": 4.0, "layout_reach": 4.0}
+    prior = Prior(0.12, 0.06, 0.2, 0.35, 0.1, kind=2.5, **reaches, residual=0.035, residual_spread=1.0)
     found = learn(runs(1e9, 1e9, 7e10, 7e10), prior)
     seconds, half = found.predict(runs(1e9, 1.1e9, 6.5e10, 7e10))
     assert seconds == pytest.approx([1.0, 1.02, 1.38, 1.4], abs=0.03)
@@ -228,7 +231,8 @@ def test_what_is_off_in_one_layout_is_off_in_layouts_like_it() -> None:
         measured = [1.3 if pp == 8 else 1.0 for pp in pipelines]
         return Evidence.of([[(1.0, (1.0, 0.0, 0.0, 0.0), 0.0)]] * len(pipelines), measured, np.zeros(4), list(map(of, pipelines)))
 
-    prior = Prior(0.12, 0.06, 0.2, 0.35, 0.1, kind=2.5, reach=9.0, layout_reach=2.0, residual=0.02, residual_spread=1.0)
+    reaches = {"reach": 9.0, "layout_reach": 2.0}
+    prior = Prior(0.12, 0.06, 0.2, 0.35, 0.1, kind=2.5, **reaches, residual=0.02, residual_spread=1.0)
     found = learn(runs(1, 1, 8, 8), prior)
     seconds, half = found.predict(runs(1, 2, 4, 8))
     assert seconds[0] < seconds[1] < 1.15 < seconds[2] < seconds[3]
@@ -260,6 +264,46 @@ def test_layouts_are_compared_by_what_a_site_says_of_their_job() -> None:
     assert found.of_kind(kinds[0].model_copy(update={"tp": 4})) == pytest.approx(math.sqrt(1.1 * 1.3), rel=1e-4)
     assert found.of_jobs == found
     assert Site.model_validate(found.model_dump()) == found
+
+
+def test_what_is_off_in_one_run_is_off_in_runs_that_take_as_long() -> None:
+    """Two runs of one job and layout differ in what a kind does not name; what the simulator makes of it tells them apart."""
+    job = kind_of(make_scenario(TABLES[0]))
+    fast, slow = (job.model_copy(update={"microbatch_s": seconds}) for seconds in (0.1, 0.4))
+    assert correlation([fast], [slow], Reach(9.0, 2.0))[0, 0] == pytest.approx(math.exp(-2 / 2))
+    assert kind_of(make_scenario(TABLES[0]), 3.2).microbatch_s == pytest.approx(3.2 / batches(make_scenario(TABLES[0])))
+
+
+def batches(scenario: Scenario) -> float:
+    """Micro-batches of a step on each replica."""
+    training = scenario.training
+    return training.global_batch_size / training.micro_batch_size / resolved_dp(scenario)
+
+
+def test_a_step_is_simulated_with_what_its_site_says_of_it() -> None:
+    """Of a site whose two kinds take 0.5 and 8 s a micro-batch, a step gets the factor and interval of how long it takes itself;
+    so do the shorter steps that a long one is made of."""
+    rows = np.diag([1e-4] * 4 + [0.004, 0.008])
+    for batch in (16, 4096):
+        scenario = make_scenario({**TABLES[0], "training": {**TABLES[0]["training"], "global_batch_size": batch}})
+        plain = simulate(scenario).step_time_s
+        own = kind_of(scenario, plain)
+        kinds = [own.model_copy(update={"microbatch_s": own.microbatch_s * times}) for times in (2.0, 0.25)]
+        site = Site(
+            kinds=tuple(SiteKind(**k.model_dump(), factor=f) for k, f in zip(kinds, (1.5, 0.8), strict=True)), other_kind=0.1,
+            covariance=tuple(map(tuple, rows.tolist())), residual=0.03, reach=9.0, layout_reach=3.0,
+        )  # fmt: skip
+        there = scenario.model_copy(update={"site": site})
+        factor = site.of_kind(own)
+        assert 1.02 < factor < 1.4
+        for found in (simulate(there).step_time_s, predict_at(site, scenario).step_time_s):
+            assert found == pytest.approx(plain * factor, rel=0.02)
+        settled = site.settled(own)
+        assert settled.kinds == () == settled.settled(own).kinds
+        assert settled.factors == pytest.approx(dict.fromkeys(site.factors, factor))
+        shares = {"compute": 0.5, "memory": 0.2, "communication": 0.1}
+        assert settled.log_half_width(shares, own)[0] == pytest.approx(site.log_half_width(shares, own)[0])
+        assert Site.model_validate(settled.model_dump()) == settled
 
 
 def open_run(measured: float, weights: tuple[float, float] = (0.6, 0.4)) -> Evidence:

@@ -229,7 +229,9 @@ def _candidates(
         scenario = result.scenario
         axes = axes_of(scenario)
         name = " ".join(f"{axis} {value}" for axis, value in axes.items() if value != 1 or axis in ("tp", "pp", "dp"))
-        candidates.append((Candidate(name, lines_of(scenario), axes, kind_of(scenario)), scenario_table(scenario)))
+        lines = lines_of(scenario)
+        kind = kind_of(scenario, sum(line.weight * line.seconds for line in lines))
+        candidates.append((Candidate(name, lines, axes, kind), scenario_table(scenario)))
     return list({candidate.name: (candidate, raw) for candidate, raw in candidates}.values())
 
 

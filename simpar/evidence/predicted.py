@@ -94,6 +94,9 @@ def predict(scenario: Scenario) -> Prediction:
     Raises:
         InputError: the plan cannot be run at all.
     """
+    from simpar.step import settled  # late: only here does validation need the whole engine
+
+    scenario = settled(scenario)
     counts = shorter_counts(scenario)
     if counts is None:
         return predict_whole(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simpar.model.ledger import total_parameters
+from simpar.specs.counts import resolved_dp
 from simpar.specs.framework import family_of
 from simpar.specs.kinds import Kind
 from simpar.specs.scenario import Scenario
@@ -14,14 +15,20 @@ def group_of(scenario: Scenario) -> str:
     return f"{family_of(scenario.framework)} on {scenario.hardware.gpu.name}"
 
 
-def kind_of(scenario: Scenario) -> Kind:
-    """The job, and the degrees of its layout."""
+def kind_of(scenario: Scenario, step_s: float | None = None) -> Kind:
+    """The job, and the degrees of its layout.
+
+    Args:
+        step_s: predicted without the site, seconds; none where only the job counts.
+    """
     plan, training = scenario.plan, scenario.training
+    batches = training.global_batch_size / (training.micro_batch_size * resolved_dp(scenario))
     how = "" if training.trainable == "all" else f" {training.trainable}"
     return Kind(
         parameters=float(total_parameters(scenario.model)), sequence_length=training.sequence_length, gpus=scenario.world_size,
         global_batch_size=training.global_batch_size, precision=f"{training.precision}{how}",
         tp=plan.tp, cp=plan.cp, pp=plan.pp, micro_batch_size=training.micro_batch_size,
+        microbatch_s=1.0 if step_s is None else step_s / batches,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -113,6 +113,7 @@ def adapt(runs: Iterable[Run], *, name: str = "site", workers: int = 1, progress
         again = _observed([run for run in wanted if run.id in used], at, workers, progress)
         kept = [run for run in again if isinstance(run, Observed)]
         if len(kept) == len(first):
+            kept = [replace(run, kind=before.kind) for run, before in zip(kept, first, strict=True)]
             lines = evidence_of(kept, at)
             found = learn(lines, prior)
             after, half = found.predict(lines)
@@ -219,8 +220,9 @@ def as_toml(site: Site) -> str:
         lines += [f"peak_memory_bytes = {site.peak_memory_bytes:.8g}", f"peak_memory_spread = {site.peak_memory_spread:.6g}"]
     for kind in site.kinds:
         sizes = (f"{key} = {value:.12g}" for key, value in zip(list(Kind.model_fields)[:4], kind.sizes, strict=True))
-        degrees = (f"{key} = {value}" for key, value in zip(list(Kind.model_fields)[5:], kind.degrees, strict=True))
-        lines += ["", "[[kinds]]", f"factor = {kind.factor:.6g}", *sizes, f"precision = {_text(kind.precision)}", *degrees]
+        degrees = (f"{key} = {value}" for key, value in zip(list(Kind.model_fields)[5:9], kind.degrees, strict=True))
+        last = f"microbatch_s = {kind.microbatch_s:.8g}"
+        lines += ["", "[[kinds]]", f"factor = {kind.factor:.6g}", *sizes, f"precision = {_text(kind.precision)}", *degrees, last]
     for told in site.facts:
         lines += ["", "[[facts]]", f"fact = {_text(told.fact)}", f"factor = {told.factor:.6g}"]
     for run in site.runs:

@@ -110,7 +110,7 @@ def _observed(run: Run, scenario: Scenario, measured: float, at: Site) -> Observ
         near = peak if band is None else min(max(run.measured.peak_memory_bytes, band[0]), band[1])
         memory = (run.measured.peak_memory_bytes, near)
     return Observed(run.id, measured, lines, (found.step_time_s, found.step_low_s, found.step_high_s), memory,
-                    group_of(scenario), kind_of(scenario))  # fmt: skip
+                    group_of(scenario), kind_of(scenario, found.step_time_s))  # fmt: skip
 
 
 def _lines(run: Run, found: Prediction, answer: Open | None, at: Site) -> tuple[Line, ...]:

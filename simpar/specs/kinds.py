@@ -3,7 +3,10 @@
 What is left of a prediction's error once a site's factors are right is a Gaussian process over runs with the correlation
 
     k(a, b) = exp(-d(a, b) / reach - l(a, b) / layout_reach),    d = doublings between their jobs' sizes + 1 for another precision,
-                                                                 l = doublings between the degrees of their layouts
+                                                                 l = doublings between the degrees of their layouts, and between
+                                                                     their predicted seconds of a micro-batch
+
+Whatever else sets two layouts apart (a dispatcher, recomputation, experts, waiting for the host) shows in those seconds.
 
 (an Ornstein-Uhlenbeck process in each size; Rasmussen and Williams 2006, section 4.2.1).
 """
@@ -25,7 +28,7 @@ JITTER: Final = 1e-6
 
 
 class Reach(NamedTuple):
-    """Doublings over which runs stop being alike: of their jobs' sizes, of their layouts' degrees."""
+    """Doublings over which runs stop being alike: of their jobs' sizes, of their layouts."""
 
     job: float
     layout: float
@@ -52,6 +55,8 @@ class Kind(Spec):
     """Pipeline parallel."""
     micro_batch_size: Annotated[int, Field(ge=1)] = 1
     """Sequences of a micro-batch."""
+    microbatch_s: Annotated[float, Field(gt=0)] = 1.0
+    """Seconds of the step for each of its micro-batches, predicted without the site's runs."""
 
     @property
     def sizes(self) -> tuple[float, ...]:
@@ -66,7 +71,7 @@ class Kind(Spec):
     @property
     def job(self) -> Kind:
         """Whatever the layout."""
-        return self.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "micro_batch_size": 1})
+        return self.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "micro_batch_size": 1, "microbatch_s": 1.0})
 
     @property
     def name(self) -> str:
@@ -83,7 +88,10 @@ UNKNOWN: Final = Kind()
 
 def correlation(one: Sequence[Kind], other: Sequence[Kind], reach: Reach) -> FloatArray:
     """k(a, b) of every kind of `one` with every kind of `other` [one, other]."""
-    a, b = (np.log2(np.array([(*kind.sizes, *kind.degrees) for kind in kinds]).reshape(-1, 1, 8)) for kinds in (one, other))
+    a, b = (
+        np.log2(np.array([(*kind.sizes, *kind.degrees, kind.microbatch_s) for kind in kinds]).reshape(-1, 1, 9))
+        for kinds in (one, other)
+    )
     doublings = np.abs(a - b.swapaxes(0, 1))
     jobs, layouts = doublings[..., :4].sum(-1), doublings[..., 4:].sum(-1)
     jobs = jobs + np.array([[k.precision != m.precision for m in other] for k in one]).reshape(jobs.shape)

@@ -149,8 +149,9 @@ class Site(Spec):
         """What it says of jobs whatever their layouts, for what compares layouts: each job's own factor is the mean of its kinds',
         and what layouts differ by beside it joins the residual."""
         jobs = list(dict.fromkeys(each.kind.job for each in self.kinds))
+        neutral = {"layout_reach": NEUTRAL["site.layout_reach"]}
         if self.covariance is None or jobs == [each.kind for each in self.kinds] == [each.kind.job for each in self.kinds]:
-            return self.model_copy(update={"layout_reach": NEUTRAL["site.layout_reach"]})
+            return self.model_copy(update=neutral)
         same = np.array([[float(each.kind.job == job) for each in self.kinds] for job in jobs])
         mean = same / same.sum(1, keepdims=True)
         logs = np.log([each.factor for each in self.kinds])
@@ -162,8 +163,22 @@ class Site(Spec):
         return self.model_copy(
             update={
                 "kinds": found, "covariance": tuple(tuple(float(v) for v in row) for row in (rows + rows.T) / 2.0),
-                "residual": math.hypot(self.residual, float(np.sqrt(np.mean(left**2)))),
-                "layout_reach": NEUTRAL["site.layout_reach"],
+                "residual": math.hypot(self.residual, float(np.sqrt(np.mean(left**2)))), **neutral,
+            }
+        )  # fmt: skip
+
+    def settled(self, kind: Kind) -> Site:
+        """What it says of runs of one kind: that kind's own factor is in the four, and in their covariance."""
+        weights, left = interpolated([kind], [each.kind for each in self.kinds], self.reaches)
+        own, size = self.of_kind(kind), len(SITE_FACTORS)
+        whole = np.hstack([np.eye(size), np.tile(weights, (size, 1))])
+        rows = None if self.covariance is None else whole @ np.array(self.covariance) @ whole.T
+        low, high = 0.05, 20.0
+        return self.model_copy(
+            update={
+                **{name: min(max(value * own, low), high) for name, value in self.factors.items()}, "kinds": (),
+                "other_kind": self.other_kind * math.sqrt(max(float(left[0, 0]), 0.0)),
+                "covariance": None if rows is None else tuple(tuple(float(v) for v in row) for row in (rows + rows.T) / 2.0),
             }
         )  # fmt: skip
 
