@@ -20,12 +20,11 @@ from simpar.evidence.constants_md import constants_text, readme_table, write_rea
 from simpar.evidence.fit_constants import left_out, source_of, unseen_table
 from simpar.evidence.intervals import (
     covered,
-    held_out_factors,
     interval_entries,
     memory_entries,
     peaks_covered,
     quantile,
-    scores,
+    scored,
 )
 from simpar.evidence.pooled import LeftOut, candidates, fit, gated, select
 from simpar.evidence.predicted import predict, stalled
@@ -221,24 +220,35 @@ def test_factors_of_intervals_cover_unseen_runs() -> None:
     data = Data.of([*wrong, *sure])
     unseen = left_out(data, source_of, select, workers=1)
     entries = interval_entries(data, unseen, unseen)
-    factor = {e.family: e.value for e in entries if e.name == "interval_factor"}
-    assert factor["sure"] < factor["*"] < factor["wrong"]
-    assert factor[UNFAMILIAR] >= factor["*"]
-    inside, score = covered(data, unseen, held_out_factors(data, unseen))
+    for name in ("interval_up", "interval_down"):
+        factor = {e.family: e.value for e in entries if e.name == name}
+        assert factor["sure"] < factor["*"] < factor["wrong"]
+        assert factor[UNFAMILIAR] >= factor["*"]
+    inside, score = covered(data, unseen)
     assert 0.65 <= inside.mean() <= 0.95
-    wide, _ = covered(data, unseen, np.full(len(inside), 10.0))
+    off, ten = -np.log1p(unseen), np.full(len(inside), 2.0)
+    wide, cost = scored(off, ten, ten)
     assert wide.mean() == 1.0
-    assert score.mean() < covered(data, unseen, np.full(len(inside), 10.0))[1].mean()
+    assert score.mean() < cost.mean()
     rows = unseen_table(data, unseen, errors(data, ()))
     assert {r.source for r in rows if r.source != "*"} == set(data.sources)
     assert next(r for r in rows if r.family == "wrong").coverage == pytest.approx(inside[: len(wrong)].mean())
-    assert scores(data, unseen, 0.0).shape == (len(data.samples),)
+
+
+def test_either_half_of_an_interval_has_a_factor_of_its_own() -> None:
+    """Of ten sources, two are twice as slow as predicted and none is faster: a tenth lies above only with a far upper end."""
+    data = Data.of([replace(s, source=str(i), up=0.1, down=0.1) for i in range(10) for s in runs(1)])
+    unseen = np.array([-0.5 if s.source in "01" else 0.0 for s in data.samples])
+    value = {e.name: e.value for e in interval_entries(data, unseen, unseen) if e.family == "*"}
+    assert value["interval_up"] == pytest.approx(math.log(2.0) / 0.1)
+    assert value["interval_down"] == 0.1
+    assert covered(data, unseen)[0].mean() == 1.0
 
 
 def test_the_quantile_weighs_sources_by_the_root_of_their_runs() -> None:
     values = [0.1] * 100 + [1.0] * 4
-    assert quantile(values, ["a"] * 100 + ["b", "c", "d", "e"]) == 1.0
-    assert quantile(values, ["a"] * 100 + ["b"] * 4) == 0.1
+    assert quantile(values, ["a"] * 100 + ["b", "c", "d", "e"], 0.8) == 1.0
+    assert quantile(values, ["a"] * 100 + ["b"] * 4, 0.8) == 0.1
 
 
 def _peaks(experts: bool, offs: list[float], rows: int = 1) -> list[Peak]:
@@ -246,11 +256,11 @@ def _peaks(experts: bool, offs: list[float], rows: int = 1) -> list[Peak]:
 
 
 def test_widths_of_memory_are_those_of_models_with_and_without_experts() -> None:
-    """Each is pulled to that of all sources, by the weight of two, and a source of many rows counts no more than one of one."""
+    """Each is pulled to that of all sources, by the weight of one, and a source of many rows counts no more than one of one."""
     dense, experts = _peaks(False, [0.1] * 8), _peaks(True, [-0.4] * 6)
     value = {e.name: e.value for e in memory_entries([*dense, *experts])}
     assert value == {
-        "memory_error": pytest.approx(math.exp((8 * math.log(0.1) + 2 * math.log(0.4)) / 10)),
+        "memory_error": pytest.approx(math.exp((8 * math.log(0.1) + math.log(0.4)) / 9)),
         "expert_memory_error": pytest.approx(0.4),
     }
     many = memory_entries([*_peaks(False, [0.1], rows=100), *_peaks(False, [0.1, 0.2, 0.3, 0.3], rows=1)[1:]])
@@ -270,13 +280,13 @@ def test_peaks_are_covered_by_the_widths_of_other_sources() -> None:
 
 def test_an_unfamiliar_family_has_at_least_the_width_of_unfamiliar_ones() -> None:
     entries = (
-        Constant(name="interval_factor", value=1.2),
-        Constant(name="interval_factor", family="megatron-core", value=0.8),
-        Constant(name="interval_factor", family=UNFAMILIAR, value=2.0),
+        Constant(name="interval_up", value=1.2),
+        Constant(name="interval_up", family="megatron-core", value=0.8),
+        Constant(name="interval_up", family=UNFAMILIAR, value=2.0),
     )
     with calibrated_by(entries):
-        assert calibration_for("megatron-core", "hopper").interval_factor == 0.8
-        assert calibration_for("deepspeed", "hopper").interval_factor == 2.0
+        assert calibration_for("megatron-core", "hopper").interval_up == 0.8
+        assert calibration_for("deepspeed", "hopper").interval_up == 2.0
 
 
 def test_a_family_on_an_unseen_chip_is_no_surer_than_elsewhere() -> None:

@@ -23,12 +23,10 @@ from rich.progress import track
 from simpar.evidence.constants_md import constants_text, write_constants, write_readme
 from simpar.evidence.intervals import (
     covered,
-    expected_error_of,
-    held_out_factors,
+    held_out_widths,
     interval_entries,
     memory_entries,
     peaks_covered,
-    width_of,
 )
 from simpar.evidence.leaderboard import COLUMNS, UNSEEN
 from simpar.evidence.pooled import LEAST_SOURCES, fit, select
@@ -80,7 +78,7 @@ def unseen_table(data: Data, unseen: FloatArray, neutral: FloatArray) -> list[Un
         unseen, neutral: predicted / measured - 1 [rows], fitted without the row's source, and with nothing fitted.
     """
     neutral, off = np.abs(neutral), np.abs(unseen)
-    inside, score = covered(data, unseen, held_out_factors(data, unseen))
+    inside, score = covered(data, unseen)
 
     def row(rows: NDArray[np.bool_], count: int, **group: str) -> Unseen:
         medians = (np.median(neutral[rows]), neutral[rows].mean(), np.median(off[rows]), off[rows].mean())
@@ -101,12 +99,10 @@ def unseen_table(data: Data, unseen: FloatArray, neutral: FloatArray) -> list[Un
 
 def unseen_rows(data: Data, unseen: FloatArray, neutral: FloatArray) -> str:
     """validation/unseen.csv: every run measured, with nothing fitted, by a fit without its source, and its interval."""
-    error = expected_error_of(data, unseen)
     lines = [",".join(COLUMNS)]
-    for sample, free, off, factor in zip(data.samples, neutral + 1.0, unseen + 1.0, held_out_factors(data, unseen), strict=True):
+    for sample, free, off, up, down in zip(data.samples, neutral + 1.0, unseen + 1.0, *held_out_widths(data, unseen), strict=True):
         seconds = sample.measured * off
-        down, up = (math.exp(factor * width_of(sample, error, side)) for side in (-1.0, 1.0))
-        figures = (sample.measured, sample.measured * free, seconds, seconds / down, seconds * up)
+        figures = (sample.measured, sample.measured * free, seconds, seconds * math.exp(-down), seconds * math.exp(up))
         source = '"' + sample.source.replace('"', '""') + '"'
         lines.append(",".join([sample.id, source, *(f"{value:.5g}" for value in figures)]))
     return "\n".join(lines) + "\n"

@@ -1,8 +1,9 @@
 """Widths of intervals from errors on unseen sources: split-conformal factors by group, pulled to the group around.
 
-A step's interval is the parts' own intervals and the expected error in quadrature, in logarithms, times a factor. The factor of a
-group is the 80 % quantile of |log(measured / predicted)| over that width, on runs whose source no fit had seen; a peak's interval
-is the same quantile of the log error itself.
+A step's interval is the parts' own intervals and the expected error in quadrature, in logarithms, times one factor above and one
+below. The factor of a group is the 90 % quantile of log(measured / predicted) over that width, or of its negative, on runs whose
+source no fit had seen: what nobody foresees makes steps longer more often than shorter. A peak's interval is the 80 % quantile of
+the log error's size.
 """
 
 from __future__ import annotations
@@ -21,21 +22,32 @@ from simpar.specs.calibration import ANY, BOUNDS, UNFAMILIAR, Constant, Name
 
 LEVEL: Final = 0.8
 """Share of runs that an interval is to cover."""
-SHRINK: Final = 2.0
+SIDES: Final[dict[Name, float]] = {"interval_up": 1.0, "interval_down": -1.0}
+"""Factor on one half of a step's interval -> sign of log(measured / predicted) there."""
+SHRINK: Final = 1.0
 """Weight of the group around in the factor of a group, in sources."""
 TELLING: Final = 0.125
 """Least difference (of logarithms) from the group around that a group has a value of its own for."""
 
 
-def width_of(sample: Sample, expected_error: float, off: float) -> float:
-    """Half-width of a run's interval before its factor, in log seconds, on the side of `off` = log(measured / predicted)."""
-    return math.hypot(sample.up if off > 0 else sample.down, math.log1p(HALF_WIDTH * expected_error))
+def width_of(sample: Sample, expected_error: float, side: float) -> float:
+    """Half-width of a run's interval before its factor, in log seconds; side: 1 above, -1 below."""
+    return math.hypot(sample.up if side > 0 else sample.down, math.log1p(HALF_WIDTH * expected_error))
 
 
-def scores(data: Data, unseen: FloatArray, expected_error: float) -> FloatArray:
-    """|log(measured / predicted)| over the half-width before its factor [rows]; unseen: predicted / measured - 1."""
-    off = -np.log1p(unseen)
-    return np.array([abs(o) / width_of(s, expected_error, o) for s, o in zip(data.samples, off, strict=True)])
+def scores(data: Data, unseen: FloatArray, expected_error: float, side: float) -> FloatArray:
+    """log(measured / predicted) towards `side` over the half-width there before its factor [rows].
+
+    Args:
+        unseen: predicted / measured - 1 [rows].
+        side: 1 above, -1 below.
+    """
+    return -side * np.log1p(unseen) / widths(data, expected_error, side)
+
+
+def widths(data: Data, expected_error: float, side: float) -> FloatArray:
+    """Half-widths of intervals on one side before their factor, in log seconds [rows]."""
+    return np.array([width_of(s, expected_error, side) for s in data.samples])
 
 
 def expected_error_of(data: Data, unseen: FloatArray) -> float:
@@ -43,8 +55,8 @@ def expected_error_of(data: Data, unseen: FloatArray) -> float:
     return float(np.median([np.median(np.abs(unseen[data.source_index == i])) for i in range(len(data.sources))]))
 
 
-def quantile(values: Sequence[float], sources: Sequence[str], power: float = 0.5) -> float:
-    """The weighted `LEVEL` quantile of `values`; one of a source of n rows weighs n ** -power.
+def quantile(values: Sequence[float], sources: Sequence[str], level: float, power: float = 0.5) -> float:
+    """The weighted `level` quantile of `values`; one of a source of n rows weighs n ** -power.
 
     A value beyond all those seen is as likely as one among them: one more row, of unknown value, counts as the largest.
     """
@@ -52,31 +64,30 @@ def quantile(values: Sequence[float], sources: Sequence[str], power: float = 0.5
     weight = np.array([counts[s] ** -power for s in sources])
     order = np.argsort(values)
     share = np.cumsum(weight[order]) / (weight.sum() * (1.0 + 1.0 / len(values)))
-    return float(np.asarray(values)[order][min(int(np.searchsorted(share, LEVEL)), len(values) - 1)])
+    return float(np.asarray(values)[order][min(int(np.searchsorted(share, level)), len(values) - 1)])
 
 
 def nested(name: Name, rows: Sequence[Sample], values: FloatArray) -> list[Constant]:
-    """The `LEVEL` quantile of `values` in every group of at least `LEAST_SOURCES` sources, the group of all runs first.
+    """The quantile of `values` that leaves a tenth above, of all runs and of each family of at least `LEAST_SOURCES` sources.
 
     A group whose value is that of the group around it, as far as one can tell, has none of its own.
 
     Args:
         rows: runs, one for each of `values`.
     """
-    groups = {(ANY, ANY)} | {(r.family, ANY) for r in rows} | {(r.family, r.architecture) for r in rows}
     found: list[Constant] = []
-    for family, architecture in sorted(groups):
-        entry = Constant(name=name, family=family, architecture=architecture, value=0.0, status="interval")
+    for family in (ANY, *sorted({r.family for r in rows})):
+        entry = Constant(name=name, family=family, value=0.0, status="interval")
         inside = [i for i, r in enumerate(rows) if entry.holds(r.family, r.architecture, r.gpu)]
         sources = [rows[i].source for i in inside]
         count = len(set(sources))
         if family != ANY and count < LEAST_SOURCES:
             continue
-        own = quantile([float(values[i]) for i in inside], sources)
-        around = next((e.value for e in reversed(found) if _around(e, entry)), None)
-        value = own if around is None else pulled(own, count, around)
-        if around is not None and abs(math.log(value / around)) < TELLING:
-            continue
+        value = clipped(name, quantile([float(values[i]) for i in inside], sources, (1.0 + LEVEL) / 2.0))
+        if found:
+            value = pulled(value, count, found[0].value)
+            if abs(math.log(value / found[0].value)) < TELLING:
+                continue
         listed = {"rows": len(inside), "sources": tuple(sorted(set(sources)))}
         found.append(entry.model_copy(update={"value": clipped(name, value), **listed}))
     return found
@@ -93,11 +104,6 @@ def clipped(name: Name, value: float) -> float:
     return min(max(value, low), high)
 
 
-def _around(wide: Constant, narrow: Constant) -> bool:
-    """Whether `wide` is a group around `narrow`."""
-    return wide.family in (ANY, narrow.family) and wide.architecture in (ANY, narrow.architecture)
-
-
 def interval_entries(data: Data, unseen: FloatArray, unfamiliar: FloatArray) -> list[Constant]:
     """Expected error of all runs, factors by group, and the factor of a family that no fit has seen.
 
@@ -107,12 +113,14 @@ def interval_entries(data: Data, unseen: FloatArray, unfamiliar: FloatArray) -> 
     error = expected_error_of(data, unseen)
     first = Constant(name="expected_error", value=error, status="interval")
     first = first.model_copy(update={"architectures": architectures_of(data, first)})
-    factors = nested("interval_factor", data.samples, scores(data, unseen, error))
-    factors = [e.model_copy(update={"architectures": architectures_of(data, e)}) for e in factors]
-    sources = [s.source for s in data.samples]
-    strange = max(quantile(scores(data, unfamiliar, error).tolist(), sources), factors[0].value)
-    other = described(data, first.model_copy(update={"name": "interval_factor", "value": strange}))
-    return [described(data, first), *factors, other.model_copy(update={"family": UNFAMILIAR})]
+    found, sources = [described(data, first)], [s.source for s in data.samples]
+    for name, side in SIDES.items():
+        factors = nested(name, data.samples, scores(data, unseen, error, side))
+        found += [e.model_copy(update={"architectures": architectures_of(data, e)}) for e in factors]
+        strange = quantile(scores(data, unfamiliar, error, side).tolist(), sources, (1.0 + LEVEL) / 2.0)
+        other = described(data, first.model_copy(update={"name": name, "value": max(strange, factors[0].value)}))
+        found.append(other.model_copy(update={"family": UNFAMILIAR}))
+    return found
 
 
 PEAKS: Final[dict[bool, Name]] = {False: "memory_error", True: "expert_memory_error"}
@@ -128,7 +136,7 @@ def memory_entries(peaks: Sequence[Peak]) -> list[Constant]:
     """
 
     def width(rows: Sequence[Peak]) -> float:
-        return quantile([abs(p.off) for p in rows], [p.source for p in rows], power=1.0)
+        return quantile([abs(p.off) for p in rows], [p.source for p in rows], LEVEL, power=1.0)
 
     found = []
     for experts, name in PEAKS.items():
@@ -142,35 +150,33 @@ def memory_entries(peaks: Sequence[Peak]) -> list[Constant]:
 
 def peaks_covered(peaks: Sequence[Peak]) -> tuple[FloatArray, FloatArray]:
     """(Whether each peak lies in its interval, its interval score) [peaks], the widths those of all other sources."""
-    widths = np.zeros(len(peaks))
+    half = np.zeros(len(peaks))
     for source in {p.source for p in peaks}:
         known = {e.name: e.value for e in memory_entries([p for p in peaks if p.source != source])}
         for i, peak in enumerate(peaks):
             if peak.source == source:
-                widths[i] = known.get(PEAKS[peak.experts], max(known.values(), default=0.0))
-    return scored(np.array([p.off for p in peaks]), widths, widths)
+                half[i] = known.get(PEAKS[peak.experts], max(known.values(), default=0.0))
+    return scored(np.array([p.off for p in peaks]), half, half)
 
 
-def held_out_factors(data: Data, unseen: FloatArray) -> FloatArray:
-    """The factor of each row's group [rows], from the scores of all other sources."""
+def held_out_widths(data: Data, unseen: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Half-widths of each row's interval above and below, in log seconds [rows], with the factors of all other sources."""
     error = expected_error_of(data, unseen)
-    values = scores(data, unseen, error)
-    found = np.ones(len(values))
-    for source in data.sources:
-        inside = np.array([s.source == source for s in data.samples])
-        others, _ = data.split([source])
-        entries = nested("interval_factor", others.samples, values[~inside])
-        for entry in entries:  # wide groups first, so that the narrowest stays
-            found[inside & data.members(entry)] = entry.value
-    return found
+    found = {}
+    for name, side in SIDES.items():
+        values, factors = scores(data, unseen, error, side), np.ones(len(data.samples))
+        for source in data.sources:
+            inside = np.array([s.source == source for s in data.samples])
+            others, _ = data.split([source])
+            for entry in nested(name, others.samples, values[~inside]):  # all runs first, so that the family's stays
+                factors[inside & data.members(entry)] = entry.value
+        found[name] = factors * widths(data, error, side)
+    return found["interval_up"], found["interval_down"]
 
 
-def covered(data: Data, unseen: FloatArray, factors: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(Whether each row lies in its interval, its interval score) [rows]."""
-    error = expected_error_of(data, unseen)
-    off = -np.log1p(unseen)
-    up, down = (np.array([width_of(s, error, side) for s in data.samples]) * factors for side in (1.0, -1.0))
-    return scored(off, up, down)
+def covered(data: Data, unseen: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(Whether each row lies in its interval, its interval score) [rows], the factors those of all other sources."""
+    return scored(-np.log1p(unseen), *held_out_widths(data, unseen))
 
 
 def scored(off: FloatArray, up: FloatArray, down: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -115,14 +115,15 @@ def seen_of(
     parts = _parts(found, scenario, np.array([getattr(here, name) for name in FACTORS]))
     known = np.array([getattr(here, name) for name in RUN_LEVEL])
     rest = found.step_time_s - float(parts @ known)
-    down, up = (_own(end, here) for end in (found.step_time_s / found.step_low_s, found.step_high_s / found.step_time_s))
+    down = _own(found.step_time_s / found.step_low_s, here.interval_down, here)
+    up = _own(found.step_high_s / found.step_time_s, here.interval_up, here)
     sample = Sample(*groups, model, tuple(parts), rest, measured.step_time_s, down, up, name)
     return (sample if math.isfinite(sum(parts) + rest) else None), peak
 
 
-def _own(end: float, here: RunCalibration) -> float:
+def _own(end: float, factor: float, here: RunCalibration) -> float:
     """The logarithm of an interval's end without the share of what the fits had not seen."""
-    whole = math.log(max(end, 1.0)) / here.interval_factor
+    whole = math.log(max(end, 1.0)) / factor
     return math.sqrt(max(whole**2 - math.log1p(HALF_WIDTH * here.expected_error) ** 2, 0.0))
 
 

@@ -52,10 +52,10 @@ class Moved:
         up, down = np.maximum(spans[1::2], spans[0]) / spans[0], spans[0] / np.minimum(spans[2::2], spans[0])
         # What the parts' own intervals do not hold: how far the calibration was off on runs that it had not seen.
         unseen = HALF_WIDTH * layout.calibration.expected_error
-        # Split-conformal: so that 80 % of runs of sources that no fit has seen lie inside.
-        factor = layout.calibration.interval_factor
-        floor = min(ideal_seconds(layout), makespan)
-        low, high = max(makespan / together(down, unseen) ** factor, floor), makespan * together(up, unseen) ** factor
+        # Split-conformal: so that a tenth of the runs of sources that no fit has seen lies above, and a tenth below.
+        here = layout.calibration
+        low = max(makespan / together(down, unseen) ** here.interval_down, min(ideal_seconds(layout), makespan))
+        high = makespan * together(up, unseen) ** here.interval_up
         widths = [(n, makespan * float(max(u, d) - 1.0)) for n, u, d in zip(self.names, up, down, strict=True)]
         widths = sorted([*widths, ("calibration", unseen * makespan)], key=lambda x: -x[1])
         return Interval(low, high, tuple(w for w in widths[:5] if w[1] > 0))

@@ -15,7 +15,7 @@ class Intervals:
 
     Args:
         unseen: half-width that the calibration alone gives, as a share of the step time.
-        factor: on the whole width, in logarithms (specs/calibration.py, `interval_factor`).
+        factor: on the upper half, in logarithms (specs/calibration.py, `interval_up`).
     """
 
     def __init__(self, evaluation: Evaluation, unseen: float, factor: float) -> None:

@@ -163,13 +163,13 @@ def widest(space: Space) -> float:
 
 
 def unseen_of(space: Space) -> tuple[float, float]:
-    """(What the calibration alone leaves open, as a share of every step time; the factor on the whole interval)."""
+    """(What the calibration alone leaves open, as a share of every step time; the factor on the upper half of the interval)."""
     template = space.template
     found = calibration_on(framework(template.framework, template.framework_version), template.hardware)
     site = site_of(template)
     if site is not None:
         found = site.applied(found, kind_of(template))
-    return HALF_WIDTH * found.expected_error, found.interval_factor
+    return HALF_WIDTH * found.expected_error, found.interval_up
 
 
 def examiner(

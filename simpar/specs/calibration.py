@@ -33,7 +33,8 @@ Name = Literal[
     "pass_s",
     "step_s",
     "expected_error",
-    "interval_factor",
+    "interval_up",
+    "interval_down",
     "memory_error",
     "expert_memory_error",
     "kernels.odd_rows",
@@ -57,7 +58,7 @@ Name = Literal[
 ]
 NEUTRAL: Final[dict[str, float]] = {
     "compute": 1.0, "memory": 1.0, "communication": 1.0, "pass_s": 0.0, "step_s": 0.0, "expected_error": 0.0,
-    "interval_factor": 1.0, "memory_error": 0.07, "expert_memory_error": 0.07,
+    "interval_up": 1.0, "interval_down": 1.0, "memory_error": 0.07, "expert_memory_error": 0.07,
     "kernels.odd_rows": 1.0, "kernels.unaligned_heads": 1.0, "host.layer_s": 0.5e-3, "host.expert_layer_s": 0.0,
     "search.mesh_error": 0.0, "search.own_error": 0.0,
     "site.common": 0.0, "site.compute": 0.0, "site.memory": 0.0,
@@ -70,10 +71,10 @@ FACTORS: Final = ("compute", "memory", "communication")
 SECONDS: Final = ("pass_s", "step_s")
 SITE_FACTORS: Final = (*FACTORS, "host")
 """What a site's own runs move."""
-WIDTHS: Final = ("expected_error", "interval_factor", "memory_error", "expert_memory_error")
+WIDTHS: Final = ("expected_error", "interval_up", "interval_down", "memory_error", "expert_memory_error")
 """Of these the narrowest group's holds, not the product of all."""
 UNFAMILIAR: Final = "unfamiliar"
-"""The family whose interval factor holds for frameworks that no published run of the fits had."""
+"""The family whose interval factors hold for frameworks that no published run of the fits had."""
 MEANING: Final[dict[str, str]] = {
     "compute": "factor on seconds of matmuls and attention: clocks and power under sustained load, waiting for the slowest rank",
     "memory": "factor on seconds of memory-bound kernels and the optimizer: small kernels that an op list leaves out",
@@ -81,7 +82,8 @@ MEANING: Final[dict[str, str]] = {
     "pass_s": "host seconds that the device waits for per stage pass (a forward or a backward of one micro-batch)",
     "step_s": "host seconds per step: data loading, logging, synchronisation",
     "expected_error": "median |predicted / measured - 1| of runs of sources left out of every fit: part of every interval",
-    "interval_factor": "factor on the width of a step's interval, so that it covers 80 % of runs of sources that no fit has seen",
+    "interval_up": "factor on the upper half of a step's interval: a tenth of runs of sources that no fit has seen lie above it",
+    "interval_down": "the same of its lower half and those below",
     "memory_error": "half-width of the 80 % interval of a peak of memory, as a logarithm",
     "expert_memory_error": "the same of a model with experts: what each rank gets is not known before it runs",
     "kernels.odd_rows": "factor on products whose rows start on 2 bytes, which asynchronous copies cannot load",
@@ -105,8 +107,8 @@ MEANING: Final[dict[str, str]] = {
 }
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "compute": (0.8, 1.6), "memory": (0.8, 2.5), "communication": (0.7, 3.0), "pass_s": (0.0, 20e-3), "step_s": (0.0, 1.0),
-    "expected_error": (0.0, 1.0), "interval_factor": (0.1, 10.0), "memory_error": (0.005, 1.0), "expert_memory_error": (0.005, 1.0),
-    "kernels.odd_rows": (1.0, 5.0),
+    "expected_error": (0.0, 1.0), "interval_up": (0.1, 10.0), "interval_down": (0.1, 10.0),
+    "memory_error": (0.005, 1.0), "expert_memory_error": (0.005, 1.0), "kernels.odd_rows": (1.0, 5.0),
     "kernels.unaligned_heads": (0.1, 1.0),
     "host.layer_s": (0.0, 5e-3), "host.expert_layer_s": (0.0, 10e-3),
     "search.mesh_error": (0.0, 0.3), "search.own_error": (0.0, 0.3),
@@ -218,7 +220,8 @@ class RunCalibration:
     pass_s: float = 0.0
     step_s: float = 0.0
     expected_error: float = 0.0
-    interval_factor: float = 1.0
+    interval_up: float = 1.0
+    interval_down: float = 1.0
     memory_error: float = 0.07
     expert_memory_error: float = 0.07
 

@@ -199,7 +199,7 @@ class Site(Spec):
         moved = {name: getattr(published, name) * factor * alike for name, factor in own.items()}
         peak = TENTH * self.peak_memory_spread
         widths = {"memory_error": peak, "expert_memory_error": peak} if peak else {}
-        return replace(published, **moved, expected_error=self.least_error, interval_factor=1.0, **widths)
+        return replace(published, **moved, expected_error=self.least_error, interval_up=1.0, interval_down=1.0, **widths)
 
     @property
     def least_error(self) -> float:
