@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_random import CASES, random_choice, space_of
 
+from simpar.costs.pricer import LayoutPricer
+from simpar.graph.rematerialise import Recompute
 from simpar.schedules import SCHEDULES, Phase
 from simpar.searching import axes
 from simpar.searching.branch import Branch
@@ -194,6 +196,27 @@ def test_passes_of_dual_schedules_are_those_of_their_order(name: str) -> None:
                 for leaf in action.leaves:
                     counted[columns[leaf.phase] + (len(action.leaves) > 1), rank, schedule.model_stage(leaf.stage)] += 1
         assert (paired_passes(schedule) == counted).all()
+
+
+@pytest.mark.parametrize("name", ["moe", "mla", "fsdp-moe"])
+def test_floors_of_blocks_with_experts_are_below_their_prices(name: str) -> None:
+    """Where exchanges are hidden, what waits beside them is too; without expert parallelism gradients of all experts are summed."""
+    branch, draw, seen = branch_of(name), random.Random(11), 0
+    while seen < 12:
+        choice = random_choice(branch.space, draw)
+        if choice is None or choice.group.ep == 1 or choice.pipeline.schedule.startswith("dualpipe"):
+            continue
+        pricer = LayoutPricer(branch.pricing.layout(choice), branch.pricing.kernels, branch.pricing.collectives)
+        block = next((b for stage in pricer.layout.stage_blocks for b in stage if b.expert_parameters), None)
+        if block is None or block.options.recompute != Recompute():
+            continue
+        kind = branch.pricing.kinds.layer[-1]
+        floors = branch.pricing.floors.block(choice.group, choice.micro_batch_size, choice.variant)[:, kind]
+        forward, backward = (pricer.block(block, phase).seconds for phase in ("F", "B"))
+        assert floors[0] <= forward * SLACK, str(choice)
+        assert floors[4] <= (forward + backward) * SLACK, str(choice)
+        assert floors[4] > 0.5 * (forward + backward), str(choice)
+        seen += 1
 
 
 def test_uneven_routing_is_drawn_for_the_tokens_of_each_batch() -> None:

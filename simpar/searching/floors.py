@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simpar.costs.key_price import scaled
+from simpar.costs.price import Price
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
+from simpar.parallel.work import LocalOp
 from simpar.program.program import FloatArray
 from simpar.searching.blocks import plain_blocks, serial_seconds
 from simpar.searching.choice import Group, Variant
@@ -26,13 +29,20 @@ class Floors:
         self._lists: dict[object, dict[int, LocalBlock]] = {}
 
     def block(self, group: Group, batch: int, variant: Variant) -> FloatArray:
-        """Lower bounds on seconds [forward, backward, backward and forward without communication; kinds].
+        """Lower bounds on seconds [forward, backward, backward and forward without communication, both together; kinds].
 
-        The dense part of a block does not depend on expert parallelism, nor the expert part on the context-parallel style: each
-        is priced once per combination that it does depend on, and both are added (see `serial_seconds`).
+        Together they take no less than their busiest stream, whatever hides behind what. The dense part of a block does not depend
+        on expert parallelism, nor the expert part on the context-parallel style: each is priced once per combination that it does
+        depend on, and both are added (see `serial_seconds`).
         """
         total = self._dense_floor(group, batch, variant)
-        return total + self._expert_floor(group, batch, variant) if self.pricing.has_experts else total
+        if self.pricing.has_experts:
+            expert = self._expert_floor(group, batch, variant)
+            total = np.concatenate([total[:4] + expert[:4], np.maximum(total[4:], expert[4:])])
+            if variant.overlap_ep and group.ep > 1:
+                # What waits beside an exchange is hidden with it.
+                total[:2] = total[[3, 2]]
+        return np.concatenate([total[:4], np.maximum(total[4:], total[:1] + total[1:2])])
 
     def compute(self, group: Group, batch: int) -> FloatArray:
         """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch."""
@@ -95,13 +105,24 @@ class Floors:
 
     def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool, hidden: bool) -> FloatArray:
         pricer = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives)
-        found = np.zeros((4, self.pricing.kinds.count))
+        found = np.zeros((5, self.pricing.kinds.count))
         for kind, block in blocks.items():
+
+            def price_of(op: LocalOp, block: LocalBlock = block) -> Price:
+                # Gradients of all weights are summed in one op: of experts they are as many as expert parallelism leaves.
+                summed = block.expert_parameters and op.name.startswith("accumulation")
+                return scaled(pricer.op_price(op), 0.0) if summed else pricer.op_price(op)
+
             for row, ops in enumerate((block.forward, block.backward)):
-                found[row, kind] = serial_seconds(ops, pricer.op_price, hidden=hidden)[expert]
+                found[row, kind] = serial_seconds(ops, price_of, hidden=hidden)[expert]
             for row, ops in ((2, block.backward), (3, block.forward)):
                 own = (op for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert)
-                found[row, kind] = sum(pricer.op_price(op).seconds for op in own)
+                found[row, kind] = sum(price_of(op).seconds for op in own)
+            busy: dict[str, float] = {}
+            for op in (*block.forward, *block.backward):
+                if op.stream != "compute" and op.name.startswith("moe") == expert:
+                    busy[op.stream] = busy.get(op.stream, 0.0) + price_of(op).seconds
+            found[4, kind] = max(busy.values(), default=0.0)
         n = self.pricing.kinds.layers
         found[:, :n] = found[:, n : 2 * n]
         return found

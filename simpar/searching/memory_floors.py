@@ -102,6 +102,7 @@ class MemoryFloors:
     def __init__(self, space: Space, pricing: Pricing) -> None:
         self.space, self.pricing = space, pricing
         self._fullest: dict[tuple[int, int], Fullest | None] = {}
+        self._possible: dict[object, BoolArray] = {}
         self._leaves = any(o.activations for o in space.offloads)
 
     def seconds(
@@ -129,7 +130,16 @@ class MemoryFloors:
         return self._spread(full, m * found, len(self.space.pipelines(group.pp, m)))
 
     def possible(self, group: Group, batch: int, m: int, variant: Variant, capacity: float) -> BoolArray:
-        """Which pipelines of a variant may fit, whatever they recompute, bool array [pipelines]; nothing is priced for it."""
+        """Which pipelines of a variant may fit, whatever they recompute, bool array [pipelines]; nothing is priced for it.
+
+        Variants share it where they keep the same.
+        """
+        key = (group, batch, m, *self.pricing.holding(variant), self.space.merges(variant), capacity)
+        if key not in self._possible:
+            self._possible[key] = self._fitting(group, batch, m, variant, capacity)
+        return self._possible[key]
+
+    def _fitting(self, group: Group, batch: int, m: int, variant: Variant, capacity: float) -> BoolArray:
         every, full = np.ones(len(self.space.pipelines(group.pp, m)), dtype=bool), self._fullest_of(group.pp, m)
         if full is None or self._leaves or self.pricing.template.training.optimizer == "none":
             return every

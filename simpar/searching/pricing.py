@@ -169,10 +169,14 @@ class Pricing:
         names = self.space.values("schedule", axes.SCHEDULES) if variant.overlap_ep else ()
         return ["1f1b", *(name for name in names if name.startswith("dualpipe"))][:2]
 
+    @staticmethod
+    def holding(variant: Variant) -> tuple[object, ...]:
+        """What of a variant decides what its blocks keep: not what runs beside what."""
+        return variant.sequence_parallel, variant.cp_style, variant.ep_dispatcher, variant.precision
+
     def held(self, group: Group, batch: int, variant: Variant, recompute: str) -> FloatArray:
         """Bytes that blocks of each kind keep from forward to backward, whatever runs beside what and wherever ranks sit."""
-        plain = replace(variant, overlap_tp=False, overlap_ep=False)
-        key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, plain, recompute)
+        key = (group.tp, group.cp, group.ep, group.etp, group.pp > 1, batch, self.holding(variant), recompute)
         if key not in self._held:
             layout, found = self.probe(group, batch, variant, recompute), np.zeros(self.kinds.count)
             plainly = None if recompute == "none" else self.held(group, batch, variant, "none")
@@ -390,7 +394,7 @@ class Pricing:
         """
         persist = self.framework.optimizer.gradients_persist or not passing
         bytes_ = replace(self.per_weight(group, variant, state), gradients_persist=persist)
-        if self.state_layout(group, variant, state).layout.optimizer.paged:
+        if self._stated(group, variant, state).optimizer.paged:
             bytes_ = replace(bytes_, moments=0.0)
         if self.stays_gathered(group, state):
             bytes_ = replace(bytes_, gradient=0.0)  # the shards come as the unsharded gradients go

@@ -22,6 +22,7 @@ class SetBounds:
     def __init__(self, space: Space, pricing: Pricing) -> None:
         self.space, self.pricing = space, pricing
         self._least: dict[Group, float] = {}
+        self._serial: dict[tuple[Group, int, int], FloatArray] = {}
         self._cuts: dict[object, list[tuple[FloatArray, FloatArray, bool, str]]] = {}
         kinds = pricing.kinds
         self._chains: dict[tuple[int, int], Stack] = {}
@@ -63,17 +64,21 @@ class SetBounds:
 
     def variant_seconds(self, group: Group, batch: int, m: int) -> FloatArray:
         """Serial work of the best pipeline in each variant of a mesh, float array [variants]; infinite without pipelines."""
+        if (group, batch, m) not in self._serial:
+            self._serial[group, batch, m] = self._serial_seconds(group, batch, m)
+        return self._serial[group, batch, m]
+
+    def _serial_seconds(self, group: Group, batch: int, m: int) -> FloatArray:
         pipelines, variants = self.space.pipelines(group.pp, m), self.space.variants(group)
         floors = np.array([self.pricing.floors.block(group, batch, v) for v in variants])
         least = np.full(len(variants), np.inf)
         for whole, before, tails, style in self._stacks(group.pp, pipelines):
             forward = floors[:, 0] if style != "pairs" else floors[:, 3]
             backward = floors[:, 1] if style == "full" else floors[:, 2]
-            found = before @ forward.T + m * (whole @ (forward + backward).T)
-            if not self.pricing.waits(style):
-                found = m * (whole @ (forward + backward).T)
-            elif tails:
-                found = found + before @ backward.T
+            both = floors[:, 4] if style == "full" else forward + backward
+            found = m * (whole @ both.T)
+            if self.pricing.waits(style):
+                found = found + before @ (forward + backward if tails else forward).T
             least = np.minimum(least, found.max(axis=1).min(axis=0))
         return least
 
