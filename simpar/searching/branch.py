@@ -84,6 +84,8 @@ class Branch:
         self.pools: dict[Shape, list[Waiting]] = {}
         self._swept: object = self.incumbents.limits
         self._started = time.monotonic()
+        self._proven_s = 0.0
+        self._scored: set[Choice] = set()
         self.glimpses: dict[object, Glimpse] = {}
 
     # -- the tree ----------------------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ class Branch:
         if reason:
             self._settle(reason, count, design_of(kind, payload))
         else:
-            key = self.incumbents.place(bound, device_bytes, leaf=kind in ("undercut", "timed", "layout"))
+            key = self.incumbents.rank(bound, device_bytes)
             heapq.heappush(self.heap, (key, simplicity, next(self._tick), kind, payload, count, bound, design))
 
     def _reject(self, bound: float, device_bytes: float, design: MeshKey) -> str:
@@ -136,6 +138,25 @@ class Branch:
         """Search until nothing can beat the best."""
         self.open(nodes)
         self.go_on()
+        if self.incumbents.front:
+            self._go_down(nodes)
+
+    def _go_down(self, nodes: Sequence[Node] | None) -> None:
+        """The rest of a front, from its fast end: in every pass devices may need less than the fastest layout of the last one.
+
+        What has to fit less memory has to recompute more, which bounds know. Every layout was accounted for in the first pass.
+        """
+        account, self.closing, known = self.account, None, len(self._scored)
+        while (level := self.incumbents.next_level()) is not None:
+            self._proven_s = max(self._proven_s, self.incumbents.cutoff())
+            self.incumbents.level = self.capacity = self.design_bounds.capacity = level
+            self.account = Account()
+            self.open(nodes)
+            self.go_on()
+            account.evaluated.update(self.account.evaluated)
+        account.kept += len(self._scored) - known
+        account.rejected[BOUND] -= len(self._scored) - known
+        self.account = account
 
     def open(self, nodes: Sequence[Node] | None = None) -> None:
         """Let meshes and micro-batches wait to be searched; none = all of the space."""
@@ -149,27 +170,26 @@ class Branch:
             "shardings": self.open_shardings, "shape": self.open_shape, "undercut": self.open_undercut, "timed": self.open_timed,
             "layout": self.open_layout,
         }  # fmt: skip
-        single = not self.incumbents.front
         while self.heap:
             if self.heap[0][0] > until:
                 return self.heap[0][0]
-            if single and self.closing is not None and self.incumbents.limits is not self._swept:
+            if self.closing is not None and self.incumbents.limits is not self._swept:
                 self._sweep()
                 continue
             key, _, _, kind, payload, count, bound, design = heapq.heappop(self.heap)
             self.account.evaluated["longest_path"] = self.evaluation.swept - self._swept_before
-            if single and self.incumbents.beats(key):
+            if self.incumbents.beats(key):
                 waiting = sum(int(table.weight[at]) for pool in self.pools.values() for *_, table, at in pool)
                 self.account.rejected[BOUND] += count + waiting + sum(entry[5] for entry in self.heap)
                 self.heap.clear()
                 self.pools.clear()
                 break
-            if single and design is not None and self.incumbents.beats(key, design):
+            if design is not None and self.incumbents.beats(key, design):
                 self._settle(BOUND, count, design_of(kind, payload))
             else:
                 openers[kind](bound, payload, count)
             if self.on_progress is not None:
-                self.on_progress(self.progress(self.incumbents.least(key)))
+                self.on_progress(self.progress(max(key, self._proven_s)))
         return inf
 
     def _sweep(self) -> None:
@@ -320,7 +340,7 @@ class Branch:
         """Layouts of one shape, each with its bound, wait to be swept."""
         pool = self.pools.setdefault(name, [])
         for time_s, table, at in layouts:
-            rank = self.incumbents.place(time_s, float(table.bytes.flat[at]))
+            rank = self.incumbents.rank(time_s, float(table.bytes.flat[at]))
             heapq.heappush(pool, (rank, next(self._tick), time_s, table, at))
         if pool:
             heapq.heappush(self.heap, (pool[0][0], 0.0, next(self._tick), "shape", name, 0, pool[0][2], None))
@@ -328,11 +348,12 @@ class Branch:
     def open_shape(self, bound: float, payload: Shape, count: int) -> None:
         """The longest paths of the best layouts of one shape."""
         del count
-        pool, last = self.pools.get(payload, []), self.incumbents.last(bound)
+        del bound
+        pool = self.pools.get(payload, [])
         popped: list[Waiting] = []
         # Where most settings of a design are not worth a look, one layout at a time decides about the others.
-        most = 1 if self.incumbents.tolerance else LARGEST
-        while pool and len(popped) < most and pool[0][0] <= last:
+        most = 1 if self.incumbents.tolerance or self.incumbents.within else LARGEST
+        while pool and len(popped) < most:
             popped.append(heapq.heappop(pool))
         take = []
         for _, _, time_s, table, at in popped:
@@ -340,6 +361,9 @@ class Branch:
             choice, reason = table.choice(at), self._reject(time_s, need, table.design.mesh_key)
             if not reason and (self.incumbents.outdone(time_s, need, choice) or self.incumbents.unpromising(time_s, choice)):
                 reason = BOUND
+            if not reason and self.incumbents.level < inf:
+                need = max(need, self.evaluation.device_bytes(choice, self.design_bounds.allocated(choice)) or 0.0)
+                reason = MEMORY if need > self.incumbents.level else ""
             if reason:
                 self._settle(reason, int(table.weight[at]), table.design)
             else:
@@ -349,14 +373,13 @@ class Branch:
             known = [(max(float(v), time_s), table, at) for (_, at, time_s, _, table), v in zip(take, found, strict=True)]
             self._pool(payload._replace(on_device=False), known)
         else:
-            # Of a front most are wanted for their memory, and dearer prices do not rule them out: together they cost least.
-            swept = self.evaluation.longest_paths([choice for choice, *_ in take], exact=self.incumbents.front)
+            swept = self.evaluation.longest_paths([choice for choice, *_ in take])
             for (choice, at, time_s, need, table), value, less in zip(take, *swept, strict=True):
                 kind, weight = "undercut" if less else "timed", int(table.weight[at])
                 value = max(float(value), time_s)
                 if not less:
                     self.incumbents.timed(choice, time_s, value)
-                if most == 1 and not less and self.incumbents.limits.value < inf and not self._reject(value, need, choice.mesh_key):
+                if most == 1 and not less and self.incumbents.cutoff() < inf and not self._reject(value, need, choice.mesh_key):
                     self.open_timed(value, (choice, need, table, at), weight)
                     continue
                 self.push(value, kind, (choice, need, table, at), weight, choice.mesh_key, need, choice.complexity)
@@ -419,10 +442,13 @@ class Branch:
             time_s, need, cached = self.evaluation.in_full(choice)
             if not self.fits(need, cached):
                 return SIMULATED_MEMORY
+        if need > self.incumbents.level:
+            return MEMORY
         value = self.incumbents.rank(time_s, need) if self.examine is None else self.examine(choice, time_s, need)
         if value is None or self.incumbents.late(np.array(time_s)):
             return CONSTRAINT
         scored = Scored(choice, time_s, need, value)
+        self._scored.add(choice)
         if self.on_scored is not None:
             self.on_scored(scored)
         self.incumbents.add(scored)

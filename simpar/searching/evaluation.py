@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,22 +69,17 @@ class Swept:
         self.rows = np.zeros((0, width))
         self.values = np.zeros(0)
 
-    def sort_out(self, prices: FloatArray, *, exact: bool = False) -> tuple[IntArray, dict[int, int]]:
-        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it.
-
-        Args:
-            exact: only one that has the same prices stands for another.
-        """
-        below_or_same = np.equal if exact else np.less_equal
+    def sort_out(self, prices: FloatArray) -> tuple[IntArray, dict[int, int]]:
+        """Rows of `prices` to sweep, and for the others the position (after they are added) of one that undercuts it."""
         chosen: list[int] = []
         below: dict[int, int] = {}
         count = len(self.rows)
         for row in np.argsort(prices.sum(axis=1), kind="stable").tolist():
-            under = np.flatnonzero(below_or_same(self.rows, prices[row]).all(axis=1))
+            under = np.flatnonzero((self.rows <= prices[row]).all(axis=1))
             if len(under):
                 below[row] = int(under[np.argmax(self.values[under])])
                 continue
-            inside = below_or_same(prices[chosen], prices[row]).all(axis=1)
+            inside = (prices[chosen] <= prices[row]).all(axis=1)
             if inside.any():
                 below[row] = count + int(np.argmax(inside))
             else:
@@ -106,7 +101,7 @@ class Evaluation:
         self._known: dict[object, Step] = {}
         self._columns: dict[object, Columns] = {}
         self._swept: dict[int, Swept] = {}
-        self._needs: dict[Choice, float] = {}
+        self._needs: dict[object, float] = {}
         self.swept = 0
         self._prices: dict[object, tuple[float, float]] = {}
         self._slowed: dict[object, float] = {}
@@ -269,12 +264,11 @@ class Evaluation:
 
     # -- step times ---------------------------------------------------------------------------------------------------
 
-    def longest_paths(self, choices: Sequence[Choice], *, exact: bool = False) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def longest_paths(self, choices: Sequence[Choice]) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Step times [choices], in batches by program, and which of them are lower bounds only.
 
         Dearer prices never make a step of the same program shorter (see `engine.slowed_paths`): of layouts that share a program
-        only those that no other undercuts in every price are swept (with `exact`, all); the rest take the time of one that does, as
-        a lower bound.
+        only those that no other undercuts in every price are swept; the rest take the time of one that does, as a lower bound.
         """
         found, bound = np.empty(len(choices)), np.zeros(len(choices), dtype=bool)
         groups: dict[int, tuple[Program, list[int], list[PriceTable]]] = {}
@@ -286,7 +280,7 @@ class Evaluation:
         for program, members, rows in groups.values():
             prices = np.array([np.concatenate([t.seconds, t.interference]) for t in rows])
             known = self._swept.setdefault(id(program), Swept(prices.shape[1]))
-            chosen, below = known.sort_out(prices, exact=exact)
+            chosen, below = known.sort_out(prices)
             if len(chosen):
                 half = prices.shape[1] // 2
                 waits = self.pricing.waits(style_of(choices[members[0]].pipeline))
@@ -314,9 +308,13 @@ class Evaluation:
         """
         if allocated is None:
             return None
-        if choice not in self._needs:
-            self._needs[choice] = self._device_bytes(choice, allocated)
-        return self._needs[choice]
+        # Neither where ranks sit nor what hides tensor-parallel traffic moves a request.
+        group, variant = replace(choice.group, placement=""), replace(choice.variant, overlap_tp=False)
+        outside = self.pricing.outside_bytes(choice.group)
+        key = (id(self.step(choice).program), replace(choice, group=group, variant=variant), allocated.tobytes(), outside)
+        if key not in self._needs:
+            self._needs[key] = self._device_bytes(choice, allocated)
+        return self._needs[key]
 
     def _device_bytes(self, choice: Choice, allocated: FloatArray) -> float:
         step, layout = self.step(choice), self.pricing.layout(choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import exp, floor, inf, log, log1p
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +77,7 @@ class Incumbents:
         by_memory: rank by memory, then time, instead of time.
         front: keep every layout that no other beats in both time and memory, instead of the best.
         within: of a front: layouts this close, relatively, to one of it in both are not told apart.
+        level: of a front: bytes that layouts may need now.
         fold: of the layouts of one design only the best is kept.
         reach: layouts that take more than this times the best value are not looked for.
         tolerance: of a known design other settings are only looked at where they may gain more than this, relatively.
@@ -86,7 +87,7 @@ class Incumbents:
         next_design: wanted besides, where all the best are of one mesh and micro-batch: the best of any other.
         shared: what the best of others must beat, asked anew each time.
         first: the best of each design.
-        pareto_steps: of a front, see `_pareto_steps`.
+        fastest: see `_fastest_in_level`, and what it was found from.
     """
 
     keep: int = 10
@@ -94,6 +95,7 @@ class Incumbents:
     by_memory: bool = False
     front: bool = False
     within: float = 0.0
+    level: float = inf
     fold: bool = False
     reach: float = inf
     tolerance: float = 0.0
@@ -105,42 +107,23 @@ class Incumbents:
     best: list[Scored] = field(default_factory=list)
     first: dict[MeshKey, Scored] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    pareto_steps: tuple[object, object, FloatArray, FloatArray] = (None, None, np.zeros(0), np.zeros(0))
+    fastest: tuple[tuple[object, object, object], tuple[float, float] | None] = ((None, None, None), None)
 
     def rank(self, time_s: float, device_bytes: float) -> float:
         """What layouts are ranked by when nothing else is known of them."""
         # A second more is worth less than any byte that memory is counted in.
         return device_bytes + min(time_s, 1e6) * 1e-9 if self.by_memory else time_s
 
-    def place(self, time_s: float, device_bytes: float, *, leaf: bool = False) -> float:
-        """Where layouts wait, least first.
-
-        By rank; those of a front by steps of time within which layouts are not told apart. In a step sets are opened first; of
-        its layouts the smallest goes first, which beats all that are not much smaller than it. The very first is the fastest.
-
-        Args:
-            leaf: it is one layout.
-        """
-        if not (self.front and self.within):
-            return self.rank(time_s, device_bytes)
-        step = log(max(time_s, 1e-12)) / log1p(self.within)
-        inside = device_bytes / (device_bytes + 1e12) if self.best else step - floor(step)
-        return floor(step) + (0.5 + 0.25 * (bool(self.best) + inside) if leaf else 0.0)
-
-    def last(self, time_s: float) -> float:
-        """Up to where layouts are worth sweeping together with one that takes so long: of a front, this step and the next."""
-        return floor(self.place(time_s, 0.0)) + 1.0 if self.front and self.within else inf
-
-    def least(self, place: float) -> float:
-        """What nothing at `place` or behind ranks before."""
-        return exp(floor(place) * log1p(self.within)) if self.front and self.within else place
-
     def cutoff(self, design: MeshKey | None = None) -> float:
         """What the values of a design must beat; none = the least that anything must.
 
         No layout that is wanted in the end is ever cut off, nor the best of the designs other than the best one's: a value that
-        all layouts of one design but the best ones had to beat, others beat too, since the best were of that design.
+        all layouts of one design but the best ones had to beat, others beat too, since the best were of that design. Of a front,
+        what layouts that need no more than `level` must beat.
         """
+        if self.front:
+            fastest = self._fastest_in_level()
+            return fastest[0] / (1.0 + self.within) if fastest else inf
         return min(self.limits.against(design), self.shared().against(design))
 
     @property
@@ -206,22 +189,25 @@ class Incumbents:
     def beaten(self, time_s: FloatArray, device_bytes: FloatArray, design: MeshKey | None = None) -> NDArray[np.bool_]:
         """Which layouts of a design (bounds of them) cannot be wanted."""
         time_s, device_bytes = np.asarray(time_s) * (1.0 - SLACK), np.asarray(device_bytes) * (1.0 - SLACK)
-        if self.front:
-            near, (values, least) = 1.0 + self.within, self._pareto_steps()
-            # The smallest of all that are no slower.
-            return np.asarray(least[np.searchsorted(values, time_s * near, side="right")] <= device_bytes * near)
         if self.by_memory:
             return np.asarray(device_bytes + np.minimum(time_s, 1e6) * 1e-9 > self.cutoff(design))
         return np.asarray(time_s > self.cutoff(design))
 
-    def _pareto_steps(self) -> tuple[FloatArray, FloatArray]:
-        """Values of the front ascending, this and others' together, and the least bytes of the first n of them, [n + 1]."""
-        points = self.shared().points
-        if self.pareto_steps[0] is not self.limits or self.pareto_steps[1] is not points:
-            rows = np.array(sorted({*self.limits.points, *points})).reshape(-1, 2)
-            least = np.minimum.accumulate(np.concatenate([[inf], rows[:, 1]]))
-            self.pareto_steps = (self.limits, points, rows[:, 0].copy(), least)
-        return self.pareto_steps[2:]
+    def _fastest_in_level(self) -> tuple[float, float] | None:
+        """Value and bytes of the fastest of a front, this and others' together, that needs no more than `level`."""
+        key = (self.limits, self.shared().points, self.level)
+        if any(a is not b for a, b in zip(key, self.fastest[0], strict=True)):
+            points = (p for p in (*self.limits.points, *key[1]) if p[1] <= self.level)
+            self.fastest = (key, min(points, default=None))
+        return self.fastest[1]
+
+    def next_level(self) -> float | None:
+        """Bytes below which the next layout of a front is to be found; None where there was none in this level.
+
+        Nothing in this level beats its fastest by more than `within`, which stands for all that need as much as it, or hardly less.
+        """
+        fastest = self._fastest_in_level()
+        return None if fastest is None else fastest[1] / (1.0 + max(self.within, SLACK))
 
     def add(self, scored: Scored) -> None:
         """Take a layout in, if it is among the best."""
