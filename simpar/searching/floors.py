@@ -38,10 +38,10 @@ class Floors:
         total = self._dense_floor(group, batch, variant)
         if self.pricing.has_experts:
             expert = self._expert_floor(group, batch, variant)
-            total = np.concatenate([total[:4] + expert[:4], np.maximum(total[4:], expert[4:])])
             if variant.overlap_ep and group.ep > 1:
-                # What waits beside an exchange is hidden with it.
-                total[:2] = total[[3, 2]]
+                # What waits among experts beside an exchange is hidden with it.
+                expert = expert[[3, 2, 2, 3, 4]]
+            total = np.concatenate([total[:4] + expert[:4], np.maximum(total[4:], expert[4:])])
         return np.concatenate([total[:4], np.maximum(total[4:], total[:1] + total[1:2])])
 
     def compute(self, group: Group, batch: int) -> FloatArray:
