@@ -27,7 +27,7 @@ from simpar.searching.open_layouts import Design
 from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
 from simpar.searching.space import Space
-from simpar.specs.options import option_table
+from simpar.specs.options import RunOptions
 
 CASES = {
     "llama3.1-405b on 16,384 H100": ("llama3.1-405b", "dgx-h100", 2048, 8192, 2048),
@@ -38,7 +38,7 @@ CASES = {
 
 def space_of(case: str, framework: str | None) -> Space:
     """The space of a case."""
-    return make_space(option_table(*CASES[case], None), framework=framework)
+    return make_space(RunOptions(*CASES[case], None).table(None)[0], framework=framework)
 
 
 def designs(branch: Branch, count: int) -> list[Design]:
@@ -100,7 +100,7 @@ def path_layouts(large: bool, schedule: str, chunks: int, count: int) -> tuple[B
     sizes = ("llama3.1-405b", "dgx-h100", 2048, 8192, 2048) if large else ("llama3.1-70b", "dgx-h100", 8, 8192, 64)
     degrees = ["tp=8", "pp=16"] if large else ["tp=4", "pp=4", "micro_batch_size=1"]
     space = make_space(
-        option_table(*sizes, "megatron-core"),
+        RunOptions(*sizes, "megatron-core").table(None)[0],
         fix=[*degrees, f"schedule={schedule}", "offload_activations=0", f"virtual_stages={chunks}", "zero_stage=1", "cp=1"],
     )
     return Branch(space), [choice for choice, _ in zip(space.choices(), range(count), strict=False)]

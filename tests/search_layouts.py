@@ -11,7 +11,7 @@ from simpar.result.result import Result
 from simpar.searching.choice import Choice
 from simpar.searching.request import make_space
 from simpar.searching.space import Space
-from simpar.specs.options import option_table
+from simpar.specs.options import RunOptions
 from simpar.step import interpret, prepare, run
 
 SMALL = (
@@ -30,7 +30,7 @@ def small_space(
     nodes: int = 1, allow: Sequence[str] = SMALL, *, model: str = "llama3.1-8b", batch: int = 8, length: int = 8192
 ) -> Space:
     """A model on a few nodes of eight H100."""
-    table = option_table(model, "dgx-h100", nodes, length, batch, "megatron-core")
+    table = RunOptions(model, "dgx-h100", nodes, length, batch, "megatron-core").table(None)[0]
     return make_space(table, allow=allow)
 
 

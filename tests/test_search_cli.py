@@ -17,7 +17,7 @@ from simpar.searching.find import Watch
 from simpar.searching.improve import improve
 from simpar.searching.incumbents import Scored
 from simpar.searching.request import make_space
-from simpar.specs.options import option_table
+from simpar.specs.options import RunOptions
 from simpar.specs.scenario import read_scenario
 from simpar.step import simulate
 
@@ -74,7 +74,7 @@ def test_json_is_one_object_of_the_documented_shape(capsys: pytest.CaptureFixtur
     assert found["optimality_gap"] == 0.0
     assert found["finished"] is True
     assert found["kept"] + sum(found["rejected"].values()) == found["space_size"]
-    table = option_table("llama3.1-8b", "dgx-h100", 1, 8192, 8, "megatron-core")
+    table = RunOptions("llama3.1-8b", "dgx-h100", 1, 8192, 8, "megatron-core").table(None)[0]
     fix = ["tp=1,2,4", "pp=1,2", "cp=1", "zero_stage=1", "micro_batch_size=1,4", "recompute=none,full", "schedule=1f1b,interleaved"]
     space = make_space(table, allow=fix, framework="megatron-core")
     assert found["space_size"] == space.size
@@ -295,7 +295,7 @@ def test_progress_names_the_incumbent_and_the_gap(monkeypatch: pytest.MonkeyPatc
 
     from rich.console import Console
 
-    choice = next(make_space(option_table("llama3.1-8b", "dgx-h100", 1, 8192, 8, None), fix=["tp=8"]).choices())
+    choice = next(make_space(RunOptions("llama3.1-8b", "dgx-h100", 1, 8192, 8, None).table(None)[0], fix=["tp=8"]).choices())
     watch = Watch(Scored(choice, 2.0, 1e9, 2.0), 1.5, 3, 8, 17, 31.0)
     text = progress_text(watch)
     assert "gap 25.00%" in text

@@ -43,7 +43,7 @@ class RunOptions:
         """
         file = ""
         if scenario is None:
-            table = option_table(self)
+            table = _alone(self)
         elif isinstance(scenario, Mapping):
             file = str(scenario.get("file", ""))
             table = self._over({k: v for k, v in scenario.items() if k != "file"})
@@ -78,7 +78,7 @@ class RunOptions:
         return {"num_nodes": nodes, "num_gpus": self.num_gpus}
 
 
-def option_table(options: RunOptions) -> dict[str, Any]:
+def _alone(options: RunOptions) -> dict[str, Any]:
     """The raw table of a scenario, without a plan, from options of the command line.
 
     Raises:
