@@ -291,15 +291,15 @@ def test_an_unfamiliar_family_has_at_least_the_width_of_unfamiliar_ones() -> Non
 
 def test_a_family_on_an_unseen_chip_is_no_surer_than_elsewhere() -> None:
     entries = (
-        Constant(name="interval_factor", value=1.1, architectures=("ampere", "hopper", "cdna4")),
-        Constant(name="interval_factor", family="deepspeed", value=2.0, architectures=("ampere",)),
-        Constant(name="interval_factor", family="deepspeed", architecture="ampere", value=3.0, architectures=("ampere",)),
-        Constant(name="interval_factor", family="megatron-core", value=0.8, architectures=("ampere",)),
-        Constant(name="interval_factor", family=UNFAMILIAR, value=1.3, architectures=("ampere", "hopper", "cdna4")),
+        Constant(name="interval_up", value=1.1, architectures=("ampere", "hopper", "cdna4")),
+        Constant(name="interval_up", family="deepspeed", value=2.0, architectures=("ampere",)),
+        Constant(name="interval_up", family="deepspeed", architecture="ampere", value=3.0, architectures=("ampere",)),
+        Constant(name="interval_up", family="megatron-core", value=0.8, architectures=("ampere",)),
+        Constant(name="interval_up", family=UNFAMILIAR, value=1.3, architectures=("ampere", "hopper", "cdna4")),
     )
     with calibrated_by(entries):
         pairs = [(family, chip) for family in ("deepspeed", "megatron-core") for chip in ("ampere", "cdna4")]
-        factors = [calibration_for(*pair).interval_factor for pair in pairs]
+        factors = [calibration_for(*pair).interval_up for pair in pairs]
     assert factors == [3.0, 2.0, 0.8, 1.3]
 
 
