@@ -37,9 +37,10 @@ def scenario_notes(scenario: Scenario) -> list[str]:
 
 
 def _idle(scenario: Scenario) -> Iterator[str]:
-    """Fields of low-rank adaptation that were written where everything is trained."""
+    """Fields of low-rank adaptation that are not as usual where everything is trained."""
     training = scenario.training
-    written = [name for name in _OF_ADAPTERS if name in training.model_fields_set]
+    usual = type(training).model_fields
+    written = [name for name in _OF_ADAPTERS if getattr(training, name) != usual[name].default]
     if training.trainable != "lora" and written:
         yield f"training.{', '.join(written)}: without effect, as training.trainable is {training.trainable!r} and not 'lora'"
 
