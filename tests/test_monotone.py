@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_random import CASES, TINY, random_choice, space_of
 
+from simpar.costs import host as host_law
 from simpar.costs.block_price import BlockPrice, merges, price_list, price_pair, segments
 from simpar.costs.host import launch_gaps
 from simpar.costs.kernels import KernelModel
@@ -22,6 +23,7 @@ from simpar.costs.key_price import scaled
 from simpar.costs.price import Price, Provenance
 from simpar.costs.pricer import LayoutPricer
 from simpar.parallel.keys import Compute
+from simpar.parallel.layout import Layout
 from simpar.parallel.work import AttentionWork, Collective, ExpertExchange, Gemm, GroupedGemm, LocalOp, MemoryWork, OpList
 from simpar.searching.space import Space
 from simpar.specs.scenario import Scenario, make_scenario
@@ -38,19 +40,19 @@ KINDS: dict[str, tuple[type, ...]] = {
 @contextmanager
 def faster(factors: dict[str, float]) -> Iterator[None]:
     """Prices of each kind times its factor."""
-    work, launch = LayoutPricer._work, LayoutPricer._launch_seconds
+    work, launch = LayoutPricer._work, host_law.launch_seconds
 
     def scaled_work(self: LayoutPricer, wanted: object) -> Price:
         name = next((n for n, kinds in KINDS.items() if isinstance(wanted, kinds)), "")
         return scaled(work(self, wanted), factors.get(name, 1.0))
 
-    def scaled_launch(self: LayoutPricer, price: BlockPrice, phase: str) -> float:
-        return launch(self, price, phase) * factors.get("host", 1.0)
+    def scaled_launch(layout: Layout, price: BlockPrice, phase: str) -> float:
+        return launch(layout, price, phase) * factors.get("host", 1.0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LayoutPricer, "_work", scaled_work)
         patch.setattr(KernelModel, "in_steps", lambda self, calibration: {})  # no prices from before
-        patch.setattr(LayoutPricer, "_launch_seconds", scaled_launch)
+        patch.setattr(host_law, "launch_seconds", scaled_launch)
         yield
 
 

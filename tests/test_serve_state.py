@@ -275,7 +275,18 @@ def test_the_page_changes_in_less_than_half_a_second(name: str) -> None:
         assert tables.early_tiles(early) if early else tables.tiles(answer) if answer else None
         json.dumps(parts)
         best = min(best, time.process_time() - started)
-    assert best < 0.4
+    assert millions_of_additions(best) < 12.0
+
+
+def millions_of_additions(seconds: float) -> float:
+    """CPU seconds in millions of additions of a Python loop, of which a core of 2026 makes about 30 million in a second."""
+    best = 9.0
+    for _ in range(3):
+        started, total = time.process_time(), 0
+        for number in range(1_000_000):
+            total += number
+        best = min(best, time.process_time() - started)
+    return seconds / best
 
 
 LONG = {
@@ -301,7 +312,7 @@ def test_the_first_answer_of_a_long_step_follows_a_slider_within_half_a_second(n
         assert tables.early_tiles(early)
         json.dumps([canvas_data(early.short), figures.memory(early.short)])
         best = min(best, time.process_time() - started)
-    assert best < 0.4
+    assert millions_of_additions(best) < 12.0
 
 
 @pytest.mark.parametrize("name", list(LONG))
