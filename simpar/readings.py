@@ -203,15 +203,17 @@ def spread_over(
         likelihood: what else was seen says of a simulated choice (a measured memory, never the step time itself), as a factor.
 
     Raises:
-        InputError: no reading can have run; with the reason of the likeliest.
+        InputError: no reading can have run: what is wrong with all of them, else the reason of the likeliest.
     """
     found: list[Reading] = []
+    errors: list[InputError] = []
     dropped: list[tuple[tuple[tuple[str, Any], ...], str]] = []
     for choice in options:
         try:
             scenario = make_scenario(choice.table, file=file)
             outcome = simulate(choice, scenario)
         except InputError as error:
+            errors.append(error)
             dropped.append((choice.values, str(error).splitlines()[0]))
             continue
         chance = outcome.chance_to_fit
@@ -224,6 +226,8 @@ def spread_over(
         weight = choice.weight * own * chance * max(likelihood(choice), 1e-12)
         found.append(Reading(choice.values, weight, outcome.seconds, outcome.low, outcome.high, chance))
     if not found:
+        if len(errors) == len(dropped) and len({reason for _, reason in dropped}) == 1:
+            raise errors[0]  # whatever the open fields are
         values, reason = dropped[0]
         named = ", ".join(f"{path} = {value!r}" for path, value in values)
         raise InputError(f"no reading of the open fields can run; with {named}: {reason}")

@@ -76,6 +76,16 @@ def test_a_number_whose_values_nobody_can_list() -> None:
         open_fields(raw)
 
 
+def test_an_unknown_field_without_a_value_is_no_field_all_the_same() -> None:
+    with pytest.raises(InputError, match="unknown field; did you mean 'virtual_stages'"):
+        open_fields(table(virtual_stage={"unknown": True}))
+
+
+def test_what_is_wrong_with_every_reading_is_said_without_the_readings() -> None:
+    with pytest.raises(InputError, match=r"^plan\.tp = 7: must divide"):
+        simulate_open(table(recompute={"any_of": ["none", "full"]}, tp=7))
+
+
 def test_commands_that_do_not_answer_open_facts_say_so() -> None:
     with pytest.raises(InputError, match="left open"):
         make_scenario(table(recompute={"unknown": True}))

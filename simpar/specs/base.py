@@ -74,8 +74,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     return parse_toml(read_text(path, MOST_CONFIG_BYTES, empty=True), path)
 
 
-def _known_fields(spec: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Field names of the (sub)model at `location`, for suggesting the closest."""
+def known_fields(spec: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """What an unknown field at `location` was probably meant to be, else all fields that its table has, in words."""
+    known = _fields_of(spec, location[:-1])
+    close = closest(str(location[-1]), known)
+    return f"did you mean {close!r}?" if close else f"known fields: {', '.join(sorted(known))}"
+
+
+def _fields_of(spec: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     current: Any = spec
     for part in location:
         fields = getattr(current, "model_fields", {})
@@ -138,10 +144,7 @@ def violations_of(error: ValidationError, spec: type[BaseModel], table: Any, fil
         rule = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         value, rule, right = item.get("input"), _KINDS.get(item["type"], rule), ""
         if item["type"] == "extra_forbidden":
-            known = _known_fields(spec, item["loc"][:-1])
-            close = closest(str(item["loc"][-1]), known)
-            rule = "unknown field"
-            right = f"did you mean {close!r}?" if close else f"known fields: {', '.join(sorted(known))}"
+            rule, right = "unknown field", known_fields(spec, item["loc"])
         elif item["type"] == "missing":
             value = None
         elif isinstance(value, dict | list):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from simpar.errors import InputError, Violation
-from simpar.specs.base import violations_of
+from simpar.specs.base import known_fields, violations_of
 from simpar.specs.scenario_spec import Scenario
 
 MOST_READINGS: Final = 256
@@ -73,7 +73,7 @@ def open_fields(table: Mapping[str, Any], file: str = "") -> tuple[OpenField, ..
     """The open fields of a scenario's raw table, in the order in which they stand.
 
     Raises:
-        InputError: an empty set, weights that do not match, or an unknown field whose values cannot be listed.
+        InputError: an empty set, weights that do not match, no such field, or one whose values cannot be listed.
     """
     return tuple(_field(path, value, file) for path, value in _leaves(table))
 
@@ -166,6 +166,8 @@ def _admissible(path: str, file: str) -> tuple[tuple[Any, float], ...]:
     if path in PRIORS:
         return _shares(PRIORS[path].items())
     info = _info(path)
+    if info is None and path.startswith(("plan.", "training.")):
+        raise InputError([Violation(path, "unknown", "unknown field", known_fields(Scenario, tuple(path.split("."))), file)])
     options = _options(info.annotation) if info else ()
     if not options:
         right = f"list them: {path.rpartition('.')[2]} = {{ any_of = [first, second] }}"
