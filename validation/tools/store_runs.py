@@ -181,6 +181,12 @@ def flagperf(row: Row) -> Row:
     return {"dropout": 0.1} if "llama3_8B-megatron" in str(row.get("source_ref")) else {}
 
 
+def megatron_readme(row: Row) -> Row:
+    """Its configurations are those of NeMo's performance scripts (examples/llama/README.md), where tensor parallelism has
+    userbuffers (scripts/performance/llm/pretrain_llama3_70b.py, pretrain_llama31_405b.py)."""
+    return {"overlap_tp": True} if int(row.get("tp") or 1) > 1 else {}
+
+
 AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"Narayanan et al\. 2021|MT-NLG", narayanan),
     (r"Nemotron-4", nemotron),
@@ -196,6 +202,7 @@ AMENDED: Final[tuple[tuple[str, Callable[[Row], Row]], ...]] = (
     (r"^ms-swift", swift),
     (r"^torchtune", torchtune),
     (r"^FlagPerf", flagperf),
+    (r"^Megatron-LM examples/llama", megatron_readme),
 )
 """Pattern in the source's name -> columns that its other documents state."""
 BLOOM: Final = {"position": "alibi", "embedding_norm": True}
