@@ -462,7 +462,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
     [
         ("PyTorch Lightning", "torch-fsdp"),
         ("MaxText", "maxtext"), ("GPT-NeoX", "megatron-deepspeed"), ("Colossal-AI", "colossal-ai"), ("Alpa", "maxtext"),
-        ("MegaScale", "megatron-core"), ("OLMo-core", "torchtitan"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
+        ("MegaScale", "megatron-core"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
         ("Primus", "megatron-core"), ("Primus (TorchTitan)", "torchtitan"), ("Megatron-DeepSpeed", "megatron-deepspeed"),
         ("axolotl", "transformers"), ("unsloth", "transformers"), ("LLaMA-Factory", "transformers"), ("PEFT", "transformers"),
         ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),
