@@ -109,7 +109,7 @@ ATTENTION_KERNELS: Final = (
     (r"flash[ _-]?attention[ _-]?(3|v3)|\bfa3\b", "fa3"),
     (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
     (r"flash[ _-]?attention[ _-]?v?1|\bfa1\b", "fa1"),
-    (r"cudnn", "cudnn"),
+    (r"(?<!without )(?<!no )cudnn", "cudnn"),
     (r"kernel: (torch|fused)\b", "unfused"),
 )
 
