@@ -259,11 +259,35 @@ def test_a_gpu_without_a_profile_is_not_taken_for_another(gpu: str) -> None:
     assert run_of(row(gpu=gpu, gpu_mem_gb=None)).skipped == f"no hardware profile for GPU {gpu!r}"
 
 
+@pytest.mark.parametrize(
+    ("name", "normed"), [("OLMo2-7B", True), ("OLMo-2-1124-13B", True), ("OLMo-7B", False), ("Qwen3-8B", True)]
+)
+def test_families_that_normalise_queries_and_keys(name: str, normed: bool) -> None:
+    model = run_of(row(model_name=name)).scenario.model  # type: ignore[union-attr]
+    assert isinstance(model, TransformerSpec)
+    assert model.qk_norm is normed
+
+
+@pytest.mark.parametrize(
+    ("notes", "loss"),
+    [
+        ("apex fused cross entropy", "fused"), ("flash-attn's xentropy kernel", "fused"), ("fused linear cross entropy", "linear"),
+        ("no fused cross entropy", "auto"), ("unfused cross entropy", "unfused"), ("", "auto"),
+    ],
+)  # fmt: skip
+def test_losses_in_words(notes: str, loss: str) -> None:
+    run = run_of(row(pp=1, vpp=None, tp=1, dp=64, framework="FSDP", framework_version="2024-03", notes=notes or None))
+    assert run.scenario is not None
+    assert run.scenario.training.cross_entropy == loss
+
+
 def test_attention_kernels() -> None:
     assert attention_of({"notes": "attention/norm kernel: flash_attentionv1.0.8"}) == "fa1"
     assert attention_of({"notes": "attention/norm kernel: flash_attention2 + RMS kernel"}) == "fa2"
     assert attention_of({"notes": "attention/norm kernel: fused"}) == "unfused"
     assert attention_of({"flash_attention": False}) == "unfused"
+    assert attention_of({"flash_attention": False, "notes": "built without cuDNN"}) == "unfused"
+    assert attention_of({"notes": "cuDNN attention"}) == "cudnn"
     assert attention_of({"flash_attention": True}) == "auto"
 
 
@@ -399,6 +423,7 @@ def test_memory_kinds(kind: str | None, expected: str, first: bool) -> None:
         ({"n_gpus": None}, "number of GPUs not stated: 64, the product of the degrees"),
         ({"tp": None, "pp": None, "vpp": None, "dp": 64, "zero_stage": 3}, "layout not stated: tp, pp 1"),
         ({"global_batch": None, "grad_accum": 16}, "global batch not stated: 128"),
+        ({"global_batch": None, "micro_batch": 4, "tokens_per_s_per_gpu": 9000.0}, "one micro-batch of 4 per rank"),
         ({"heads": None}, "heads not stated: 32"),
         ({"layers": None, "hidden": None, "heads": None}, "those of llama3.1-8b"),
         ({"framework": "Alpa", "framework_version": None}, "framework 'Alpa': as maxtext"),
@@ -450,7 +475,7 @@ def test_every_stand_in_names_a_framework_and_says_why(pattern: str, name: str, 
     [
         ("HF accelerate FSDP2", "transformers"), ("HF Trainer", "transformers"), ("TRL", "trl"), ("torchtune", "torchtune"),
         ("prime-rl (torch FSDP2, own torchtitan-like parallel code)", "prime-rl"), ("DeepSpeed (HF Trainer)", "deepspeed"),
-        ("litgpt", "lit-gpt"),
+        ("litgpt", "lit-gpt"), ("OLMo-core", "olmo-core"), ("llm.c", "llm.c"),
     ],
 )  # fmt: skip
 def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str) -> None:
@@ -462,7 +487,7 @@ def test_frameworks_of_fine_tuning_have_rows_of_their_own(stated: str, name: str
     [
         ("PyTorch Lightning", "torch-fsdp"),
         ("MaxText", "maxtext"), ("GPT-NeoX", "megatron-deepspeed"), ("Colossal-AI", "colossal-ai"), ("Alpa", "maxtext"),
-        ("MegaScale", "megatron-core"), ("OLMo-core", "torchtitan"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
+        ("MegaScale", "megatron-core"), ("veScale", "megatron-core"), ("nnScaler", "megatron-core"),
         ("Primus", "megatron-core"), ("Primus (TorchTitan)", "torchtitan"), ("Megatron-DeepSpeed", "megatron-deepspeed"),
         ("axolotl", "transformers"), ("unsloth", "transformers"), ("LLaMA-Factory", "transformers"), ("PEFT", "transformers"),
         ("verl", "torch-fsdp"), ("OpenRLHF", "deepspeed"), ("torch DDP", "plain"),

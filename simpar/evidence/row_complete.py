@@ -26,13 +26,16 @@ def completed(row: Row) -> tuple[dict[str, Any], list[str]]:
     notes: list[str] = []
     found = _with_dimensions(dict(row), notes)
     found = _with_layout(found, notes)
-    if not found.get("global_batch") and not found.get("micro_batch") and found.get("tokens_per_s_per_gpu") and found.get("dp"):
-        found |= {"global_batch": int(found["dp"]) * int(found.get("grad_accum") or 1), RATE_ALONE: True}
-        notes.append("batch not stated: one micro-batch per rank, for a rate per GPU")
-    degrees = [found.get(key) for key in ("micro_batch", "grad_accum", "dp")]
-    if not found.get("global_batch") and all(degrees):
-        found["global_batch"] = prod(int(value) for value in degrees if value)
-        notes.append(f"global batch not stated: {found['global_batch']}, micro batch x accumulation x dp")
+    micro, pieces, ranks = (int(found.get(key) or 0) for key in ("micro_batch", "grad_accum", "dp"))
+    if not found.get("global_batch") and ranks and ((micro and pieces) or found.get("tokens_per_s_per_gpu")):
+        found["global_batch"] = (micro or 1) * (pieces or 1) * ranks
+        if micro and pieces:
+            notes.append(f"global batch not stated: {found['global_batch']}, micro batch x accumulation x dp")
+        elif micro:
+            notes.append(f"batch not stated: one micro-batch of {micro} per rank, for a rate per GPU")
+        else:
+            found[RATE_ALONE] = True
+            notes.append("batch not stated: one micro-batch per rank, for a rate per GPU")
     return found, notes
 
 

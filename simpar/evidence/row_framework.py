@@ -18,6 +18,8 @@ FRAMEWORK_PATTERNS: Final = (
     (r"torchtune", "torchtune"),
     (r"modalities", "modalities"),
     (r"tinyllama", "tinyllama"),
+    (r"olmo-?core", "olmo-core"),
+    (r"\bllm\.c\b", "llm.c"),
     (r"torchtitan", "torchtitan"),
     (r"llm-?foundry|composer|mosaic", "llm-foundry"),
     (r"zero[- ]?bubble|vocabulary ?parallelism", "zero-bubble"),
@@ -45,7 +47,7 @@ FRAMEWORK_PATTERNS: Final = (
 """First match in the framework's name wins; then NEAREST's; then the same in the source's name; then plain torch."""
 
 NEAREST: Final = (
-    (r"primus.*torchtitan|olmo-?core|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
+    (r"primus.*torchtitan|picotron.*fsdp", "torchtitan", "it builds on torch's FSDP2"),
     (r"picotron", "nanotron", "it is a small sibling of nanotron"),
     (
         r"\balpa\b|levanter|easylm|t5x|gspmd|jaxformer|flax|mesh[- ]?(tf|tensorflow)|tensorflow|\bpax\b|\bkeras\b",
@@ -107,7 +109,7 @@ ATTENTION_KERNELS: Final = (
     (r"flash[ _-]?attention[ _-]?(3|v3)|\bfa3\b", "fa3"),
     (r"flash[ _-]?attention[ _-]?(2|v2)|\bfa2\b", "fa2"),
     (r"flash[ _-]?attention[ _-]?v?1|\bfa1\b", "fa1"),
-    (r"cudnn", "cudnn"),
+    (r"(?<!without )(?<!no )cudnn", "cudnn"),
     (r"kernel: (torch|fused)\b", "unfused"),
 )
 

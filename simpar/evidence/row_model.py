@@ -29,7 +29,7 @@ MLP: Final[dict[str, dict[str, Any]]] = {
 
 _FAMILIES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     (r"qwen-?(1\.5|2)", {"attention_bias": True}),
-    (r"qwen-?3", {"qk_norm": True}),
+    (r"qwen-?3|olmo-?[23]", {"qk_norm": True}),
     (r"gemma-?2|grok", {"block_norms": 4}),
     (r"gpt-oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True, "swiglu_limit": 7.0}),
 )

@@ -62,7 +62,7 @@ OPTIMIZERS: Final = (
 
 LOSSES: Final = (
     (r"fused linear cross.entropy|\blinear cross.entropy", "linear"),
-    (r"cross.entropy fusion on|\bfoak\b|unsloth", "fused"),
+    (r"cross.entropy fusion on|\bfoak\b|unsloth|(?<!no )\bfused cross.entropy|\bxentropy\b", "fused"),
     (r"chunked cross.entropy", "chunked"),
     (r"unfused cross.entropy", "unfused"),
 )
