@@ -236,7 +236,7 @@ READERS: Final[dict[str, Any]] = {
 """Families with mixers or layers of their own."""
 
 ALIASES: Final[dict[str, str]] = {
-    "kimi_k2": "deepseek_v3", "deepseek_ref": "deepseek_v4", "deepseek_v3.2": "deepseek_v32", "deepseek": "deepseek_v2",
+    "kimi_k2": "deepseek_v3", "deepseek_ref": "deepseek_v4", "deepseek_v3.2": "deepseek_v32",
     **dict.fromkeys(
         ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text", "mimo", "mimo_vl"), "qwen2"
     ),

@@ -13,6 +13,7 @@ from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.projectors import joined_weight
+from simpar.model.remote import SPEECH, WORDS, deepseek_ocr
 from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec
 from simpar.specs.mixers import WeightSpec
@@ -68,6 +69,8 @@ def translated(config: dict[str, Any]) -> dict[str, Any]:
     """A file without a type of its own (mamba_ssm's; Grok 2 goes by GIT's), in transformers' words."""
     if "Grok1ForCausalLM" in (config.get("architectures") or ()):
         return {**config, "model_type": "grok-1"}
+    if config.get("model_type") in WORDS:
+        return WORDS[config["model_type"]](config)
     return _state_spaces(config) if "ssm_cfg" in config and not config.get("model_type") else config
 
 
@@ -102,6 +105,9 @@ def _whole(keys: Keys) -> ArchitectureSpec:
     if text is None:
         return _text(keys)
     keys.used.update(name for name, value in keys.config.items() if text.config.get(name) == value)
+    silent = [name for name in SPEECH if keys.has(name)]
+    if silent:
+        keys.note(f"{', '.join(silent)}: what speaks is a model of its own, not counted")
     if text.config.keys() & set(TEXT):
         return _whole(text)
     model = _text(text)
@@ -193,6 +199,8 @@ def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:
 def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
     """The vision encoder, twice where images and videos have one each."""
     parent = keys.model_type
+    if parent == "deepseek_ocr":
+        return deepseek_ocr(keys, vision, hidden, lambda k: vision_stack(k, TOWERS["clip_vision_model"]))
     kind = TYPE_OF_PARENT.get(parent, vision.model_type)
     kind = kind if kind in TOWERS else parent
     if kind not in TOWERS:
