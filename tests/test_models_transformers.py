@@ -67,7 +67,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "seamless_m4t_v2", "speech-encoder-decoder", "speecht5", "vision-encoder-decoder",
     ),
     "convolution and attention in one layer over sound": (
-        "granite_speech5_ctc", "lasr_ctc", "omniasr_ctc", "sew", "sew-d", "wav2vec2-bert", "wav2vec2-conformer",
+        "granite_speech5_ctc", "lasr_ctc", "omniasr_ctc", "sew", "sew-d",
     ),
     "layers of its own, before 2022": (
         "convbert", "fsmt", "funnel", "luke", "mobilebert", "pegasus_x", "perceiver", "prophetnet", "reformer",

@@ -101,6 +101,10 @@ def _whole(keys: Keys) -> ArchitectureSpec:
         if name in DIFFUSION_READERS:
             diffusion: ArchitectureSpec = DIFFUSION_READERS[name](keys).architecture()
             return diffusion
+    if "Transformer" in str(keys.config.get("_class_name")) or str(keys.config.get("_class_name")).startswith("UNet"):
+        known = ", ".join(name for name in DIFFUSION_READERS if name.endswith("Model"))
+        rule = "a class of diffusers that is not read"
+        raise InputError([Violation("_class_name", keys.config["_class_name"], rule, f"known are {known}", keys.file)])
     text = None if keys.model_type in PAIRS else _text_keys(keys)
     if text is None:
         return _text(keys)
