@@ -90,6 +90,7 @@ TABLE: Final[dict[str, Family]] = {
     "arctic": LLAMA,
     "grok-1": Family(layout="sandwich"),
     "orion": Family(norm="layernorm"),
+    **dict.fromkeys(("phi4_multimodal", "phi4mm"), PLAIN),
     "phi4flash": Family(norm="layernorm", mlp_bias=False, qkv_bias=True, o_bias=True, head_bias="lm_head_bias", tied=True),
     "smallthinker": replace(PLAIN, activation="relu"),
     "bailing_moe_linear": Family(

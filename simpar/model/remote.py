@@ -45,6 +45,26 @@ def deepseek_vl(config: dict[str, Any]) -> dict[str, Any]:
     return {**own, "language_config": text, "vision_config": {**sizes, **seeing}}
 
 
+def phi4mm(config: dict[str, Any]) -> dict[str, Any]:
+    """Phi-4-multimodal as its authors publish it: the encoders' sizes stand in code or deep inside; adapters are weights."""
+    own = ("audio_processor", "embd_layer", "img_processor")
+    sound = (config.get("audio_processor") or {}).get("config") or {}
+    sizes = {name: sound[old] for name, old in PHI4_SOUND.items() if old in sound}
+    distance = (sound.get("relative_attention_bias_args") or {}).get("t5_bias_max_distance", 1000)
+    return {
+        **{name: value for name, value in config.items() if name not in own},
+        "vision_config": {"model_type": "phi4_multimodal_vision"},
+        "audio_config": {"model_type": "phi4_multimodal_audio", **sizes, "bias_max_distance": distance},
+    }
+
+
+PHI4_SOUND = {
+    "hidden_size": "attention_dim", "num_attention_heads": "attention_heads", "intermediate_size": "linear_units",
+    "num_blocks": "num_blocks", "kernel_size": "kernel_size", "input_size": "input_size", "time_reduction": "time_reduction",
+    "ext_pw_out_channel": "ext_pw_out_channel", "depthwise_separable_out_channel": "depthwise_seperable_out_channel",
+}  # fmt: skip
+"""transformers' name of a size of the sound's encoder -> the authors'."""
+
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Sizes of a latent attention; void where its class builds plain heads."""
 
@@ -75,6 +95,7 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
 
 WORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "minicpmv": minicpmv,
+    "phi4mm": phi4mm,
     "deepseek_vl_v2": deepseek_vl,
     "ernie4_5_moe_vl": ernie_vl,
 }

@@ -226,6 +226,40 @@ class Conformer:
         return ArchitectureSpec(head=False, stacks=(stack,))
 
 
+def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
+    """Phi-4-multimodal's Conformer: gated feed-forwards, convolutions behind a gated pointwise one, a bias of the distance that all
+    layers share; two projectors, for sound alone and beside images."""
+    h, heads, wide = k.number("hidden_size"), k.number("num_attention_heads"), k.number("intermediate_size")
+    c, out, inner = k.number("nemo_conv_channels"), k.number("ext_pw_out_channel"), k.number("depthwise_separable_out_channel")
+    bins, halved = k.number("input_size"), k.number("time_reduction").bit_length() - 1
+    k.get("feature_layer", "downsample_rate", "left_chunk", "chunk_size", "bias_symmetric", "conv_glu_type", "ext_pw_kernel_size")
+    attention = AttentionSpec(
+        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, q_bias=True, k_bias=True, v_bias=True,
+        o_bias=True, position="relative",
+    )  # fmt: skip
+    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("kernel_size"), outputs=h, bias=True)
+    inside = (linear("gate", h, 2 * out), vector("gate_biases", 2 * out), depthwise, linear("pointwise_1", h, inner))
+    convolution = CustomSpec(label="convolution", extra=(*inside, linear("pointwise_2", inner, out)))
+    mlp = FeedForwardSpec(width=wide, bias=True)
+    layer = LayerSpec(
+        sublayers=tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp)), extra=(vector("norm_out", 2 * h),)
+    )
+    taps = WeightSpec(name="stem_depthwise", kind="conv", inputs=9, outputs=c, bias=True, copies=halved - 1)
+    stem = (
+        linear("stem", 9, c),
+        taps,
+        linear("stem_pointwise", c, c, copies=halved - 1),
+        linear("subsampled", c * (bins >> halved), h),
+    )
+    distances = 2 * k.number("bias_max_distance", default=1000)
+    ends = (linear("projector_1", h, text, copies=2), linear("projector_2", text, text, copies=2))
+    return StackSpec(
+        name="audio", hidden_size=h, layers={"conformer": layer}, pattern=(f"conformer*{k.number('num_blocks')}",),
+        norm="layernorm", final_norm=False, tower=True,
+        extra=(*stem, WeightSpec(name="distances", kind="lookup", inputs=distances, outputs=heads), *ends),
+    )  # fmt: skip
+
+
 SPEECH_READERS: dict[str, Any] = {
     **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), Wav2Vec2),
     "wavlm": WavLM, "data2vec-audio": Data2VecAudio, "parakeet_ctc": Conformer,
