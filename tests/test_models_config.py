@@ -149,6 +149,11 @@ def test_unknown_families_are_read_by_their_keys_with_a_note() -> None:
         read({"model_type": "llava", "text_config": {"model_type": "llama"}, "vision_config": {"model_type": "unheard_of"}})
 
 
+def test_a_class_of_diffusers_without_a_reader_is_named() -> None:
+    with pytest.raises(InputError, match=r"_class_name = 'UNet2DConditionModel': a class of diffusers that is not read"):
+        read({"_class_name": "UNet2DConditionModel", "attention_head_dim": [5, 10, 20], "in_channels": 4})
+
+
 def test_windows_stand_where_the_class_puts_them() -> None:
     base = config("Qwen3-8B.json")
     windowed = read({**base, "use_sliding_window": True, "sliding_window": 512, "max_window_layers": 30})

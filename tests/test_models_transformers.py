@@ -58,7 +58,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "granite_speech", "granite_speech_plus", "hunyuan_vl", "hy_v4_vl", "idefics", "inkling2", "inkling2_loop",
         "inkling_mm_model", "instructblip", "instructblipvideo", "janus", "kosmos-2", "kosmos-2.5", "lfm3_vl",
         "minicpm_ocr", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "omniasr",
-        "perception_lm", "phi4_multimodal", "pix2struct", "pp_chart2table", "pp_formulanet", "udop",
+        "perception_lm", "pix2struct", "pp_chart2table", "pp_formulanet", "udop",
         "unlimited_ocr", "vibevoice", "vibevoice_asr", "voxtral_realtime",
     ),
     "several models in one: speech, music, actions": (
@@ -67,7 +67,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "seamless_m4t_v2", "speech-encoder-decoder", "speecht5", "vision-encoder-decoder",
     ),
     "convolution and attention in one layer over sound": (
-        "granite_speech5_ctc", "lasr_ctc", "omniasr_ctc", "sew", "sew-d", "wav2vec2-bert", "wav2vec2-conformer",
+        "granite_speech5_ctc", "lasr_ctc", "omniasr_ctc", "sew", "sew-d",
     ),
     "layers of its own, before 2022": (
         "convbert", "fsmt", "funnel", "luke", "mobilebert", "pegasus_x", "perceiver", "prophetnet", "reformer",

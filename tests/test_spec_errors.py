@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -157,3 +159,16 @@ def test_a_field_of_a_named_model_can_be_set() -> None:
     assert not read_scenario("korthikanti-22b_a100x8_tp8pp1", ["model.vocab_size=1024"]).published
     with pytest.raises(InputError, match=r"'x/config\.json' is no shipped model whose fields can be set"):
         apply_override({"model": "x/config.json"}, "model.num_hidden_layers=16")
+
+
+def test_a_field_of_a_model_in_a_file_is_set(tmp_path: Path) -> None:
+    """The file lies beside its scenario; a scenario without a folder (of a page) opens none."""
+    table = {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128,
+             "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "num_nextn_predict_layers": 1}  # fmt: skip
+    (tmp_path / "own.json").write_text(json.dumps(table))
+    text = 'model = "own.json"\n[cluster]\nhardware = "dgx-h100"\nnum_nodes = 1\n'
+    (tmp_path / "s.toml").write_text(f"{text}[training]\nsequence_length = 128\nglobal_batch_size = 8\n")
+    before, after = (read_scenario(tmp_path / "s.toml", over).model for over in ([], ["model.num_nextn_predict_layers=0"]))
+    assert [m.num_nextn_predict_layers for m in (before, after)] == [1, 0]  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="no shipped model"):
+        apply_override({"model": str(tmp_path / "own.json")}, "model.num_nextn_predict_layers=0")

@@ -40,7 +40,7 @@ FREE: Final = re.compile(
             r"|random_routing|classification_head|^class_num$|^onnx|^(bf16|fp16|fp32)$|softmax_in|^pooler_|share_conv_kernel|sinkhorn|spatial_patch_size|enable_audio_output|encoder_stride|per_seconds?$|seconds_per|full_attn_mod|dim_model_base|clip_qkv|skip_bias_add"
             r"|use_parallel_block|layer_switch|layer_scaling$|residual_multiplier|_multipliers$|^init_|^mup_|^mla_scale|aux_free|^norm_head$"
             r"|grouped_mm|^org_vocab|associative_scan|slow_but_exact|safe_gate$|max_attn_value|extrapolation_factor|^attn_factor$|(dynamic|force)_image|perceiver_config"
-            r"|js_config$|^size$|^num_positions$|_by_sqrt_dim$|norm_expert_weight|only_types$|limits(_shared)?$|^zero_centered$",
+            r"|js_config$|^size$|^num_positions$|_by_sqrt_dim$|norm_expert_weight|only_types$|limits(_shared)?$|^zero_centered$|^rotary_type$|^router_type$",
         )
     )
 )  # fmt: skip

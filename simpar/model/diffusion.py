@@ -181,6 +181,87 @@ class CogVideoX(DiT):
         )  # fmt: skip
 
 
+class NextDiT:
+    """Lumina-Image 2.0 and Z-Image: text and image in one sequence through layers with norms on both sides of everything, after
+    layers of their own for either (Qin et al. 2025, arXiv 2503.21758). FLOPs are of an image token; the text's own layers run once
+    per sample.
+    """
+
+    time_width, time_inner = 1024, 1024
+
+    def __init__(self, keys: Keys) -> None:
+        self.k = keys
+        self.hidden = keys.number("hidden_size", "dim")
+        self.heads = keys.number("num_attention_heads", "n_heads")
+        self.kv_heads = keys.number("num_kv_heads", "n_kv_heads", default=self.heads)
+        self.time = min(self.hidden, self.time_width)
+        keys.get("sample_size", "axes_dim_rope", "axes_lens", "axes_dims", "qk_norm", "scaling_factor", "rope_theta", "t_scale")
+        if keys.get("siglip_feat_dim"):
+            keys.unknown.append(("siglip_feat_dim", True, "a stream of reference images is not read"))
+
+    def width(self) -> int:
+        """Of the feed-forward."""
+        multiple, factor = self.k.number("multiple_of", default=256), self.k.get("ffn_dim_multiplier") or 1.0
+        return int(multiple * -(-int(factor * 4 * self.hidden) // multiple))
+
+    def volume(self) -> int:
+        """Values of one patch and channel."""
+        return self.k.number("patch_size", default=2) ** 2
+
+    def layer(self) -> LayerSpec:
+        attention = AttentionSpec(
+            num_heads=self.heads, num_key_value_heads=self.kv_heads, head_dim=self.hidden // self.heads, causal=False,
+            qk_norm="head", joint_keys=TEXT_TOKENS,
+        )  # fmt: skip
+        steps = tuple(SublayerSpec(branches=(b,), norm="sandwich") for b in (attention, FeedForwardSpec(width=self.width())))
+        return LayerSpec(sublayers=steps, extra=(weight("modulation", self.time, 4 * self.hidden, 0.0),))
+
+    def text_layer(self, n: int) -> tuple[WeightSpec, ...]:
+        """A layer of the text's own: held, once per sample, without modulation."""
+        h, d = self.hidden, self.hidden // self.heads
+        return (
+            weight(f"text_{n}_qkv", h, h + 2 * self.kv_heads * d, 0.0, False), weight(f"text_{n}_out", h, h, 0.0, False),
+            weight(f"text_{n}_up", h, 2 * self.width(), 0.0, False), weight(f"text_{n}_down", self.width(), h, 0.0, False),
+            vector(f"text_{n}_norms", 4 * h + 2 * d),
+        )  # fmt: skip
+
+    def pads(self) -> tuple[WeightSpec, ...]:
+        return ()
+
+    def architecture(self) -> ArchitectureSpec:
+        k, h = self.k, self.hidden
+        channels, text = k.number("in_channels", default=16), k.number("cap_feat_dim")
+        own, depth = k.number("num_refiner_layers", "n_refiner_layers", default=2), k.number("num_layers", "n_layers")
+        extra = [
+            weight("patches", channels * self.volume(), h), vector("text_norm", text), weight("text_in", text, h, 0.0),
+            weight("time_1", 256, self.time_inner, 0.0), weight("time_2", self.time_inner, self.time, 0.0),
+            weight("out_modulation", self.time, h, 0.0),
+            weight("out", h, self.volume() * int(k.get("out_channels", default=None) or channels)), *self.pads(),
+        ]  # fmt: skip
+        extra += [w for n in range(own) for w in self.text_layer(n)]
+        layers, pattern = deal([self.layer()] * (own + depth), ["image"] * (own + depth))
+        stack = StackSpec(name="diffusion", hidden_size=h, layers=layers, pattern=pattern, final_norm=False, extra=tuple(extra))
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+
+class ZImage(NextDiT):
+    """Z-Image (Tongyi, 2025): a narrower time embedding, a feed-forward of eight thirds, pads that are learned."""
+
+    time_width = 256
+
+    def width(self) -> int:
+        return int(self.hidden / 3 * 8)
+
+    def volume(self) -> int:
+        sizes, frames = self.k.get("all_patch_size", default=[2]), self.k.get("all_f_patch_size", default=[1])
+        if len(sizes) > 1:
+            self.k.unknown.append(("all_patch_size", "...", "ends for patches of several sizes: only the first is read"))
+        return int(sizes[0]) ** 2 * int(frames[0])
+
+    def pads(self) -> tuple[WeightSpec, ...]:
+        return (vector("pads", 2 * self.hidden),)
+
+
 def _size(keys: Keys, *names: str, default: int | None = None) -> int:
     return keys.number(*names, default=default)
 
@@ -259,4 +340,5 @@ DIFFUSION_READERS: dict[str, Any] = {
     **dict.fromkeys(("wan", "WanModel", "WanTransformer3DModel"), Wan),
     "DiTTransformer2DModel": DiT, "PixArtTransformer2DModel": PixArt, "LTXVideoTransformer3DModel": Ltx,
     "SanaTransformer2DModel": Sana, "CogVideoXTransformer3DModel": CogVideoX,
+    "Lumina2Transformer2DModel": NextDiT, "ZImageTransformer2DModel": ZImage,
 }  # fmt: skip

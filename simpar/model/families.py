@@ -90,6 +90,7 @@ TABLE: Final[dict[str, Family]] = {
     "arctic": LLAMA,
     "grok-1": Family(layout="sandwich"),
     "orion": Family(norm="layernorm"),
+    **dict.fromkeys(("phi4_multimodal", "phi4mm"), PLAIN),
     "phi4flash": Family(norm="layernorm", mlp_bias=False, qkv_bias=True, o_bias=True, head_bias="lm_head_bias", tied=True),
     "smallthinker": replace(PLAIN, activation="relu"),
     "bailing_moe_linear": Family(
@@ -236,7 +237,7 @@ READERS: Final[dict[str, Any]] = {
 """Families with mixers or layers of their own."""
 
 ALIASES: Final[dict[str, str]] = {
-    "kimi_k2": "deepseek_v3", "deepseek_ref": "deepseek_v4", "deepseek_v3.2": "deepseek_v32", "deepseek": "deepseek_v2",
+    "kimi_k2": "deepseek_v3", "deepseek_ref": "deepseek_v4", "deepseek_v3.2": "deepseek_v32",
     **dict.fromkeys(
         ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text", "mimo", "mimo_vl"), "qwen2"
     ),

@@ -57,8 +57,7 @@ def _plain(model: ArchitectureSpec) -> dict[str, Any]:
         for layer in stack["layers"].values():
             for step in layer["sublayers"]:
                 for branch in step["branches"]:
-                    for loose in ("position", "softcap", "rotary_fraction"):
-                        branch.pop(loose, None)
+                    branch.pop("position", None)
                     branch["activation"] = ACTIVATIONS.get(branch.get("activation", ""), branch.get("activation"))
     return table
 

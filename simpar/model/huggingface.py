@@ -13,6 +13,8 @@ from simpar.model.diffusion import DIFFUSION_READERS
 from simpar.model.families import ALIASES, GENERAL, READERS, TABLE
 from simpar.model.forms import short
 from simpar.model.projectors import joined_weight
+from simpar.model.remote import SPEECH, WORDS, deepseek_ocr
+from simpar.model.speech import phi4_audio
 from simpar.model.towers import BY_PARENT, TOWERS, TYPE_OF_PARENT, WHOLE, joined_patches, vision_stack
 from simpar.specs.architecture import ArchitectureSpec, StackSpec
 from simpar.specs.mixers import WeightSpec
@@ -68,6 +70,8 @@ def translated(config: dict[str, Any]) -> dict[str, Any]:
     """A file without a type of its own (mamba_ssm's; Grok 2 goes by GIT's), in transformers' words."""
     if "Grok1ForCausalLM" in (config.get("architectures") or ()):
         return {**config, "model_type": "grok-1"}
+    if config.get("model_type") in WORDS:
+        return WORDS[config["model_type"]](config)
     return _state_spaces(config) if "ssm_cfg" in config and not config.get("model_type") else config
 
 
@@ -98,10 +102,17 @@ def _whole(keys: Keys) -> ArchitectureSpec:
         if name in DIFFUSION_READERS:
             diffusion: ArchitectureSpec = DIFFUSION_READERS[name](keys).architecture()
             return diffusion
+    if "Transformer" in str(keys.config.get("_class_name")) or str(keys.config.get("_class_name")).startswith("UNet"):
+        known = ", ".join(name for name in DIFFUSION_READERS if name.endswith("Model"))
+        rule = "a class of diffusers that is not read"
+        raise InputError([Violation("_class_name", keys.config["_class_name"], rule, f"known are {known}", keys.file)])
     text = None if keys.model_type in PAIRS else _text_keys(keys)
     if text is None:
         return _text(keys)
     keys.used.update(name for name, value in keys.config.items() if text.config.get(name) == value)
+    silent = [name for name in SPEECH if keys.has(name)]
+    if silent:
+        keys.note(f"{', '.join(silent)}: what speaks is a model of its own, not counted")
     if text.config.keys() & set(TEXT):
         return _whole(text)
     model = _text(text)
@@ -183,7 +194,9 @@ def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:
     for tower in (vision, audio):
         if tower is not None:
             tower.used.add("tie_word_embeddings")  # an encoder has none
-    if audio is not None and audio.model_type in AUDIO_TOWERS:
+    if audio is not None and audio.model_type == "phi4_multimodal_audio":
+        found.append(phi4_audio(keys, audio, hidden))
+    elif audio is not None and audio.model_type in AUDIO_TOWERS:
         found.append(audio_stack(keys, audio, AUDIO_TOWERS[audio.model_type], hidden))
     elif audio is not None:
         _unknown_tower(keys, audio, "audio")
@@ -193,6 +206,8 @@ def _towers(keys: Keys, hidden: int) -> tuple[StackSpec, ...]:
 def _vision(keys: Keys, vision: Keys, hidden: int) -> list[StackSpec]:
     """The vision encoder, twice where images and videos have one each."""
     parent = keys.model_type
+    if parent == "deepseek_ocr":
+        return deepseek_ocr(keys, vision, hidden, lambda k: vision_stack(k, TOWERS["clip_vision_model"]))
     kind = TYPE_OF_PARENT.get(parent, vision.model_type)
     kind = kind if kind in TOWERS else parent
     if kind not in TOWERS:

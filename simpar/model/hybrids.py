@@ -145,7 +145,7 @@ class NemotronH(Decoder):
                 keys.violate("hybrid_override_pattern", name, "unknown kind of layer", f"one of {', '.join(NEMOTRON_LETTERS)}")
         if "num_hidden_layers" not in keys.config or keys.config["num_hidden_layers"] is None:
             keys.config = {**keys.config, "num_hidden_layers": len(self.names)}
-        keys.get("mtp_hybrid_override_pattern", "mtp_layers_block_type")
+        keys.get("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_query_groups")
         super().__init__(keys, family)
         self.num_layers = len(self.names)
 
@@ -215,7 +215,7 @@ class Zamba2(Decoder):
         block = f"block_{use % self.k.number('num_mem_blocks', default=1)}"
         wide, width = self.k.number("attention_hidden_size", default=2 * self.hidden), self.feed_forward_width()
         heads = self.heads
-        self.k.get("num_query_groups", "kv_channels", "ffn_hidden_size")
+        self.k.get("num_query_groups", "kv_channels", "ffn_hidden_size", "lora_rank")
         head_dim = self.k.number("attention_head_dim", default=wide // heads)
         attention = AttentionSpec(
             num_heads=heads, num_key_value_heads=self.kv_heads, head_dim=head_dim, kv_hidden_size=wide,

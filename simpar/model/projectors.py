@@ -221,6 +221,12 @@ def aligner(file: Keys, k: Keys, h: int, text: int) -> Weights:
     return mlp2("projector", h, text, text)
 
 
+def phi4(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Two layers; the ends of lines and of images."""
+    k.get("crop_size", "feature_layer")
+    return (*mlp2("projector", h, text, text), vector("separators", 2 * h))
+
+
 def vipllava(file: Keys, k: Keys, h: int, text: int) -> Weights:
     """Several layers of the encoder side by side, a norm, two layers."""
     layers = file.get("vision_feature_layers", "vision_feature_layer", default=[-2, -5, -8, -11, 6])

@@ -208,12 +208,29 @@ class Inkling2(Inkling):
         return {**fields, "vocab_size": rows, "embedding_rows": fields["vocab_size"]}
 
 
+class Phi4Adapters(Decoder):
+    """Phi-4-multimodal: adapters for images and for speech on every matrix; a text token meets neither."""
+
+    def layer(self, i: int) -> LayerSpec:
+        h, wide = self.hidden, self.intermediate(i)
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        pairs = ((h, qkv), (self.heads * self.head_dim, h), (h, 2 * wide), (wide, h))
+        ranks = {name: (self.k.get(name) or {}).get("r", 0) for name in ("vision_lora", "speech_lora")}
+        self.k.get("full_attn_mod", "interpolate_factor")
+        extra = [
+            WeightSpec(name=f"{name}_{n}", inputs=rank, outputs=a + b, uses=0.0)
+            for name, rank in ranks.items() if rank for n, (a, b) in enumerate(pairs)
+        ]  # fmt: skip
+        return LayerSpec(sublayers=super().layer(i).sublayers, extra=tuple(extra))
+
+
 RECENT_READERS: dict[str, type[Decoder]] = {
     "glm5_next_text": Glm5Next,
     "muse_glimmer_text": Muse,
     "muse_spark_text": MuseSpark,
     "mistral_large4_text": MistralLarge4,
     "zaya": Zaya,
+    "phi4mm": Phi4Adapters,
     "inkling_text": Inkling,
     "inkling2_text": Inkling2,
 }

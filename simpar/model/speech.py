@@ -92,6 +92,91 @@ class Data2VecAudio(Wav2Vec2):
         return (linear("position_convolution", h // groups * taps, h, copies=k.number("num_conv_pos_embeddings", default=5)),)
 
 
+def conformer_layer(k: Keys, h: int, taps: int, positions: Weights) -> LayerSpec:
+    """Half a feed-forward, attention, gated convolution, half a feed-forward, a norm (Gulati et al. 2020) without biases on the
+    convolutions; `positions` are the attention's own."""
+    heads = k.number("num_attention_heads")
+    attention = AttentionSpec(
+        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, q_bias=True, k_bias=True, v_bias=True,
+        o_bias=True, position="relative", extra=positions,
+    )  # fmt: skip
+    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=taps, outputs=h)
+    inside = (linear("pointwise_1", h, 2 * h, False), depthwise, linear("pointwise_2", h, h, False))
+    convolution = CustomSpec(label="convolution", extra=(*inside, vector("convolution_norm", 2 * h)))
+    mlp = FeedForwardSpec(width=k.number("intermediate_size"), gated=False, bias=True)
+    steps = tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp))
+    return LayerSpec(sublayers=steps, extra=(vector("norm_out", 2 * h),))
+
+
+class Wav2Vec2Conformer(Wav2Vec2):
+    """wav2vec 2.0's convolutions under a Conformer's layers."""
+
+    final_norm = True
+
+    def place(self, h: int) -> Weights:
+        """What attention holds for its positions."""
+        k, heads = self.k, self.k.number("num_attention_heads")
+        k.get("rotary_embedding_base", "max_source_positions", "left_max_position_embeddings", "right_max_position_embeddings")
+        match k.get("position_embeddings_type", default="relative"):
+            case "relative":
+                return (linear("relative_keys", h, h, False), vector("relative_biases", 2 * h))
+            case "relative_key":
+                rows = 1 + k.number("left_max_position_embeddings") + k.number("right_max_position_embeddings")
+                return (vector("distances", rows * (h // heads)),)
+        return ()
+
+    def architecture(self) -> ArchitectureSpec:
+        k, h = self.k, self.k.size("hidden_size")
+        k.get("use_intermediate_ffn_before_adapter", "conformer_conv_dropout")
+        layer = conformer_layer(k, h, k.number("conv_depthwise_kernel_size", default=31), self.place(h))
+        stack = StackSpec(
+            name="audio", hidden_size=h, layers={"conformer": layer}, pattern=(f"conformer*{k.number('num_hidden_layers')}",),
+            norm="layernorm", final_norm=self.final_norm,
+            extra=(*self.stem(h), *self.adapter(h), linear("head_ctc", h, k.number("vocab_size", default=32))),
+        )  # fmt: skip
+        return ArchitectureSpec(head=False, stacks=(stack,))
+
+    def adapter(self, h: int) -> Weights:
+        """Strided convolutions that shorten what leaves the encoder; only such as keep its width are read."""
+        k = self.k
+        taps, stride = k.number("adapter_kernel_size", default=3), k.number("adapter_stride", default=2)
+        depth, out = k.number("num_adapter_layers", default=3), k.get("output_hidden_size", default=h)
+        if not k.get("add_adapter", default=False):
+            return ()
+        if out != h:
+            k.unknown.append(("output_hidden_size", out, "an adapter of another width than the encoder is left out"))
+            return ()
+        frames = ((n, stride ** -(n + 1.0)) for n in range(depth))
+        return tuple(w.model_copy(update={"uses": share * w.copies}) for n, share in frames for w in self.shortened(h, n, taps))
+
+    def shortened(self, h: int, n: int, taps: int) -> Weights:
+        """One layer of the adapter."""
+        return (linear(f"adapter_{n}", taps * h, 2 * h),)
+
+
+class Wav2Vec2Bert(Wav2Vec2Conformer):
+    """w2v-BERT 2.0: a Conformer on a spectrogram."""
+
+    final_norm = False
+
+    def stem(self, h: int) -> Weights:
+        k = self.k
+        k.get("tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim", "codevector_dim", "num_codevector_groups")
+        k.get("num_codevectors_per_group", "num_negatives", "proj_codevector_dim")
+        bins = k.number("feature_projection_input_dim", default=160)
+        masked = (vector("masked_frame", h),) if k.get("apply_spec_augment", default=True) else ()
+        return (norm_extra("projection_norm", "layernorm", bins), linear("projection", bins, h), *masked)
+
+    def shortened(self, h: int, n: int, taps: int) -> Weights:
+        """Attention beside a shortened residual, a feed-forward."""
+        wide = self.k.number("intermediate_size")
+        return (
+            vector(f"adapter_{n}_norms", 6 * h), linear(f"adapter_{n}_convolutions", taps * h, 2 * h, copies=2),
+            linear(f"adapter_{n}_attention", h, h, copies=4), linear(f"adapter_{n}_up", h, wide),
+            linear(f"adapter_{n}_down", wide, h),
+        )  # fmt: skip
+
+
 class Conformer:
     """Feed-forward, attention with relative positions, convolution, feed-forward (Gulati et al. 2020, arXiv 2005.08100), with a
     subsampling stem (Fast Conformer) and a head for CTC.
@@ -141,7 +226,42 @@ class Conformer:
         return ArchitectureSpec(head=False, stacks=(stack,))
 
 
+def phi4_audio(file: Keys, k: Keys, text: int) -> StackSpec:
+    """Phi-4-multimodal's Conformer: gated feed-forwards, convolutions behind a gated pointwise one, a bias of the distance that all
+    layers share; two projectors, for sound alone and beside images."""
+    h, heads, wide = k.number("hidden_size"), k.number("num_attention_heads"), k.number("intermediate_size")
+    c, out, inner = k.number("nemo_conv_channels"), k.number("ext_pw_out_channel"), k.number("depthwise_separable_out_channel")
+    bins, halved = k.number("input_size"), k.number("time_reduction").bit_length() - 1
+    k.get("feature_layer", "downsample_rate", "left_chunk", "chunk_size", "bias_symmetric", "conv_glu_type", "ext_pw_kernel_size")
+    attention = AttentionSpec(
+        num_heads=heads, num_key_value_heads=heads, head_dim=h // heads, causal=False, q_bias=True, k_bias=True, v_bias=True,
+        o_bias=True, position="relative",
+    )  # fmt: skip
+    depthwise = WeightSpec(name="depthwise", kind="conv", inputs=k.number("kernel_size"), outputs=h, bias=True)
+    inside = (linear("gate", h, 2 * out), vector("gate_biases", 2 * out), depthwise, linear("pointwise_1", h, inner))
+    convolution = CustomSpec(label="convolution", extra=(*inside, linear("pointwise_2", inner, out)))
+    mlp = FeedForwardSpec(width=wide, bias=True)
+    layer = LayerSpec(
+        sublayers=tuple(SublayerSpec(branches=(b,)) for b in (mlp, attention, convolution, mlp)), extra=(vector("norm_out", 2 * h),)
+    )
+    taps = WeightSpec(name="stem_depthwise", kind="conv", inputs=9, outputs=c, bias=True, copies=halved - 1)
+    stem = (
+        linear("stem", 9, c),
+        taps,
+        linear("stem_pointwise", c, c, copies=halved - 1),
+        linear("subsampled", c * (bins >> halved), h),
+    )
+    distances = 2 * k.number("bias_max_distance", default=1000)
+    ends = (linear("projector_1", h, text, copies=2), linear("projector_2", text, text, copies=2))
+    return StackSpec(
+        name="audio", hidden_size=h, layers={"conformer": layer}, pattern=(f"conformer*{k.number('num_blocks')}",),
+        norm="layernorm", final_norm=False, tower=True,
+        extra=(*stem, WeightSpec(name="distances", kind="lookup", inputs=distances, outputs=heads), *ends),
+    )  # fmt: skip
+
+
 SPEECH_READERS: dict[str, Any] = {
     **dict.fromkeys(("wav2vec2", "hubert", "unispeech", "unispeech-sat"), Wav2Vec2),
     "wavlm": WavLM, "data2vec-audio": Data2VecAudio, "parakeet_ctc": Conformer,
+    "wav2vec2-conformer": Wav2Vec2Conformer, "wav2vec2-bert": Wav2Vec2Bert,
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ from simpar.model.projectors import (
     ovis2,
     paddle_ocr,
     perceiver,
+    phi4,
     pixel_unshuffle,
     qwen2_vl,
     qwen3_vl,
@@ -53,6 +55,7 @@ from simpar.model.projectors import (
     ultravbert,
     vipllava,
 )
+from simpar.model.remote import REMOTE_PROJECTORS
 from simpar.model.sam import git_projector, got_ocr, sam_stack
 from simpar.specs.architecture import LayerSpec, StackSpec, SublayerSpec
 from simpar.specs.mixers import AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, WeightSpec
@@ -93,6 +96,8 @@ class Tower:
 
 def vision_stack(k: Keys, t: Tower) -> StackSpec:
     """The layers of a vision encoder."""
+    if k.config.get("use_moe") is False:  # InternViT writes the sizes of experts that it does not build
+        k.used.update(n for n in k.config if re.search("moe|expert|noisy_gate|use_rts|use_(weighted_)?residual", n))
     h = k.number(
         *(("embed_dim",) if t.embed_dim else ()), "vt_hidden_size", "hidden_size", "embed_dim", "width", "d_model", default=1024
     )
@@ -202,6 +207,7 @@ WHOLE: dict[str, Callable[[Keys], StackSpec]] = {
 """Vision encoders with layers of several kinds."""
 SIGLIP = Tower(extra=siglip_head)
 BY_PARENT: dict[str, Projector] = {
+    **REMOTE_PROJECTORS,
     **dict.fromkeys(("llava", "video_llava"), llava),
     "vipllava": vipllava,
     "paddleocr_vl": paddle_ocr,
@@ -231,6 +237,7 @@ TYPE_OF_PARENT: dict[str, str] = {
     "kimi_k25": "kimi_k25_vision", "kimi_vl": "kimi_k25_vision", "kimi_k3": "kimi_k3_vision", "step3p7": "step3p5_vision",
     "llama4": "llama4_vision_model", "mllama": "mllama_vision_model",
     "glm4v": "glm4v_vision", "glm4v_moe": "glm4v_vision", "minimax_m3_vl": "minimax_m3_vl_vision",
+    "deepseek_vl_v2": "deepseek_vl_v2_vision", "minicpmv": "minicpmv_vision",
     "internvl_chat": "internvl_vision", "glmga": "glm4v_vision", "molmo2": "molmo2_vision",
 }  # fmt: skip
 """A vision encoder's type where its own object does not say it."""
@@ -267,7 +274,8 @@ TOWERS: dict[str, Tower] = {
         ("muse_glimmer_vision", "muse_spark_vision"),
         Tower(temporal=True, patch_bias=False, positions="none", pre_norm=True, extra=muse_positions),
     ),
-    "siglip_vision_model": SIGLIP,
+    "phi4_multimodal_vision": Tower(extra=siglip_head, projector=phi4),
+    "siglip_vision_model": SIGLIP, "deepseek_vl_v2_vision": SIGLIP, "siglip2_navit": Tower(), "minicpmv_vision": Tower(),
     "idefics3_vision": Tower(), "smolvlm_vision": Tower(),
     "siglip2_vision_model": Tower(positions="num_patches", extra=siglip_head),
     "got_ocr2_vision": Tower(projector=got_ocr),

@@ -111,14 +111,10 @@ class AttentionSpec(Mixer):
     """Bias on the gate."""
     sinks: bool = False
     """A learned sink logit per head (gpt-oss)."""
-    softcap: float | None = None
-    """Scores are bent to stay below it."""
     position: Literal["rope", "none", "alibi", "relative", "absolute"] = "rope"
     """How positions enter."""
     rope_factor: bool = False
     """Sine and cosine are multiplied by a factor (YaRN's concentration, 0.1 ln(scale) + 1)."""
-    rotary_fraction: float = 1.0
-    """Share of a head that is rotated."""
     indexer: IndexerSpec | None = None
     """Chooses the keys that are attended; none = all of the mask."""
 

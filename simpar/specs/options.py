@@ -51,7 +51,8 @@ class RunOptions:
             file = str(scenario_path(scenario))
             read = read_table(scenario)
             table = as_published(self._over(read), read)
-        return overridden(table, overrides), file
+        base = Path(file).parent if file or scenario is None else None
+        return overridden(table, overrides, base), file
 
     def _over(self, table: dict[str, Any]) -> dict[str, Any]:
         hardware = self.hardware or dict(table.get("cluster") or {}).get("hardware")

@@ -19,24 +19,24 @@ from simpar.specs.scenario_spec import Published as Published
 from simpar.specs.scenario_spec import Scenario as Scenario
 
 
-def _preset_table(name: str, assignment: str) -> dict[str, Any]:
-    """A shipped model as a table to change, without what is published of it.
+def _preset_table(name: str, assignment: str, base: Path | None) -> dict[str, Any]:
+    """A shipped model, or one in a file from the folder `base`, as a table to change, without what is published of it.
 
     Raises:
-        InputError: `name` is no shipped model.
+        InputError: `name` is no shipped model and no such file.
     """
-    if name not in model_names():
+    if name not in model_names() and not (base and (base / name).exists()):
         right = "write it as a [model] table, `simpar models show FILE --json` prints its fields"
         raise InputError([Violation("--set", assignment, f"model = {name!r} is no shipped model whose fields can be set", right)])
-    found = load_model(name)
+    found = load_model(name, base)
     kept = found.model_dump(exclude={"source", "published_parameters"})
     return {**kept, "name": f"{name}, changed"}
 
 
-def apply_override(table: dict[str, Any], assignment: str) -> None:
+def apply_override(table: dict[str, Any], assignment: str, base: Path | None = None) -> None:
     """Set one field of the raw `table`: "plan.pp=8" (values are TOML, bare words are strings).
 
-    A field of a model that is named (`model = "llama3.1-8b"`) changes a copy of that preset.
+    A field of a model that is named (`model = "llama3.1-8b"`) changes a copy of that preset, or of the file from the folder `base`.
 
     Raises:
         InputError: `assignment` is none, or what it goes through is no table.
@@ -49,7 +49,7 @@ def apply_override(table: dict[str, Any], assignment: str) -> None:
     for parent in parents:
         nested = table.setdefault(parent, {})
         if isinstance(nested, str) and path.strip().startswith("model."):
-            nested = table[parent] = _preset_table(nested, assignment)
+            nested = table[parent] = _preset_table(nested, assignment, base)
         if not isinstance(nested, dict):
             raise InputError(f"--set {assignment}: {parent} is not a table")
         table = nested
@@ -77,14 +77,14 @@ def read_table(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any
     table = read_toml(file)
     if "phases" in table:
         raise InputError(f"{file}: is the plan of a whole run, not a scenario; answer it with `simpar plan {path}`")
-    return overridden(table, overrides)
+    return overridden(table, overrides, file.parent)
 
 
-def overridden(table: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """The raw `table` of a scenario with `assignments` applied."""
+def overridden(table: dict[str, Any], assignments: Sequence[str], base: Path | None = None) -> dict[str, Any]:
+    """The raw `table` of a scenario, whose models lie in the folder `base`, with `assignments` applied."""
     changed = deepcopy(table)
     for assignment in assignments:
-        apply_override(changed, assignment)
+        apply_override(changed, assignment, base)
     return as_published(changed, table)
 
 

@@ -1,0 +1,165 @@
+"""Vision-language files whose classes are not transformers' (remote code): their words in transformers', encoders and projectors.
+
+Read from the code that the files name: DeepSeek-VL2 (siglip_vit.py), DeepSeek-OCR (deepencoder), Ovis 2.5 (modeling_ovis.py),
+MiniCPM-V (resampler.py), ERNIE 4.5 VL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from simpar.model.config_keys import Keys
+from simpar.model.pieces import norm_extra as norm
+from simpar.model.pieces import vector
+from simpar.model.projectors import Projector, Weights, linear, mlp2
+from simpar.model.sam import sam_stack
+from simpar.specs.architecture import StackSpec
+
+SPEECH = ("talker_config", "token2wav_config", "code2wav_config")
+"""What speaks beside a thinker: models of their own, which training of the thinker leaves alone."""
+
+MINICPM_TEXT = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4": "llama", "4.5": "qwen3"}
+"""Version of a MiniCPM-V -> the family of its decoder."""
+
+
+def minicpmv(config: dict[str, Any]) -> dict[str, Any]:
+    """The decoder's keys stand flat beside the encoder's; the version says its family."""
+    family = MINICPM_TEXT.get(str(config.get("version")))
+    return {**config, "text_config": {**_decoder(config), "model_type": family}} if family else config
+
+
+def deepseek_vl(config: dict[str, Any]) -> dict[str, Any]:
+    """DeepSeek-OCR goes by the name of DeepSeek-VL2; its decoder's keys stand twice, its layers are not always latent attention."""
+    text, seeing = dict(config.get("language_config") or {}), dict(config.get("vision_config") or {})
+    if not text.get("kv_lora_rank"):
+        text = {n: v for n, v in text.items() if n not in LATENT} | {"model_type": "deepseek"}
+    own = {n: v for n, v in config.items() if n not in {*text, *LATENT} or n in ("model_type", "torch_dtype")}
+    if isinstance(seeing.get("width"), dict):
+        return {**own, "model_type": "deepseek_ocr", "language_config": text}
+    image = re.search(r"_(\d+)$", str(seeing.get("model_name")))
+    wide = int(seeing.get("width", 1152) * seeing.get("mlp_ratio", 3.7362))
+    sizes = {"image_size": int(image[1]) if image else 384, "num_attention_heads": 16, "intermediate_size": wide}
+    seeing.pop("mlp_ratio", None)
+    return {**own, "language_config": text, "vision_config": {**sizes, **seeing}}
+
+
+def phi4mm(config: dict[str, Any]) -> dict[str, Any]:
+    """Phi-4-multimodal as its authors publish it: the encoders' sizes stand in code or deep inside; adapters are weights."""
+    own = ("audio_processor", "embd_layer", "img_processor")
+    sound = (config.get("audio_processor") or {}).get("config") or {}
+    sizes = {name: sound[old] for name, old in PHI4_SOUND.items() if old in sound}
+    distance = (sound.get("relative_attention_bias_args") or {}).get("t5_bias_max_distance", 1000)
+    return {
+        **{name: value for name, value in config.items() if name not in own},
+        "vision_config": {"model_type": "phi4_multimodal_vision"},
+        "audio_config": {"model_type": "phi4_multimodal_audio", **sizes, "bias_max_distance": distance},
+    }
+
+
+PHI4_SOUND = {
+    "hidden_size": "attention_dim", "num_attention_heads": "attention_heads", "intermediate_size": "linear_units",
+    "num_blocks": "num_blocks", "kernel_size": "kernel_size", "input_size": "input_size", "time_reduction": "time_reduction",
+    "ext_pw_out_channel": "ext_pw_out_channel", "depthwise_separable_out_channel": "depthwise_seperable_out_channel",
+}  # fmt: skip
+"""transformers' name of a size of the sound's encoder -> the authors'."""
+
+LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""Sizes of a latent attention; void where its class builds plain heads."""
+
+
+def ernie_vl(config: dict[str, Any]) -> dict[str, Any]:
+    """ERNIE 4.5 VL as its authors publish it: text and image experts in pairs, everything flat."""
+    seeing = {**(config.get("vision_config") or {}), "model_type": "ernie4_5_vl_moe_vision"}
+    seeing["intermediate_size"] = int(seeing.get("embed_dim", 1280) * seeing.get("mlp_ratio", 4))
+    seeing.pop("attn_sep", None)
+    text = {**_decoder(config), "model_type": "ernie4_5_vl_moe_text"}
+    for name in ("moe_layer_start_index", "moe_layer_end_index", "moe_num_experts"):
+        if isinstance(text.get(name), list):
+            text[name] = text[name][0]
+    return {"model_type": "ernie4_5_vl_moe", "text_config": text, "vision_config": seeing,
+            "tie_word_embeddings": config.get("tie_word_embeddings", True)}  # fmt: skip
+
+
+def _decoder(config: dict[str, Any]) -> dict[str, Any]:
+    """The flat keys without the encoder's."""
+    own = ("vision_config", "slice_config", "im_patch_id", "pixel_hidden_size", "spatial_conv_size", "temporal_conv_size",
+           "freq_allocation", "use_temporal_conv", "moe_layer_end_index", "modality_detach", "moe_use_hard_gate", "moe_gate_act",
+           "moe_multimodal_dispatch_use_allgather", "use_recompute_loss_fn", "sinkhorn_2gate", "rope_3d",
+           "query_num", "image_size",
+           "patch_size", "vision_batch_size", "batch_vision_input", "drop_vision_last_layer", "batch_3d_resampler", "slice_mode",
+           "use_image_id", "version")  # fmt: skip
+    return {name: value for name, value in config.items() if name not in own}
+
+
+WORDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "minicpmv": minicpmv,
+    "phi4mm": phi4mm,
+    "deepseek_vl_v2": deepseek_vl,
+    "ernie4_5_moe_vl": ernie_vl,
+}
+"""model_type -> its file in transformers' words."""
+
+
+def resampler(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """MiniCPM-V: learned queries of the text's width attend the patches, then norms and one matrix."""
+    file.get("batch_vision_input", "slice_mode", "slice_config", "image_size", "patch_size", "vision_batch_size", "version")
+    file.get("use_image_id", "batch_3d_resampler", "drop_vision_last_layer")
+    narrow = (linear("keys_values", h, text, False),) if h != text else ()
+    return (
+        vector("queries", file.number("query_num", default=64) * text), *narrow, linear("attention_keys_values", text, 2 * text),
+        linear("attention_queries_out", text, text, copies=2), norm("resampler_norms", "layernorm", 3 * text),
+        linear("projector", text, text, False),
+    )  # fmt: skip
+
+
+def downsample(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """DeepSeek-VL2: 2 x 2 patches into channels, two layers, the ends of lines and views."""
+    p = file.child("projector_config") or file
+    p.get("projector_type", "n_embed", "depth", "mlp_ratio", "token_pooling", "input_dim")
+    wide = h * int(p.get("downsample_ratio", default=2)) ** 2
+    inner = int(text * p.get("mlp_ratio", default=1))
+    return (*mlp2("projector", wide, inner, text), vector("separators", 2 * text))
+
+
+def ovis25(file: Keys, k: Keys, h: int, text: int) -> Weights:
+    """Soft visual words: a head over a visual vocabulary, four words of which are marks, and a table of its embeddings."""
+    k.get("hidden_stride", "num_patches", "preserve_original_pe", "use_rope", "fullatt_block_indexes", "window_size")
+    k.get("temporal_patch_size")
+    file.get("disable_tie_weight", "hidden_size", "conversation_formatter_class", "max_partition")
+    words = file.number("visual_vocab_size")
+    head = linear("visual_head", h * k.number("hidden_stride", default=2) ** 2, words - 4, False)
+    return (head, norm("visual_head_norm", "layernorm", words - 4), vector("visual_words", words * text))
+
+
+REMOTE_PROJECTORS: dict[str, Projector] = {"minicpmv": resampler, "deepseek_vl_v2": downsample, "ovis2_5": ovis25}
+"""Projectors that belong to the whole model."""
+
+
+def deepseek_ocr(file: Keys, k: Keys, text: int, clip: Callable[[Keys], StackSpec]) -> list[StackSpec]:
+    """Segment Anything's encoder with two strided convolutions, CLIP-L on its 16-fold fewer patches, one matrix over both."""
+    k.get("image_size", "mlp_ratio", "model_name")
+    p = file.child("projector_config") or file
+    p.get("projector_type", "n_embed", "input_dim")
+    parts = k.child("width")
+    first, second = (parts.child(name) if parts else None for name in ("sam_vit_b", "clip-l-14-224"))
+    if first is None or second is None:
+        k.violate("width", "...", "must hold sam_vit_b and clip-l-14-224")
+        return []
+    names = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "width": "hidden_size"}
+    near, far = (
+        Keys({names.get(n, n): v for n, v in part.config.items()}, k.file, part.path, like)
+        for part, like in ((first, "sam_vision_model"), (second, "clip_vision_model"))
+    )
+    for part in (first, second):
+        part.used.update(part.config)
+    neck = 256
+    far.config.setdefault("intermediate_size", 4 * far.number("hidden_size"))
+    sam, whole = sam_stack(near), clip(far)
+    strided = (linear("convolution_1", 9 * neck, 2 * neck, False), linear("convolution_2", 18 * neck, 4 * neck, False))
+    joined = (linear("projector", 4 * neck + whole.hidden_size, text), vector("separators", 2 * text))
+    return [
+        sam.model_copy(update={"name": "pages", "extra": (*sam.extra, *strided)}),
+        whole.model_copy(update={"final_norm": False, "extra": (*whole.extra, *joined)}),
+    ]
