@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,17 +64,23 @@ def of_flags(
     num_nodes: int | None = None,
     accept: Collection[str] = (),
     resolved: bool = False,
+    model: Mapping[str, Any] | None = None,
+    warnings: Collection[str] = (),
 ) -> Imported:
     """The scenario of flags.
 
     Args:
         text: what they were read from, with Slurm's lines and the comment lines of an export.
         resolved: every argument is there, defaults too; unknown ones are told together.
+        model: fields of the model that no flag says.
+        warnings: about them.
 
     Raises:
         InputError: as `load`.
     """
     reading = read_options(found, file, accept, resolved=resolved)
+    reading.table["model"] |= model or {}
+    reading.warnings += warnings
     reading.table["name"] = Path(file).stem if file else "imported"
     _cluster(reading, found, _sbatch(text))
     outside = {"hardware": hardware, "num_nodes": num_nodes}
