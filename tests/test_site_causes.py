@@ -281,6 +281,19 @@ def test_the_docs_say_how_often() -> None:
     assert [int(n) for n in found.groups()] == pytest.approx(seen, abs=0.02 * seen[1])
 
 
+def test_the_examples_of_the_docs_are_of_today(tmp_path: Path) -> None:
+    """Its runs are a fifth slower than predicted, as a slow cluster's, and the run with a slow GPU is explained by it."""
+    page = (Path(__file__).parent.parent / "docs" / "site.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', page, re.S):
+        (tmp_path / name).write_text(text)
+    rows = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    here = simulate(make_scenario(_read(tmp_path / "job.toml")))
+    assert all(1.1 < row["step_time_s"] / here.step_time_s < 1.4 for row in rows)
+    found = explain_run(json.loads((tmp_path / "slow.jsonl").read_text()), here)
+    assert found.verdicts[0].name == "one slow node or GPU"
+    assert found.verdicts[0].probability > 0.8
+
+
 if __name__ == "__main__":
     for which in (True, False):
         right, near, count = counted(which)
