@@ -67,7 +67,9 @@ def load_megatron(path: Path, **settings: Any) -> Imported:
     """
     if path.is_dir() or path.suffix in (".pt", ".pth"):
         return megatron_import.of_flags(flags_of(arguments_of_checkpoint(path)), file=str(path), resolved=True, **settings)
-    return megatron_import.load(read_text(path, _LOG_BYTES), file=str(path), **settings)
+    text = read_text(path, _LOG_BYTES)
+    read = load_bridge if printed_in(text) and not arguments_in(text) else megatron_import.load
+    return read(text, file=str(path), **settings)
 
 
 def _yaml(text: str, path: Path, accept: Collection[str], outside: dict[str, Any]) -> Imported:

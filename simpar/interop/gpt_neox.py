@@ -66,17 +66,8 @@ def load(
     beside = bool(table.get("gpt_j_residual"))
     model = {"parallel_block": True, "block_norms": 1 if table.get("gpt_j_tied") else 2} if beside else {}
     told = [_ONE_SUM] if beside and flags["tensor-model-parallel-size"] != ["1"] else []
-    return of_flags(
-        flags,
-        text=text,
-        file=file,
-        hardware=hardware,
-        num_nodes=num_nodes,
-        accept=accept,
-        resolved=True,
-        model=model,
-        warnings=told,
-    )
+    given: dict[str, Any] = {"hardware": hardware, "num_nodes": num_nodes, "accept": accept}
+    return of_flags(flags, text=text, file=file, **given, resolved=True, beside={"model": model}, warnings=told)
 
 
 def _width(t: dict[str, Any], hidden: int, gated: bool, file: str) -> int:

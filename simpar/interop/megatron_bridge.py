@@ -57,9 +57,9 @@ def load(
         raise InputError([Violation("file", file or "-", "is no run_config.yaml", "model and train tables")])
     if open_values := list(unresolved(table["model"]))[:4]:
         raise InputError([Violation(open_values[0], "${...}", "is not resolved", "the run_config.yaml of a checkpoint", file)])
-    return of_flags(
-        flags_of(arguments(table)), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True
-    )
+    given: dict[str, Any] = {"hardware": hardware, "num_nodes": num_nodes, "accept": accept}
+    beside = {"framework": "megatron-bridge"}
+    return of_flags(flags_of(arguments(table)), text=text, file=file, **given, resolved=True, beside=beside)
 
 
 def printed_in(text: str) -> str:

@@ -64,7 +64,7 @@ def of_flags(
     num_nodes: int | None = None,
     accept: Collection[str] = (),
     resolved: bool = False,
-    model: Mapping[str, Any] | None = None,
+    beside: Mapping[str, Any] | None = None,
     warnings: Collection[str] = (),
 ) -> Imported:
     """The scenario of flags.
@@ -72,14 +72,15 @@ def of_flags(
     Args:
         text: what they were read from, with Slurm's lines and the comment lines of an export.
         resolved: every argument is there, defaults too; unknown ones are told together.
-        model: fields of the model that no flag says.
+        beside: of the scenario's table, what no flag says.
         warnings: about them.
 
     Raises:
         InputError: as `load`.
     """
     reading = read_options(found, file, accept, resolved=resolved)
-    reading.table["model"] |= model or {}
+    for name, value in (beside or {}).items():
+        reading.table[name] = {**reading.table[name], **value} if isinstance(value, dict) else value
     reading.warnings += warnings
     reading.table["name"] = Path(file).stem if file else "imported"
     _cluster(reading, found, _sbatch(text))
