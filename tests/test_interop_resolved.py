@@ -394,6 +394,8 @@ def test_primus(tmp_path: Path) -> None:
                            ("framework: megatron", "framework: torchtitan", "another trainer")):  # fmt: skip
         with pytest.raises(InputError, match=said):
             load_config(saved(tmp_path, "primus.yaml", PRIMUS.replace(old, new)), hardware="mi300x", num_nodes=1)
+    with pytest.raises(InputError, match=r"modules = 'post_trainer': has no pre_trainer"):
+        load_config(saved(tmp_path, "sft.yaml", PRIMUS.replace("pre_trainer:", "post_trainer:")), hardware="mi300x", num_nodes=1)
 
 
 def test_verl(tmp_path: Path) -> None:

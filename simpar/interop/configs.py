@@ -25,7 +25,7 @@ _NEOX: Final = {"pipe_parallel_size", "model_parallel_size", "hidden_size"}
 YAML: Final[tuple[tuple[str, Callable[[dict[str, Any]], bool], Loader], ...]] = (
     ("nanotron", lambda t: {"parallelism", "model", "tokens"} <= set(t), nanotron_import.load),
     ("verl", lambda t: "actor_rollout_ref" in t, load_verl),
-    ("primus", lambda t: "pre_trainer" in (t.get("modules") or {}), load_primus),
+    ("primus", lambda t: isinstance(t.get("modules"), dict), load_primus),
     ("megatron-bridge", lambda t: {"model", "train"} <= set(t) and isinstance(t["model"], dict), load_bridge),
     ("gpt-neox", lambda t: bool(_NEOX & {str(k).replace("-", "_") for k in t}), load_neox),
 )  # fmt: skip
