@@ -8,7 +8,7 @@ from typing import Any, Final
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported
-from simpar.interop.megatron_import import of_flags
+from simpar.interop.megatron_import import of_reading, read_options
 from simpar.interop.resolved import nested, whole
 
 _POSITIONS: Final = {
@@ -63,11 +63,12 @@ def load(
     if wrong:
         raise InputError(wrong)
     flags = _flags(table, file)
-    beside = bool(table.get("gpt_j_residual"))
-    model = {"parallel_block": True, "block_norms": 1 if table.get("gpt_j_tied") else 2} if beside else {}
-    told = [_ONE_SUM] if beside and flags["tensor-model-parallel-size"] != ["1"] else []
-    given: dict[str, Any] = {"hardware": hardware, "num_nodes": num_nodes, "accept": accept}
-    return of_flags(flags, text=text, file=file, **given, resolved=True, beside={"model": model}, warnings=told)
+    reading = read_options(flags, file, accept, resolved=True)
+    if table.get("gpt_j_residual"):
+        reading.table["model"] |= {"parallel_block": True, "block_norms": 1 if table.get("gpt_j_tied") else 2}
+        if flags["tensor-model-parallel-size"] != ["1"]:
+            reading.warnings.append(_ONE_SUM)
+    return of_reading(reading, flags, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
 
 
 def _width(t: dict[str, Any], hidden: int, gated: bool, file: str) -> int:

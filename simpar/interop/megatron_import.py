@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,24 +64,28 @@ def of_flags(
     num_nodes: int | None = None,
     accept: Collection[str] = (),
     resolved: bool = False,
-    beside: Mapping[str, Any] | None = None,
-    warnings: Collection[str] = (),
 ) -> Imported:
     """The scenario of flags.
 
     Args:
         text: what they were read from, with Slurm's lines and the comment lines of an export.
         resolved: every argument is there, defaults too; unknown ones are told together.
-        beside: of the scenario's table, what no flag says.
-        warnings: about them.
 
     Raises:
         InputError: as `load`.
     """
     reading = read_options(found, file, accept, resolved=resolved)
-    for name, value in (beside or {}).items():
-        reading.table[name] = {**reading.table[name], **value} if isinstance(value, dict) else value
-    reading.warnings += warnings
+    return of_reading(reading, found, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
+
+
+def of_reading(
+    reading: Reading, found: dict[str, list[str]], *, text: str, file: str, hardware: str | None, num_nodes: int | None
+) -> Imported:
+    """The scenario of what flags say (`read_options`), and of what a format says beside them.
+
+    Raises:
+        InputError: as `load`.
+    """
     reading.table["name"] = Path(file).stem if file else "imported"
     _cluster(reading, found, _sbatch(text))
     outside = {"hardware": hardware, "num_nodes": num_nodes}
@@ -293,4 +297,4 @@ def _optimizer(f: Flags) -> dict[str, Any]:
     return {"optimizer": "adamw-bf16-moments" if found == "adamw" and moments == ("bf16", "bf16") else found}
 
 
-__all__ = ["CP_STYLES", "load", "of_flags", "of_words", "read_options"]
+__all__ = ["CP_STYLES", "load", "of_flags", "of_reading", "of_words", "read_options"]
