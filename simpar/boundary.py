@@ -7,6 +7,7 @@ was expected there.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import functools
 import gzip
@@ -99,6 +100,11 @@ def _size(count: int) -> str:
     return f"{count} bytes"
 
 
+def encoding_of(start: bytes) -> str:
+    """Of a text that starts so: UTF-16 with its mark (what PowerShell's `>` writes), UTF-8 otherwise."""
+    return "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
 def text_of(data: bytes, path: str | Path) -> str:
     """`data` as text: UTF-8, or UTF-16 with its mark; a byte order mark is dropped.
 
@@ -106,7 +112,7 @@ def text_of(data: bytes, path: str | Path) -> str:
         InputError: neither.
     """
     try:
-        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        return data.decode(encoding_of(data))
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file (byte {error.start}); expected UTF-8") from None
 
@@ -377,6 +383,7 @@ def _said(error: Exception) -> str:
 
 
 __all__ = [
-    "MOST_BYTES", "MOST_CONFIG_BYTES", "MOST_DEPTH", "MOST_NODES", "check_depth", "parse_json", "parse_toml", "parse_yaml",
-    "read_bytes", "read_csv", "read_json", "read_json_lines", "read_records", "read_text", "reader", "text_of", "toml_value",
+    "MOST_BYTES", "MOST_CONFIG_BYTES", "MOST_DEPTH", "MOST_NODES", "check_depth", "encoding_of", "parse_json", "parse_toml",
+    "parse_yaml", "read_bytes", "read_csv", "read_json", "read_json_lines", "read_records", "read_text", "reader", "text_of",
+    "toml_value",
 ]  # fmt: skip

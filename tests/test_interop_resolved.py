@@ -19,12 +19,13 @@ import simpar
 from simpar.cli import app
 from simpar.errors import InputError
 from simpar.interop.argv import options
-from simpar.interop.configs import load_config
+from simpar.interop.configs import load_config, load_megatron
 from simpar.interop.deepspeed import configuration
 from simpar.interop.launched import load as run_and_load
 from simpar.interop.meaning import meaning
 from simpar.interop.megatron import flags, violations
 from simpar.interop.megatron_import import load, of_words
+from simpar.model.ledger import total_parameters
 from simpar.specs.model import TransformerSpec
 from simpar.specs.scenario import Scenario, read_scenario
 
@@ -330,7 +331,10 @@ def test_megatron_bridge_says_what_the_flags_say(tmp_path: Path) -> None:
     assert meaning(found) == meaning(wanted)
     printed = f"done with setup ...\n------- Task Configuration -------\n{BRIDGE}{'-' * 34}\ntraining ...\n"
     log = saved(tmp_path, "train.log", printed)
-    assert meaning(load_config(log, **WHERE).scenario) == meaning(wanted)
+    for read in (load_config, load_megatron):  # `import megatron` takes such a log too
+        scenario = read(log, **WHERE).scenario
+        assert meaning(scenario) == meaning(wanted)
+        assert scenario.framework == "megatron-bridge"
     # As NeMo 25.09 prints it: the model's longest length, and defaults of models that it is not.
     longest = BRIDGE.replace("seq_length: 4096", "seq_length: 131072\n  mamba_state_dim: 128\n  is_hybrid_model: false")
     read = load_config(saved(tmp_path, "l.yaml", f"{longest}dataset: {{sequence_length: 4096}}\n"), **WHERE).scenario
@@ -355,8 +359,8 @@ def test_gpt_neox(tmp_path: Path) -> None:
     assert (found.training.precision, found.framework) == ("fp16", "megatron-deepspeed")
     model = found.model
     assert (model.position, model.tie_word_embeddings, model.intermediate_size) == ("rope", False, 8192)  # type: ignore[union-attr]
-    with pytest.raises(InputError, match="gpt_j_residual"):
-        load_config(saved(tmp_path, "neox.yml", NEOX + '"gpt-j-residual": true\n'), **WHERE)
+    with pytest.raises(InputError, match="attention_config"):
+        load_config(saved(tmp_path, "neox.yml", NEOX + '"attention-config": [[["mamba"], 24]]\n'), **WHERE)
     # configs/llama2/7B.yml: its MLP is 11,008 wide; mistral's 14,336 without a multiple make 4,778.
     for size, multiple, width in ((32768, 256, 11008), (14336, 1, 4778)):
         gated = f'"activation": "swiglu"\n"intermediate-size": {size}\n"mlp-multiple-of": {multiple}\n'
@@ -365,6 +369,20 @@ def test_gpt_neox(tmp_path: Path) -> None:
         assert (model.intermediate_size, model.gated_mlp) == (width, True)
     with pytest.raises(InputError, match="does not say num_layers"):
         load_config(saved(tmp_path, "neox.yml", NEOX.replace('"num-layers": 24', "")), **WHERE)
+
+
+def test_gpt_neox_beside_its_attention(tmp_path: Path) -> None:
+    """GPT-NeoX 20B (configs/20B.yml, padded to 50,432 tokens) has the parameters of its checkpoint; tied norms are one a layer."""
+    text = NEOX.replace("2048\n", "6144\n", 1).replace('layers": 24', 'layers": 44').replace('heads": 16', 'heads": 64')
+    text = text.replace("50304", "50432") + '"gpt-j-residual": true\n'
+    found = load_config(saved(tmp_path, "neox.yml", text), **WHERE)
+    assert total_parameters(found.scenario.model) == 20_554_567_680
+    assert any("tensor ranks at once" in warning for warning in found.warnings)
+    tied = load_config(
+        saved(tmp_path, "t.yml", text.replace('parallel-size": 2', 'parallel-size": 1') + "gpt-j-tied: true\n"), **WHERE
+    )
+    assert total_parameters(tied.scenario.model) == 20_554_567_680 - 44 * 2 * 6144
+    assert not any("tensor ranks at once" in warning for warning in tied.warnings)
 
 
 def test_primus(tmp_path: Path) -> None:
@@ -376,6 +394,8 @@ def test_primus(tmp_path: Path) -> None:
                            ("framework: megatron", "framework: torchtitan", "another trainer")):  # fmt: skip
         with pytest.raises(InputError, match=said):
             load_config(saved(tmp_path, "primus.yaml", PRIMUS.replace(old, new)), hardware="mi300x", num_nodes=1)
+    with pytest.raises(InputError, match=r"modules = 'post_trainer': has no pre_trainer"):
+        load_config(saved(tmp_path, "sft.yaml", PRIMUS.replace("pre_trainer:", "post_trainer:")), hardware="mi300x", num_nodes=1)
 
 
 def test_verl(tmp_path: Path) -> None:

@@ -221,6 +221,10 @@ def test_wrong_files() -> None:
     text = str(caught.value)
     for part in ("llama4 17bx16e", "training.seq_len", "Magic", "--hardware"):
         assert part in text
+    with pytest.raises(InputError, match="llama4 17bx16e") as caught:
+        load('[model]\nname = "llama4"\nflavor = "17bx16e"\n[training]\nseq_len = 8192\n[parallelism]\n'
+             "pipeline_parallel_degree = 4\n", hardware="dgx-h100", num_nodes=4)  # fmt: skip
+    assert len(str(caught.value).splitlines()) == 1, "nothing is said of layers that nobody knows"
 
 
 def test_flavors_count_their_parameters() -> None:

@@ -165,6 +165,52 @@ def test_deepspeed_of_two_generations(tmp_path: Path) -> None:
     assert read_run(scenario, [written(tmp_path, pipe)]).row["step_time_s"] == pytest.approx(0.936)
 
 
+def test_means_of_deepspeed_until_0_6_are_taken_apart(tmp_path: Path) -> None:
+    """Each line has the mean since the third micro-step; two lines of a public log and their stamps say 128 sequences a step."""
+    scenario = simpar.load(
+        model="llama3.1-8b", hardware="dgx-h100", num_nodes=1, framework="deepspeed", global_batch_size=128, sequence_length=2048,
+        zero_stage=3,
+    )  # fmt: skip
+    line = "[2022-03-11 {}] [INFO] [timer.py:189:stop] 0/{}, SamplesPerSec={}, MemAllocated=0.26GB, MaxMemAllocated=9.02GB\n"
+    seen = line.format("02:06:58,985", 40, 83.48609168106144) + line.format("02:07:14,130", 50, 83.73838805358588)
+    row = read_run(scenario, [written(tmp_path, seen)]).row
+    assert row["step_time_s"] == pytest.approx(15.145 / 10, rel=3e-3)
+    assert row["mem_gib"] == 9.02
+    total, text = 0.0, line.format("02:06:00,000", 2, "-inf")
+    for step in range(10, 100, 10):
+        total += 10 * (4.0 if step == 50 else 2.0) if step > 10 else 8 * 3.0
+        text += line.format(f"02:{step}:00,000", step, 128 * (step - 2) / total)
+    row = read_run(scenario, [written(tmp_path, text)]).row
+    assert row["step_time_s"] == pytest.approx(2.0)
+    assert row["extra"]["apart"]["stall"] == {"intervals": 1, "extra_s": pytest.approx(20.0)}
+
+
+def test_lines_that_a_terminal_broke(tmp_path: Path) -> None:
+    """As in public logs of Megatron-Bridge; a line that is cut and never goes on takes nothing of the next."""
+    whole = "".join(iteration(s, 8000.0 + s, stamp=f"2025-10-02 22:52:{s:02d}") for s in range(1, 9))
+    broken = "\n".join(line[i : i + 80] for line in whole.splitlines() for i in range(0, len(line), 80))
+    assert read_log(written(tmp_path, broken)).intervals == read_log(written(tmp_path, whole)).intervals
+    cut = iteration(9, 1.0)[:70] + "\n" + iteration(10, 8010.0)
+    assert [i.step for i in read_log(written(tmp_path, whole + cut)).intervals] == [*range(1, 9), 10]
+
+
+def test_bars_without_a_loss_count_where_the_format_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "".join(f"\r {n}0%|#| {n}/10 [00:0{n}<00:02,  2.50s/it]" for n in range(1, 9)))
+    with pytest.raises(InputError, match="--format transformers"):
+        read_log(path)
+    assert [i.seconds for i in read_log(path, "transformers").intervals] == [2.5] * 8
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_what_powershell_writes(encoding: str, packed: bool, tmp_path: Path) -> None:
+    text = "".join(iteration(s, 8000.0) for s in range(1, 9))
+    data = text.replace("\n", "\r\n").encode(encoding)
+    path = tmp_path / "train.log"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    assert read_log(path).intervals == read_log(written(tmp_path, text, "plain.log")).intervals
+
+
 @pytest.mark.parametrize(
     ("file", "form", "least", "most"),
     [

@@ -139,14 +139,15 @@ def test_a_learned_site_moves_every_answer(answers: Answers) -> None:
     assert answered(answers, f"{SMALL}&site={site}").result.step_time_s > 1.1 * answered(answers, SMALL).result.step_time_s
 
 
-def uploaded(text: str) -> str:
+def uploaded(text: str, encoding: str = "utf-8") -> str:
     import base64
 
-    return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
+    return "data:text/plain;base64," + base64.b64encode(text.encode(encoding)).decode()
 
 
 def test_a_run_of_the_page_may_not_name_a_file_of_this_machine() -> None:
-    assert my_runs.text_of(uploaded("iteration 1")) == "iteration 1"
+    for encoding in ("utf-8", "utf-16"):
+        assert my_runs.text_of(uploaded("iteration 1", encoding)) == "iteration 1"
     with pytest.raises(InputError, match="not text"):
         my_runs.text_of("data:;base64,/////w==")
     with pytest.raises(InputError, match="leave `scenario` out"):

@@ -434,6 +434,9 @@ def test_a_plan_of_given_speeds_refuses_a_site(folder: Path) -> None:
     found = CliRunner().invoke(app, ["plan", str(plan), "--site", str(folder / "site.toml")])
     assert isinstance(found.exception, InputError)
     assert "a site changes nothing" in str(found.exception)
+    plan.write_text('name = "p"\n')
+    found = CliRunner().invoke(app, ["plan", str(plan), "--site", str(folder / "site.toml")])
+    assert "phases: is required" in str(found.exception)
 
 
 @pytest.mark.parametrize(

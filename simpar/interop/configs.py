@@ -25,7 +25,7 @@ _NEOX: Final = {"pipe_parallel_size", "model_parallel_size", "hidden_size"}
 YAML: Final[tuple[tuple[str, Callable[[dict[str, Any]], bool], Loader], ...]] = (
     ("nanotron", lambda t: {"parallelism", "model", "tokens"} <= set(t), nanotron_import.load),
     ("verl", lambda t: "actor_rollout_ref" in t, load_verl),
-    ("primus", lambda t: "pre_trainer" in (t.get("modules") or {}), load_primus),
+    ("primus", lambda t: isinstance(t.get("modules"), dict), load_primus),
     ("megatron-bridge", lambda t: {"model", "train"} <= set(t) and isinstance(t["model"], dict), load_bridge),
     ("gpt-neox", lambda t: bool(_NEOX & {str(k).replace("-", "_") for k in t}), load_neox),
 )  # fmt: skip
@@ -67,7 +67,9 @@ def load_megatron(path: Path, **settings: Any) -> Imported:
     """
     if path.is_dir() or path.suffix in (".pt", ".pth"):
         return megatron_import.of_flags(flags_of(arguments_of_checkpoint(path)), file=str(path), resolved=True, **settings)
-    return megatron_import.load(read_text(path, _LOG_BYTES), file=str(path), **settings)
+    text = read_text(path, _LOG_BYTES)
+    read = load_bridge if printed_in(text) and not arguments_in(text) else megatron_import.load
+    return read(text, file=str(path), **settings)
 
 
 def _yaml(text: str, path: Path, accept: Collection[str], outside: dict[str, Any]) -> Imported:

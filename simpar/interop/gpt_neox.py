@@ -8,7 +8,7 @@ from typing import Any, Final
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported
-from simpar.interop.megatron_import import of_flags
+from simpar.interop.megatron_import import of_reading, read_options
 from simpar.interop.resolved import nested, whole
 
 _POSITIONS: Final = {
@@ -20,15 +20,15 @@ _POSITIONS: Final = {
     "none": "none",
 }
 _GATED: Final = {"swiglu": "swiglu", "geglu": "geglu"}
+_ONE_SUM: Final = "gpt_j_residual: gpt-neox sums attention and MLP over its tensor ranks at once, here each on its own"
+"""megatron/model/transformer.py, `self.reduce`."""
 _REFUSED: Final = (
-    "gpt_j_residual",
     "moe_num_experts",
     "mamba_selective_scan_fusion",
     "attention_config",
     "use_mup",
 )
 _DEFAULTS: Final = {
-    "gpt_j_residual": False,
     "moe_num_experts": 1,
     "mamba_selective_scan_fusion": False,
     "use_mup": False,
@@ -62,7 +62,13 @@ def load(
             )
     if wrong:
         raise InputError(wrong)
-    return of_flags(_flags(table, file), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True)
+    flags = _flags(table, file)
+    reading = read_options(flags, file, accept, resolved=True)
+    if table.get("gpt_j_residual"):
+        reading.table["model"] |= {"parallel_block": True, "block_norms": 1 if table.get("gpt_j_tied") else 2}
+        if flags["tensor-model-parallel-size"] != ["1"]:
+            reading.warnings.append(_ONE_SUM)
+    return of_reading(reading, flags, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
 
 
 def _width(t: dict[str, Any], hidden: int, gated: bool, file: str) -> int:

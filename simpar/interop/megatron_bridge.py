@@ -13,7 +13,7 @@ from typing import Any, Final
 from simpar.boundary import parse_yaml, reader
 from simpar.errors import InputError, Violation
 from simpar.interop.carried import Imported
-from simpar.interop.megatron_import import of_flags
+from simpar.interop.megatron_import import of_reading, read_options
 from simpar.interop.megatron_table import flags_of
 from simpar.interop.resolved import nested, unresolved
 
@@ -57,9 +57,10 @@ def load(
         raise InputError([Violation("file", file or "-", "is no run_config.yaml", "model and train tables")])
     if open_values := list(unresolved(table["model"]))[:4]:
         raise InputError([Violation(open_values[0], "${...}", "is not resolved", "the run_config.yaml of a checkpoint", file)])
-    return of_flags(
-        flags_of(arguments(table)), text=text, file=file, hardware=hardware, num_nodes=num_nodes, accept=accept, resolved=True
-    )
+    flags = flags_of(arguments(table))
+    reading = read_options(flags, file, accept, resolved=True)
+    reading.table["framework"] = "megatron-bridge"
+    return of_reading(reading, flags, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
 
 
 def printed_in(text: str) -> str:

@@ -75,6 +75,17 @@ def of_flags(
         InputError: as `load`.
     """
     reading = read_options(found, file, accept, resolved=resolved)
+    return of_reading(reading, found, text=text, file=file, hardware=hardware, num_nodes=num_nodes)
+
+
+def of_reading(
+    reading: Reading, found: dict[str, list[str]], *, text: str, file: str, hardware: str | None, num_nodes: int | None
+) -> Imported:
+    """The scenario of what flags say (`read_options`), and of what a format says beside them.
+
+    Raises:
+        InputError: as `load`.
+    """
     reading.table["name"] = Path(file).stem if file else "imported"
     _cluster(reading, found, _sbatch(text))
     outside = {"hardware": hardware, "num_nodes": num_nodes}
@@ -286,4 +297,4 @@ def _optimizer(f: Flags) -> dict[str, Any]:
     return {"optimizer": "adamw-bf16-moments" if found == "adamw" and moments == ("bf16", "bf16") else found}
 
 
-__all__ = ["CP_STYLES", "load", "of_flags", "of_words", "read_options"]
+__all__ = ["CP_STYLES", "load", "of_flags", "of_reading", "of_words", "read_options"]

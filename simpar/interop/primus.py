@@ -36,7 +36,11 @@ def load(
         InputError: another framework than Megatron, a model file that no shipped model stands for, or a variable without a default.
     """
     table = parse_yaml(text, file or "the configuration")
-    trainer = nested(table, "modules.pre_trainer", {})
+    trainer = nested(table, "modules.pre_trainer")
+    if not isinstance(trainer, dict):
+        modules = ", ".join(map(str, nested(table, "modules") or ())) or None
+        rule = "has no pre_trainer, the only module that is read"
+        raise InputError([Violation("modules", modules, rule, "the log of the run, whose table of arguments has it all", file)])
     if nested(trainer, "framework", "megatron") != "megatron":
         rule = "is another trainer of Primus than Megatron's"
         raise InputError(

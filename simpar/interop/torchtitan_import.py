@@ -89,7 +89,7 @@ def read_table(table: dict[str, Any], file: str = "") -> Reading:
     else:
         reading.table["model"] = model_table(key)
         _check_model(values, model_of(key))
-    layers = layer_count(model_of(key)) if key else 1
+    layers = layer_count(model_of(key)) if key else 0
     reading.table["plan"] = plan = _plan(values, layers, key is not None and model_of(key).moe is not None)
     reading.table["training"] = training = _training(values)
     batch = _Batch(values, plan)
@@ -199,7 +199,7 @@ def _plan(v: _Values, layers: int, experts: bool) -> dict[str, Any]:
 
 
 def _stages(v: _Values, layers: int, pp: int) -> dict[str, Any]:
-    """Virtual stages and their layers, as torchtitan finds them."""
+    """Virtual stages and their layers, as torchtitan finds them; none of a model that is not known, which has no layers."""
     name = str(v.parallel("pipeline_parallel_schedule", "1F1B"))
     names = {k.lower(): s for k, s in schedule_names().items()}
     schedule = names.get(name.replace("_", "").replace("Schedule", "").lower())
@@ -212,6 +212,8 @@ def _stages(v: _Values, layers: int, pp: int) -> dict[str, Any]:
     if schedule is None:
         right = f"one of {', '.join(schedule_names())}"
         v.wrong.append(Violation("pipeline_parallel_schedule", name, "is no schedule known here", right, v.file))
+        return {}
+    if not layers:
         return {}
     if parts or points:
         counts = _listed_counts(v, layers, parts, points)

@@ -127,7 +127,7 @@ def at_site(table: dict[str, Any], site: Path) -> dict[str, Any]:
     read_site(site)
     changed = copy.deepcopy(table)
     simulated = [phase for phase in changed.get("phases", []) if phase.get("scenario")]
-    if not simulated:
+    if not simulated and changed.get("phases"):
         raise InputError(f"--site {site}: the speeds of this plan's phases are given, none is simulated; a site changes nothing")
     for phase in simulated:
         phase["set"] = [*phase.get("set", ()), f"site={json.dumps(str(site.resolve()))}"]

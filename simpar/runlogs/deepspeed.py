@@ -10,6 +10,10 @@ from simpar.runlogs.parser import Parser
 from simpar.runlogs.records import Interval
 
 _RATE: Final = re.compile(r"(?:global_step=|\b\d+/)(\d+), RunningAvgSamplesPerSec=(\S+), CurrSamplesPerSec=([^\s]+?)(?:,\s(.*)|$)")
+_AVERAGE: Final = re.compile(r"\b\d+/(\d+), SamplesPerSec=([^\s,]+)(?:,\s(.*)|$)")
+"""Until 0.6 (2022): the mean since `_START`."""
+_START: Final = 2
+"""Micro-steps that the timer's mean leaves out (ThroughputTimer.start_step)."""
 _PIPE: Final = re.compile(r"steps: (\d+) loss: \S+ .*?iter time \(s\): (\S+)\s+samples/sec: (\S+)")
 _PEAK: Final = re.compile(r"MaxMemAllocated=([\d.]+)GB")
 _SEEN: Final = re.compile(r"\bMax_MA ([\d.]+) GB\s+CA [\d.]+ GB\s+Max_CA ([\d.]+) GB")
@@ -23,11 +27,12 @@ class DeepSpeed(Parser):
     """Throughput timer lines, or the pipeline engine's; the timer leaves out what runs between micro-steps (data, evaluation)."""
 
     name = "deepspeed"
-    anchors = ("CurrSamplesPerSec=", "iter time (s):", "Max_MA", "OVERFLOW!", "Overflow detected", ", skipped=", "time (ms) |")
+    anchors = ("SamplesPerSec=", "iter time (s):", "Max_MA", "OVERFLOW!", "Overflow detected", ", skipped=", "time (ms) |")
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
         self._steps: list[float] = []
+        self._mean = (0, 0.0)
 
     def finish(self) -> None:
         """As the base: without throughput lines a step is its forward, backward and update."""
@@ -44,8 +49,10 @@ class DeepSpeed(Parser):
         rank = int(found[1]) if (found := _RANK.search(text)) else line.rank
         if rate := _RATE.search(text):
             self.interval(Interval(int(rate[1]), samples_per_s=number_of(rate[3]), count=1, wall_s=clock_of(text[:40])))
-            if peak := _PEAK.search(rate[4] or ""):
-                self.memory("allocated", number_of(peak[1]) * 2.0**30, rank)
+            self._peak(rate[4], rank)
+        elif mean := _AVERAGE.search(text):
+            self._between(int(mean[1]), number_of(mean[2]), clock_of(text[:40]))
+            self._peak(mean[3], rank)
         elif pipe := _PIPE.search(text):
             self.interval(Interval(int(pipe[1]), seconds=number_of(pipe[2])))
         elif seen := _SEEN.search(text):
@@ -63,6 +70,19 @@ class DeepSpeed(Parser):
                 self.reading.scalars.setdefault(f"timer {name} max (ms)", []).append(number_of(value))
         elif logged := _LOGGED.search(text):
             self.reading.skipped = max(self.reading.skipped, int(logged[2]))
+
+    def _peak(self, rest: str | None, rank: int | None) -> None:
+        if peak := _PEAK.search(rest or ""):
+            self.memory("allocated", number_of(peak[1]) * 2.0**30, rank)
+
+    def _between(self, step: int, mean: float, clock: float | None) -> None:
+        """The rate since the line before, of two means: the timer's seconds, in those of one sample, are steps by rate."""
+        if step <= _START or mean <= 0:
+            return  # nothing was timed yet: -inf
+        before, seconds = self._mean if step > self._mean[0] else (0, 0.0)
+        self._mean = step, (step - _START) / mean
+        rate = (step - max(before, _START)) / (self._mean[1] - seconds) if self._mean[1] > seconds else 0.0
+        self.interval(Interval(step, samples_per_s=rate, wall_s=clock))
 
 
 def _whole(parts: dict[str, str]) -> float:

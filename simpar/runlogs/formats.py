@@ -99,6 +99,8 @@ def _folder(path: Path) -> LogReading:
 
 def _text(path: Path, chosen: str) -> LogReading:
     parsers = [kind(str(path)) for name, kind in PARSERS.items() if chosen in ("", name)]
+    for parser in parsers:
+        parser.chosen = bool(chosen)
     out_of_memory = False
     for line in lines_of(path):
         out_of_memory = out_of_memory or any(words in line.text for words in _OUT_OF_MEMORY)
@@ -118,10 +120,9 @@ def _text(path: Path, chosen: str) -> LogReading:
     if out_of_memory:
         return LogReading(str(path), "", stated={"out_of_memory": True})
     partly = [p.reading.format for p in parsers if p.reading.notes or p.reading.stated]
-    hint = f" (lines of {', '.join(partly)} that are cut)" if partly else ""
-    raise InputError(
-        f"{path}: no line says how long a step took{hint}; expected a log of {', '.join(PARSERS)}, with their lines of progress on"
-    )
+    cut = f" (lines of {', '.join(partly)} that are cut)" if partly else ""
+    expected = next((p.hint for p in parsers if p.hint), f"expected a log of {', '.join(PARSERS)}, with their lines of progress on")
+    raise InputError(f"{path}: no line says how long a step took{cut}; {expected}")
 
 
 __all__ = ["PARSERS", "WRITTEN_BY", "read_log"]

@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from simpar.boundary import encoding_of
 from simpar.errors import InputError
 
 MOST_LINE: Final = 2**16
 """Characters of a line that are looked at."""
 MOST_BYTES: Final = 2**33
-"""Of a log, unpacked."""
+"""Characters of a log, unpacked."""
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIXES: Final = (
@@ -50,14 +51,14 @@ def lines_of(path: Path) -> Iterator[Line]:
     try:
         with _opened(path) as file:
             total = number = 0
-            for raw in iter(lambda: file.readline(MOST_LINE), b""):
+            for raw in iter(lambda: file.readline(MOST_LINE), ""):
                 total += len(raw)
-                number += raw.endswith(b"\n")
-                if number < 2 and b"\x00" in raw and raw[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+                number += raw.endswith("\n")
+                if number < 2 and "\x00" in raw:
                     raise InputError(f"{path}: not a text file; expected a training log")
                 if total > MOST_BYTES:
                     raise InputError(f"{path}: is larger than {MOST_BYTES >> 30} GiB unpacked; expected a training log")
-                yield from cleaned(raw.decode("utf-8", "replace"), number)
+                yield from cleaned(raw, number)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -68,10 +69,12 @@ def lines_of(path: Path) -> Iterator[Line]:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def _opened(path: Path) -> io.TextIOWrapper:
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")
+        file.seek(0)
+        start = gzip.GzipFile(fileobj=file).read(2) if packed else file.read(2)
+    return io.TextIOWrapper(gzip.open(path, "rb") if packed else path.open("rb"), encoding_of(start), "replace", "\n")
 
 
 def cleaned(raw: str, number: int = 0) -> Iterator[Line]:

@@ -7,6 +7,7 @@ Lines: megatron/training/training.py (training_log, print_rank_last), megatron/c
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from simpar.runlogs.lines import Line, clock_of, number_of
@@ -25,6 +26,9 @@ _PARAMETERS: Final = re.compile(r"number of parameters on \([^)]*\) model parall
 _TIMER: Final = re.compile(r"^\s*([a-z][a-z0-9-]+)\s?\.*:\s*\(?([\d.]+)(?:,\s*([\d.]+)\))?\s*$")
 _ARGUMENT: Final = re.compile(r"^\s{2}([A-Za-z_]\w*)\s\.*\s?(.*)$")
 _TIME: Final = "elapsed time per iteration (ms)"
+_SPOKEN: Final = re.compile(r"elapsed time per iteration \(ms\):\s+\S+\s")
+_MOST_BROKEN: Final = 400
+"""Characters from the start of an iteration's line to its time, at most."""
 _SAVES: Final = ("saving checkpoint at iteration", "saved checkpoint", "saving checkpoint")
 _ROUTER: Final = re.compile(r"load_balancing|z_loss|moe|expert|mtp_", re.IGNORECASE)
 
@@ -44,6 +48,7 @@ class Megatron(Parser):
         self._table = self._timers = False
         self._arguments: dict[str, str] = {}
         self._stamped = False
+        self._broken = ""
 
     def feed(self, line: Line) -> None:
         """As the base; inside a table every line belongs to it."""
@@ -59,7 +64,16 @@ class Megatron(Parser):
                 self.reading.scalars.setdefault(f"timer {found[1]} min (ms)", []).append(low)
                 return
             self._timers = False
-        super().feed(line)
+        super().feed(self._unwrapped(line))
+
+    def _unwrapped(self, line: Line) -> Line:
+        """The line, behind the start of its own that a terminal broke off before the time."""
+        starts = "iteration" in line.text and _ITERATION.search(line.text) is not None
+        if self._broken and not starts:
+            line = replace(line, text=f"{self._broken} {line.text}")
+        still = (starts or self._broken) and len(line.text) < _MOST_BROKEN and not _SPOKEN.search(line.text)
+        self._broken = line.text if still else ""
+        return line
 
     def read(self, line: Line) -> None:
         """As the base."""

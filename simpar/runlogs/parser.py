@@ -17,10 +17,14 @@ class Parser(ABC):
     Attributes:
         name: in `formats.FORMATS`.
         anchors: texts of which a line of the format holds one; others are not looked at.
+        chosen: whether the user named the format.
+        hint: what would make steps of lines that say too little by themselves.
     """
 
     name: ClassVar[str]
     anchors: ClassVar[tuple[str, ...]]
+    chosen = False
+    hint = ""
 
     def __init__(self, file: str) -> None:
         self.reading = LogReading(file, self.name)

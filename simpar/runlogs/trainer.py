@@ -85,9 +85,11 @@ class Trainer(Parser):
     def finish(self) -> None:
         """As the base: the training bar is the one with the most updates over different steps."""
         bars = max(self._bars.values(), key=lambda b: len({n for n, _, _ in b}), default=[])
-        if self._losses or "train_runtime" in self.reading.stated:
+        if self._losses or "train_runtime" in self.reading.stated or self.chosen:
             for done, seconds, contains in bars:
                 self.interval(Interval(done, seconds=seconds, count=1, contains=contains))
+        elif len(bars) > 1:
+            self.hint = "if its progress bars are those of the training: --format transformers"
         rate = self.reading.stated.get("train_steps_per_second")
         if not self.reading.intervals and rate:
             self.reading.notes.append("no progress bar: the mean of the whole run, with warm-up, evaluation and saving")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
+from simpar import boundary
 from simpar.errors import InputError, SimparError
 from simpar.report.serve.answer import Answers
 from simpar.report.serve.attached import pack
@@ -95,8 +96,8 @@ def text_of(contents: str) -> str:
         InputError: it is none.
     """
     try:
-        return base64.b64decode(contents.partition(",")[2], validate=True).decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
+        return boundary.text_of(base64.b64decode(contents.partition(",")[2], validate=True), "")
+    except (binascii.Error, InputError):
         raise InputError("the file is not text; drop the log itself, not an archive") from None
 
 
