@@ -17,11 +17,12 @@ from simpar.result.result import Result
 from simpar.searching.abilities import ABILITIES, limit_of
 from simpar.searching.answer import Answer, answer
 from simpar.searching.command import Outputs, SearchOptions, run
-from simpar.searching.effects import gap_with_effects, has_effects, only_slows
+from simpar.searching.effects import check_slow_ranks, gap_with_effects, has_effects, only_slows
 from simpar.searching.find import find
 from simpar.searching.improve import improve
 from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
+from simpar.searching.space import Space
 from simpar.specs.scenario import make_scenario
 from simpar.step import simulate
 
@@ -121,6 +122,21 @@ def test_improve_finds_the_same_best_whatever_it_keeps(stride: float, monkeypatc
         few = improve(scenario, axes=axes, keep=keep)
         assert [c.scored for c in few.doubles] == [c.scored for c in many.doubles[:keep]]
         assert [c.scored for c in few.singles] == [c.scored for c in many.singles[:keep]]
+
+
+def test_a_slow_pipeline_rank_that_layouts_lack_is_refused_before_the_search() -> None:
+    def space(expand: bool = False, **more: list[str]) -> Space:
+        effects = {"slow_ranks": {1: 1.5}, "expand": expand}
+        wanted = {
+            "model": "llama3.1-8b", "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "effects": effects,
+            "training": {"global_batch_size": 8, "sequence_length": 8192},
+        }  # fmt: skip
+        return make_space(wanted, allow=SMALL, **more)
+
+    with pytest.raises(InputError, match="pipeline rank 1 is slow, and layouts of this space have 1 pipeline rank or more"):
+        check_slow_ranks([space()])
+    check_slow_ranks([space(fix=["pp=2"])])
+    check_slow_ranks([space(expand=True)])
 
 
 def test_layouts_are_ranked_with_the_effects_that_the_scenario_asks_for() -> None:

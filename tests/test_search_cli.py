@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -302,6 +303,8 @@ def test_progress_names_the_incumbent_and_the_gap(monkeypatch: pytest.MonkeyPatc
     assert "part 3/8" in text
     assert "17 simulated" in text
     assert f"best 2 s {choice}" in text
+    assert "P(best)" not in text
+    assert progress_text(replace(watch, chance=0.376)).endswith(f"{choice} (P(best) 38%)")
     assert "nothing found yet" in progress_text(Watch(None, 0.0, 0, 8, 0, 0.0))
     for terminal in (True, False):
         output = io.StringIO()

@@ -16,6 +16,7 @@ from simpar.specs.framework import family_of
 from simpar.specs.hardware import load_hardware
 from simpar.specs.plan import PlanSpec
 from simpar.specs.scenario import Scenario
+from simpar.specs.stage_plan import is_mixed
 
 Combination = tuple[object, ...]
 
@@ -69,6 +70,8 @@ def _architecture(hardware: str) -> str:
 
 def measured_nearby(scenario: Scenario) -> int:
     """Measured runs of the evidence with the combination of `scenario`."""
+    if is_mixed(scenario):
+        return 0  # the evidence has no run over machines of several kinds
     plan = scenario.plan.model_dump()
     plan["recompute"] = recompute_text(scenario.plan.recompute)
     training = {"precision": scenario.training.precision, "trainable": scenario.training.trainable}

@@ -202,16 +202,11 @@ class LayoutPricer:
     def layer_seconds(self, stage: int) -> list[float]:
         """Forward and backward of one micro-batch of embedding, every layer and head (0 where there is none), as if they were on
         this stage; encoders without stages of their own count with the embedding."""
-        blocks: list[LocalBlock] = []
-        for index, own in enumerate(self.layout.stage_blocks):
-            first = self.layout.stages[index].encoders
-            begin = first[1] - first[0]
-            blocks += [*own[:begin], *own[begin + len(self.layout.reference_blocks(index)) :]]
-        found = [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
-        network = self.layout.network
-        layers, before = len(network.layers), len(network.encoders) + int(network.embedding is not None)
-        apart = len(network.encoders) if self.layout.plan.encoder_stages else 0
-        return [sum(found[apart:before]), *found[before : before + layers], sum(found[before + layers :])]
+        ahead, layers, behind = (
+            [sum(self._block_seconds(block, phase) for phase in ("F", "B")) for block in blocks]
+            for blocks in self.layout.blocks_in_order
+        )
+        return [sum(ahead), *layers, sum(behind)]
 
     def _block_seconds(self, block: LocalBlock, phase: str) -> float:
         seconds = self.block(block, phase).seconds

@@ -205,6 +205,21 @@ class Layout(Job):
             for index, stage in enumerate(self.stages)
         )
 
+    @property
+    def blocks_in_order(self) -> tuple[list[LocalBlock], list[LocalBlock], list[LocalBlock]]:
+        """Blocks of the model on one rank: before the layers (encoders without stages of their own, embedding), layers, behind
+        them; without those of a reference."""
+        blocks: list[LocalBlock] = []
+        for index, own in enumerate(self.stage_blocks):
+            first = self.stages[index].encoders
+            begin = first[1] - first[0]
+            blocks += [*own[:begin], *own[begin + len(self.reference_blocks(index)) :]]
+        network = self.network
+        before = len(network.encoders) + int(network.embedding is not None)
+        last = before + len(network.layers)
+        apart = len(network.encoders) if self.plan.encoder_stages else 0
+        return blocks[apart:before], blocks[before:last], blocks[last:]
+
     def _encoder_blocks(self, stage: StageLayers) -> list[LocalBlock]:
         return [self.split(e.layer, self.encoder_options(e)) for e in self.network.encoders[slice(*stage.encoders)]]
 

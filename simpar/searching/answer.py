@@ -16,6 +16,7 @@ from simpar.searching.effects import gap_with_effects, has_effects, pool_of, ste
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
+from simpar.searching.mixed_branch import MixedPricing
 from simpar.searching.objective import LARGER_IS_BETTER, SIMPLE, dominates, oriented
 from simpar.searching.parts import Wish, largest_share, measure_of, pricing_of, widest
 from simpar.searching.runner_up import RunnerUp, Trade, runner_up, trade
@@ -274,9 +275,12 @@ def _candidates(found: Found, pool: Sequence[Scored], wish: Wish, known: Known) 
 
 def _simulated(found: Found, choice: Choice, known: Known) -> Result:
     """A layout as `simulate` has it, with the scenario's effects; without any on the program that was swept."""
-    template, evaluation = found.space.template, Evaluation.of(pricing_of(found.space))
+    template, pricing = found.space.template, pricing_of(found.space)
     key = (template.world_size, found.space.recipe, choice)
+    if isinstance(pricing, MixedPricing):
+        return simulate(choice.scenario(template)) if has_effects(template) else pricing.evaluation.result(choice)
     if key not in known:
+        evaluation = Evaluation.of(pricing)
         if has_effects(template) or evaluation.microbatches(choice) > FOLD_MICROBATCHES:
             known[key] = simulate(choice.scenario(template), detail=evaluation.detail(choice))
         else:
@@ -289,9 +293,11 @@ def _order(c: Candidate, wish: Wish) -> tuple[float, float, float, str]:
 
 
 def _free(candidate: Candidate, wish: Wish) -> dict[str, list[Any]]:
-    space = candidate.found.space
+    space, pricing = candidate.found.space, pricing_of(candidate.found.space)
+    if isinstance(pricing, MixedPricing):
+        return {}
     share = 1.0 if wish.fit_probability is None else largest_share(space, wish.fit_probability)
-    return free_choices(space, pricing_of(space), candidate.scored.choice, share * candidate.result.device_memory_bytes)
+    return free_choices(space, pricing, candidate.scored.choice, share * candidate.result.device_memory_bytes)
 
 
 def _front(every: list[Candidate], names: tuple[str, ...]) -> list[Candidate]:

@@ -67,7 +67,7 @@ def _value(axis: str, text: str) -> Any:
             return {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}[text.lower()]
         if axis == "offload_activations":
             return float(text)
-        if axis == "split":
+        if axis == "split" and text != "auto":
             parse_split(text)
         if axis == "recompute" and not text.startswith("full:"):
             recompute_spec(text)

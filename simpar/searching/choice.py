@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from simpar.specs.plan import PlanSpec, RecomputeSpec
@@ -63,6 +63,8 @@ class Group:
     ep: int
     etp: int
     placement: str
+    stage_tp: tuple[int, ...] = ()
+    """Tensor parallelism of each pipeline rank, where they differ; `tp` is then the first's."""
 
 
 MeshKey = tuple[int, ...]
@@ -71,7 +73,12 @@ MeshKey = tuple[int, ...]
 
 def mesh_key(group: Group, micro_batch_size: int) -> MeshKey:
     """The design of a mesh and micro-batch."""
-    return (group.tp, group.cp, group.pp, group.dp, group.ep, group.etp, micro_batch_size)
+    return (group.tp, group.cp, group.pp, group.dp, group.ep, group.etp, micro_batch_size, *group.stage_tp)
+
+
+def tp_text(group: Group) -> str:
+    """Tensor parallelism in words: "8", or "8/4" where pipeline ranks have degrees of their own."""
+    return "/".join(map(str, dict.fromkeys(group.stage_tp or (group.tp,))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,8 @@ class Pipeline:
     schedule: str
     split: Split
     overlap_p2p: bool | None
+    layers: tuple[int, ...] = ()
+    """Layers of each stage, where they were dealt out by cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +141,14 @@ class Choice:
         g, v, p, s = self.group, self.variant, self.pipeline, self.state
         return template.model_copy(
             update={
-                "tp": g.tp, "cp": g.cp, "pp": g.pp, "dp": g.dp, "ep": g.ep,
+                "tp": 1 if g.stage_tp else g.tp, "stage_tp": g.stage_tp or None, "cp": g.cp, "pp": g.pp, "dp": g.dp, "ep": g.ep,
                 # Without expert parallelism experts are sharded like the dense layers, and a dense model has none.
                 "etp": g.etp if g.ep > 1 else None, "placement": g.placement,
                 "sequence_parallel": v.sequence_parallel, "cp_style": v.cp_style, "overlap_tp": v.overlap_tp,
                 "overlap_ep": v.overlap_ep, "ep_dispatcher": v.ep_dispatcher,
                 "virtual_stages": p.virtual_stages, "schedule": p.schedule, "overlap_p2p": p.overlap_p2p,
                 "first_stage_less_layers": p.split[0], "last_stage_less_layers": p.split[1],
-                "embedding_alone": p.split[2], "layers_per_stage": None,
+                "embedding_alone": p.split[2], "layers_per_stage": p.layers or None,
                 "recompute": recompute_spec(self.recompute), "zero_stage": s.zero_stage, "shard_size": s.shard_size,
                 "reshard_after_forward": s.reshard_after_forward, "overlap_grad_reduce": s.overlap_grad_reduce,
                 "overlap_param_gather": s.overlap_param_gather,
@@ -159,9 +168,11 @@ class Choice:
     def flat(self) -> dict[str, Any]:
         """Axis -> value, in the words of a plan."""
         g, v, p, s, o = self.group, self.variant, self.pipeline, self.state, self.offload
+        mesh = {name: value for name, value in asdict(g).items() if value != ()}
         return {
-            **asdict(g), "micro_batch_size": self.micro_batch_size, **asdict(v),
-            "virtual_stages": p.virtual_stages, "schedule": p.schedule, "split": split_text(p.split),
+            **mesh, "micro_batch_size": self.micro_batch_size, **asdict(v),
+            "virtual_stages": p.virtual_stages, "schedule": p.schedule,
+            "split": "+".join(map(str, p.layers)) or split_text(p.split),
             "overlap_p2p": p.overlap_p2p, "recompute": self.recompute, **asdict(s),
             "offload_activations": o.activations, "offload_optimizer": o.optimizer,
         }  # fmt: skip
@@ -171,11 +182,14 @@ class Choice:
         """The inverse of `flat`."""
 
         def part(kind: type[Any]) -> Any:
-            return kind(**{f.name: flat[f.name] for f in fields(kind)})
+            return kind(**{f.name: flat[f.name] for f in fields(kind) if f.name != "stage_tp"})
 
-        pipeline = Pipeline(flat["virtual_stages"], flat["schedule"], parse_split(flat["split"]), flat["overlap_p2p"])
+        text = flat["split"]
+        split, layers = (EVEN, tuple(map(int, text.split("+")))) if "+" in text else (parse_split(text), ())
+        pipeline = Pipeline(flat["virtual_stages"], flat["schedule"], split, flat["overlap_p2p"], layers)
+        group = replace(part(Group), stage_tp=tuple(flat.get("stage_tp", ())))
         return cls(
-            part(Group), flat["micro_batch_size"], part(Variant), pipeline, flat["recompute"], part(State),
+            group, flat["micro_batch_size"], part(Variant), pipeline, flat["recompute"], part(State),
             Offload(flat["offload_activations"], flat["offload_optimizer"]),
         )  # fmt: skip
 
@@ -198,7 +212,7 @@ class Choice:
 
     def __str__(self) -> str:
         g, v, p, s, o = self.group, self.variant, self.pipeline, self.state, self.offload
-        words = [f"tp{g.tp}"]
+        words = [f"tp{tp_text(g)}"]
         if g.tp > 1 and v.sequence_parallel:
             words.append("sp")
         if g.cp > 1:
@@ -213,6 +227,8 @@ class Choice:
             words.append(f"shard{s.shard_size}")
         if self.recompute != "none":
             words.append(f"recompute {self.recompute}")
+        if p.layers:
+            words.append(f"layers {'+'.join(map(str, p.layers))}")
         if p.split != EVEN:
             words.append(f"split {split_text(p.split)}")
         words += [name for name, on in (("overlap_tp", v.overlap_tp), ("overlap_ep", v.overlap_ep)) if on]

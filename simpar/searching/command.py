@@ -20,8 +20,9 @@ from simpar.searching.abilities import ANY, limit_of
 from simpar.searching.answer import Answer, Known, answer
 from simpar.searching.choice import Choice
 from simpar.searching.decision import TOLD
-from simpar.searching.effects import LARGEST_POOL, POOL, has_effects
+from simpar.searching.effects import LARGEST_POOL, POOL, check_slow_ranks, has_effects
 from simpar.searching.find import SAME, Watch, find_over
+from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.objective import OBJECTIVES, pace, parse_constraints, parse_front
 from simpar.searching.parts import Wish
 from simpar.searching.request import make_space
@@ -138,9 +139,10 @@ def run(options: SearchOptions) -> int:
     spaces, wish = _checked(options)
     if options.outputs.check is not None:
         options.outputs.check(spaces[0].template)
-    if not options.prove and sum(s.size for s in spaces) > SMALL:
+    if not options.prove and (sum(s.size for s in spaces) > SMALL or isinstance(spaces[0], MixedSpace)):
         wish = replace(wish, reach=REACH, tolerance=TOLD)
     if has_effects(spaces[0].template):
+        check_slow_ranks(spaces)
         wish = replace(wish, pool=POOL, fold=False, reach=inf, tolerance=0.0)
     store = Store(options.store, _request(spaces, wish, options.why)) if options.store is not None else None
     try:
@@ -399,8 +401,9 @@ def _request(spaces: list[Space], wish: Wish, asked: Sequence[str]) -> dict[str,
     return {
         "spaces": [
             {"scenario": s.template.model_dump(mode="json", exclude={"file", "name", "description", "published"}),
-             "hardware": s.template.hardware.model_dump(mode="json"),
-             "restrictions": {k: list(v) for k, v in sorted(s.restrictions.items())}, "framework": s.framework}
+             "hardware": [machine.model_dump(mode="json") for machine in s.machines],
+             "restrictions": {k: list(v) for k, v in sorted(s.restrictions.items())}, "framework": s.framework,
+             "space": type(s).__name__}
             for s in spaces
         ],
         "wish": {**{name: getattr(plain, name) for name in plain.__dataclass_fields__},

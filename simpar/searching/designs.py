@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simpar.searching.choice import Choice
+from simpar.searching.choice import Choice, tp_text
 
 DesignKey = tuple[object, ...]
 
@@ -35,7 +35,7 @@ def design_key(choice: Choice) -> DesignKey:
     """What layouts of one design share."""
     g, v, s, o = choice.group, choice.variant, choice.state, choice.offload
     return (
-        g.tp, g.cp, g.pp, g.dp, g.ep, g.etp if g.ep > 1 else 0, choice.micro_batch_size,
+        g.stage_tp or g.tp, g.cp, g.pp, g.dp, g.ep, g.etp if g.ep > 1 else 0, choice.micro_batch_size,
         v.cp_style if g.cp > 1 else "", v.precision, family(choice.pipeline.schedule) if g.pp > 1 else "",
         recompute_kind(choice.recompute), s.zero_stage if g.dp * g.cp > 1 else 0, o.activations > 0, o.optimizer,
     )  # fmt: skip
@@ -44,7 +44,8 @@ def design_key(choice: Choice) -> DesignKey:
 def design_name(choice: Choice) -> str:
     """A short name: "tp4 pp4 dp4, micro-batch 1, interleaved, selective recomputation, ZeRO 1"."""
     g, s, o = choice.group, choice.state, choice.offload
-    degrees = [f"{name}{value}" for name, value in (("tp", g.tp), ("cp", g.cp), ("pp", g.pp), ("ep", g.ep)) if value > 1]
+    degrees = [f"tp{tp_text(g)}"] if g.stage_tp or g.tp > 1 else []
+    degrees += [f"{name}{value}" for name, value in (("cp", g.cp), ("pp", g.pp), ("ep", g.ep)) if value > 1]
     words = [" ".join([*degrees, f"dp{g.dp}"]), f"micro-batch {choice.micro_batch_size}"]
     if g.cp > 1:
         words.append(f"{choice.variant.cp_style.replace('_', '-')} attention")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from simpar.errors import InputError, Violation
 from simpar.result.result import Result
 from simpar.searching.choice import mesh_key
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
+from simpar.searching.space import Space
 from simpar.specs.effects import EffectsSpec
 from simpar.specs.scenario import Scenario
 
@@ -26,6 +28,22 @@ def has_effects(scenario: Scenario) -> bool:
 def only_slows(effects: EffectsSpec) -> bool:
     """Whether no layout can be faster with the effects than without: then the search's bounds hold for both."""
     return effects.interference and not effects.is_random and all(factor >= 1.0 for factor in effects.slow_ranks.values())
+
+
+def check_slow_ranks(spaces: Sequence[Space]) -> None:
+    """Raise unless every layout has the ranks that are slow.
+
+    Raises:
+        InputError: they are pipeline ranks, of which some layouts have fewer.
+    """
+    effects, meshes = spaces[0].template.effects, [group.pp for space in spaces for group in space.groups]
+    if effects.expand or not effects.slow_ranks or not meshes:
+        return
+    last, least = max(effects.slow_ranks), min(meshes)
+    if last >= least:
+        rule = f"pipeline rank {last} is slow, and layouts of this space have {least} pipeline rank{'s' * (least > 1)} or more"
+        right = f"effects.expand = true, where ranks are GPUs, or --allow pp=... with {last + 1} or more"
+        raise InputError([Violation("effects.slow_ranks", effects.slow_ranks, rule, right, spaces[0].template.file)])
 
 
 def pool_of(found: Found) -> Iterator[Scored]:
@@ -57,4 +75,4 @@ def gap_with_effects(found: Found, best_s: float, effects: EffectsSpec) -> float
     return max(0.0, 1.0 - least_s / best_s)
 
 
-__all__ = ["LARGEST_POOL", "POOL", "gap_with_effects", "has_effects", "only_slows", "pool_of", "step_of"]
+__all__ = ["LARGEST_POOL", "POOL", "check_slow_ranks", "gap_with_effects", "has_effects", "only_slows", "pool_of", "step_of"]

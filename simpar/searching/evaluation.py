@@ -22,12 +22,13 @@ from simpar.program.waits import optimizer_waits
 from simpar.result.accounting import account
 from simpar.result.allocations import Pass, Replays, passes_of
 from simpar.result.memory import memory_over_time
+from simpar.result.result import Result
 from simpar.schedules import Schedule
 from simpar.searching.choice import Choice
 from simpar.searching.pricing import Pricing
 from simpar.searching.shapes import style_of
 from simpar.specs.stage_plan import rank_gpus
-from simpar.step import Priced, prepare
+from simpar.step import Priced, interpret, prepare
 
 
 @dataclass(frozen=True)
@@ -349,6 +350,13 @@ class Evaluation:
             priced = prepare(choice.scenario(self.pricing.template), detail=self.detail(choice), lowering=shared)
             self._last = (choice, priced, timeline(priced.program, priced.table))
         return self._last[1:]
+
+    def result(self, choice: Choice) -> Result:
+        """Everything that `simulate` says of a layout."""
+        if self.detail(choice) == "stage":
+            return interpret(*self.simulated(choice))
+        priced = prepare(choice.scenario(self.pricing.template), detail="stage")
+        return interpret(priced, timeline(priced.program, priced.table))
 
     def in_full(self, choice: Choice) -> tuple[float, float, float]:
         """The step time, what the fullest device uses, and what of it the allocator keeps without a tensor."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isclose
+from math import inf, isclose, log
 from typing import Any
 
 from simpar.searching.account import Account, Glimpse
-from simpar.searching.branch import Branch
 from simpar.searching.cluster import dask
+from simpar.searching.decision import Rival, decide
 from simpar.searching.executors import EVERY_S, Now, Task, alone_first, in_process, processes
 from simpar.searching.incumbents import Incumbents, Scored
+from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.nodes import Node
-from simpar.searching.parts import PartResult, Wish, branch_for, parts_of, pricing_of
-from simpar.searching.pricing import Pricing
+from simpar.searching.parts import AnyBranch, AnyPricing, PartResult, Wish, branch_for, parts_of, pricing_of
 from simpar.searching.seeds import seed_space
 from simpar.searching.space import Space
 from simpar.searching.store import SEED, Store
@@ -78,6 +78,8 @@ class Watch:
     seconds: float
     slowest: Scored | None = None
     """Of a front."""
+    chance: float | None = None
+    """That `best` is the best of those found, by the errors that meshes and layouts do not share; None where there is one."""
 
     @property
     def gap(self) -> float | None:
@@ -148,13 +150,25 @@ def find(
         if store is not None:
             store.add(found)
 
+    compared: dict[tuple[Scored, ...], float] = {}
+
+    def chance() -> float | None:
+        rivals = tuple(state.incumbents.best)
+        if len(rivals) < 2 or wish.front or wish.by_memory:
+            return None
+        if rivals not in compared:
+            compared.clear()
+            seen = decide([Rival(log(s.value), {}, s.choice.mesh_key) for s in rivals])
+            compared[rivals] = float(seen.best_probability[0])
+        return compared[rivals]
+
     def tell() -> None:
         if listener is not None:
             best = state.incumbents.best[0] if state.incumbents.best else None
             bound = min((state.bounds.get(p, 0.0) for p in parts), default=best.value if best else 0.0)
             slowest = state.incumbents.best[-1] if best and wish.both else None
             seconds, count = time.monotonic() - started, state.done + len(parts)
-            listener(Watch(best, bound, state.done, count, state.simulated, seconds, slowest))
+            listener(Watch(best, bound, state.done, count, state.simulated, seconds, slowest, chance()))
 
     def bounded(part: int, bound: float) -> None:
         state.bounds[part] = fresh[part] = bound
@@ -170,7 +184,7 @@ def find(
         task = Task(space, wish, parts, state.incumbents, scored, bounded, frozenset(state.bounds), closed)
         if store is not None:
             task.on_closed = store.designs_done
-        if space.size > SEED_FROM and not wish.front and not seeded:
+        if space.size > SEED_FROM and not wish.front and not seeded and not isinstance(space, MixedSpace):
             _seed(task, pricing)
             if store is not None:
                 store.part_done(SEED, {})
@@ -225,7 +239,7 @@ def _recall(store: Store, state: _State, parts: dict[int, Any]) -> set[str]:
     return names
 
 
-def _check_winner(store: Store, branch: Branch, winner: Scored) -> None:
+def _check_winner(store: Store, branch: AnyBranch, winner: Scored) -> None:
     """Simulate the winner again where its figures come from the store.
 
     Raises:
@@ -244,7 +258,7 @@ def _part_count(executor: str, workers: int | None, stored: bool) -> int:
     return 16 if executor == "dask" else workers or 1
 
 
-def _seed(task: Task, pricing: Pricing) -> None:
+def _seed(task: Task, pricing: AnyPricing) -> None:
     """The best of a small corner of the space, so that there is something to show and to beat from the start."""
     corner, wish = seed_space(task.space), task.wish
     if corner.groups and 0 < corner.size < task.space.size / 4:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from simpar.errors import InputError, Violation
 from simpar.registry import unknown
+from simpar.specs.hardware import HardwareProfile
 from simpar.specs.scenario import Scenario
 from simpar.units import parse
 
@@ -192,9 +193,10 @@ class Measure:
     memory_bytes: float
 
     @classmethod
-    def of(cls, scenario: Scenario, flops: float, usd_per_gpu_hour: float = 1.0, pue: float = 1.0) -> Measure:
+    def of(
+        cls, scenario: Scenario, hardware: HardwareProfile, flops: float, usd_per_gpu_hour: float = 1.0, pue: float = 1.0
+    ) -> Measure:
         """The measure of a scenario's cluster and training step; `flops` of its model, forward and backward."""
-        hardware = scenario.hardware
         gpu, node = hardware.gpu, hardware.node
         host = node.host_power.value / hardware.gpus_per_node if node.host_power else 0.0
         # Idle boards draw about a tenth of their limit where the profile does not say.

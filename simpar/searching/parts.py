@@ -9,7 +9,6 @@ from math import exp, inf
 from statistics import NormalDist
 from typing import Any
 
-from simpar.engine.slowed_paths import timeline
 from simpar.model.kind import kind_of, site_of
 from simpar.readings import TENTH, fit_probability
 from simpar.result.interval import HALF_WIDTH
@@ -19,14 +18,18 @@ from simpar.searching.choice import Choice
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.incumbents import Incumbents, Limits, Scored
 from simpar.searching.intervals import Intervals
+from simpar.searching.mixed_branch import MixedBranch, MixedEvaluation, MixedPricing
+from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.nodes import Node
 from simpar.searching.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
 from simpar.searching.pricing import Pricing
 from simpar.searching.space import Space
 from simpar.specs.architecture import has_experts
-from simpar.specs.calibration import calibration_on
+from simpar.specs.calibration import RunCalibration, calibration_on
 from simpar.specs.framework import framework
-from simpar.step import interpret, prepare
+
+AnyPricing = Pricing | MixedPricing
+AnyBranch = Branch | MixedBranch
 
 GLIMPSES = 400
 """Designs of a part that are kept for pages."""
@@ -129,7 +132,7 @@ class PartResult:
         return cls(part, (), data["rejected"], data["evaluated"], data["kept"], seen, data["skipped"] or inf)
 
 
-def parts_of(branch: Branch, count: int) -> list[list[Node]]:
+def parts_of(branch: AnyBranch, count: int) -> list[list[Node]]:
     """The nodes of a space in `count` parts; nodes that share prices stay together."""
     experts = branch.pricing.has_experts
 
@@ -146,10 +149,10 @@ def parts_of(branch: Branch, count: int) -> list[list[Node]]:
     return [[node for nodes in ordered[k::count] for node in nodes] for k in range(count)]
 
 
-def measure_of(space: Space, wish: Wish, pricing: Pricing) -> Measure:
+def measure_of(space: Space, wish: Wish, pricing: AnyPricing) -> Measure:
     """The metrics of a space's cluster."""
     flops = pricing.model_flops if space.groups else 0.0
-    return Measure.of(space.template, flops, wish.usd_per_gpu_hour, wish.pue)
+    return Measure.of(space.template, space.hardware, flops, wish.usd_per_gpu_hour, wish.pue)
 
 
 def widest(space: Space) -> float:
@@ -165,7 +168,7 @@ def widest(space: Space) -> float:
 def unseen_of(space: Space) -> tuple[float, float]:
     """(What the calibration alone leaves open, as a share of every step time; the factor on the upper half of the interval)."""
     template = space.template
-    found = calibration_on(framework(template.framework, template.framework_version), template.hardware)
+    found = max(_calibrations(space), key=lambda known: known.expected_error)
     site = site_of(template)
     if site is not None:
         found = site.applied(found, kind_of(template))
@@ -173,7 +176,7 @@ def unseen_of(space: Space) -> tuple[float, float]:
 
 
 def examiner(
-    space: Space, wish: Wish, measure: Measure, evaluation: Evaluation
+    space: Space, wish: Wish, measure: Measure, evaluation: Evaluation | MixedEvaluation
 ) -> Callable[[Choice, float, float], float | None] | None:
     """How a simulated layout is valued where time and memory alone do not say; None where they do.
 
@@ -191,12 +194,7 @@ def examiner(
         if not wish.robust and not all(c.holds(measure.metrics(time_s, device_bytes)) for c in simple):
             return None
         if others or wish.robust:
-            if evaluation.detail(choice) == "stage":
-                priced, ran = evaluation.simulated(choice)
-            else:
-                priced = prepare(choice.scenario(space.template), detail="stage")
-                ran = timeline(priced.program, priced.table)
-            result = interpret(priced, ran)
+            result = evaluation.result(choice)
             found = result.to_json()
             if not all(c.holds(found) for c in others):
                 return None
@@ -216,9 +214,14 @@ def largest_share(space: Space, fit_probability: float) -> float:
 
 
 def _memory_half_width(space: Space) -> float:
-    template = space.template
-    spec = framework(template.framework, template.framework_version)
-    return calibration_on(spec, template.hardware).memory_half_width(experts=has_experts(template.model))
+    experts = has_experts(space.template.model)
+    return max(known.memory_half_width(experts=experts) for known in _calibrations(space))
+
+
+def _calibrations(space: Space) -> list[RunCalibration]:
+    """What is known of runs of the framework on each kind of machine."""
+    spec = framework(space.template.framework, space.template.framework_version)
+    return [calibration_on(spec, machine) for machine in space.machines]
 
 
 def fitting(space: Space, wanted: float | None, most_bytes: float) -> Callable[[float, float], bool]:
@@ -230,16 +233,16 @@ def fitting(space: Space, wanted: float | None, most_bytes: float) -> Callable[[
     """
     if wanted is None:
         return lambda need, _: need <= most_bytes
-    memory, width = space.template.hardware.gpu.memory.value, _memory_half_width(space)
+    memory, width = space.hardware.gpu.memory.value, _memory_half_width(space)
     least = wanted * (1.0 - 1e-9)
     return lambda need, cached: need <= most_bytes and fit_probability(need, cached, memory, width) >= least
 
 
 def branch_for(
-    space: Space, wish: Wish, pricing: Pricing | None = None, shared: Callable[[], Limits] = Limits, **hooks: Any
-) -> Branch:
+    space: Space, wish: Wish, pricing: AnyPricing | None = None, shared: Callable[[], Limits] = Limits, **hooks: Any
+) -> AnyBranch:
     """A branch and bound that looks for what is wanted."""
-    pricing = pricing or Pricing(space)
+    pricing = pricing or pricing_for(space)
     measure = measure_of(space, wish, pricing)
     longest, headroom = measure.limits(wish.constraints)
     fits = fitting(space, wish.fit_probability, measure.memory_bytes - headroom)
@@ -253,6 +256,20 @@ def branch_for(
         fold=wish.fold and not wish.front, reach=wish.reach if named else inf,
         tolerance=wish.tolerance if named else 0.0,
     )  # fmt: skip
+    if isinstance(space, MixedSpace):
+        assert isinstance(pricing, MixedPricing)
+        share = 1.0 if wish.fit_probability is None else largest_share(space, wish.fit_probability)
+        examine = examiner(space, wish, measure, pricing.evaluation)
+        return MixedBranch(
+            space,
+            pricing=pricing,
+            incumbents=incumbents,
+            examine=examine,
+            fit_probability=wish.fit_probability,
+            share=share,
+            **hooks,
+        )
+    assert isinstance(pricing, Pricing)
     branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, fits=fits, **hooks)
     branch.examine = examiner(space, wish, measure, branch.evaluation)
     if wish.robust:
@@ -266,17 +283,22 @@ class _Memo(threading.local):
     """The last space's prices. A worker may have several threads, and memos are not made for sharing."""
 
     key: object = None
-    pricing: Pricing | None = None
+    pricing: AnyPricing | None = None
 
 
 _MEMO = _Memo()
 
 
-def pricing_of(space: Space) -> Pricing:
+def pricing_for(space: Space) -> AnyPricing:
+    """New prices of a space."""
+    return MixedPricing(space) if isinstance(space, MixedSpace) else Pricing(space)
+
+
+def pricing_of(space: Space) -> AnyPricing:
     """Prices of a space, kept from one part to the next."""
-    key = (space.template.model_dump_json(), repr(sorted(space.restrictions.items())), space.framework)
+    key = (type(space), space.template.model_dump_json(), repr(sorted(space.restrictions.items())), space.framework)
     if _MEMO.pricing is None or _MEMO.key != key:
-        _MEMO.key, _MEMO.pricing = key, Pricing(space)
+        _MEMO.key, _MEMO.pricing = key, pricing_for(space)
     return _MEMO.pricing
 
 
@@ -316,6 +338,6 @@ def solve_part(
 
 
 __all__ = [
-    "PartResult", "Wish", "branch_for", "fitting", "largest_share", "measure_of", "parts_of", "pricing_of", "solve_part",
-    "survey_part", "widest",
+    "AnyBranch", "AnyPricing", "PartResult", "Wish", "branch_for", "fitting", "largest_share", "measure_of", "parts_of",
+    "pricing_of", "solve_part", "survey_part", "widest",
 ]  # fmt: skip

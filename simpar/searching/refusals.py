@@ -45,6 +45,8 @@ def check_values(given: Mapping[str, tuple[Any, ...]]) -> None:
 
 def _value(axis: str, value: Any) -> Iterator[Violation]:
     known: list[str] = []
+    if (axis, value) == ("split", "auto"):
+        yield Violation(axis, value, "layers dealt out by cost are searched by themselves", "--fix split=auto, or cuts without it")
     if axis == "schedule":
         known = [n for n in SCHEDULES if n in axes.SCHEDULES or n == "naive"]
     elif axis in _WORDS:

@@ -10,6 +10,7 @@ from simpar.errors import InputError, Violation
 from simpar.searching import axes
 from simpar.searching.abilities import ability
 from simpar.searching.choice import Choice, Group, Offload, Pipeline, State, Variant, recompute_text, split_text
+from simpar.searching.mixed_space import AUTO, OPEN, USUAL, MixedSpace, check_parts
 from simpar.searching.refusals import check_space, check_values
 from simpar.searching.space import Space
 from simpar.specs.base import validate
@@ -115,10 +116,20 @@ def make_space(
     if num_nodes is not None:
         clean["cluster"] = {**clean.get("cluster", {}), "num_nodes": num_nodes}
     given = axes.parse_restrictions(fix, allow)
+    cluster = clean.get("cluster")
+    by_cost = (isinstance(cluster, dict) and bool(cluster.get("parts"))) or given.get("split") == (AUTO,)
+    if by_cost:
+        given = {axis: values for axis, values in given.items() if values != (AUTO,)}
+        usual = _fixed(dict(table.get("plan") or {}), dict(table.get("training") or {}))
+        said = {axis: values for axis, values in usual.items() if axis not in OPEN and axis != "split"}
+        restrictions = {**said, **USUAL, **{a: v for a, v in restrictions.items() if a != "split"}}
+        clean["plan"].pop("stage_tp", None)
     check_values({**restrictions, **given})
     template = make_template(clean, file)
     _in_the_space(template)
-    space = Space(template, {**restrictions, **given}, framework)
+    space = (MixedSpace if by_cost else Space)(template, {**restrictions, **given}, framework)
+    if by_cost:
+        check_parts(space, given)
     if space.size or not may_be_empty:
         check_space(space, given)
     return space

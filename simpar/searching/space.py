@@ -24,6 +24,7 @@ from simpar.specs.architecture import TokenModel
 from simpar.specs.checks import check_scenario
 from simpar.specs.counts import layer_count
 from simpar.specs.framework import FrameworkSpec, framework
+from simpar.specs.hardware import HardwareProfile
 from simpar.specs.model import MoeSpec
 from simpar.specs.scenario import Scenario
 from simpar.topology.mesh import Mesh
@@ -47,6 +48,16 @@ class Space:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "template", of_jobs(self.template))
+
+    @cached_property
+    def machines(self) -> tuple[HardwareProfile, ...]:
+        """The kinds of machines of the cluster."""
+        return (self.template.hardware,)
+
+    @property
+    def hardware(self) -> HardwareProfile:
+        """All machines together."""
+        return self.machines[0]
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -104,7 +115,7 @@ class Space:
 
     def _groups(self) -> Iterator[Group]:
         world, batch = self.template.world_size, self.template.training.global_batch_size
-        domain = self.template.hardware.domain_size
+        domain = min(machine.domain_size for machine in self.machines)
         parts = divisors(world)
         tps = self.values("tp", [d for d in parts if d <= domain])
         pps = self.values("pp", [d for d in parts if d <= self.layers + 2])
@@ -162,7 +173,7 @@ class Space:
 
     def signature(self, group: Group) -> tuple[object, ...]:
         """Where the groups of a mesh sit; two orders with the same answer are one layout."""
-        mesh, hardware, nodes = self.mesh(group), self.template.hardware, self.template.cluster.num_nodes
+        mesh, hardware, nodes = self.mesh(group), self.hardware, self.template.cluster.num_nodes
         return tuple(mesh.placement(d, hardware, nodes) for d in ("tp", "cp", "dp_cp", "pp", "ep", "etp", "edp"))
 
     # -- inside a block ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from simpar.searching.account import Account
 from simpar.searching.choice import Choice
 from simpar.searching.find import Listener, find
 from simpar.searching.incumbents import Scored
+from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.objective import SIMPLE, look_up
 from simpar.searching.parts import Wish, measure_of, pricing_of
 from simpar.searching.refusals import broken_rules, check_values, unused
@@ -159,7 +160,7 @@ def inside(space: Space, choice: Choice) -> bool:
 def left_out(space: Space, choice: Choice) -> str:
     """The usual ranges that a layout leaves, and what takes it in; nothing where it leaves none."""
     found, largest, flat = [], axes.LARGEST, choice.flat()
-    domain = space.template.hardware.domain_size
+    domain = min(machine.domain_size for machine in space.machines)
     if "tp" not in space.restrictions and choice.group.tp > domain:
         found.append(("tp", f"tp stays within a scale-up domain of {domain} GPUs"))
     others = (a for a in ("micro_batch_size", "virtual_stages") if a not in space.restrictions and flat[a] > largest[a])
@@ -177,7 +178,9 @@ def narrowed(space: Space, given: dict[str, tuple[Any, ...]]) -> Space:
 
 
 def shortage(corner: Space) -> Shortage | None:
-    """The layout of a corner that needs least memory, as if devices had plenty."""
+    """The layout of a corner that needs least memory, as if devices had plenty; None where all would have to be simulated."""
+    if isinstance(corner, MixedSpace):
+        return None
     template = corner.template
     cluster = template.cluster.model_copy(update={"memory_scale": template.cluster.memory_scale * _MANY})
     # Where everything fits nothing seems worth offloading; as much as allowed needs the least.

@@ -69,7 +69,7 @@ class Scenario(Spec):
         Raises:
             InputError: pipeline ranks or replicas are of several kinds (`specs/stage_plan.py` has the hardware of each).
         """
-        self.check_one_kind("only simpar simulate, explain, compare and simpar.sweep know pipelines of several kinds")
+        self.check_one_kind("only simpar simulate, search, explain, compare and simpar.sweep know pipelines of several kinds")
         gpus = self.cluster.num_gpus or self.cluster.own_gpus
         return self.cluster.profile(gpus)
 

@@ -114,6 +114,16 @@ def hosts(scenario: Scenario) -> tuple[Host, ...]:
     return tuple(found)
 
 
+def alike(scenario: Scenario) -> tuple[Host, ...]:
+    """One host for each part, whatever the plan lays on it: all of the job on machines of that part."""
+    found = []
+    for index, part in enumerate(machines_of(scenario.cluster)):
+        profile, link = _profiles(part, scenario.cluster.parts_network)
+        alone = _like_all(scenario, part, profile, scenario.plan.tp)
+        found.append(Host(alone, profile, link, index, part.own_gpus, range(0), range(0)))
+    return tuple(found)
+
+
 def _of_replica(alone: Scenario, part: int, dp: int) -> Scenario:
     """`alone` with the batch of which every replica has as much as those of a part."""
     training, given = alone.training, alone.plan.replica_microbatches
@@ -300,4 +310,4 @@ def _listed(what: str, held: range) -> str:
     return f"{what} {held.start}" if len(held) == 1 else f"{what}s {held.start} to {held.stop - 1}"
 
 
-__all__ = ["Host", "hosts", "is_mixed", "joint_profile", "part_notes", "part_rules"]
+__all__ = ["Host", "alike", "hosts", "is_mixed", "joint_profile", "part_notes", "part_rules"]
