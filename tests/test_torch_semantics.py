@@ -261,7 +261,7 @@ def test_full_recomputation_finds_the_maxima_again_and_per_op_checkpointing_keep
     ("name", "version", "compiled", "trainable", "stops"),
     [("torchtitan", "2024-12", False, "all", True), ("torchtitan", "2026-04", False, "all", False),
      ("torchtitan", "2026-04", True, "all", True), ("torchtitan", "2026-04", True, "lora", False),
-     ("torch-fsdp", "2023-08", False, "all", False), ("torch-fsdp", "2024-06", False, "all", True),
+     ("torch-fsdp", "2023-08", False, "all", False), ("torch-fsdp", "2024-06", False, "all", False),
      ("transformers", "2024-11", False, "all", False), ("transformers", "2026-03", False, "all", True),
      ("llm-foundry", "2023-09", False, "all", False), ("megatron-core", "2026-03", None, "all", False)],
 )  # fmt: skip
