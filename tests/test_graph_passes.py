@@ -40,11 +40,13 @@ def model(name: str = "llama3.1-8b", **changes: Any) -> TransformerSpec:
     return found.model_copy(update=changes)
 
 
-def split(name: str, degrees: Degrees, *modules: str, plan: KernelPlan = PLAN, full: bool = False) -> LocalBlock:
+def split(
+    name: str, degrees: Degrees, *modules: str, plan: KernelPlan = PLAN, full: bool = False, stops: bool = False
+) -> LocalBlock:
     """One layer of a preset on one rank."""
     spec = model(name)
     layer = layer_graph(spec, Batch(1, TOKENS), moe=spec.moe is not None)
-    recompute = Recompute(full, frozenset(modules))
+    recompute = Recompute(full, frozenset(modules), stops)
     return split_block(layer, SplitOptions(degrees, plan, recompute, moe=spec.moe))
 
 
@@ -295,3 +297,17 @@ def test_a_linear_layer_holds_the_norm_that_it_alone_reads() -> None:
 
     assert holding("llama3.1-8b") == {"attention/qkv", "mlp/fc1"}
     assert holding("deepseek-v3") == {"attention/q_up", "attention/kv_up"}
+
+
+def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
+    whole, less = (split("llama3.1-8b", Degrees(tp=2, sequence_parallel=True), full=True, stops=stops) for stops in (False, True))
+    assert whole.repeated_flops == whole.model_flops
+    assert whole.repeated_flops - less.repeated_flops == pytest.approx(2.0 * TOKENS * 4096 * 14336)
+    left_out = {op.name for op in whole.backward} - {op.name for op in less.backward}
+    assert left_out == {"mlp/fc2", "mlp_out.reduce_scatter", "mlp_residual"}
+    assert (less.saved, less.forward) == (whole.saved, whole.forward)
+    # Scores that weigh what the experts put out read it in the backward: experts and the way back run again.
+    after = replace(PLAN, library=replace(PLAN.library, expert_output_fp32=True))
+    names = {op.name for op in split("mixtral-8x7b", Degrees(), plan=after, full=True, stops=True).backward}
+    assert {"moe/fc2", "moe/unpermute"} <= names
+    assert "moe/fc2" not in {op.name for op in split("mixtral-8x7b", Degrees(), full=True, stops=True).backward}

@@ -14,6 +14,7 @@ from simpar.costs.kernels import KernelModel
 from simpar.evidence.row_framework import precision_of
 from simpar.evidence.row_machine import machine_of
 from simpar.graph.casts import GATHERED, RECIPES, casts
+from simpar.graph.rematerialise import Recompute
 from simpar.parallel import context
 from simpar.parallel.degrees import Degrees
 from simpar.parallel.layout import Layout
@@ -254,6 +255,21 @@ def test_full_recomputation_finds_the_maxima_again_and_per_op_checkpointing_keep
 
     whole, kept = again("full"), again({"granularity": "selective", "modules": ["op"]})
     assert sum(whole) == pytest.approx(sum(kept) / 3 * 5)  # weights arrive in fp8; an input is read for its maximum and cast
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "compiled", "trainable", "stops"),
+    [("torchtitan", "2024-12", False, "all", True), ("torchtitan", "2026-04", False, "all", False),
+     ("torchtitan", "2026-04", True, "all", True), ("torchtitan", "2026-04", True, "lora", False),
+     ("torch-fsdp", "2023-08", False, "all", False), ("torch-fsdp", "2024-06", False, "all", False),
+     ("transformers", "2024-11", False, "all", False), ("transformers", "2026-03", False, "all", True),
+     ("llm-foundry", "2023-09", False, "all", False), ("megatron-core", "2026-03", None, "all", False)],
+)  # fmt: skip
+def test_which_checkpoints_stop_early(name: str, version: str, compiled: bool | None, trainable: str, stops: bool) -> None:
+    training = {"sequence_length": 8192, "global_batch_size": 8, "compile": compiled, "trainable": trainable}
+    fields = {"model": "llama3.1-8b", "framework": name, "framework_version": version, "training": training,
+              "cluster": {"hardware": "dgx-h100", "num_nodes": 1}, "plan": {"recompute": "full"}}  # fmt: skip
+    assert Layout.of(make_scenario(fields), 1).options.recompute == Recompute(full=True, stops=stops)
 
 
 def test_scales_per_row_cost_more_than_one_scale_and_less_than_they_save() -> None:

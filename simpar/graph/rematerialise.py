@@ -27,10 +27,12 @@ class Recompute:
     Attributes:
         full: the whole layer from its input.
         modules: selected modules (see MODULES).
+        stops: of a whole layer only what makes tensors that the backward reads (`Kernels.recompute_stops_early`).
     """
 
     full: bool = False
     modules: frozenset[str] = field(default_factory=frozenset)
+    stops: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ def cut(layer: Layer, plan: KernelPlan, recompute: Recompute) -> Cut:
     """The cut of `layer` under `recompute`."""
     saved = kept(layer, plan)
     if recompute.full:
-        return Cut(frozenset(saved) - set(layer.inputs), tuple(node.name for node in layer.nodes), entries=layer.inputs)
+        inside = frozenset(saved) - set(layer.inputs)
+        again = _between(layer, plan, set(inside)) if recompute.stops else {node.name for node in layer.nodes}
+        return Cut(inside, tuple(node.name for node in layer.nodes if node.name in again), entries=layer.inputs)
     dropped: set[str] = set()
     for name in recompute.modules & MODULES.keys():
         dropped |= _dropped(layer, plan, MODULES[name])

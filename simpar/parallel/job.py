@@ -71,8 +71,8 @@ class Job:
     @property
     def _asked_recompute(self) -> Recompute:
         modules = self.recompute.modules or ("core_attn",)
-        selective = self.recompute.granularity == "selective"
-        return Recompute(full=self.recompute.granularity == "full", modules=frozenset(modules if selective else ()))
+        full, selective = (self.recompute.granularity == each for each in ("full", "selective"))
+        return Recompute(full=full, modules=frozenset(modules if selective else ()))
 
     @cached_property
     def attention_kernel(self) -> str:
@@ -177,6 +177,9 @@ class Job:
             if self.attention_kernel in self.framework.kernels.unlisted_attention:
                 more.add("op_attention")
             recompute = Recompute(modules=recompute.modules | more)
+        elif recompute.full and training.trainable != "lora":
+            # The frozen product of an adapted layer runs before what its adapter keeps.
+            recompute = replace(recompute, stops=self.compiled or own.recompute_stops_early)
         capacity = training.routing.capacity_factor
         whole = self.plan.zero_stage == 3 or training.trainable == "lora" or training.optimizer == "none"
         unfused = self.attention_kernel == "unfused"

@@ -51,7 +51,8 @@ class Lists(LocalLayer):
             if leaving is not None and chunked:
                 self._early(f"{leaving.name}_out", self._whole_bytes(leaving.reduced), ops)
             if node.name in self.kernel:
-                self._compute(self.kernel[node.name], ops, again=only is not None)
+                # A whole layer keeps no scales.
+                self._compute(self.kernel[node.name], ops, again=only is not None and not self.options.recompute.full)
             if leaving is not None:
                 amount = self._whole_bytes(leaving.reduced)
                 self._laid_out(f"{leaving.name}_out.layout", amount, ops)
@@ -350,7 +351,7 @@ class Lists(LocalLayer):
         self.put_copies("gather.copy.backward", self.options.gather_copy_bytes, ops)
         again = frozenset(self.cut.repeated)
         if again:
-            self.put_forward(ops, None if self.options.recompute.full else again)
+            self.put_forward(ops, None if len(again) == len(self.layer.nodes) else again)
         self.put_parts(ops)
 
     def put_end(self, ops: OpList) -> None:

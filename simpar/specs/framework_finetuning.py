@@ -50,7 +50,7 @@ TRANSFORMERS: Final = (
     ),
     Row(
         (2026, 2),
-        {"fsdp_frozen_holds_inputs": False},
+        {"fsdp_frozen_holds_inputs": False, "recompute_stops_early": True},
         "checkpointing is not reentrant by default (transformers PR 43203, TRL PR 4811, 2026-01)",
     ),
     Row(
@@ -79,11 +79,12 @@ TORCHTUNE: Final = (
          "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5, "gradient_adds": "",
          "fused_norm": False,
          "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
-         "fsdp_root": "all"},
+         "fsdp_root": "all", "recompute_stops_early": True},
         "torchtune recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
         "modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and their "
         "softmax is kept; where the loss is compiled their 16-bit logits, turned into the gradient piece by piece; other losses "
-        "get fp32 logits (modules/transformer.py) and, compiled, keep them and make an fp32 gradient; modules/rms_norm.py",
+        "get fp32 logits (modules/transformer.py) and, compiled, keep them and make an fp32 gradient; modules/rms_norm.py; "
+        "training/activations.py: torch's apply_activation_checkpointing, not reentrant, as is prime-rl's checkpoint_wrapper",
     ),
     Row((2024, 8), {"loss": "chunked"}, "torchtune 0.2: CEWithChunkedOutputLoss in the configs"),
     Row(
@@ -103,7 +104,7 @@ PRIME_RL: Final = (
          "loss_work": (*_OTHERS, ("tiled", "composite", 54.0, 58.0)), "expandable_segments": True,
          "gradient_adds": "", "selective_recompute": ("core_attn",), "fused_norm": False, "normed_bytes": 2.0,
          "repeats_keys": False, "frozen_bytes": 4.0,
-         "compiles_checkpoints": False},
+         "compiles_checkpoints": False, "recompute_stops_early": True},
         "prime-rl src/prime_rl/trainer/model.py (fp32 shards, bf16 compute, fp32 reduction; each layer compiled alone), "
         "optimization_dtype float32 of every weight, frozen ones included; transformers' RMSNorm, multiplied by its weight in 16 "
         "bits, and FlashAttention on fewer heads of keys and values; "

@@ -46,6 +46,8 @@ class Kernels(Policy):
         fused_softmax: attention without flash kernels uses Megatron's scale-mask-softmax kernel; False: a chain of torch's.
         compile: graphs are compiled by default.
         compiles_checkpoints: recomputed layers are compiled too; False: eager, as torch does not trace them over a graph break.
+        recompute_stops_early: full recomputation makes no more than the tensors that the backward reads (torch's checkpoint that is
+            not reentrant, since 2.1), as it does in any compiled graph; False: it runs the whole layer.
         saves_gathered_input: a column-parallel matmul saves its gathered input and does not gather again (torch eager).
         rank_major_gathers: what tensor ranks gather along the sequence is copied into order (torch's functional collectives).
         repeats_keys: keys and values are repeated to as many heads as queries have, and kept so.
@@ -87,6 +89,7 @@ class Kernels(Policy):
     fused_softmax: bool = True
     compile: bool = False
     compiles_checkpoints: bool = True
+    recompute_stops_early: bool = False
     saves_gathered_input: bool = False
     rank_major_gathers: bool = False
     repeats_keys: bool = False

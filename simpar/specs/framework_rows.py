@@ -245,7 +245,9 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
              "optim/adamw.py, 80 bytes per parameter and 12 for clipping; torch checkpoint_wrapper.py offload_wrapper, around the "
              "model (AWS's FSDP example), is autograd/graph.py save_on_cpu: copies on the current stream of all that autograd "
              "saves"),
-         Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01)")),
+         Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2 (2023-09), torch 2.2 SDPA (2024-01); "
+             "checkpoints of torch 2.1 stop early here too (CheckpointImpl.NO_REENTRANT in fms-fsdp, Modalities, AWS's example) "
+             "and this is not priced: its runs are too fast by as much already, and what slows them is not known")),
     ),
     "tinyllama": (
         "torch-fsdp",
