@@ -188,7 +188,7 @@ def cluster() -> Iterator[Any]:
 @NEEDS_DASK
 def test_a_dask_cluster_gives_the_same_answer_and_reports_on_the_way(cluster: Any, space: Space, alone: Found) -> None:
     watched: list[Watch] = []
-    found = find(space, WISH, executor="dask", scheduler=cluster.scheduler_address, listener=watched.append)
+    found = find(space, WISH, scheduler=cluster.scheduler_address, listener=watched.append)
     same(found, alone)
     assert watched[-1].done == watched[-1].parts == 16
     assert watched[-1].simulated >= len(alone.best)
@@ -205,7 +205,7 @@ def test_a_dask_worker_that_is_killed_in_the_middle_changes_nothing(cluster: Any
             killed.append(worker.pid)
             os.kill(worker.pid, signal.SIGKILL)
 
-    found = find(space, WISH, executor="dask", scheduler=cluster.scheduler_address, listener=kill)
+    found = find(space, WISH, scheduler=cluster.scheduler_address, listener=kill)
     assert killed
     assert not alive(killed[0])
     same(found, alone)
@@ -239,7 +239,7 @@ def test_a_cluster_without_workers_is_one_clear_message(monkeypatch: pytest.Monk
         LocalCluster(n_workers=0, dashboard_address=None) as empty,
         pytest.raises(InputError, match="has had no worker for 0 s; start some"),
     ):
-        find(space, WISH, executor="dask", scheduler=empty.scheduler_address)
+        find(space, WISH, scheduler=empty.scheduler_address)
 
 
 @NEEDS_DASK
@@ -255,7 +255,7 @@ def test_a_scheduler_that_goes_away_is_one_clear_message(space: Space) -> None:
             ends[0].start()
 
     with pytest.raises(InputError, match="has gone away"):
-        find(space, WISH, executor="dask", scheduler=doomed.scheduler_address, listener=close)
+        find(space, WISH, scheduler=doomed.scheduler_address, listener=close)
     ends[0].join()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simpar.model.config_keys import Keys
 from simpar.model.pieces import deal, vector
 from simpar.specs.architecture import ArchitectureSpec, LayerSpec, StackSpec, SublayerSpec
-from simpar.specs.mixers import AttentionSpec, FeedForwardSpec, WeightSpec
+from simpar.specs.mixers import AttentionSpec, ExpertsSpec, FeedForwardSpec, WeightSpec
 
 TEXT_TOKENS = 512
 """Text tokens beside the image's: T5's length in FLUX and Wan."""
@@ -239,8 +239,59 @@ class HunyuanVideo(MMDiT):
         return [*super().outside(), *refiner]
 
 
+class HiDream(MMDiT):
+    """HiDream-I1: routed and shared experts for the image's tokens, dense feed-forwards for the text's, norms over all heads; each
+    layer takes a projection of its own of the text (HiDream.ai 2025, arXiv 2505.22705).
+    """
+
+    def qk_norm(self) -> bool:
+        return False
+
+    def inner(self, width: int) -> int:
+        """Two thirds of `width`, up to a multiple of 256."""
+        return 256 * -(-int(2 * width / 3) // 256)
+
+    def joint(self, text_stream: bool) -> AttentionSpec:
+        attention = self.attention(text_stream)
+        norms = vector("qk_norms", (4 if text_stream else 2) * self.hidden)
+        return attention.model_copy(update={"o_bias": True, "extra": (*attention.extra, norms)})
+
+    def block(self, text_stream: bool) -> LayerSpec:
+        k, h = self.k, self.hidden
+        width = self.inner(4 * h)
+        feed: ExpertsSpec | FeedForwardSpec = FeedForwardSpec(width=width)
+        if experts := k.get("num_routed_experts", default=4):
+            chosen = k.number("num_activated_experts", default=2)
+            feed = ExpertsSpec(num_experts=experts, num_experts_per_tok=chosen, width=width, shared_width=self.inner(2 * h))
+        extra = [weight("modulation", h, (12 if text_stream else 6) * h, 0.0)]
+        if text_stream:
+            extra += [weight("text_up", h, 2 * width, 0.0, False), weight("text_down", width, h, 0.0, False)]
+        steps = tuple(SublayerSpec(branches=(b,), norm="none") for b in (self.joint(text_stream), feed))
+        return LayerSpec(sublayers=steps, extra=tuple(extra))
+
+    def double(self, i: int) -> LayerSpec:
+        return self.block(True)
+
+    def single(self) -> LayerSpec:
+        return self.block(False)
+
+    def outside(self) -> list[WeightSpec]:
+        k, h = self.k, self.hidden
+        k.get("llama_layers", "max_resolution", "force_inference_output")
+        patch, channels = k.number("patch_size", default=2), k.number("in_channels", default=16)
+        last, each = k.get("caption_channels", default=[4096, 4096])
+        texts = [weight("text_in", last, h, 0.0, False)]
+        texts += [weight(f"text_in_{n}", each, h, 0.0, False) for n in range(self.num_double + self.num_single)]
+        return [
+            weight("image_in", channels * patch * patch, h), weight("out_modulation", h, 2 * h, 0.0),
+            weight("out", h, patch * patch * int(k.get("out_channels") or channels)), *texts, *embedder("time", 256, h),
+            *embedder("pooled_text", k.number("text_emb_dim", default=2048), h),
+        ]  # fmt: skip
+
+
 MMDIT_READERS: dict[str, type[MMDiT]] = {
     **dict.fromkeys(("flux", "FluxModel", "FluxTransformer2DModel"), MMDiT),
     "Flux2Transformer2DModel": Flux2, "ChromaTransformer2DModel": Chroma, "QwenImageTransformer2DModel": QwenImage,
     "SD3Transformer2DModel": SD3, "HunyuanVideoTransformer3DModel": HunyuanVideo,
+    "HiDreamImageTransformer2DModel": HiDream,
 }  # fmt: skip

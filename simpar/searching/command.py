@@ -176,7 +176,7 @@ def _searched(spaces: list[Space], wish: Wish, store: Store | None, options: Sea
     known: Known = {}
     while True:
         found = find_over(
-            spaces, wish, executor=options.executor, workers=options.workers, scheduler=options.scheduler, store=store,
+            spaces, wish, workers=options.workers, scheduler=options.scheduler, store=store,
             resume=options.resume, listener=options.outputs.listener,
         )  # fmt: skip
         options.outputs.listener(None)

@@ -106,7 +106,6 @@ def find(
     space: Space,
     wish: Wish,
     *,
-    executor: str = "local",
     workers: int | None = 1,
     scheduler: str | None = None,
     store: Store | None = None,
@@ -116,8 +115,8 @@ def find(
     """Search a space.
 
     Args:
-        executor: "local" (`workers` processes; 1 = this one, none = this one, and one per core where it takes long) or "dask" (at
-            `scheduler`).
+        workers: processes; 1 = this one, none = this one, and one per core where it takes long.
+        scheduler: address of a Dask cluster that does it instead.
         store: where every finished layout and part goes at once.
         resume: go on from what the store holds of this search; else it starts anew.
         listener: told the progress.
@@ -133,7 +132,7 @@ def find(
         return Found(space, wish, [], Account(), 0, inf, True, time.monotonic() - started)
     pricing = pricing_of(space)
     branch = branch_for(space, wish, pricing)
-    cut = parts_of(branch, _part_count(executor, workers, store is not None))
+    cut = parts_of(branch, _part_count(scheduler, workers, store is not None))
     if store is not None and (begun := store.begin(len(cut), resume=resume)) != len(cut):
         # Parts are known by their numbers: a search goes on with the parts that it began with, whoever does them now.
         cut = parts_of(branch, begun)
@@ -189,7 +188,7 @@ def find(
             if store is not None:
                 store.part_done(SEED, {})
         tell()
-        for result in _executor(executor, task, workers, scheduler, lambda count: parts_of(branch, count)):
+        for result in _executor(task, workers, scheduler, lambda count: parts_of(branch, count)):
             for found in result.best:
                 state.incumbents.add(found)
             state.account.merge(result.account())
@@ -213,9 +212,9 @@ def find(
 
 
 def _executor(
-    name: str, task: Task, workers: int | None, scheduler: str | None, cut: Callable[[int], list[list[Node]]]
+    task: Task, workers: int | None, scheduler: str | None, cut: Callable[[int], list[list[Node]]]
 ) -> Iterator[PartResult]:
-    if name == "dask":
+    if scheduler is not None:
         return dask(task, scheduler)
     if workers is None:
         return alone_first(task, cut)
@@ -250,12 +249,12 @@ def _check_winner(store: Store, branch: AnyBranch, winner: Scored) -> None:
         raise store.doubted(f"{winner.choice} takes {seconds:.6g} s when simulated again, {winner.step_time_s:.6g} s as stored")
 
 
-def _part_count(executor: str, workers: int | None, stored: bool) -> int:
+def _part_count(scheduler: str | None, workers: int | None, stored: bool) -> int:
     """As few parts as keep everybody busy: a part prunes best when it is large. With a store as many as there can be, so that
     little is lost with the part that was not done; they cost about 5 % more bounds."""
     if stored:
         return FINEST
-    return 16 if executor == "dask" else workers or 1
+    return workers or 1 if scheduler is None else 16
 
 
 def _seed(task: Task, pricing: AnyPricing) -> None:
