@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -95,6 +96,19 @@ def test_front_has_every_layout_that_none_beats() -> None:
                        simulate(c.scenario(found.space.template), detail="stage").worst_rank.device_bytes <= scored.device_bytes
                        for c, _, seconds, fits in every(1.0) if seconds < scored.step_time_s)  # fmt: skip
     assert len(found.best) > 1
+
+
+def test_workers_can_be_told_the_space() -> None:
+    one = table()
+    for space in (
+        make_space(one, allow=SMALL, framework="megatron-core"),
+        make_space({**one, "cluster": {"hardware": "dgx-h100", "num_nodes": 1}}, framework="megatron-core"),
+    ):
+        assert space.groups
+        assert space.machines[0].gpu.memory.value <= space.hardware.gpu.memory.value * 1.01
+        again = pickle.loads(pickle.dumps(space))
+        assert type(again) is type(space)
+        assert again.groups == space.groups
 
 
 def test_names_and_plain_data() -> None:
