@@ -175,3 +175,18 @@ def test_layers_by_cost_on_one_kind_of_machine() -> None:
 def test_what_cannot_be_searched(cluster: dict[str, Any], options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         make_space(table(**cluster), framework="megatron-core", **options)
+
+
+def test_bounds_count_what_is_not_hidden() -> None:
+    """Gradients that are reduced after the backward, and parameters that are gathered after the update."""
+    few = ("micro_batch_size=1", "tp=2,4", "dp=2", "virtual_stages=1,2", "recompute=none")
+    bounds = []
+    for hidden in ("true", "false"):
+        allow = (*few, f"overlap_grad_reduce={hidden}", f"overlap_param_gather={hidden}")
+        one = branch_for(make_space(table(), allow=allow, framework="megatron-core"), Wish(next_design=False))
+        assert isinstance(one, MixedBranch)
+        for choice in one.space.choices():
+            bounds.append(one.bound(choice, 8))
+            assert bounds[-1] <= simulate(one.dealt(choice).scenario(one.space.template), detail="stage").step_time_s, choice
+    half = len(bounds) // 2
+    assert all(exposed > overlapped for overlapped, exposed in zip(bounds[:half], bounds[half:], strict=True))
