@@ -160,6 +160,8 @@ MUTANTS = (
            "np.equal if exact else np.less_equal", "np.equal if exact else np.greater_equal", (SURFACE,)),
     Mutant("a closed design is opened again", "simpar/searching/closed.py", "if found.name in self.known:", "if False:",
            ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
+    Mutant("ranks of a mixed cluster hold fewer layers than they have time for", "simpar/searching/mixed_branch.py",
+           "np.where(few <= even, few,", "0.7 * np.where(few <= even, few,", ("tests/test_search_mixed.py",)),
     Mutant("closed designs are not written", "simpar/searching/find.py", "task.on_closed = store.designs_done", "pass",
            ("tests/test_search_store.py::test_a_search_killed_inside_its_parts_goes_on_there",)),
     Mutant("a store killed at its birth is a stranger's", "simpar/searching/store.py", " or self._unborn()", "",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from search_layouts import SMALL, small_space
 from serve_browser import CHROMIUM, Browser
 
 from simpar.errors import InputError
+from simpar.interop.export import run_files
 from simpar.output import offline
 from simpar.report import search_html
 from simpar.report.encode import decompressed
@@ -20,6 +24,8 @@ from simpar.searching.answer import Answer, answer
 from simpar.searching.find import find
 from simpar.searching.parts import Wish
 from simpar.searching.why import Why, why
+from simpar.specs.scenario import make_scenario
+from simpar.step import simulate
 
 ALLOW = (*(t for t in SMALL if not t.startswith(("schedule", "recompute", "cp="))), "schedule=1f1b", "recompute=none,full", "cp=1")
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="headless Chromium is not installed (Debian package chromium)")
@@ -39,7 +45,23 @@ def reasons(found: Answer) -> list[Why]:
 @pytest.fixture(scope="module")
 def page(found: Answer, reasons: list[Why]) -> str:
     with offline():
-        return search_page(found, reasons)
+        return search_page(found, reasons, run_files)
+
+
+def test_every_loser_says_why_and_every_layout_can_be_saved(found: Answer, page: str) -> None:
+    losers = dict(re.findall(r"<li value=(\d+)>([^<]*)</li>", page))
+    assert list(losers) == [str(n) for n in range(2, len(found.candidates) + 1)]
+    for number, c in enumerate(found.candidates[1:], start=2):
+        assert c.trade is not None
+        assert losers[str(number)].startswith(f"{c.trade.step_time_s / found.candidates[0].result.step_time_s:+.1%}: ")
+        assert "; memory " in losers[str(number)]
+    saved = {unescape(name): unquote(text) for name, text in re.findall(r'download="([^"]*)" href="data:[^,]*,([^"]*)"', page)}
+    for number, c in enumerate(found.candidates, start=1):
+        again = make_scenario(tomllib.loads(saved[f"{number}-scenario.toml"]))
+        assert simulate(again, detail="stage").step_time_s == pytest.approx(c.result.step_time_s)
+        files = run_files(c.scored.choice.scenario(c.found.space.template))
+        assert {name: saved[f"{number}-{name}"] for name in files} == files
+    assert "1-megatron.sh" in saved
 
 
 def figures(page: str) -> dict[str, list[dict[str, Any]]]:
@@ -171,3 +193,15 @@ def test_in_a_browser(browser: Browser, page: str, found: Answer, tmp_path: Path
     assert "mbs" in browser.js("document.querySelector('#front .hoverlayer').textContent")
     assert "F" in browser.js("document.querySelector('#gantts rect title').textContent")
     assert browser.console == []
+
+
+@pytest.mark.browser
+@NEEDS_CHROMIUM
+def test_nothing_runs_out_of_a_narrow_page(browser: Browser, page: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page)
+    browser.resize(390, 1000)
+    browser.open(f"file://{path}")
+    browser.wait("document.querySelectorAll('#gantts svg rect').length > 10")
+    assert browser.js("document.documentElement.scrollWidth") == 390
+    assert browser.js("document.querySelectorAll('ol.exports a.button').length") >= 10

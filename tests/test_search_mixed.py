@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -97,6 +98,19 @@ def test_front_has_every_layout_that_none_beats() -> None:
     assert len(found.best) > 1
 
 
+def test_workers_can_be_told_the_space() -> None:
+    one = table()
+    for space in (
+        make_space(one, allow=SMALL, framework="megatron-core"),
+        make_space({**one, "cluster": {"hardware": "dgx-h100", "num_nodes": 1}}, framework="megatron-core"),
+    ):
+        assert space.groups
+        assert space.machines[0].gpu.memory.value <= space.hardware.gpu.memory.value * 1.01
+        again = pickle.loads(pickle.dumps(space))
+        assert type(again) is type(space)
+        assert again.groups == space.groups
+
+
 def test_names_and_plain_data() -> None:
     unlike = next(c for c, *_ in every(1.0) if c.group.stage_tp)
     assert Choice.from_flat(json.loads(json.dumps(unlike.flat()))) == unlike
@@ -161,3 +175,18 @@ def test_layers_by_cost_on_one_kind_of_machine() -> None:
 def test_what_cannot_be_searched(cluster: dict[str, Any], options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         make_space(table(**cluster), framework="megatron-core", **options)
+
+
+def test_bounds_count_what_is_not_hidden() -> None:
+    """Gradients that are reduced after the backward, and parameters that are gathered after the update."""
+    few = ("micro_batch_size=1", "tp=2,4", "dp=2", "virtual_stages=1,2", "recompute=none")
+    bounds = []
+    for hidden in ("true", "false"):
+        allow = (*few, f"overlap_grad_reduce={hidden}", f"overlap_param_gather={hidden}")
+        one = branch_for(make_space(table(), allow=allow, framework="megatron-core"), Wish(next_design=False))
+        assert isinstance(one, MixedBranch)
+        for choice in one.space.choices():
+            bounds.append(one.bound(choice, 8))
+            assert bounds[-1] <= simulate(one.dealt(choice).scenario(one.space.template), detail="stage").step_time_s, choice
+    half = len(bounds) // 2
+    assert all(exposed > overlapped for overlapped, exposed in zip(bounds[:half], bounds[half:], strict=True))

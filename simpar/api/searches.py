@@ -116,12 +116,13 @@ class SearchResult:
         """
         from simpar import output
         from simpar.errors import InputError
+        from simpar.interop.export import run_files
         from simpar.report.search_html import write_search_html
 
         if self._answer is None:
             raise InputError("this answer came from a store, which keeps no timelines for a page; search again without store=")
         with output.offline(offline):
-            write_search_html(self._answer, list(self._why), Path(path))
+            write_search_html(self._answer, list(self._why), Path(path), run_files)
         return Path(path)
 
     def __repr__(self) -> str:

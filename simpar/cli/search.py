@@ -99,7 +99,7 @@ def search(
 
 def _outputs(html: Path | None, export: str, out: Path, framework: str | None, quiet: bool) -> Outputs:
     from simpar.api.measured_runs import measured_nearby
-    from simpar.interop.export import not_launched
+    from simpar.interop.export import not_launched, run_files
     from simpar.report import search_view
     from simpar.searching.command import Outputs
 
@@ -120,7 +120,7 @@ def _outputs(html: Path | None, export: str, out: Path, framework: str | None, q
         def written(answer: Answer, reasons: list[Why], path: Path = html) -> None:
             from simpar.report.search_html import write_search_html
 
-            write_search_html(answer, reasons, path)
+            write_search_html(answer, reasons, path, run_files)
             search_view.say(f"wrote {path}")
 
         outputs.write_html = written

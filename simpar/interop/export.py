@@ -7,12 +7,14 @@ What a framework cannot run is an InputError that names every violation; nothing
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from simpar.errors import InputError, Violation
 from simpar.interop import axolotl, deepspeed, huggingface, megatron, nanotron, torchtitan, torchtune
 from simpar.interop.launch import WORK
+from simpar.interop.scenario_text import scenario_text
 from simpar.registry import Registry
 from simpar.searching.abilities import launched_as
 from simpar.specs.scenario import Scenario
@@ -64,6 +66,14 @@ def not_launched(scenario: Scenario) -> str:
     return ""
 
 
+def run_files(scenario: Scenario) -> dict[str, str]:
+    """What a layout is run with: its scenario, and the files of its own framework where an exporter knows it."""
+    found, name = {"scenario.toml": scenario_text(scenario)}, _LAUNCHES.get(launched_as(scenario.framework), "")
+    with suppress(InputError):
+        found.update(export_files(name, scenario) if name else {})
+    return found
+
+
 def check_model(name: str, scenario: Scenario) -> None:
     """Raise unless the framework `name` can run the model at all, whatever its layout.
 
@@ -100,4 +110,4 @@ def write_files(files: dict[str, str], out: Path, field: str = "--out") -> list[
     return list(targets)
 
 
-__all__ = ["FORMATS", "Exporter", "check_model", "export_files", "not_launched", "write_files"]
+__all__ = ["FORMATS", "Exporter", "check_model", "export_files", "not_launched", "run_files", "write_files"]

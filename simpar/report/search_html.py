@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
@@ -10,6 +11,7 @@ from math import exp
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final
+from urllib.parse import quote
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from simpar.program.program import COMPUTE_KINDS, OpKind
 from simpar.readings import TENTH
 from simpar.report.gantt import KINDS
 from simpar.report.page import Table, card, page, plot
-from simpar.report.search_view import CATEGORIES, proof, turn
+from simpar.report.search_view import CATEGORIES, proof, trade_text, turn
 from simpar.report.step_figures import figure
 from simpar.result.result import Result
 from simpar.searching.answer import Answer
@@ -28,8 +30,12 @@ from simpar.searching.objective import dominates
 from simpar.searching.parts import Wish
 from simpar.searching.runner_up import RunnerUp
 from simpar.searching.why import Why, narrowed
+from simpar.specs.scenario import Scenario
 from simpar.step import interpret, prepare, run
 from simpar.units import format_bytes, format_seconds
+
+Files = Callable[[Scenario], dict[str, str]]
+"""What a layout is run with: file name -> text."""
 
 DESIGNS: Final = 60
 """Meshes of which the page shows the best layout that an everyday choice of everything else gives."""
@@ -141,8 +147,8 @@ def _point(choice: Choice, result: Result, *, chosen: bool = False) -> Point:
     return Point(choice, result.step_time_s, bytes_, bottleneck(result), result.mfu, result.world_size, chosen)
 
 
-def search_page(answer: Answer, reasons: list[Why]) -> str:
-    """The page as HTML."""
+def search_page(answer: Answer, reasons: list[Why], files: Files | None = None) -> str:
+    """The page as HTML; `files`: what a layout is run with."""
     points = points_of(answer)
     figures = [f for f in (_scatter(points, answer), _coordinates(points)) if f]
     best = answer.best
@@ -156,7 +162,9 @@ def search_page(answer: Answer, reasons: list[Why]) -> str:
     limits = "; ".join(str(c) for c in answer.wish.constraints)
     under = f"<p class=soft>with {escape(limits)}</p>" if limits else ""
     front = "The front" if answer.wish.front else "Best layouts"
-    cards = [card(front, _table(answer).html() + _next(answer.runner_up))] if best is not None else []
+    cards = [card(front, _table(answer).html() + _losers(answer) + _next(answer.runner_up))] if best is not None else []
+    if files is not None and best is not None:
+        cards.append(card("Export", _exports(answer, files), "", _EXPORT_NOTE))
     if figures:
         cards.append(card("Step time and memory, by bottleneck", plot(figures[0]), "", _SCATTER_NOTE))
         cards.append(card("The space as parallel coordinates", plot(figures[1]), "", _LINES_NOTE))
@@ -176,7 +184,12 @@ def search_page(answer: Answer, reasons: list[Why]) -> str:
     return page(title, body, figures)
 
 
-_GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(max(420px,40%),1fr));gap:14px"
+_GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,max(420px,40%)),1fr));gap:14px"
+_BUTTONS = (
+    "<style>a.button{display:inline-block;margin:4px 6px 4px 0;padding:2px 10px;border:1px solid currentColor;border-radius:6px;"
+    "text-decoration:none;color:inherit}ol.exports li{margin-bottom:8px;overflow-wrap:anywhere}</style>"
+)
+_EXPORT_NOTE = "Saves each layout's scenario, and the files that its framework is launched with where an exporter knows it."
 _SCATTER_NOTE = (
     "Ringed: the answer. The others: the best layout of each mesh with everyday schedules and recomputation. Colour and shape: "
     "what costs most beside matmuls and attention. Lower left is better, the line is the front; hover names the layout. "
@@ -202,6 +215,29 @@ def _table(answer: Answer) -> Table:
         "measured runs", "its best layout", "free in it",
     )  # fmt: skip
     return Table(heads, rows, (2, 3, 4, 5, 6, 7, 8, 9, 10))
+
+
+def _losers(answer: Answer) -> str:
+    """Why each other design is not the first, a line each."""
+    if answer.wish.front:
+        return ""
+    step_s = answer.candidates[0].result.step_time_s
+    traded = [(n, c.trade) for n, c in enumerate(answer.candidates, start=1) if c.trade is not None]
+    lines = "".join(f"<li value={n}>{escape(trade_text(found, step_s))}</li>" for n, found in traded)
+    return f"<p class=soft>Against the first:</p><ol class=losers>{lines}</ol>" if lines else ""
+
+
+def _exports(answer: Answer, files: Files) -> str:
+    """Buttons that save what a layout is run with; everything is in the page."""
+    rows = []
+    for number, c in enumerate(answer.candidates, start=1):
+        links = "".join(
+            f'<a class=button role=button download="{escape(f"{number}-{name}")}" '
+            f'href="data:text/plain;charset=utf-8,{quote(text)}">{escape(name)}</a>'
+            for name, text in files(c.scored.choice.scenario(c.found.space.template)).items()
+        )
+        rows.append(f"<li>{escape(str(c.scored.choice))}<br>{links}</li>")
+    return f"<ol class=exports>{''.join(rows)}</ol>{_BUTTONS}"
 
 
 def _next(other: RunnerUp | None) -> str:
@@ -372,13 +408,13 @@ def _why(reason: Why) -> str:
     return f"<p>{escape(head)}</p>" + Table(("seconds", "best", "asked", "difference"), waterfall, (1, 2, 3)).html()
 
 
-def write_search_html(answer: Answer, reasons: list[Why], path: Path) -> None:
-    """Write the page.
+def write_search_html(answer: Answer, reasons: list[Why], path: Path, files: Files | None = None) -> None:
+    """Write the page; `files`: what a layout is run with.
 
     Raises:
         InputError: `path` cannot be written.
     """
-    write_file(path, search_page(answer, reasons).encode("utf-8"), "--html")
+    write_file(path, search_page(answer, reasons, files).encode("utf-8"), "--html")
 
 
 __all__ = ["Point", "bottleneck", "points_of", "search_page", "write_search_html"]

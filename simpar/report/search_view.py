@@ -104,11 +104,11 @@ def _layouts(answer: Answer, width: int) -> RenderableType:
     parts: list[RenderableType] = [table] if width >= NARROW else [table, Text(""), *lines]
     traded = [(n, c.trade) for n, c in enumerate(answer.candidates, start=1) if c.trade is not None and not answer.wish.front]
     step_s = answer.candidates[0].result.step_time_s
-    parts += [Text(f"{number:>2} {_trade(found, step_s)}", style="dim") for number, found in traded]
+    parts += [Text(f"{number:>2} {trade_text(found, step_s)}", style="dim") for number, found in traded]
     return Group(*parts, *_advice(answer))
 
 
-def _trade(found: Trade, step_s: float) -> str:
+def trade_text(found: Trade, step_s: float) -> str:
     """Why a design is not the first, in one line: what takes how much of the first one's step more or less, and the memory."""
     reasons = ", ".join(f"{CATEGORIES.get(n, n)} {more / step_s:+.1%}" for n, more in found.by_category_s.items())
     memory = ("-" if found.peak_memory_bytes < 0 else "+") + format_bytes(abs(found.peak_memory_bytes))
@@ -320,5 +320,5 @@ def show(view: RenderableType) -> None:
 
 __all__ = [
     "CATEGORIES", "ProgressLine", "Steps", "improve_report", "progress_text", "proof", "say", "search_report", "show",
-    "stored_report", "turn", "why_report",
+    "stored_report", "trade_text", "turn", "why_report",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from math import gcd
 from typing import Final
@@ -38,12 +37,12 @@ PLAIN: Final = Pipeline(1, "1f1b", EVEN, None)
 class MixedSpace(Space):
     """What may be chosen around a template whose stages have the layers that cost gives them."""
 
-    @cached_property
+    @property
     def machines(self) -> tuple[HardwareProfile, ...]:
         """Of each part."""
         return tuple(host.hardware for host in alike(self.template))
 
-    @cached_property
+    @property
     def hardware(self) -> HardwareProfile:
         """All parts together: peaks and powers of the mean GPU, the smallest memory."""
         return joint_profile(alike(self.template))

@@ -49,7 +49,7 @@ class Space:
     def __post_init__(self) -> None:
         object.__setattr__(self, "template", of_jobs(self.template))
 
-    @cached_property
+    @property
     def machines(self) -> tuple[HardwareProfile, ...]:
         """The kinds of machines of the cluster."""
         return (self.template.hardware,)
