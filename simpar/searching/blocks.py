@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.pipeline import StageLayers
-from simpar.parallel.work import ExpertExchange, LocalOp
+from simpar.parallel.work import LocalOp
 from simpar.program.program import FloatArray, IntArray
 from simpar.result.gathers import held_by_frozen, root_weights
 from simpar.result.memory import block_bytes
@@ -260,37 +261,43 @@ class Gathered:
     head: float = 2.0
 
 
-def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price], *, hidden: bool = False) -> tuple[float, float]:
+def serial_seconds(ops: Sequence[LocalOp], price_of: Callable[[LocalOp], Price]) -> tuple[float, float]:
     """A lower bound on a block's time as (dense part, expert part), additive over its parts.
 
-    Compute ops run one after the other on one stream, and a collective that starts after one compute op and that the next one
-    waits for lies between them whatever else runs: the sum of both is never above the block's makespan.
+    Compute ops run one after the other on one stream. In a row of ops that are all of one part, each starts when what it waits for
+    has ended. Of what was under way before the row nothing is known, since the other part may have hidden it; but what starts after
+    its last op, and the next row waits for, lies between the two whatever else runs.
 
     Args:
         ops: of the block in one phase.
         price_of: their prices.
-        hidden: expert exchanges run beside compute, so nothing waits for them.
     """
-    parts = [0.0, 0.0]
-    finish: list[float] = []  # of each op, counted from the end of the compute op before it
-    last = -1
+    parts, of_experts = [0.0, 0.0], [op.name.startswith("moe") for op in ops]
+    begin, finish = list[float](), list[float]()
+    now, since = 0.0, 0  # end of the last compute op; the first op of its row
+
+    def wait(on: Sequence[int]) -> float:
+        """When these have ended, no sooner than now; the wait counts for the part of the last one."""
+        cause = max(on, key=finish.__getitem__, default=-1)
+        if cause < 0 or finish[cause] <= now:
+            return now
+        parts[of_experts[cause]] += finish[cause] - now
+        return finish[cause]
+
     for index, op in enumerate(ops):
-        waits = [d for d in op.deps if d > last]
-        ready = max((finish[d] for d in waits), default=0.0)
-        if op.stream == "compute":
-            if ready > 0.0:
-                cause = max(waits, key=lambda d: finish[d])
-                parts[ops[cause].name.startswith("moe")] += ready
-            parts[op.name.startswith("moe")] += price_of(op).seconds
-            finish.append(0.0)
-            last = index
-        elif hidden and isinstance(op.work, ExpertExchange):
-            finish.append(ready)
-        else:
-            finish.append(ready + price_of(op).seconds)
-    if last < len(ops) - 1:
-        worst = max(range(last + 1, len(ops)), key=lambda i: finish[i])
-        parts[ops[worst].name.startswith("moe")] += finish[worst]
+        known = [d for d in op.deps if d >= since]
+        if op.stream != "compute":
+            begin.append(max((finish[d] for d in known), default=-inf if since else 0.0))
+            finish.append(begin[-1] + price_of(op).seconds)
+            continue
+        if any(of_experts[d] != of_experts[index] for d in (since, *known)):
+            known, since = [d for d in known if begin[d] >= now], index
+        start = wait(known)
+        begin.append(start)
+        now = start + price_of(op).seconds
+        parts[of_experts[index]] += now - start
+        finish.append(now)
+    now = wait(range(since, len(ops)))
     return parts[0], parts[1]
 
 

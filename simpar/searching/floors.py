@@ -35,14 +35,15 @@ class Floors:
         on expert parallelism, nor the expert part on the context-parallel style: each is priced once per combination that it does
         depend on, and both are added (see `serial_seconds`).
         """
-        total = self._dense_floor(group, batch, variant)
+        total, longer = self._dense_floor(group, batch, variant), 0.0
         if self.pricing.has_experts:
             expert = self._expert_floor(group, batch, variant)
             if variant.overlap_ep and group.ep > 1:
-                # What waits among experts beside an exchange is hidden with it.
+                # What waits among experts beside an exchange is hidden with it, in no less time than either pass takes alone.
+                longer = (total[:2] + expert[:2]).max(axis=0, keepdims=True)
                 expert = expert[[3, 2, 2, 3, 4]]
             total = np.concatenate([total[:4] + expert[:4], np.maximum(total[4:], expert[4:])])
-        return np.concatenate([total[:4], np.maximum(total[4:], total[:1] + total[1:2])])
+        return np.concatenate([total[:4], np.maximum(np.maximum(total[4:], longer), total[:1] + total[1:2])])
 
     def compute(self, group: Group, batch: int) -> FloatArray:
         """Compute alone, [forward, backward; kinds], a bound for every variant of a mesh and micro-batch."""
@@ -80,7 +81,7 @@ class Floors:
             for state in self.pricing.kinds_of_states(v):
                 layout = self.pricing.probe(flat, batch, plain, state=state)
                 blocks = plain_blocks(layout, self.pricing.kinds, experts_only=False)
-                found.append(self._floor_of(layout, blocks, expert=False, hidden=False))
+                found.append(self._floor_of(layout, blocks, expert=False))
             self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
@@ -90,7 +91,7 @@ class Floors:
         site = self.pricing.sites.of(group)
         # How far the fullest rank is above the mean depends on the tokens of all.
         drawn = None if self.pricing.template.training.routing.kind == "balanced" else batch
-        key = ("expert", drawn, tokens, router, site[2], site[3], site[6], site[7], v.overlap_ep, v.ep_dispatcher, v.precision)
+        key = ("expert", drawn, tokens, router, site[2], site[3], site[6], site[7], v.ep_dispatcher, v.precision)
         if key not in self._known:
             plain = Variant(v.sequence_parallel, "ring", False, False, v.ep_dispatcher, v.precision)
             found = []
@@ -99,11 +100,11 @@ class Floors:
                 lists = (drawn, tokens, router, group.ep, group.etp, v.ep_dispatcher, v.precision, state)
                 if lists not in self._lists:
                     self._lists[lists] = plain_blocks(layout, self.pricing.kinds, experts_only=True)
-                found.append(self._floor_of(layout, self._lists[lists], expert=True, hidden=v.overlap_ep))
+                found.append(self._floor_of(layout, self._lists[lists], expert=True))
             self._known[key] = np.minimum.reduce(found)
         return self._known[key]
 
-    def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool, hidden: bool) -> FloatArray:
+    def _floor_of(self, layout: Layout, blocks: dict[int, LocalBlock], *, expert: bool) -> FloatArray:
         pricer = LayoutPricer(layout, self.pricing.kernels, self.pricing.collectives)
         found = np.zeros((5, self.pricing.kinds.count))
         for kind, block in blocks.items():
@@ -114,7 +115,7 @@ class Floors:
                 return scaled(pricer.op_price(op), 0.0) if summed else pricer.op_price(op)
 
             for row, ops in enumerate((block.forward, block.backward)):
-                found[row, kind] = serial_seconds(ops, price_of, hidden=hidden)[expert]
+                found[row, kind] = serial_seconds(ops, price_of)[expert]
             for row, ops in ((2, block.backward), (3, block.forward)):
                 own = (op for op in ops if op.stream == "compute" and op.name.startswith("moe") == expert)
                 found[row, kind] = sum(price_of(op).seconds for op in own)
