@@ -246,13 +246,16 @@ class Branch:
         group, batch, m, variant = payload
         design, least = mesh_key(group, batch), self.set_bounds.least_bytes(group)
         inner = len(self.space.states(group)) * len(self.space.offloads)
+        # What blocks keep is known without prices.
+        possible = self.memory_floors.possible(*payload, self.capacity)
+        if not possible.any():
+            self._settle(MEMORY, count)
+            return
         seconds = self.set_bounds.pipeline_seconds(*payload)
-        # Memory is looked at where compute and communication alone leave a pipeline a chance.
         beaten = self.incumbents.beaten(seconds, np.full(len(seconds), least), design)
-        if beaten.all():
+        if beaten[possible].all():
             self._settle(BOUND, count)
             return
-        possible = self.memory_floors.possible(*payload, self.capacity)
         more = self.memory_floors.seconds(*payload, self.capacity, possible & ~beaten)
         seconds = np.where(possible, seconds if more is None else seconds + more, np.inf)
         counts = np.array(self.space.recompute_counts(group.pp, m, variant), dtype=np.int64) * inner

@@ -125,14 +125,14 @@ class Pricing:
         return self._table(group, batch, variant, recompute, (F, B, I, W) if self.splits else (F, B))
 
     def _table(self, group: Group, batch: int, variant: Variant, recompute: str, phases: tuple[int, ...]) -> BlockTable:
-        key = (self.sites.with_batch(group, batch, variant), batch, variant, recompute, phases)
+        key = (self._column_name(group, batch, variant, experts=self.has_experts), recompute, phases)
         if key not in self._tables:
             unlike = product(self._orders(variant), self.kinds_of_states(variant))
             layouts = [self.probe(group, batch, variant, recompute, state, order) for order, state in unlike]
             pricers = [LayoutPricer(layout, self.kernels, self.collectives) for layout in layouts]
             layout = layouts[0]
             if recompute == "none":
-                self._plain[key[:3]] = pricers[0]
+                self._plain[key[0]] = pricers[0]
             columns: list[Column | None] = [None] * self.kinds.count
             for kind, block, recomputes in block_kinds(layout.network, self.kinds):
                 whole = has_experts(block)
@@ -258,10 +258,13 @@ class Pricing:
         """Seconds of a boundary tensor between the nearest pipeline ranks; 0 where boundaries differ (then only a bound)."""
         return self._send(group, batch, variant)[0]
 
-    def send_loss(self, group: Group, batch: int, variant: Variant, style: str) -> tuple[float, float]:
+    def send_loss(self, group: Group, batch: int, variant: Variant, style: str, *, least: bool = False) -> tuple[float, float]:
         """(Share of a send's time in which compute beside it makes no progress, its time over the shortest pass of a layer).
 
         No loss is sure where the latter is above 1.
+
+        Args:
+            least: that of any kernels, for which none need to be looked at.
         """
         seconds, held = self._send(group, batch, variant)
         if not all(held) or style == "pairs":
@@ -269,20 +272,24 @@ class Pricing:
         table, kinds = self.table(group, batch, variant, "none"), self.kinds
         passes = (F, B) if style == "full" else (F, I, W)
         density = seconds / table.seconds[list(passes)][:, [kind + kinds.layers for kind in set(kinds.layer)]].min()
-        slows = min(self._slowed(group, batch, variant, sms) for sms in held)
+        slows = min(self._slowed(group, batch, variant, sms, least=least) for sms in held)
         return (slows / (1.0 + slows), float(density)) if density <= 1.0 else (0.0, 1.0)
 
-    def _slowed(self, group: Group, batch: int, variant: Variant, held: int) -> float:
+    def _slowed(self, group: Group, batch: int, variant: Variant, held: int, *, least: bool) -> float:
         """How much longer compute takes at least beside a send that holds so many SMs, whatever is recomputed."""
-        gpu, pricer = self.template.hardware.gpu, self._plain[self.sites.with_batch(group, batch, variant), batch, variant]
+        gpu = self.template.hardware.gpu
+        of_any = slowed((), gpu.sm_count.value, held, gpu.architecture)
+        if least:
+            return of_any
+        pricer = self._plain[self._column_name(group, batch, variant, experts=self.has_experts)]
         # Recomputation adds no more than the forward, at most half of all, of kernels that are slowed at least.
-        return (2.0 * pricer.slowed(held) + slowed((), gpu.sm_count.value, held, gpu.architecture)) / 3.0
+        return (2.0 * pricer.slowed(held) + of_any) / 3.0
 
     def _send(self, group: Group, batch: int, variant: Variant) -> tuple[float, tuple[int, ...]]:
         """(Seconds of a boundary tensor at least, SMs that the sends between any two neighbours hold)."""
         if group.pp == 1:
             return 0.0, (0,)
-        key = (group, batch, variant.sequence_parallel)
+        key = (self.sites.neighbours(group), group.tp, group.cp, batch, variant.sequence_parallel)
         if key not in self._sends:
             layout = self.probe(group, batch, variant)
             pricer = LayoutPricer(layout, self.kernels, self.collectives)

@@ -109,7 +109,8 @@ class SetBounds:
         for style, part in stack.styles.items():
             table = self.pricing.table(group, batch, variant, "none")
             # The forms of a pipeline read the classes of its own cut.
-            totals = part.sends * send + part.beside * (send * self.pricing.send_loss(group, batch, variant, style)[0])
+            loss = self.pricing.send_loss(group, batch, variant, style, least=True)[0]
+            totals = part.sends * send + part.beside * (send * loss)
             for often, seconds in zip(part.passes, _passes(table, part.counts, style), strict=True):
                 totals = totals + (often * seconds[part.classes]).sum(axis=1)
             found[part.pipeline] = np.maximum.reduceat(totals, part.starts)

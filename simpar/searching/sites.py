@@ -14,6 +14,7 @@ class Sites:
         self._sites: dict[Group, tuple[int, ...]] = {}
         self._places: dict[object, int] = {}
         self._far: dict[Group, int] = {}
+        self._pairs: dict[Group, frozenset[int]] = {}
 
     def of(self, group: Group) -> tuple[int, ...]:
         """Where the groups that communicate inside a block sit: all of a mesh that block prices depend on.
@@ -37,6 +38,13 @@ class Sites:
             far = group.pp > 1 and mesh.hops("pp", hardware, nodes)[0][0].num_nodes > 1
             self._far[group] = (group.pp > 1) + far
         return (*self.of(group), self._far[group])
+
+    def neighbours(self, group: Group) -> frozenset[int]:
+        """Where pairs of neighbouring pipeline ranks sit, a number for each placement."""
+        if group not in self._pairs:
+            pairs = self.space.mesh(group).pairs("pp", self.space.template.hardware, self.space.template.cluster.num_nodes)
+            self._pairs[group] = frozenset(self._places.setdefault(place, len(self._places)) for place in dict.fromkeys(pairs))
+        return self._pairs[group]
 
     def with_batch(self, group: Group, batch: int, variant: Variant) -> tuple[int, ...]:
         """`with_host`, and whether expert exchanges could be hidden but for the other micro-batch that a step lacks."""
