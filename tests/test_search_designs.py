@@ -142,8 +142,8 @@ def test_a_name_says_how_much_is_recomputed(space: Space) -> None:
 def test_free_choices_change_less_than_can_be_told(space: Space) -> None:
     best = find(space, Wish(keep=1)).best[0].choice
     pricing, capacity = pricing_of(space), space.template.hardware.gpu.memory.value
-    free = free_choices(space, pricing, best, capacity)
     design_bounds, m = DesignBounds(space, pricing, capacity), 16 // (best.micro_batch_size * best.group.dp)
+    free = free_choices(design_bounds, best)
     own = estimate(design_bounds, best, m)
     assert own is not None
     assert free

@@ -11,6 +11,7 @@ from simpar.readings import outcome_of
 from simpar.result.result import Result
 from simpar.searching.choice import Choice
 from simpar.searching.decision import Rival, decide, moves_of
+from simpar.searching.design_bounds import DesignBounds
 from simpar.searching.designs import design_key, layout_name
 from simpar.searching.effects import gap_with_effects, has_effects, pool_of, step_of
 from simpar.searching.evaluation import Evaluation
@@ -207,7 +208,8 @@ def answer(
     if chosen and not (wish.front or wish.by_memory or wish.objective == "num_gpus"):
         chosen, try_these = _decided(chosen, wish)
     if not wish.front:
-        chosen = [replace(c, free=_free(c, wish)) for c in chosen]
+        bounds = {id(each): _bounds(each, wish) for each in found}
+        chosen = [replace(c, free=free_choices(bounds[id(c.found)], c.scored.choice)) for c in chosen]
     if measured is not None:
         chosen = [replace(c, measured=measured(c.scored.choice.scenario(c.found.space.template))) for c in chosen]
     chosen = [replace(c, trade=trade(chosen[0].result, c.result)) if c is not chosen[0] else c for c in chosen]
@@ -288,10 +290,11 @@ def _order(c: Candidate, wish: Wish) -> tuple[float, float, float, str]:
     return oriented(c.metrics, wish.metric), c.metrics["step_time_s"], c.scored.choice.complexity, str(c.scored.choice)
 
 
-def _free(candidate: Candidate, wish: Wish) -> dict[str, list[Any]]:
-    space = candidate.found.space
+def _bounds(found: Found, wish: Wish) -> DesignBounds:
+    """Bounds of all layouts that are likely enough to fit."""
+    space = found.space
     share = 1.0 if wish.fit_probability is None else largest_share(space, wish.fit_probability)
-    return free_choices(space, pricing_of(space), candidate.scored.choice, share * candidate.result.device_memory_bytes)
+    return DesignBounds(space, pricing_of(space), share * space.template.hardware.gpu.memory.value)
 
 
 def _front(every: list[Candidate], names: tuple[str, ...]) -> list[Candidate]:

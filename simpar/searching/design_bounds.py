@@ -79,6 +79,7 @@ class DesignBounds:
         self._resting: dict[object, StateBytes] = {}
         self._peaks: dict[object, FloatArray] = {}
         self._holds: dict[bytes, int] = {}
+        self._every: dict[Design, OpenLayouts] = {}
 
     def recomputations(self, pipeline: Pipeline, pp: int, *, merges: bool = False) -> Recomputations:
         """What the stages of a pipeline may recompute (see `Space.merges`)."""
@@ -184,6 +185,12 @@ class DesignBounds:
             design, again.texts, states, offloads, rows[r] * len(states) + columns[d], time_s[:, r, d], need[:, r, d],
             alive[:, r, d], parent[:, r, d], _triple(counts),
         )  # fmt: skip
+
+    def every_layout(self, design: Design) -> OpenLayouts:
+        """The layouts of a design that fit, however slow."""
+        if design not in self._every:
+            self._every[design] = self.open_layouts(design, Incumbents(by_memory=True))
+        return self._every[design]
 
     @staticmethod
     def _hopeless(time_s: FloatArray, need: FloatArray, incumbents: Incumbents, design: Design) -> tuple[BoolArray, BoolArray]:

@@ -11,9 +11,7 @@ import numpy as np
 from simpar.searching.choice import Choice
 from simpar.searching.design_bounds import DesignBounds
 from simpar.searching.designs import design_key
-from simpar.searching.incumbents import Incumbents
 from simpar.searching.open_layouts import Design
-from simpar.searching.pricing import Pricing
 from simpar.searching.space import Space
 
 FREE: Final = 0.01
@@ -45,21 +43,19 @@ def settings(space: Space, choice: Choice, m: int) -> Iterator[tuple[str, Any, C
         yield from changed(choice.state, state, state=state)
 
 
-def free_choices(space: Space, pricing: Pricing, choice: Choice, capacity_bytes: float) -> dict[str, list[Any]]:
+def free_choices(design_bounds: DesignBounds, choice: Choice) -> dict[str, list[Any]]:
     """Axis -> the values that a layout may take without losing more than `FREE`, its own first; axes with one value are left out.
 
-    Each setting is changed by itself; times and bytes are the search's bounds, of both layouts.
-
-    Args:
-        capacity_bytes: what a device may need.
+    Each setting is changed by itself; times and bytes are the search's bounds, of both layouts. A device may need the capacity of
+    the bounds.
     """
-    design_bounds = DesignBounds(space, pricing, capacity_bytes)
+    space, capacity = design_bounds.space, design_bounds.capacity
     m = space.template.training.global_batch_size // (choice.micro_batch_size * choice.group.dp)
     own = estimate(design_bounds, choice, m)
     found: dict[str, list[Any]] = {}
     for axis, value, other in settings(space, choice, m):
         near = estimate(design_bounds, other, m)
-        if near is not None and own is not None and near[0] <= own[0] * (1.0 + FREE) and near[1] <= max(capacity_bytes, own[1]):
+        if near is not None and own is not None and near[0] <= own[0] * (1.0 + FREE) and near[1] <= max(capacity, own[1]):
             found.setdefault(axis, [choice.flat()[axis]]).append(value)
     return found
 
@@ -67,7 +63,7 @@ def free_choices(space: Space, pricing: Pricing, choice: Choice, capacity_bytes:
 def estimate(design_bounds: DesignBounds, choice: Choice, m: int) -> tuple[float, float] | None:
     """Lower bounds on a layout's seconds and bytes; None where it does not fit."""
     design = Design(choice.group, choice.micro_batch_size, m, choice.variant, choice.pipeline)
-    table = design_bounds.open_layouts(design, Incumbents(by_memory=True))
+    table = design_bounds.every_layout(design)
     if choice.recompute not in table.texts or choice.offload not in table.offloads:
         return None
     pair = table.texts.index(choice.recompute) * len(table.states) + table.states.index(choice.state)
