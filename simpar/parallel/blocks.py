@@ -95,6 +95,12 @@ class LocalBlock:
         return self.name in ("embedding", "head")
 
 
+@lru_cache(maxsize=4096)
+def _flops(layer: Layer) -> dict[str, float]:
+    """Model FLOPs of the forward of each node of a whole layer, causal attention halved."""
+    return {node.name: node_flops(layer, node, halved=True) for node in layer.nodes}
+
+
 @lru_cache(maxsize=65536)
 def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     """`layer` on one rank under `options`."""
@@ -109,7 +115,7 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
     lists.put_backward(backward, None)
     lists.put_end(backward)
     saved, working = lists.saved()
-    flops = {node.name: node_flops(layer, node, halved=True) for node in layer.nodes}
+    flops = _flops(layer)
     own = [node for node in layer.nodes if node.name not in options.borrowed]
     held = [(lists.layout(node) == "expert", lists.shards.weights(node)) for node in own]
     return LocalBlock(
@@ -128,7 +134,7 @@ def split_block(layer: Layer, options: SplitOptions) -> LocalBlock:
 def _forward_alone(lists: Lists, forward: OpList) -> LocalBlock:
     """A layer that keeps nothing for a backward and has none."""
     layer = lists.layer
-    flops = {node.name: node_flops(layer, node, halved=True) for node in layer.nodes}
+    flops = _flops(layer)
     held = [(lists.layout(n) == "expert", lists.shards.weights(n)) for n in layer.nodes if n.name not in lists.options.borrowed]
     return LocalBlock(
         name=layer.name, forward=forward.done(), backward=(), saved=(), working=0.0, transient=0.0, deferred=0.0,

@@ -209,8 +209,7 @@ def known_gpu(profile: HardwareProfile) -> str:
     Alike are accelerators of one architecture with as many multiprocessors whose memory, memory bandwidth, board power and
     links to the others of a node differ by less than `ALIKE`; of several the closest.
     """
-    shipped = (data_dir("hardware_profiles") / f"{profile.name}.toml").is_file()
-    if shipped and load_hardware(profile.name).gpu.name == profile.gpu.name:
+    if _shipped_gpu(profile.name) == profile.gpu.name:
         return profile.gpu.name
     own, found = _figures(profile), []
     for name, chip, figures in _shipped_gpus():
@@ -220,6 +219,13 @@ def known_gpu(profile: HardwareProfile) -> str:
             found.append((max(abs(a / b - 1.0) for a, b in zip(own, figures, strict=True)), name))
     apart, name = min(found, default=(1.0, ""))
     return name if apart <= ALIKE else profile.gpu.name
+
+
+@lru_cache(maxsize=256)
+def _shipped_gpu(profile: str) -> str:
+    """Name of the accelerator of the shipped profile of this name; "" where there is none."""
+    shipped = (data_dir("hardware_profiles") / f"{profile}.toml").is_file()
+    return load_hardware(profile).gpu.name if shipped else ""
 
 
 @lru_cache(maxsize=1)
