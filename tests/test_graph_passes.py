@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.costs.block_price import hidden_share, price_list, without_hidden
+from simpar.costs.block_price import hidden_share, price_list, price_pair, without_hidden
 from simpar.costs.price import Price, Provenance
 from simpar.graph.build import LayerBuilder
 from simpar.graph.casts import holds_norm
@@ -278,9 +278,9 @@ def test_an_exchange_hides_beside_another_micro_batch_and_no_compute_is_lost() -
         def price(op: LocalOp, prices: dict[bool, Price] = prices) -> Price:
             return prices[isinstance(op.work, ExpertExchange)]
 
-        for backward in (False, True):
-            alone = price_list(local.backward if backward else local.forward, price, backward=backward)
-            beside = without_hidden(alone, hidden_share(local.forward, local.backward, price))
+        own = [price_list(ops, price, backward=backward) for ops, backward in ((local.forward, False), (local.backward, True))]
+        for alone in own:
+            beside = without_hidden(alone, hidden_share(own, price_pair(local.forward, local.backward, price)))
             compute = sum(s for name, s in alone.terms if name != "ep")
             assert compute <= beside.seconds < alone.seconds
             assert sum(s for _, s in beside.terms) == pytest.approx(beside.seconds)

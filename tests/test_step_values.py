@@ -158,7 +158,8 @@ def test_compute_beside_an_exchange_lasts_longer_by_the_sms_that_it_holds() -> N
     assert pair.seconds == pytest.approx(7.45)
     assert dict(pair.terms) == pytest.approx({"matmul": 3.0, "memory_bound": 2.0, "ep": 2.0, "interference": 0.45})
     # Alone 2 s of compute and 5 of waiting, and 3 s: of the 3 s that the pair would save 0.45 are lost.
-    assert hidden_share((product,), backward, price_of, 0.25) == pytest.approx((10.0 - 7.45) / 5.0)
+    own = [price_list(ops, price_of, backward=later) for ops, later in (((product,), False), (backward, True))]
+    assert hidden_share(own, pair) == pytest.approx((10.0 - 7.45) / 5.0)
 
 
 @pytest.mark.parametrize(("dispatcher", "sms"), [("deepep", 20), ("hybridep", 32), ("alltoall", 16)])

@@ -260,14 +260,12 @@ def segments(ops: Sequence[LocalOp], offset: int) -> list[list[int]]:
     return found
 
 
-def hidden_share(forward: Sequence[LocalOp], backward: Sequence[LocalOp], price_of: PriceOf, slowed: float = 0.0) -> float:
-    """The share of the exposed exchanges of a forward and a backward beside each other that the other's compute hides.
+def hidden_share(own: Sequence[BlockPrice], pair: BlockPrice) -> float:
+    """The share of the exposed exchanges of a forward and a backward (`own`) beside each other that the other's compute hides.
 
     In the steady phase every forward meets a backward of the same stage: what the pair saves is time in which one waited for its
     experts' rows and the other computed. Each takes its share of it off its exposed exchange; nothing else changes.
     """
-    pair = price_pair(forward, backward, price_of, slowed)
-    own = tuple(price_list(ops, price_of, backward=b) for ops, b in ((forward, False), (backward, True)))
     wait = sum(dict(price.terms).get("ep", 0.0) for price in own)
     saved = max(own[0].seconds + own[1].seconds - pair.seconds, 0.0)
     return min(saved / wait, 1.0) if wait else 0.0

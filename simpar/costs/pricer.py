@@ -66,6 +66,7 @@ class LayoutPricer:
         self._placed: dict[object, Price] = {}
         self._kernels = kernels.in_steps(layout.calibration)
         self._blocks: dict[tuple[int, str], BlockPrice] = {}
+        self._lists: dict[tuple[int, str], BlockPrice] = {}
         self._pairs: dict[tuple[int, int], BlockPrice] = {}
         self._hidden: dict[int, float] = {}
         self._keys: dict[Key, KeyPrice] = {}
@@ -182,21 +183,27 @@ class LayoutPricer:
         """Price of one block in one phase."""
         key = (id(block), phase)
         if key not in self._blocks:
-            ops = ops_of(self.layout, block, phase)
-            found = price_list(ops, self.op_price, backward=phase != "F")
+            found = self._alone(block, phase)
             if hides_exchanges(self.layout, block, phase):
                 found = without_hidden(found, self.hidden_share(block))
             layer = block.layer
             self._blocks[key] = replace(found, weights=weights(layer), containers=containers(layer), matrices=matrices(layer))
         return self._blocks[key]
 
+    def _alone(self, block: LocalBlock, phase: str) -> BlockPrice:
+        """Price of one block's ops in one phase beside nothing else."""
+        key = (id(block), phase)
+        if key not in self._lists:
+            ops = ops_of(self.layout, block, phase)
+            self._lists[key] = price_list(ops, self.op_price, backward=phase != "F")
+        return self._lists[key]
+
     def hidden_share(self, block: LocalBlock) -> float:
         """Share of a block's exposed exchanges that another micro-batch's compute hides, where `hides_exchanges`."""
         found = self._hidden.get(id(block))
         if found is None:
-            found = self._hidden[id(block)] = hidden_share(
-                block.forward, block.backward, self.op_price, self._slowed_by_exchanges(block)
-            )
+            pair = price_pair(block.forward, block.backward, self.op_price, self._slowed_by_exchanges(block))
+            found = self._hidden[id(block)] = hidden_share([self._alone(block, phase) for phase in "FB"], pair)
         return found
 
     def layer_seconds(self, stage: int) -> list[float]:
