@@ -29,23 +29,17 @@ _FEW = 6
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A folded program as plain lists by op: faster than arrays for programs that are deep and narrow.
+    """A folded program as plain lists: faster than arrays for programs that are deep and narrow.
 
     Attributes:
-        order: topological, communication before the compute ops that it may slow.
-        preds: of each op, dependencies and the op before it on each of its streams.
-        price: index into the program's price keys.
-        compute: role whose compute stream it holds, -1 for none.
-        stream: what it runs on beside compute of its role, -1 for nothing (what joins two roles has no compute beside it).
-        role: whose it is.
+        steps: topological, communication before the compute ops that it may slow. Of each op: its number; dependencies and the op
+            before it on each of its streams; index into the program's price keys; role whose compute stream it holds, -1 for none;
+            what it runs on beside compute of its role, -1 for nothing (what joins two roles has no compute beside it); whose it is.
+        role: of each op by its number.
         sinks: ops that nothing waits for.
     """
 
-    order: list[int]
-    preds: list[list[int]]
-    price: list[int]
-    compute: list[int]
-    stream: list[int]
+    steps: list[tuple[int, list[int], int, int, int, int]]
     role: list[int]
     sinks: list[int]
 
@@ -72,11 +66,9 @@ class _Order:
             for op in np.flatnonzero(held > 1).tolist():
                 roles = computes[own[own_ptr[op] : own_ptr[op + 1]]].tolist()
                 compute[op] = next((role for role in roles if role >= 0), -1)
-        successors = np.diff(program.successors[0])
-        return cls(
-            _sorted(program, compute), [sources[a:z] for a, z in pairwise(ptr)], program.price.tolist(),
-            compute, stream, program.role.tolist(), np.flatnonzero(successors == 0).tolist(),
-        )  # fmt: skip
+        preds, price, role = [sources[a:z] for a, z in pairwise(ptr)], program.price.tolist(), program.role.tolist()
+        steps = [(op, preds[op], price[op], compute[op], stream[op], role[op]) for op in _sorted(program, compute)]
+        return cls(steps, role, np.flatnonzero(np.diff(program.successors[0]) == 0).tolist())
 
 
 def _sorted(program: Program, compute: list[int]) -> list[int]:
@@ -125,7 +117,7 @@ def makespans(program: Program, seconds: FloatArray, interference: FloatArray, *
 def _loud_streams(graph: _Order, interference: FloatArray) -> frozenset[int]:
     """Streams on which something slows compute."""
     loud = [bool(column.any()) for column in (interference > 0.0).T]
-    return frozenset(s for s, p in zip(graph.stream, graph.price, strict=True) if s >= 0 and loud[p])
+    return frozenset(stream for _, _, price, _, stream, _ in graph.steps if stream >= 0 and loud[price])
 
 
 def timeline(program: Program, prices: PriceTable) -> Timeline:
@@ -152,25 +144,23 @@ def _one(graph: _Order, seconds: list[float], factors: list[float], streams: fro
 
 def _sweep(graph: _Order, seconds: list[float], factors: list[float], streams: frozenset[int]) -> tuple[list[float], list[float]]:
     """Start and finish of every op."""
-    finish = [0.0] * len(graph.preds)
+    finish = [0.0] * len(graph.steps)
     begin = list(finish)
     busy: dict[int, dict[int, list[tuple[float, float]]]] = {}
-    preds, price, compute, roles, stream = graph.preds, graph.price, graph.compute, graph.role, graph.stream
-    for op in graph.order:
+    for op, preds, key, role, stream, own in graph.steps:
         start = 0.0
-        for pred in preds[op]:
-            if finish[pred] > start:
-                start = finish[pred]
-        key = price[op]
-        begin[op], role = start, compute[op]
-        if role >= 0 and factors[key] <= 0.0 and role in busy:
+        for pred in preds:
+            if (end := finish[pred]) > start:
+                start = end
+        begin[op] = start
+        if role in busy and factors[key] <= 0.0:
             finish[op] = _follow(start, seconds[key], busy[role])
             if not busy[role]:
                 del busy[role]
             continue
         end = finish[op] = start + seconds[key]
-        if stream[op] in streams:
-            queue = busy.setdefault(roles[op], {}).setdefault(stream[op], [])
+        if stream in streams:
+            queue = busy.setdefault(own, {}).setdefault(stream, [])
             if queue and queue[-1][1] == factors[key]:
                 # One stretch: a stream that is busy when compute starts has no gap from then on.
                 queue[-1] = (end, factors[key])
@@ -184,11 +174,14 @@ def _follow(start: float, work: float, streams: dict[int, list[tuple[float, floa
 
     What has ended by `start` is dropped from `streams`: nothing that comes later on the compute stream starts before.
     """
-    for stream, queue in list(streams.items()):
+    ended = []
+    for stream, queue in streams.items():
         while queue and queue[0][0] <= start:
             del queue[0]
         if not queue:
-            del streams[stream]
+            ended.append(stream)
+    for stream in ended:
+        del streams[stream]
     if not streams:
         return start + work
     queues = list(streams.values())
@@ -229,26 +222,23 @@ def _many(graph: _Order, seconds: FloatArray, factors: FloatArray, streams: froz
     durations, levels = np.ascontiguousarray(seconds.T), np.ascontiguousarray(factors.T)
     loud = [bool(row.any()) for row in levels > 0.0]
     quiet = np.zeros(len(seconds))
-    finish: list[FloatArray] = [quiet] * len(graph.preds)
+    finish: list[FloatArray] = [quiet] * len(graph.steps)
     begin = list(finish)
     busy: dict[int, dict[int, Queue]] = {}
-    preds, price, compute, roles, stream = graph.preds, graph.price, graph.compute, graph.role, graph.stream
     maximum = np.maximum
-    for op in graph.order:
-        pred = preds[op]
-        start = finish[pred[0]] if pred else quiet
-        for other in pred[1:]:
+    for op, preds, key, role, stream, own in graph.steps:
+        start = finish[preds[0]] if preds else quiet
+        for other in preds[1:]:
             start = maximum(start, finish[other])
-        key, role = price[op], compute[op]
         begin[op] = start
-        if role >= 0 and not loud[key] and role in busy:
+        if role in busy and not loud[key]:
             finish[op] = _slowed(start, durations[key], busy[role])
             if not busy[role]:
                 del busy[role]
             continue
         end = finish[op] = start + durations[key]
-        if stream[op] in streams:
-            queue = busy.setdefault(roles[op], {}).setdefault(stream[op], [])
+        if stream in streams:
+            queue = busy.setdefault(own, {}).setdefault(stream, [])
             if queue and (queue[-1][1] is levels[key] or (queue[-1][1] == levels[key]).all()):
                 queue[-1] = (end, queue[-1][1])
             else:
