@@ -12,10 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_random import CASES, random_choice, space_of
 
+from simpar.costs.block_price import price_list
+from simpar.costs.price import Price, Provenance
 from simpar.costs.pricer import LayoutPricer
 from simpar.graph.rematerialise import Recompute
+from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.schedules import SCHEDULES, Phase
 from simpar.searching import axes
+from simpar.searching.blocks import serial_seconds
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.incumbents import Incumbents
@@ -219,6 +223,29 @@ def test_floors_of_blocks_with_experts_are_below_their_prices(name: str) -> None
         assert floors[4] <= (forward + backward) * SLACK, str(choice)
         assert floors[4] > 0.5 * (forward + backward), str(choice)
         seen += 1
+
+
+def test_what_the_other_part_may_hide_is_in_no_floor() -> None:
+    """1 s, then a transfer of 5 s beside 3 s of experts, then 1 s: 7 s. Each part's floor is known without the other's prices."""
+
+    def op(name: str, seconds: float, *deps: int, stream: str = "compute") -> LocalOp:
+        return LocalOp(name, stream, MemoryWork("copy", seconds), deps, 1)
+
+    ops = (op("a", 1.0), op("send", 5.0, 0, stream="tp"), op("moe", 3.0, 0), op("b", 1.0, 1, 2))
+
+    def price_of(one: LocalOp, free: bool | None = None) -> Price:
+        assert isinstance(one.work, MemoryWork)
+        seconds = 0.0 if one.name.startswith("moe") is free else one.work.bytes_moved
+        return Price(seconds, seconds, seconds, Provenance.MODEL)
+
+    whole = price_list(ops, price_of, backward=False).seconds
+    dense = serial_seconds(ops, partial(price_of, free=True))[0]
+    assert whole == 7.0
+    assert dense + serial_seconds(ops, partial(price_of, free=False))[1] <= whole
+    assert dense == 2.0
+    # Nothing is hidden from a row of one part: the transfer ends 4 s after the kernel beside it.
+    row = (op("a", 1.0), op("send", 5.0, 0, stream="tp"), op("beside", 1.0, 0), op("b", 1.0, 1, 2))
+    assert serial_seconds(row, price_of) == (7.0, 0.0)
 
 
 def test_uneven_routing_is_drawn_for_the_tokens_of_each_batch() -> None:
