@@ -19,7 +19,8 @@ from simpar.interop.export import run_files
 from simpar.output import offline
 from simpar.report import search_html
 from simpar.report.encode import decompressed
-from simpar.report.search_html import points_of, search_page, write_search_html
+from simpar.report.search_html import search_page, write_search_html
+from simpar.report.search_points import points_of
 from simpar.searching.answer import Answer, answer
 from simpar.searching.find import find
 from simpar.searching.parts import Wish

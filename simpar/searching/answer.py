@@ -17,7 +17,7 @@ from simpar.searching.effects import gap_with_effects, has_effects, pool_of, ste
 from simpar.searching.evaluation import Evaluation
 from simpar.searching.find import Found
 from simpar.searching.incumbents import Scored
-from simpar.searching.mixed_branch import MixedPricing
+from simpar.searching.mixed_pricing import MixedPricing
 from simpar.searching.objective import LARGER_IS_BETTER, SIMPLE, dominates, oriented
 from simpar.searching.parts import Wish, largest_share, measure_of, pricing_of, widest
 from simpar.searching.runner_up import RunnerUp, Trade, runner_up, trade

@@ -19,9 +19,10 @@ import numpy as np
 
 from simpar.searching.account import Account, Glimpse, Progress
 from simpar.searching.choice import Choice, Group, MeshKey, Variant, mesh_key
-from simpar.searching.closed import Closed, Closing
+from simpar.searching.closed import Closed
 from simpar.searching.design_bounds import DesignBounds, Outlook
 from simpar.searching.evaluation import Evaluation
+from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.memory_floors import MemoryFloors
 from simpar.searching.nodes import Node, Ranked, Shape, Waiting, design_of, on_device
@@ -44,10 +45,9 @@ class Branch:
         keep: how many of the best are wanted.
         pricing: memo to share.
         incumbents: limits and what is known already; none = the `keep` fastest.
-        examine: value of a simulated layout (None: it misses a constraint); none = its step time.
+        followers: who follows it.
         least_headroom: bytes that must stay free on every device, as far as bounds of what it needs say.
         fits: whether a layout does that needs so many bytes, some of them cached without a tensor; none = as the bounds.
-        closing: follows designs until they are closed, and knows those that were closed before; none = nobody asks.
     """
 
     def __init__(
@@ -57,12 +57,9 @@ class Branch:
         keep: int = 10,
         pricing: Pricing | None = None,
         incumbents: Incumbents | None = None,
-        examine: Callable[[Choice, float, float], float | None] | None = None,
-        on_scored: Callable[[Scored], None] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        followers: Followers = Followers(),
         least_headroom: float = 0.0,
         fits: Callable[[float, float], bool] | None = None,
-        closing: Closing | None = None,
     ) -> None:
         self.space = space
         self.pricing = pricing or Pricing(space)
@@ -70,10 +67,11 @@ class Branch:
         self._swept_before = self.evaluation.swept
         self.account = Account()
         self.incumbents = incumbents or Incumbents(keep)
-        self.examine = examine
+        self.examine: Callable[[Choice, float, float], float | None] | None = None
+        """Value of a simulated layout (None: it misses a constraint); none = its step time."""
         self.tighten: Callable[[Choice, float], float] | None = None
         """A bound of the value of a layout that takes so long, where that is more than its time."""
-        self.on_scored, self.on_progress, self.closing = on_scored, on_progress, closing
+        self.on_scored, self.on_progress, self.closing = followers.on_scored, followers.on_progress, followers.closing
         self.capacity = space.template.hardware.gpu.memory.value - least_headroom
         self.fits = fits or (lambda need, _: need <= self.capacity)
         self.set_bounds = SetBounds(space, self.pricing)

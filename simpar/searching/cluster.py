@@ -14,6 +14,7 @@ from simpar.errors import InputError, Violation
 from simpar.searching.choice import Choice
 from simpar.searching.closed import Closed
 from simpar.searching.executors import RETRIES, Now, Task
+from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Limits, Scored
 from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part
@@ -47,9 +48,7 @@ def _cluster_part(
             limits[0] = Limits(value, other, tuple(of) if of else None, tuple((v, b) for v, b in points))
 
     now = Now(tell, closed)
-    return solve_part(
-        space, wish, part, nodes, known, shared=lambda: limits[0], on_scored=scored, on_progress=now, closing=now.closing
-    )
+    return solve_part(space, wish, part, nodes, known, lambda: limits[0], Followers(scored, now, now.closing))
 
 
 def dask(task: Task, scheduler: str | None) -> Iterator[PartResult]:

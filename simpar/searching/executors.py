@@ -20,6 +20,7 @@ from simpar.host import follow_parent, interrupts_held, rarely_collected
 from simpar.searching.account import Progress
 from simpar.searching.board import Board
 from simpar.searching.closed import Closed, Closing
+from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.nodes import Node
 from simpar.searching.parts import PartResult, Wish, solve_part, survey_part
@@ -109,10 +110,8 @@ def in_process(task: Task, until_s: float = inf) -> Iterator[PartResult]:
                 raise _OverdueError(bound)
 
         now = Now(tell, task.closing(part))
-        yield solve_part(
-            task.space, task.wish, part, nodes, task.incumbents.known, on_scored=task.on_scored, on_progress=now,
-            closing=now.closing,
-        )  # fmt: skip
+        followers = Followers(task.on_scored, now, now.closing)
+        yield solve_part(task.space, task.wish, part, nodes, task.incumbents.known, followers=followers)
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
@@ -131,10 +130,8 @@ def _worker(pipe: Connection, board: Board, space: Space, wish: Wish) -> None:
                     pipe.send(("surveyed", None))
                     continue
                 now = Now(lambda bound, closed: pipe.send(("progress", (bound, closed))), closed)
-                result = solve_part(
-                    space, wish, part, nodes, known, shared=board.read, closing=now.closing, on_progress=now,
-                    on_scored=lambda scored: pipe.send(("scored", scored)),
-                )  # fmt: skip
+                followers = Followers(lambda scored: pipe.send(("scored", scored)), now, now.closing)
+                result = solve_part(space, wish, part, nodes, known, board.read, followers)
                 pipe.send(("done", result))
             except (EOFError, OSError):
                 raise

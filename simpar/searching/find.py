@@ -12,6 +12,7 @@ from simpar.searching.account import Account, Glimpse
 from simpar.searching.cluster import dask
 from simpar.searching.decision import Rival, decide
 from simpar.searching.executors import EVERY_S, Now, Task, alone_first, in_process, processes
+from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Incumbents, Scored
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.nodes import Node
@@ -263,7 +264,7 @@ def _seed(task: Task, pricing: AnyPricing) -> None:
     if corner.groups and 0 < corner.size < task.space.size / 4:
         first = replace(wish, keep=1, reach=1.0, next_design=False) if wish.fold else replace(wish, next_design=False)
         now = Now(lambda _, closed: task.told(SEED, closed), task.closing(SEED))
-        branch = branch_for(corner, first, pricing, on_scored=task.on_scored, on_progress=now, closing=now.closing)
+        branch = branch_for(corner, first, pricing, followers=Followers(task.on_scored, now, now.closing))
         for scored in task.incumbents.known:
             branch.incumbents.add(scored)
         branch.run()

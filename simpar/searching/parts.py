@@ -16,9 +16,11 @@ from simpar.searching.account import Account, Glimpse
 from simpar.searching.branch import Branch
 from simpar.searching.choice import Choice
 from simpar.searching.evaluation import Evaluation
+from simpar.searching.followers import Followers
 from simpar.searching.incumbents import Incumbents, Limits, Scored
 from simpar.searching.intervals import Intervals
-from simpar.searching.mixed_branch import MixedBranch, MixedEvaluation, MixedPricing
+from simpar.searching.mixed_branch import MixedBranch
+from simpar.searching.mixed_pricing import MixedEvaluation, MixedPricing
 from simpar.searching.mixed_space import MixedSpace
 from simpar.searching.nodes import Node
 from simpar.searching.objective import MEMORY, OBJECTIVES, SIMPLE, Constraint, Measure
@@ -239,7 +241,11 @@ def fitting(space: Space, wanted: float | None, most_bytes: float) -> Callable[[
 
 
 def branch_for(
-    space: Space, wish: Wish, pricing: AnyPricing | None = None, shared: Callable[[], Limits] = Limits, **hooks: Any
+    space: Space,
+    wish: Wish,
+    pricing: AnyPricing | None = None,
+    shared: Callable[[], Limits] = Limits,
+    followers: Followers = Followers(),
 ) -> AnyBranch:
     """A branch and bound that looks for what is wanted."""
     pricing = pricing or pricing_for(space)
@@ -267,10 +273,10 @@ def branch_for(
             examine=examine,
             fit_probability=wish.fit_probability,
             share=share,
-            **hooks,
+            followers=followers,
         )
     assert isinstance(pricing, Pricing)
-    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, fits=fits, **hooks)
+    branch = Branch(space, pricing=pricing, incumbents=incumbents, least_headroom=headroom, fits=fits, followers=followers)
     branch.examine = examiner(space, wish, measure, branch.evaluation)
     if wish.robust:
         factor = widest(space)
@@ -314,13 +320,13 @@ def solve_part(
     nodes: Sequence[Node],
     known: Sequence[Scored] = (),
     shared: Callable[[], Limits] = Limits,
-    **hooks: Any,
+    followers: Followers = Followers(),
 ) -> PartResult:
-    """Search one part, knowing the best found elsewhere; `hooks`: see `Branch`.
+    """Search one part, knowing the best found elsewhere.
 
     The same part under the same knowledge gives the same result in any process; more knowledge only leaves out what cannot win.
     """
-    branch = branch_for(space, wish, pricing_of(space), shared, **hooks)
+    branch = branch_for(space, wish, pricing_of(space), shared, followers)
     for scored in known:
         branch.incumbents.add(scored)
     branch.run(nodes)

@@ -12,7 +12,7 @@ from simpar.specs.framework_finetuning import FINETUNING, FINETUNING_ALIASES
 from simpar.specs.framework_releases import Base
 from simpar.specs.framework_releases import FrameworkRow as Row
 from simpar.specs.framework_runtime import LAZY_CONNECTIONS, MiB
-from simpar.specs.framework_torch import NANOTRON, TORCHTITAN
+from simpar.specs.framework_torch import MODEL_CODE, NANOTRON, TORCHTITAN
 from simpar.specs.framework_torch import TORCH as _TORCH
 from simpar.specs.framework_words import LOSS_WORK
 
@@ -363,29 +363,7 @@ FRAMEWORKS: Final[dict[str, tuple[Base, tuple[Row, ...]]]] = {
                                    "logits_fp32_copies_compiled": 0.5},
                        "torch modules with DistributedDataParallel; torch.compile takes the whole model, whose forward has the "
                        "loss (nanoGPT model.py, transformers loss/loss_utils.py)"),)),
-    "llm.c": (
-        "plain",
-        (Row((2024, 5),
-             {"vocabulary_multiple": 128, "fused_norm": True, "fused_activation": True, "fused_residual": True,
-              "attention": (("", "unfused"),), "abilities": (), "recompute_default": "none",
-              "loss": "fused", "loss_work": (("fused", "cross_entropy", 2.0, 4.0),), "logits_fp32_copies": 0.0,
-              "wgrad_accumulation_fusion": True, "gradients_persist": True, "gradient_dtype": "bf16",
-              "gradient_reduce_dtype": "bf16", "optimizer_traffic_bytes": 32.0, "layer_cpu_s": 0.0},
-             "llm.c train_gpt2.cu and llmc/*.cuh (f1e2ace): vocabulary padded to 128 words; fused_residual_forward5 (addition and "
-             "LayerNorm), gelu.cuh, fused_classifier.cuh (16-bit logits read twice and overwritten by their gradient); "
-             "matmul_backward accumulates into 16-bit gradients, which are zeroed once a step; attention.cuh without cuDNN "
-             "(cuBLAS and a softmax of the causal half); zero.cuh reduces a layer's gradients beside the backward; adamw.cuh "
-             "updates fp32 masters and moments"),),
-    ),
-    "olmo-core": (
-        "torchtitan",
-        (Row((2024, 9),
-             {"recompute_default": "none", "logits_fp32_copies_compiled": 1.0,
-              "loss_work": (*LOSS_WORK[:2], ("compiled", "cross_entropy", 8.0, 10.0))},
-             "OLMo-core train/trainer.py (075a36a13): compile_loss in all its scripts; the logits but those of the last token are "
-             "copied (contiguous) before the loss, whose gradient goes back into zeros of all of them; z-loss in the same graph; "
-             "nn/transformer/config.py: no checkpointing unless asked for"),),
-    ),
+    **MODEL_CODE,
     "lit-gpt": (
         "torchtitan",
         (Row((2023, 6), {"pure_bf16": True, "zero_stage_default": 0, "recompute_default": "none", "gradient_adds": "",
