@@ -380,8 +380,13 @@ def test_my_runs_move_every_answer_and_can_be_forgotten(page: Browser, server: s
     page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(before)}")
     opened(page, server + address)
     page.wait(f"document.querySelector('#tile-step').innerText === {json.dumps(learned)}")
-    (tmp_path / "no.log").write_text("nothing here\n")
+    line = " iteration {:6}/  100 | elapsed time per iteration (ms): {} | learning rate: 1.0E-04 | lm loss: 2.0E+00 |\n"
+    (tmp_path / "train.log").write_text("".join(line.format(n, 60000.0 if n == 1 else 18100.0 + n) for n in range(1, 21)))
     page.click("#ask input[value=mine]")
+    dropped(page, "#drop-log", tmp_path / "train.log")
+    page.wait("document.querySelector('#mine-runs')?.innerText.includes('train.log')", 60)
+    assert "18.11 s" in page.text("#mine-runs")  # the median; the first step warms up
+    (tmp_path / "no.log").write_text("nothing here\n")
     dropped(page, "#drop-log", tmp_path / "no.log")
     page.wait("document.querySelector('#mine .wrong')", 60)
     assert page.console == []
