@@ -321,7 +321,7 @@ def test_the_first_answer_of_a_long_step_is_about_that_of_the_whole(name: str) -
     answers = Answers(bases())
     started = time.process_time()
     early = answers.early(state)
-    assert time.process_time() - started < 1.5
+    assert millions_of_additions(time.process_time() - started) < 40.0
     assert early is not None
     answer = answered(f"scenario={name}")
     assert early.step_time_s == pytest.approx(answer.result.step_time_s, rel=LONG[name])
