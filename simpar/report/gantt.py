@@ -86,7 +86,7 @@ class Waits:
 def waits(result: Result, roles: tuple[ShownRole, ...], first_lane: int) -> tuple[list[_Lane], Waits]:
     """A strip for each shown role with the causes of its waits; the longest where there are more than a page can draw."""
     band = {shown.role: index for index, shown in enumerate(roles)}
-    found = [each for each in waits_of(result.program, result.timeline) if each[0] in band]
+    found = waits_of(result.program, result.timeline, band)
     if len(found) > MAX_WAITS:
         least = sorted((end - begin for _, begin, end, _ in found), reverse=True)[MAX_WAITS]
         found = [each for each in found if each[2] - each[1] > least]

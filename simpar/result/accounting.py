@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -216,12 +217,12 @@ class _Spans(_Sinks):
             self.found.append((role, begin, end, name))
 
 
-def waits_of(program: Program, timeline: Timeline) -> list[tuple[int, float, float, str]]:
-    """(role, begin, end, cause) of every wait of a compute stream, seconds; what `account` adds up."""
+def waits_of(program: Program, timeline: Timeline, roles: Container[int]) -> list[tuple[int, float, float, str]]:
+    """(role, begin, end, cause) of every wait of the compute streams of some roles, seconds; what `account` adds up."""
     none = np.zeros(_roles(program))
     sinks = _Spans(program, timeline, (none, none))
     for index, stream in enumerate(program.streams):
-        if stream.kind == "compute":
+        if stream.kind == "compute" and stream.role in roles:
             _waits_before(sinks, program, timeline, index)
     return sorted(sinks.found)
 
