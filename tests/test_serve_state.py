@@ -298,7 +298,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", [*LONG, "korthikanti-1t_a100x512_tp8pp64"])
 def test_the_first_answer_of_a_long_step_follows_a_slider_within_half_a_second(name: str) -> None:
-    """CPU seconds, as above, in a process that knows the scenario."""
+    """Half a CPU second of 2026, as additions, in a process that knows the scenario."""
     from simpar.report.serve import figures, tables
     from simpar.report.serve.gantt_canvas import canvas_data
 
@@ -312,7 +312,7 @@ def test_the_first_answer_of_a_long_step_follows_a_slider_within_half_a_second(n
         assert tables.early_tiles(early)
         json.dumps([canvas_data(early.short), figures.memory(early.short)])
         best = min(best, time.process_time() - started)
-    assert millions_of_additions(best) < 12.0
+    assert millions_of_additions(best) < 15.0
 
 
 @pytest.mark.parametrize("name", list(LONG))
