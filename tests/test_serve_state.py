@@ -304,15 +304,15 @@ def test_the_first_answer_of_a_long_step_follows_a_slider_within_half_a_second(n
 
     answers = Answers(bases())
     answers.early(of_query(f"scenario={name}", bases()))
-    best = 9.0
+    found = []
     for query in ("nic_bw=0.5", "nic_bw=0.7", "over=2"):
         started = time.process_time()
         early = answers.early(of_query(f"scenario={name}&{query}", bases()))
         assert early is not None
         assert tables.early_tiles(early)
         json.dumps([canvas_data(early.short), figures.memory(early.short)])
-        best = min(best, time.process_time() - started)
-    assert millions_of_additions(best) < 15.0
+        found.append(millions_of_additions(time.process_time() - started))  # under the load of the same moment
+    assert min(found) < 12.0
 
 
 @pytest.mark.parametrize("name", list(LONG))

@@ -71,8 +71,8 @@ class Job:
     @property
     def _asked_recompute(self) -> Recompute:
         modules = self.recompute.modules or ("core_attn",)
-        full, selective = (self.recompute.granularity == each for each in ("full", "selective"))
-        return Recompute(full=full, modules=frozenset(modules if selective else ()))
+        selective = self.recompute.granularity == "selective"
+        return Recompute(full=self.recompute.granularity == "full", modules=frozenset(modules if selective else ()))
 
     @cached_property
     def attention_kernel(self) -> str:
