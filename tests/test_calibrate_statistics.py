@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.live import profile_cpu, profile_out
+from simpar.live.bench_host import HOST_KEY
 from simpar.live.calibrate import Options, calibrate, seconds
 from simpar.live.measure import timing_of
 from simpar.live.store import CalibrationError, Store
@@ -132,9 +133,11 @@ def test_a_gpu_profile_with_measured_products_loads_and_prices_them(tmp_path: Pa
             "key": f"{size}", "kind": "gemm", "shape": [size] * 3, "dtype": "bf16", "direction": "forward", "spread": 0.01,
             "seconds": shipped.gemm(Gemm(size, size, size)).seconds,
         })  # fmt: skip
+    store.append({"key": HOST_KEY, "kind": "host", "seconds": 27e-6, "spread": 0.01})
     out = tmp_path / "mine.toml"
     profile_out.write(store, out, base)
     mine = KernelModel(load_hardware(str(out)))
+    assert mine.hardware.node.host_slowdown == pytest.approx(2.0)
     assert mine.gemm(Gemm(4096, 4096, 4096)).provenance == "measured"
     # Shapes beside the measured ones: the one scale must bring back the model that made the times.
     assert mine.gemm(Gemm(8192, 4096, 4096)).seconds == pytest.approx(shipped.gemm(Gemm(8192, 4096, 4096)).seconds, rel=0.15)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from simpar.parallel.keys import Reduce
 from simpar.parallel.layout import Layout
 from simpar.parallel.modules import containers, matrices, weights
 from simpar.parallel.traffic import state_collectives
+from simpar.specs.base import data_dir
 from simpar.specs.hardware import read_profile
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.step import cost_models, simulate
@@ -178,3 +180,41 @@ def test_checked_gradients_of_distributed_data_parallel() -> None:
     assert buckets > 20
     assert checked.price(reduce).seconds - plain.price(reduce).seconds == pytest.approx(buckets * 1656e-6)
     assert checked.norm_s - plain.norm_s == pytest.approx(1656e-6)
+
+
+def test_distributed_tensors_cost_an_eager_layer_its_dispatch() -> None:
+    """Each of ten weights goes through DTensor where two ranks share it; inside a compiled graph none does."""
+    for phase, each in (("F", 0.23e-3), ("B", 0.29e-3)):
+        own = []
+        for compile in (False, True):
+            pricer = pricer_of(tiny(compile=compile))
+            split = pricer_of(make_scenario({**plain_of(compile), "plan": {"zero_stage": 3, "recompute": "none", "tp": 2}}))
+            found = [launch_seconds(p.layout, p.block(p.layout.stage_blocks[0][1], phase), phase) for p in (split, pricer)]
+            kernels = [p.block(p.layout.stage_blocks[0][1], phase) for p in (split, pricer)]
+            host = split.layout.framework.host
+            launch = host.compiled_launch_s if compile else host.launch_s if phase == "F" else host.backward_launch_s
+            calls = (kernels[0].kernels - kernels[1].kernels) * launch
+            own.append(found[0] - found[1] - calls - (kernels[0].collectives - kernels[1].collectives) * host.collective_cpu_s)
+        assert own == pytest.approx([10 * each, 0.0], abs=1e-9)
+
+
+def plain_of(compile: bool) -> dict[str, Any]:
+    """`tiny` as a table, in the scenario's own terms."""
+    return {
+        "model": "qwen3-0.6b", "framework": "torchtitan", "cluster": {"hardware": "dgx-h100", "num_nodes": 1},
+        "training": {"sequence_length": 256, "global_batch_size": 8, "compile": compile},
+    }  # fmt: skip
+
+
+def test_a_measured_host_scales_what_a_framework_spends(tmp_path: Path) -> None:
+    """A linear layer's forward of 27 us, twice what host times were measured at: twice the time of hooks and launches."""
+    text = (data_dir("hardware_profiles") / "dgx-h100.toml").read_text()
+    line = 'host_linear = { value = "27 us", kind = "measured", source = "a test" }'
+    (tmp_path / "slow.toml").write_text(text.replace("[node]\n", f"[node]\n{line}\n", 1))
+    once = pricer_of(make_scenario(plain_of(compile=False)))
+    twice = pricer_of(
+        make_scenario(plain_of(compile=False) | {"cluster": {"hardware": str(tmp_path / "slow.toml"), "num_nodes": 1}})
+    )
+    assert [p.layout.hardware.node.host_slowdown for p in (once, twice)] == pytest.approx([1.0, 2.0])
+    host = [p.host.seconds(p.layout.stage_blocks[0][1], "F") for p in (once, twice)]
+    assert host[1] == pytest.approx(2.0 * host[0])

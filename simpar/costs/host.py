@@ -64,6 +64,10 @@ def launch_seconds(layout: Layout, price: BlockPrice, phase: str) -> float:
     if layout.compiled:
         return slow * price.kernels * spec.host.compiled_launch_s + beside
     host = price.kernels * each + beside + slow * passes * spec.host.layer_cpu_s
+    if layout.plan.tp > 1:
+        forward, backward = spec.host.tensor_module_cpu_s
+        again = (passes - 1.0) * forward
+        host += slow * price.weights * (forward if phase == "F" else backward + again)
     if price.expert_kernels and spec.host.expert_layer_cpu_s:
         counts = layout.host_counts_tokens and (phase == "F" or price.repeats_experts)
         # What it waits for is the device and the counts of other ranks: a slower core does not lengthen that.

@@ -9,6 +9,7 @@ import numpy as np
 
 from simpar.costs.attention import AttentionShapes, attention_seconds, head_constants
 from simpar.costs.kernel_choice import Resolved, band_at, pick_attention
+from simpar.costs.memory_bound import SM_CLOCK_HZ
 from simpar.costs.price import Price, Provenance
 from simpar.parallel.work import AttentionWork, Gemm, Implementation
 from simpar.registry import unknown
@@ -42,6 +43,14 @@ FP8_SPEEDUP: Final = 1.5
 RATIO: Final = {"small": 2.65, "usual": 2.9, "latent": 3.3}
 """Backward over forward time: head sizes up to 64, above, and 192 / 128."""
 BACKWARD_SPREAD: Final = 0.08
+DROPOUT_INTEGERS: Final = {"flash": (5.3, 8.1), "cudnn": (13.3, 7.0)}
+"""Integer instructions by which dropout lengthens a fused kernel, forward and backward, for each score inside the mask.
+
+Random numbers of a counter (Philox) are made again in the backward. Measured: one H100, torch 2.11, cuDNN 9.19 and torch's
+FlashAttention 2, five shapes of head sizes 64 and 128 with dropout 0.1 and 0 (validation/measured/h100-2026-11/host.jsonl), their
+median. FlashAttention-3 has no dropout: such runs fall back to its predecessor."""
+INTEGER_LANES: Final = 64
+"""32-bit integer instructions of an SM in a clock."""
 _LATENT: Final = "cudnn"
 SMALL_SEQUENCE: Final = 1024
 """Smallest length inside the fitted region."""
@@ -128,7 +137,17 @@ def price(model: Model, call: AttentionWork) -> Price:
         seconds *= slower[call.backward]
     if call.dtype.startswith("fp8") and not call.backward:
         seconds /= FP8_SPEEDUP
+    if call.dropout:
+        seconds += _dropout_s(model, call, own.kernel)
     return _banded(model, call, own, kernel, seconds, factor)
+
+
+def _dropout_s(model: Model, call: AttentionWork, kernel: str) -> float:
+    """Seconds in which random numbers of all scores inside the mask are drawn beside nothing else."""
+    gpu = model.hardware.gpu
+    clock = SM_CLOCK_HZ.get(gpu.architecture, SM_CLOCK_HZ["ampere"])
+    each = DROPOUT_INTEGERS["cudnn" if kernel.startswith("cudnn") else "flash"][call.backward]
+    return call.batch * call.heads * _pairs(call) * each / (model.sm_count * INTEGER_LANES * clock)
 
 
 def _measures(a: AttentionConstants, head_dim: int) -> bool:

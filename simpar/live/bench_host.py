@@ -17,7 +17,8 @@ from typing import Any
 
 from simpar.host import busy_s, usable_cores
 from simpar.live.bench_collectives import Group
-from simpar.live.measure import MOST, NARROW, Clock, timing_of
+from simpar.live.device import Device
+from simpar.live.measure import MOST, NARROW, Clock, timing_of, today, torch_module
 from simpar.live.store import Record
 
 CHUNK = 3
@@ -193,6 +194,34 @@ def _oversleep(seconds: float) -> float:
         while time.process_time() < busy:
             pass
     return statistics.fmean(late)
+
+
+HOST_KEY = "host/linear"
+TRAIN, TRAINS = 200, 15
+"""Calls of a train of launches, and trains: the median of these counts."""
+
+
+def measure_host(device: Device) -> Record:
+    """What a linear layer's forward takes the host of a GPU: calls on an input so small that the device keeps up.
+
+    The host's other costs are told by it: `specs.hardware.HOST_LINEAR_S` is what it takes where they were measured.
+    """
+    torch = torch_module()
+    layer = torch.nn.Linear(64, 64, bias=False, device=device.tensors, dtype=torch.bfloat16)
+    x = torch.randn(64, 64, device=device.tensors, dtype=torch.bfloat16)
+    layer(x)
+    found = []
+    for _ in range(TRAINS):
+        device.wait()
+        begin = time.perf_counter()
+        for _ in range(TRAIN):
+            layer(x)
+        found.append((time.perf_counter() - begin) / TRAIN)
+    t = timing_of(found)
+    return {
+        "key": HOST_KEY, "kind": "host", "seconds": t.median_s, "low_s": t.low_s, "high_s": t.high_s, "spread": t.half_width,
+        "narrow": True, "samples_s": found, "date": today(),
+    }  # fmt: skip
 
 
 def collective_key(wanted: Mapping[str, Any]) -> str:

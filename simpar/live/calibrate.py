@@ -250,6 +250,8 @@ def calibrate(options: Options, say: Report = print) -> int:
     if options.shapes is not None and device == "cpu":
         pin()
     group = Group(device, options.timeout_s)
+    if device != "cpu" and group.rank == 0 and not store.finished(bench_host.HOST_KEY):
+        _keep(store, bench_host.measure_host(Device(device)), say)
     if options.shapes is not None:
         left = _host(group, store, device, options, begin + options.budget_s, say)
         group.close()

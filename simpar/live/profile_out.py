@@ -161,6 +161,8 @@ def _shape_points(facts: Facts) -> list[Table]:
 def _host(facts: Facts, profile: Table) -> None:
     """Collectives as a run makes them, and the cores that all processes share."""
     records = facts.store.of_kind("host_collective")
+    for r in facts.store.of_kind("host")[-1:]:
+        profile["node"]["host_linear"] = facts.sourced(f"{r['seconds']!r} s", "a linear layer's forward in eager torch")
     if facts.machine["device"] == "cpu":
         profile["node"]["cores"] = facts.sourced(facts.machine["cores"], "cores that the processes may use")
     for r in facts.store.of_kind("scheduler")[-1:]:

@@ -123,6 +123,7 @@ class LocalLayer:
         return AttentionWork(
             batch, queries, keys, heads, groups, layer.size(node.head_dim), layer.size(node.value_dim), causal, backward, kernel,
             window=mask.window if causal else None, dtype="fp32" if self.options.dtype in ("fp32", "tf32") else "bf16",
+            dropout=self.options.kernels.dropout > 0,
         )  # fmt: skip
 
     def attention_launches(self, kernel: Kernel, work: AttentionWork) -> int:

@@ -60,6 +60,7 @@ class AttentionWork:
     kernel: str = "auto"
     dtype: str = "bf16"
     window: int | None = None
+    dropout: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ class Host(Policy):
         layer_cpu_s: further host time per layer and pass: module calls, hooks, autograd functions, checkpoint bookkeeping.
         expert_layer_cpu_s: host time of a forward in which it waits for the tokens of each expert (`Layout.host_counts_tokens`).
         collective_cpu_s: host time to issue one collective inside a layer (tensor, context, expert).
+        tensor_module_cpu_s: host time that tensor parallelism adds to a product or a norm in a forward and in a backward where
+            every operation is dispatched eagerly through distributed tensors (torch DTensor); none inside a compiled graph.
         fsdp_module_cpu_s: host time of the hooks of one module in one pass, which fetch its weights: the host gets no further ahead
             of the device than a layer (DeepSpeed ZeRO-3).
         fsdp_rank_lists: each weight is gathered alone, when the device is through with all before it, into a list of its ranks'
@@ -35,6 +37,7 @@ class Host(Policy):
     layer_cpu_s: float = 150e-6
     expert_layer_cpu_s: float = 0.0
     collective_cpu_s: float = 50e-6
+    tensor_module_cpu_s: tuple[float, float] = (0.0, 0.0)
     fsdp_module_cpu_s: float = 0.0
     fsdp_rank_lists: bool = False
     fsdp_group_cpu_s: tuple[float, float] = (0.0, 0.0)

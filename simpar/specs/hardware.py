@@ -65,9 +65,11 @@ class GpuSpec(Spec):
     """Last-level cache."""
 
 
+HOST_LINEAR_S: Final = 13.5e-6
+"""Of one thread of eager torch: what a bf16 linear layer's forward takes the host with a Xeon 8480C (NVIDIA/TransformerEngine issue
+2053, 2025-08)."""
 HOST_SLOWDOWN: Final = {"grace": 2.6}
-"""Single thread of eager torch: a bf16 linear layer's forward takes the host 37.1 us on GB200 and 33.2 on GH200 against 13.5 with a
-Xeon 8480C (NVIDIA/TransformerEngine issue 2053, 2025-08)."""
+"""The same on GB200, 37.1 us, and on GH200, 33.2 us, over it."""
 
 
 class NodeSpec(Spec):
@@ -83,6 +85,8 @@ class NodeSpec(Spec):
     """Achieved pinned copy rate of one GPU, one direction (offload)."""
     cpu: Literal["intel", "amd", "grace", "other"] = "intel"
     """Maker of the host processor: launch times differ."""
+    host_linear: Sourced[Seconds] | None = None
+    """What a linear layer's forward in eager torch takes the host, as `simpar calibrate` measures it; none = by `cpu`."""
     cores: Sourced[Annotated[float, Field(gt=0)]] | None = None
     """Cores that the processes of a CPU machine share; none = one for each."""
     time_slice: Sourced[Seconds] | None = None
@@ -95,6 +99,8 @@ class NodeSpec(Spec):
     @property
     def host_slowdown(self) -> float:
         """Time of Python, dispatcher and driver calls over that of the server cores that host costs were measured on."""
+        if self.host_linear is not None:
+            return float(self.host_linear.value) / HOST_LINEAR_S
         return HOST_SLOWDOWN.get(self.cpu, 1.0)
 
 
