@@ -106,6 +106,28 @@ def test_runs_of_the_trainer_are_compared_with_what_was_frozen(folder: Path) -> 
         read_machine(folder, kernel_kind)
 
 
+NAMES = (
+    ("FusedAdamMathFunctor<float", "optimizer"), ("LpNormFunctor<float", "optimizer"), ("lpnorm_cleanup<float", "optimizer"),
+    ("BinaryOpScalarTensorFunctor<float", "optimizer"), ("at::native::Copy<c10::BFloat16, float>", "memory_bound"),
+    ("at::native::Copy<c10::BFloat16, c10::BFloat16>", "memory_bound"), ("split_with_sizes_copy_out", "memory_bound"),
+    ("chunk_cat_cuda_kernel", "memory_bound"), ("GammaBetaBackwardCUDAKernelTemplate", "norm"),
+    ("vectorized_layer_norm_kernel", "norm"), ("layer_norm_grad_input_kernel", "norm"), ("indexing_backward_kernel", "permute"),
+    ("scatter_gather_elementwise_kernel", "permute"), ("cunn_SoftMaxBackward", "loss"), ("compute_dot_do_o", "attention"),
+    ("convert_dq_to_16bits", "attention"), ("fmha_reduce_head", "attention"), ("sdpa_sm90_flash_bprop", "attention"),
+    ("nvjet_sm90_tst", "gemm"), ("GroupProblemShape", "gemm"), ("Memset (Device)", "copy"),
+)  # fmt: skip
+"""Part of a kernel's name on an H100 under torch 2.11, and what it is."""
+
+
+@pytest.mark.parametrize(("part", "kind"), NAMES)
+def test_kernels_of_a_real_rank_have_the_class_they_are_predicted_in(part: str, kind: str) -> None:
+    ranks = measured_dir() / "h100-2026-11" / "ranks"
+    tables = [json.loads((ranks / f"{name}.json").read_text()) for name in ("8b-fsdp8", "deepseek-v3-ep64-pp16-stage14")]
+    names = {kernel["name"] for table in tables for kernel in table["kernels"] if part in kernel["name"]}
+    assert names
+    assert {kernel_kind(name) for name in names} == {kind}
+
+
 @pytest.mark.parametrize("folder", [p for p in measured_dir().iterdir() if (p / "profile.toml").is_file()], ids=lambda p: p.name)
 def test_a_committed_profile_is_the_one_of_its_calibration(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "calibration.jsonl", tmp_path)
