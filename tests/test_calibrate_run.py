@@ -55,6 +55,21 @@ def test_the_profile_loads_with_every_measured_number(profile: Path) -> None:
     assert wanted <= set(hardware.kernels.memory)
 
 
+def test_a_store_with_a_terminal_s_escapes_gives_a_profile_that_can_be_read(profile: Path, tmp_path: Path) -> None:
+    """`nvidia-smi topo -m` underlines its header even in a pipe."""
+    from simpar.live.measure import _output
+    from simpar.specs.hardware import load_hardware
+
+    kept = [json.loads(line) for line in profile.with_suffix(".jsonl").read_text().splitlines()]
+    kept[0]["topology"] = "\x1b[4mGPU0\tCPU Affinity\x1b[0m\r\nGPU0\t X"
+    store, out = tmp_path / "old.jsonl", tmp_path / "old.toml"
+    store.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    assert _run("simpar.cli", "calibrate", "--resume", str(store), "--budget", "0s", "--out", str(out)).returncode == 0
+    assert load_hardware(str(out)).name == "old"
+    assert "\n# GPU0\tCPU Affinity\n# GPU0\t X\n" in out.read_text()
+    assert _output("printf", r"\033[4mGPU0\033[0m\tX\007\n") == "GPU0\tX"
+
+
 def test_a_scenario_runs_on_the_profile(profile: Path) -> None:
     scenario = ROOT / "scenarios" / "mlp-4096x24_a100x8_dp8.toml"
     # One process on one node of this machine.

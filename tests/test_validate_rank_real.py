@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from test_validate_rank_grid import scenario
 
 from simpar.live.device import Device
+from simpar.live.rank_fake import OWN, written
 from simpar.live.rank_gpu import TRACED, kernel_table, on_gpu
 from simpar.live.rank_parallel import start, stop
 from simpar.live.rank_plan import rank_plan
@@ -25,7 +27,7 @@ from simpar.live.rank_worker import build_stages, states_of
 
 pytestmark = pytest.mark.torch
 CASES = {
-    "tp, full": ("grouped", {"tp": 2, "dp": 4, "recompute": "full"}, 0),
+    "tp, full": ("grouped", {"tp": 2, "dp": 4, "recompute": "full"}, 1),
     "pp, last": ("grouped", {"pp": 2, "dp": 4}, 4),
     "experts": ("experts", {"dp": 8, "ep": 4}, 0),
 }  # fmt: skip
@@ -101,33 +103,82 @@ def test_the_path_of_a_gpu_on_small_tensors(name: str, tmp_path: Path) -> None:
     json.dumps(found)
 
 
+@pytest.fixture
+def unwritten_is_nan() -> Iterator[None]:
+    """Memory that nobody wrote holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.gpu_path
-def test_inputs_are_random_everywhere() -> None:
-    """Tokens, targets and what a pipeline stage receives: no two rows of a linear layer's input are alike."""
-    model, degrees, rank = CASES["pp, last"]
-    table: dict[str, Any] = json.loads(json.dumps(rank_plan(scenario(model, degrees), rank, layers=1).table))
+@pytest.mark.usefixtures("unwritten_is_nan")
+@pytest.mark.parametrize("name", CASES)
+def test_data_is_random_everywhere(name: str) -> None:
+    """Of tokens, targets, what neighbours would send and gradients, rows of a linear layer's input differ, nothing is NaN."""
+    model, degrees, rank = CASES[name]
+    table: dict[str, Any] = json.loads(json.dumps(rank_plan(scenario(model, degrees), rank, layers=1, microbatches=2).table))
     mesh = start(table, "cpu")
+    seen: dict[str, Any] = {}
+    gradients: list[Any] = []
+
+    def watch(name: str) -> Any:
+        def look(_: Any, inputs: Any) -> None:
+            given = inputs[0].to_local() if hasattr(inputs[0], "to_local") else inputs[0]
+            seen.setdefault(name, given.detach().flatten(0, -2).float())
+
+        return look
+
+    def collect(optimizer: Any, *_: Any) -> None:
+        every = (p.grad for group in optimizer.param_groups for p in group["params"])
+        gradients.extend((g.to_local() if hasattr(g, "to_local") else g).clone() for g in every)
+
     try:
-        stages = build_stages(table, mesh, "cpu", whole=True)
-        job = Job(table, mesh, stages, "cpu", fused=True)
-        job.step()
-        assert job.write_inputs() > 0
-        seen: dict[str, Any] = {}
-
-        def watch(name: str) -> Any:
-            def look(_: Any, inputs: Any) -> None:
-                seen.setdefault(name, inputs[0].detach().flatten(0, -2).float())
-
-            return look
-
-        for n, module in stages[0].named_modules():
-            if isinstance(module, torch.nn.Linear):
-                module.register_forward_pre_hook(watch(n))
-        job.step()
-        assert len(seen) >= 8
+        with written("cpu"):
+            stages = build_stages(table, mesh, "cpu", whole=True)
+            job = Job(table, mesh, stages, "cpu", fused=True)
+            job.step()
+            for n, module in stages[0].named_modules():
+                if isinstance(module, torch.nn.Linear):
+                    module.register_forward_pre_hook(watch(n))
+            for optimizer in job.optimizers:
+                optimizer.register_step_pre_hook(collect)
+            job.step()
+        assert len(seen) >= 5
         for n, rows in seen.items():
-            assert len(torch.unique(rows, dim=0)) > 0.9 * len(rows), n
-        assert job.target is not None
-        assert len(torch.unique(job.target)) > 100
+            assert torch.isfinite(rows).all(), n
+            assert (rows != 0).any(dim=-1).all(), n
+            # Gathers repeat this rank's rows, of weights and activations.
+            assert len(torch.unique(rows, dim=0)) > 100, n
+        assert len(gradients) == len([p for s in stages for p in s.parameters()])
+        assert all(torch.isfinite(g).all() and (g != 0).any() for g in gradients)
+        assert job.target is None or len(torch.unique(job.target)) > 100
+    finally:
+        stop()
+
+
+@pytest.mark.gpu_path
+def test_a_rank_keeps_its_own_part() -> None:
+    """Of a reduce-scatter the rank's part, of an exchange what there is; the kernels are called where torch's own write as well."""
+    table: dict[str, Any] = json.loads(json.dumps(rank_plan(scenario("grouped", {"tp": 2, "dp": 4}), 3, layers=1).table))
+    start(table, "cpu")
+    try:
+        source, out = torch.arange(16.0).view(8, 2), torch.full((1, 2), -1.0)
+        group = torch.distributed.group.WORLD
+        assert group is not None
+        OWN["_reduce_scatter_base_"](out, source, group.boxed(), None, False)
+        assert out.tolist() == [[6.0, 7.0]]
+        OWN["alltoall_base_"](more := torch.zeros(9, 2), source, group.boxed(), [], [])
+        assert more.tolist() == [*source.tolist(), [0.0, 0.0]]
+        received = torch.zeros(64)
+        torch.distributed.recv(received, 1)
+        assert not received.any()
+        with written("cpu"):
+            torch.distributed.recv(received, 1)
+            torch.distributed.reduce_scatter_tensor(out.fill_(-1.0), source)
+        assert len(torch.unique(received)) == 64
+        assert out.tolist() == [[6.0, 7.0]]
+        torch.distributed.recv(received.zero_(), 1)
+        assert not received.any()
     finally:
         stop()

@@ -25,7 +25,7 @@ from simpar.interop.profile_parts import Part
 
 US: Final = 1e-6
 CLASSES: Final = ("gemm", "attention", "memory-bound", "nccl", "copy")
-_ATTENTION: Final = re.compile(r"flash|fmha|attention|attn|sdpa|compute_dot_do_o", re.IGNORECASE)
+_ATTENTION: Final = re.compile(r"flash|fmha|attention|attn|sdpa|compute_dot_do_o|convert_dq_to_16bits", re.IGNORECASE)
 _GEMM: Final = re.compile(
     r"gemm|cutlass|nvjet|wgmma|xmma|matmul|Cijk_|cublas(?!.*(?:splitKreduce))|triton_(?:tem_\w*?|\w*_)?(?:add|b)?mm(?:_|\d|$)|grouped_mm",
     re.IGNORECASE,

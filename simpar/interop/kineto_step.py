@@ -34,10 +34,13 @@ from simpar.live.trace_slices import Slice
 from simpar.parallel.layout import Layout
 
 _STEP: Final = re.compile(r"^ProfilerStep#(\d+)")
-_OPTIMIZER: Final = re.compile(r"multi_tensor_apply|fused_?adam|adamw?_kernel", re.IGNORECASE)
-_NORM: Final = re.compile(r"(?:rms|layer)_?norm", re.IGNORECASE)
+_OPTIMIZER: Final = re.compile(r"multi_tensor_apply(?!.*native::Copy<)|lpnorm_cleanup|fused_?adam|adamw?_kernel", re.IGNORECASE)
+"""Updates and clipping. Copies of lists of tensors (torch._foreach_copy_) are FSDP2's, of what it gathers and has gathered."""
+_NORM: Final = re.compile(r"(?:rms|layer)_?norm|GammaBetaBackward", re.IGNORECASE)
 _LOSS: Final = re.compile(r"nll_loss|cross_entropy|(?:cunn_|log_?)softmax", re.IGNORECASE)
-_PERMUTE: Final = re.compile(r"permut|scatter_gather_elementwise|radixsort|index_elementwise|moe_align|sort_chunks", re.IGNORECASE)
+_PERMUTE: Final = re.compile(
+    r"permut|scatter_gather_elementwise|radixsort|index_elementwise|indexing_backward|moe_align|sort_chunks", re.IGNORECASE
+)
 _CPU_GEMM: Final = re.compile(r"^aten::(mm|addmm|bmm|baddbmm|_grouped_mm|mkldnn_linear|mv|dot)$|^mkldnn::")
 _CPU_ATTENTION: Final = re.compile(r"^aten::_(scaled_dot_product|flash_attention|efficient_attention)")
 _COMPUTES: Final = re.compile(r"^(?!autograd::|c10d::|fsdp::|profiler::)\w+::")

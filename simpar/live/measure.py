@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simpar.live.device import Device, Telemetry, torch_module
-from simpar.live.store import Record
+from simpar.live.store import Record, plain
 
 __all__ = ["Case", "Clock", "Timing", "machine", "measure", "record_of", "timing_of", "today", "torch_module"]
 
@@ -208,14 +208,14 @@ def today() -> str:
 
 
 def _output(*command: str) -> str:
-    """What a program prints; empty where there is no such program or it fails."""
+    """What a program prints, in plain text; empty where there is no such program or it fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return plain(done.stdout).strip() if done.returncode == 0 else ""
 
 
 def _cpu_name() -> str:

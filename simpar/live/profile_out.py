@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.live import profile_cpu
-from simpar.live.store import CalibrationError, Record, Store
+from simpar.live.store import CalibrationError, Record, Store, plain
 
 Table = dict[str, Any]
 GLOO_BASE_S = 120e-6
@@ -391,7 +391,7 @@ def write(store: Store, out: Path, base: str = "") -> None:
         CalibrationError: nothing measured, no such base, or the file cannot be written.
     """
     table, comment = profile_of(store, out.stem, base)
-    texts = {out: "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines()) + toml_of(table)}
+    texts = {out: "".join(f"# {line}".rstrip() + "\n" for line in plain(comment).splitlines()) + toml_of(table)}
     if part := nccl_part(store):
         texts[out.with_suffix(".collectives.toml")] = toml_of(part)
     for path, text in texts.items():

@@ -20,7 +20,7 @@ BLOCK_TIMES: Final = "single blocks"
 """Among the predictions by layout: those of single blocks."""
 
 
-def _digest(predictions: Mapping[str, Any]) -> str:
+def digest(predictions: Mapping[str, Any]) -> str:
     """SHA-256 of the predictions as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(predictions, sort_keys=True).encode()).hexdigest()
 
@@ -43,7 +43,7 @@ def freeze(plans: Sequence[RankPlan], path: Path, blocks: Mapping[str, float] | 
     if blocks:
         found[BLOCK_TIMES] = dict(blocks)
     found = json.loads(json.dumps(found))
-    sha256 = _digest(found)
+    sha256 = digest(found)
     if path.is_file() and read_frozen(path)[1] != sha256:
         raise InputError(f"{path}: holds other predictions; what was frozen is not written over, give another file")
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -83,7 +83,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
             raise ValueError(f"format {table['format']}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(path, error) from None
-    if _digest(rows) != sha256:
+    if digest(rows) != sha256:
         raise InputError(f"{path}: the predictions do not have their hash: they were changed after they were frozen")
     return rows, sha256
 

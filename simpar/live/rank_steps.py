@@ -53,10 +53,13 @@ class Job:
         shape = (plan["micro_batch_size"] * count, plan["sequence_length"] // plan["world"]["cp"])
         first, last = any(s.embedding is not None for s in stages), any(s.output is not None for s in stages)
         # Random values: on constant data the chip draws less power and runs faster.
-        self.tokens = torch.randint(0, plan["vocab"], shape, device=device) if first or not last else None
+        # Tokens are of this rank's part of the vocabulary: the rows of others are zero until they are summed, and nobody adds them.
+        part = -(-plan["vocab"] // plan["world"]["tp"])
+        begin = plan["coordinates"]["tp"] * part
+        end = min(begin + part, plan["vocab"])
+        self.tokens = torch.randint(begin, end, shape, device=device) if first or not last else None
         self.target = torch.randint(0, plan["vocab"], shape, device=device) if last else None
         self.followed = [t for t in (self.tokens, self.target) if t is not None]
-        self._held: list[PipelineStage] = []
         self._step: Callable[[], None] = self._plain
         if plan["world"]["pp"] > 1:
             self._step = self._pipeline(mesh, first, last)
@@ -81,21 +84,6 @@ class Job:
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             optimizer.zero_grad()
-
-    def write_inputs(self) -> int:
-        """Write random values into what a pipeline receives, which no neighbour sends here; how many tensors were written.
-
-        The buffers are there after the first step.
-        """
-        written = 0
-        for stage in self._held:
-            for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
-                for buffer in (getattr(info, "buffer", None) for info in infos):
-                    if isinstance(buffer, torch.Tensor) and buffer.is_floating_point():
-                        with torch.no_grad():
-                            buffer.normal_()
-                        written += 1
-        return written
 
     def _plain(self) -> None:
         for _ in range(self.plan["num_microbatches"]):
@@ -124,7 +112,6 @@ class Job:
             if _DESCRIBES_GRADIENTS:
                 known |= {"input_grads": (None if begin else middle(),), "output_grads": (torch.empty_like(out).detach(),)}
             held.append(PipelineStage(module, index, plan["num_stages"], torch.device(self.device), group=group, **known))
-        self._held = held
         cls = schedules.get_schedule_class(TORCH_SCHEDULES[plan["schedule"]])
         own = held if issubclass(cls, schedules.PipelineScheduleMulti) else held[0]
         schedule = cls(own, count, loss_fn=loss_of)

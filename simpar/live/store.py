@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 Record = dict[str, Any]
+_CONTROLS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class CalibrationError(Exception):
     """The run cannot go on; what was measured is kept. One message, exit code 2."""
+
+
+def plain(text: str) -> str:
+    """`text` without a terminal's escapes and other control characters, which TOML forbids; tabs and line ends stay."""
+    return _CONTROLS.sub("", text)
 
 
 class Store:

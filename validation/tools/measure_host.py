@@ -119,7 +119,12 @@ def eager() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
     lin = nn.Linear(64, 64, bias=False, device=DEV, dtype=torch.bfloat16)
     lin_frozen = nn.Linear(64, 64, bias=False, device=DEV, dtype=torch.bfloat16).requires_grad_(False)
     lin32 = nn.Linear(64, 64, bias=False, device=DEV)
-    rms, ln, silu, ident = nn.RMSNorm(64, device=DEV, dtype=torch.bfloat16), nn.LayerNorm(64, device=DEV, dtype=torch.bfloat16), nn.SiLU(), nn.Identity()
+    rms, ln, silu, ident = (
+        nn.RMSNorm(64, device=DEV, dtype=torch.bfloat16),
+        nn.LayerNorm(64, device=DEV, dtype=torch.bfloat16),
+        nn.SiLU(),
+        nn.Identity(),
+    )
     yield "linear module", chain(lin)
     yield "linear module frozen", chain(lin_frozen)
     yield "rms norm module", chain(rms)
@@ -233,7 +238,13 @@ def attention() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
     """SDPA with and without dropout, by backend, forward and forward with backward."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    shapes = [(4, 16, 2048, 64, True), (2, 32, 4096, 128, True), (1, 32, 8192, 128, True), (16, 16, 512, 64, False), (8, 16, 1024, 128, True)]
+    shapes = [
+        (4, 16, 2048, 64, True),
+        (2, 32, 4096, 128, True),
+        (1, 32, 8192, 128, True),
+        (16, 16, 512, 64, False),
+        (8, 16, 1024, 128, True),
+    ]
     for b, h, s, d, causal in shapes if CUDA else [(1, 2, 64, 16, True)]:
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             for dropout in (0.0, 0.1):
@@ -253,7 +264,8 @@ def attention() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
 
                         return device(call, 0.25)
 
-                    name = f"attention {backend.name} b{b} h{h} s{s} d{d} causal={causal} p={dropout} {'both' if backward else 'forward'}"
+                    part = "both" if backward else "forward"
+                    name = f"attention {backend.name} b{b} h{h} s{s} d{d} causal={causal} p={dropout} {part}"
                     yield name, run
 
 
@@ -401,7 +413,9 @@ def sharded() -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         layers = 30
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)) for _ in range(layers))).to(DEV)
+        model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)) for _ in range(layers))
+        ).to(DEV)
         if tp:
             for one in model:
                 parallelize_module(one, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,13 @@ def measure(name: str, run: dict[str, Any], out: Path, tiny: bool) -> None:
         import peft
         import transformers
 
-        times = [b - a for a, b in zip(marks, marks[1:], strict=False)][WARM - 1 : WARM - 1 + STEPS]
+        times = [b - a for a, b in pairwise(marks)][WARM - 1 : WARM - 1 + STEPS]
         about.update(
             step_s=times, median_s=statistics.median(times), host_s=host[WARM : WARM + STEPS],
-            parameters=sum(p.numel() for p in model.parameters()), trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
-            torch=torch.__version__, transformers=transformers.__version__, accelerate=accelerate.__version__, peft=peft.__version__,
+            parameters=sum(p.numel() for p in model.parameters()),
+            trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            torch=torch.__version__, transformers=transformers.__version__,
+            accelerate=accelerate.__version__, peft=peft.__version__,
             wall_s=time.time() - begin,
         )  # fmt: skip
         if cuda:
@@ -212,7 +215,9 @@ def main() -> int:
             os.waitpid(child, 0)
             status = 9
         row = json.loads(target.read_text()) if target.is_file() else {}
-        print(name, "exit", status, f"{time.monotonic() - begin:.1f} s", row.get("median_s"), row.get("allocated_bytes"), flush=True)
+        print(
+            name, "exit", status, f"{time.monotonic() - begin:.1f} s", row.get("median_s"), row.get("allocated_bytes"), flush=True
+        )
         gc.collect()
     return 0
 
