@@ -12,6 +12,7 @@ from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
 from simpar.parallel.layout import Layout
+from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.result.ideal import ideal_seconds as result_ideal
 from simpar.result.memory import static_state
 from simpar.result.result import Result
@@ -240,17 +241,94 @@ def lora(name: str = "torchtune", plan: dict[str, Any] | None = None, **training
     return small(name, plan=plan, trainable="lora", lora_rank=8, **training)
 
 
-@pytest.mark.parametrize(("modules", "pairs"), [("attention", 8), ("all", 8 + 3 * (1 + FFN // HIDDEN))])
-def test_every_adapted_matrix_has_a_pair(modules: str, pairs: int) -> None:
-    """r (in + out): three quarters of attention are one packed product."""
-    layout = prepare(lora(lora_modules=modules)).layout
+QKV, PROJ, GATE_UP, DOWN = (8 * n for n in (3 * (2 * HIDDEN), 2 * HIDDEN, 2 * (HIDDEN + FFN), FFN + HIDDEN))
+"""r (in + out) of every linear's pair."""
+
+
+@pytest.mark.parametrize(("name", "shared"), [("torchtune", 0), ("transformers", 0), ("nemo", 1)])
+@pytest.mark.parametrize("modules", ["attention", "all"])
+def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -> None:
+    """r (in + out) of every linear; Megatron's packed products have one A for queries, keys and values and for gate and up."""
+    layout = prepare(lora(name, lora_modules=modules)).layout
     trained = sum(layout.trained(b) for b in layout.stage_blocks[0])
-    packed = 8 * HIDDEN * (1 + 3) + 8 * HIDDEN * 2
-    feed_forward = 8 * (HIDDEN + 2 * FFN) + 8 * (FFN + HIDDEN)
-    assert trained == LAYERS * (packed + (feed_forward if modules == "all" else 0))
-    several = prepare(lora(lora_modules=modules, lora_adapters=4)).layout
+    attention = QKV + PROJ - shared * 2 * 8 * HIDDEN
+    feed_forward = GATE_UP + DOWN - shared * 8 * HIDDEN
+    assert trained == LAYERS * (attention + (feed_forward if modules == "all" else 0))
+    several = prepare(lora(name, lora_modules=modules, lora_adapters=4)).layout
     assert sum(several.trained(b) for b in several.stage_blocks[0]) == 4 * trained
-    assert pairs  # documents the sizes of the two cases
+
+
+def adapters_of(scenario: Scenario) -> tuple[list[LocalOp], list[LocalOp]]:
+    """What adapters add to a layer's forward and backward."""
+    layer = prepare(scenario).layout.stage_blocks[0][1]
+    return [op for op in layer.forward if ".lora" in op.name], [op for op in layer.backward if ".lora" in op.name]
+
+
+@pytest.mark.torch
+def test_adapters_of_peft_are_fp32_under_autocast() -> None:
+    """peft tuners/lora/layer.py, Linear.forward, beside a 16-bit weight: kernels, bytes of the casts and what is kept."""
+    torch = pytest.importorskip("torch")
+    mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+    seen: list[tuple[str, int]] = []
+
+    class Seen(mode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if (name := func._schema.name) in ("aten::_to_copy", "aten::mm", "aten::mul", "aten::add"):
+                seen.append((name, args[0].nbytes + made.nbytes))
+            return made
+
+    tokens, k, n, r = 32, 64, 128, 8
+    x, base = torch.zeros(tokens, k, dtype=torch.bfloat16, requires_grad=True), torch.zeros(n, k, dtype=torch.bfloat16)
+    a, b = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((r, k), (n, r)))
+    kept: dict[int, int] = {}
+
+    def pack(t: Any) -> Any:
+        kept[t.data_ptr()] = t.nbytes
+        return t
+
+    linear = torch.nn.functional.linear
+    inner = x * 1.0
+    with Seen(), torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = linear(inner, base) + linear(linear(inner.to(a.dtype), a), b) * 2.0
+    forward, gradient = list(seen), torch.zeros_like(out)
+    seen.clear()
+    with Seen():
+        torch.autograd.grad(out, [inner, a, b], gradient)
+    backward = list(seen)
+    assert inner.data_ptr() not in kept
+    kept.pop(base.data_ptr())
+    assert sum(kept.values()) == 2 * (tokens * k + tokens * r + r * (k + n))  # a copy of x, A x, both weights in 16 bits
+
+    usual = small("transformers", version="2026-07", plan={"recompute": "none"}, trainable="lora", lora_rank=r, lora_modules="all")
+    for ops, found in zip(adapters_of(usual), (forward, backward), strict=True):
+        assert sum(op.kernels for op in ops) == 7 * (len(found) - 1)  # less the frozen product itself
+        casts = [op.work for op in ops if ".cast" in op.name]
+        assert sum(bytes_ for name, bytes_ in found if name == "aten::_to_copy") == 12 * tokens * k + 6 * r * (k + n)
+        sources = TOKENS * (3 * HIDDEN + HIDDEN + 2 * HIDDEN + FFN)
+        assert sum(w.bytes_moved for w in casts if isinstance(w, MemoryWork)) == 12 * sources + 6 * (QKV + PROJ + GATE_UP + DOWN)
+    saved = dict(prepare(usual).layout.stage_blocks[0][1].saved)
+    copies = {"attention/qkv": 3 * HIDDEN, "attention/proj": HIDDEN, "mlp/fc1": 2 * HIDDEN, "mlp/fc2": FFN}
+    assert {name: saved[f"{name}_adapter_in"] for name in copies} == {name: 2 * TOKENS * k for name, k in copies.items()}
+    assert "input_norm_out" not in saved
+
+
+@pytest.mark.parametrize(("changes", "kernels"), [
+    ({"version": "2024-04"}, 4), ({"plan": {"zero_stage": 3}, "gpus": 2}, 4), ({"base_weights": "nf4"}, 4), ({"compile": True}, 4),
+    ({"pure_bf16": True}, 4), ({}, 8),
+])  # fmt: skip
+def test_adapters_of_16_bits_cast_nothing(changes: dict[str, Any], kernels: int) -> None:
+    """Before peft 0.11, of shards that mixed precision gathers in 16 bits, under bitsandbytes and where a run says so."""
+    chosen = small("transformers", **{"version": "2026-07", **changes}, trainable="lora", lora_modules="all")
+    forward, _ = adapters_of(chosen)
+    assert sum(op.kernels for op in forward) == 7 * kernels
+
+
+def test_adapters_in_fp32_rest_so() -> None:
+    """fp32 weights, gradients and moments, and the copies that autocast keeps until the backward."""
+    found = resting(small("transformers", version="2026-07", plan={"recompute": "none"}, trainable="lora", lora_rank=8))
+    trained = LAYERS * (QKV + PROJ)
+    assert (found["parameters"], found["optimizer"]) == (2.0 * WEIGHTS + 2.0 * trained, 12.0 * trained)
 
 
 @pytest.mark.parametrize(("base", "each"), [("auto", 2.0), ("int8", 1.0009765625), ("nf4", 0.5625), ("nf4-double", 0.515869140625)])

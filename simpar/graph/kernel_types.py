@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from simpar.graph.types import Node
 from simpar.specs.framework_policies import Kernels
@@ -36,6 +36,7 @@ class KernelPlan:
             first: a half).
         overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
         row_probability_bytes: of the routing probability that comes with each row of an expert.
+        adapter_copies: modules whose matmuls have low-rank pairs that read copies of their own, see `Kernels.adapters`.
     """
 
     library: Kernels = field(default_factory=Kernels)
@@ -52,6 +53,7 @@ class KernelPlan:
     gather_share: float = 1.0
     overlapped_gathers: bool = True
     row_probability_bytes: float = 4.0
+    adapter_copies: Literal["", "attention", "all"] = ""
 
 
 @dataclass(frozen=True, slots=True)

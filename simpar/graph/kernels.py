@@ -65,8 +65,27 @@ def _in_fp32(name: str, axes: Axes, plan: KernelPlan) -> tuple[Kept, Kept]:
 
 
 def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kernel:
-    """A product keeps its operands: the weight is there anyway, the input in the format in which it is multiplied."""
+    """A product keeps its operands: the weight is there anyway, the input in the format in which it is multiplied.
+
+    A frozen one keeps nothing, but each low-rank pair beside it what it reads: where that was cast to fp32 and back, a copy.
+    """
+    if plan.adapter_copies and adapted(node, plan.adapter_copies):
+        name = node.inputs[0]
+        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", layer.tensor[name].axes, HALF * linears(layer, node)),))
     return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
+
+
+def adapted(node: Node, modules: str) -> bool:
+    """Whether a low-rank pair sits beside a product where `modules` ("attention" or "all") have them."""
+    if not isinstance(node, Einsum) or not node.weight or node.wide:
+        return False
+    return modules == "all" or node.module == "attention"
+
+
+def linears(layer: Layer, node: Node) -> int:
+    """Linear modules that a product is in models of torch modules: three of queries, keys and values, two of gate and up."""
+    packed = node.name.endswith(("/qkv", "/fc1"))
+    return max(len(layer.axis[layer.tensor[node.outputs[0]].axes[-1]].parts), 1) if packed else 1
 
 
 def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:

@@ -73,6 +73,9 @@ class Kernels(Policy):
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
         gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
+        adapters: low-rank pairs beside the matmuls of queries, keys and values or of gate and up: one pair where these are one
+            packed matmul (packed), one for each of them (each), the same in fp32 beside 16-bit weights that are not sharded
+            (autocast): every pair casts what it reads to fp32 and back, keeps the copy, and casts its weights.
         one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
             start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
     """
@@ -114,6 +117,7 @@ class Kernels(Policy):
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
     gate_apart: bool = False
+    adapters: Literal["packed", "each", "autocast"] = "packed"
     one_queue: bool = False
 
     def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
