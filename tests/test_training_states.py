@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
 from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.result.ideal import ideal_seconds as result_ideal
@@ -239,6 +240,72 @@ def test_only_gradients_of_weights_gather_the_input_again(trainable: str, again:
 
 def lora(name: str = "torchtune", plan: dict[str, Any] | None = None, **training: Any) -> Scenario:
     return small(name, plan=plan, trainable="lora", lora_rank=8, **training)
+
+
+# -- autocast ----------------------------------------------------------------------------------------------------------
+
+
+def with_fp32_weights(**changes: Any) -> LocalBlock:
+    chosen = small("transformers", version="2026-07", plan={"recompute": "none"}, **{"pure_bf16": False, **changes})
+    return prepare(chosen).layout.stage_blocks[0][1]
+
+
+@pytest.mark.torch
+def test_fp32_weights_under_autocast_make_an_fp32_stream_that_every_linear_casts() -> None:
+    """A norm of transformers' Llama and the three linears behind it: what is cast, and what is kept."""
+    torch = pytest.importorskip("torch")
+    mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+    casts: list[int] = []
+
+    class Casts(mode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if func._schema.name == "aten::_to_copy":
+                casts.append(args[0].nbytes + made.nbytes)
+            return made
+
+    tokens, width = 32, 64
+    x = torch.randn(tokens, width, requires_grad=True)
+    weights = [torch.nn.Parameter(torch.zeros(n)) for n in ((width,), *[(width, width)] * 3)]
+    kept: dict[int, int] = {}
+
+    def pack(t: Any) -> Any:
+        if t.dim() == 2 and t.shape == (tokens, width):
+            kept[t.data_ptr()] = t.nbytes
+        return t
+
+    with Casts(), torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        wide = x.to(torch.float32)
+        normed = weights[0] * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        out = sum(torch.nn.functional.linear(normed, w) for w in weights[1:])
+    forward, each = sum(casts), 6 * (3 * tokens * width + 3 * width * width)
+    casts.clear()
+    with Casts():
+        torch.autograd.grad(out, [x, *weights], torch.zeros_like(out))
+    assert forward == sum(casts) == each
+    assert sum(kept.values()) == tokens * width * (4 + 4 + 3 * 2)
+
+    layer = with_fp32_weights()
+    saved = dict(layer.saved)
+    names = ("input_norm_fp32", "input_norm_normed", "attention/qkv_cast_in", "mlp/fc1_cast_in", "attention/out", "mlp/fc2_in")
+    sizes = [4 * HIDDEN, 4 * HIDDEN, 3 * 2 * HIDDEN, 2 * 2 * HIDDEN, 2 * HIDDEN, 2 * FFN]
+    assert [saved[name] for name in names] == [TOKENS * size for size in sizes]
+    for ops, suffix in ((layer.forward, ""), (layer.backward, ".backward")):
+        found = {op.name: op for op in ops if op.name.endswith(f".autocast{suffix}")}
+        moved = [op.work.bytes_moved for op in found.values() if isinstance(op.work, MemoryWork)]
+        expected = [3 * HIDDEN * (TOKENS + HIDDEN), HIDDEN * HIDDEN, 2 * HIDDEN * (TOKENS + FFN), FFN * HIDDEN]
+        assert moved == [6 * n for n in (expected if not suffix else expected[::-1])]
+        assert sum(op.kernels for op in found.values()) == 6 + 1 + 4 + 1
+
+
+@pytest.mark.parametrize("changes", [{"pure_bf16": True}, {"trainable": "lora"}, {"precision": "tf32"}])
+def test_16_bit_weights_and_fp32_training_cast_no_operand(changes: dict[str, Any]) -> None:
+    assert not [op for op in with_fp32_weights(**changes).forward if "autocast" in op.name]
+
+
+def test_a_layer_under_autocast_is_recomputed_from_an_fp32_input() -> None:
+    chosen = small("transformers", plan={"recompute": "full"}, pure_bf16=False)
+    assert dict(prepare(chosen).layout.stage_blocks[0][1].saved) == {"input_norm_in": 4 * TOKENS * HIDDEN}
 
 
 QKV, PROJ, GATE_UP, DOWN = (8 * n for n in (3 * (2 * HIDDEN), 2 * HIDDEN, 2 * (HIDDEN + FFN), FFN + HIDDEN))

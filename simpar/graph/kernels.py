@@ -43,8 +43,9 @@ def _keep(layer: Layer, name: str, each: float = HALF) -> Kept:
 
 def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     """One kernel, as torch's layer norm always is; or, as its dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17
-    backward)."""
+    backward). Under autocast it reads and makes fp32 (6 kernels, 14 backward)."""
     one = plan.library.fused_norm or node.kind == "layernorm"
+    wide = 2.0 if plan.autocast else 1.0
     if node.over:
         pairs = tuple(zip(node.saved, node.over, strict=True))
         kept = tuple(Kept(name, axes, HALF) for name, axes in pairs) if one else tuple(k for p in pairs for k in _in_fp32(*p, plan))
@@ -53,9 +54,12 @@ def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     stats = Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0)
     if one:
         gate = 2.0 * node.gated
-        keeps = (*(_keep(layer, name) for name in node.inputs), stats)
-        return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 6.0 + 2 * gate),), 1, keeps)
+        keeps = (*(_keep(layer, name, HALF * wide) for name in node.inputs), stats)
+        return Kernel(node, "norm", ((axes, wide * (4.0 + gate)),), ((axes, wide * (6.0 + 2 * gate)),), 1, keeps)
     gates = tuple(_keep(layer, name) for name in node.inputs[1:])
+    if plan.autocast:
+        kept = (Kept(f"{node.name}_fp32", axes, 4.0), Kept(f"{node.name}_normed", axes, 4.0, of_weight=True), stats, *gates)
+        return Kernel(node, "composite", ((axes, 28.0),), ((axes, 92.0),), 6, kept)
     return Kernel(node, "composite", ((axes, 36.0),), ((axes, 95.0),), 8, (*_in_fp32(node.name, axes, plan), stats, *gates))
 
 
@@ -72,7 +76,19 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
     if plan.adapter_copies and adapted(node, plan.adapter_copies):
         name = node.inputs[0]
         return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", layer.tensor[name].axes, HALF * linears(layer, node)),))
+    if read := cast_inputs(layer, node, plan):
+        return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
     return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
+
+
+def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
+    """Copies in 16 bits that autocast makes of what a product reads: one for each linear behind a norm or on the stream itself."""
+    if not plan.autocast or not isinstance(node, Einsum) or not node.weight:
+        return 0
+    made_by = layer.producer.get(node.inputs[0])
+    summed = isinstance(made_by, Elementwise) and made_by.op in ("residual", "dropout")
+    norm = isinstance(made_by, Norm) and not made_by.over
+    return linears(layer, node) if made_by is None or norm or summed else 0
 
 
 def adapted(node: Node, modules: str) -> bool:
@@ -173,13 +189,12 @@ def _permute(layer: Layer, node: Permute, plan: KernelPlan) -> Kernel:
 
 def _lookup(layer: Layer, node: Lookup, plan: KernelPlan) -> Kernel:
     """Rows read and written; the backward adds into the table's gradient."""
-    del plan
     if not node.inputs:
         return Kernel(node, "embedding")
-    out = layer.tensor[node.outputs[0]].axes
+    out, wide = layer.tensor[node.outputs[0]].axes, 2.0 if plan.autocast else 1.0
     if len(node.inputs) > 1:
-        return Kernel(node, "residual", ((out, 6.0),), ((out, 4.0),))
-    return Kernel(node, "embedding", ((out, 4.0),), ((out, 8.0),), 1, (_keep(layer, node.inputs[0], 8.0),))
+        return Kernel(node, "residual", ((out, 6.0 * wide),), ((out, 4.0 * wide),))
+    return Kernel(node, "embedding", ((out, 4.0 * wide),), ((out, 8.0 * wide),), 1, (_keep(layer, node.inputs[0], 8.0),))
 
 
 def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
@@ -216,6 +231,9 @@ def _residual(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     forward = 6.0 + mask + (0.0 if plan.library.fused_residual else 4.0)
     # What reads the sum reads it twice: autograd adds up both gradients (6); the branch's passes the mask of a dropout (5).
     backward = 11.0 if plan.dropout else 6.0
+    if plan.autocast:
+        # The stream is fp32 and the branch is not: backward its gradient is cast, and both of the stream are of fp32.
+        forward, backward = forward + 4.0, backward + 12.0
     return Kernel(node, "residual", ((axes, forward),), ((axes, backward),), 1 if plan.library.fused_residual else 2, keeps)
 
 
@@ -225,16 +243,19 @@ def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """The same of a rotary embedding in elementary kernels, by complex numbers or by halves."""
-    return _rotated(layer, node, fused=plan.library.fused_rope)
+    return _rotated(layer, node, plan, fused=plan.library.fused_rope)
 
 
 def _scaled_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """A rotary embedding whose sine and cosine have a factor (YaRN), which not every fused kernel takes."""
-    return _rotated(layer, node, fused=plan.library.fused_rope and plan.library.fused_scaled_rope)
+    return _rotated(layer, node, plan, fused=plan.library.fused_rope and plan.library.fused_scaled_rope)
 
 
-def _rotated(layer: Layer, node: Elementwise, *, fused: bool) -> Kernel:
+def _rotated(layer: Layer, node: Elementwise, plan: KernelPlan, *, fused: bool) -> Kernel:
     price, forward, backward = ("rope", 4.0, 4.0) if fused else ("composite", 21.0, 27.0)
+    if plan.autocast and not fused:
+        # Sine and cosine have the dtype of the stream, and attention casts what they make.
+        forward, backward = 37.0, 55.0
     over = node.over or (_input(layer, node),)
     return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if fused else 8)
 

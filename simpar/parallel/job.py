@@ -129,6 +129,11 @@ class Job:
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
             row_probability_bytes=2.0 if plan.ep_dispatcher == "alltoall" else 4.0,
+            autocast=spec.optimizer.autocast
+            and plan.zero_stage == 0
+            and not self.pure_bf16
+            and training.trainable == "all"
+            and training.precision in ("bf16", "fp16"),
             # bitsandbytes layers of peft cast nothing under autocast (tuners/lora/bnb.py), a compiler joins the two casts.
             adapter_copies=training.lora_modules if self._fp32_adapters and not (quantised or compiled) else "",
         )

@@ -9,7 +9,7 @@ from typing import Final
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
-from simpar.graph.kernels import adapted, is_product, kernels, linears
+from simpar.graph.kernels import adapted, cast_inputs, is_product, kernels, linears
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut
 from simpar.graph.shard import Layout, Shards
@@ -181,6 +181,16 @@ class LocalLayer:
             return None
         return MemoryWork("cast", self.shards.weights(node) * options.dequantised_bytes, 1, options.memory_implementation)
 
+    def autocast(self, node: Product) -> MemoryWork | None:
+        """Casts of a product's operands to 16 bits under autocast, backward of their gradients to fp32; none where none is made."""
+        plan = self.options.kernels
+        if not plan.autocast or not node.weight:
+            return None
+        count = linears(self.layer, node)
+        read = cast_inputs(self.layer, node, plan)
+        moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
+        return MemoryWork("cast", moved, read + count * (2 if node.bias else 1), self.options.memory_implementation)
+
     def lora_add(self, node: Einsum, *, backward: bool) -> MemoryWork:
         """The pair's output scaled and added to the matmul's; backward the gradient scaled, and the two of the input added.
 
@@ -274,7 +284,8 @@ class LocalLayer:
     def entry_bytes(self, tensor: str) -> float:
         """Bytes of what enters the layer."""
         found = self.layer.tensor[tensor]
-        each = {"activation": self.element, "int64": 8.0, "fp32": 4.0, "int32": 4.0, "bool": 1.0}[found.format]
+        stream = 4.0 if self.options.kernels.autocast else self.element
+        each = {"activation": stream, "int64": 8.0, "fp32": 4.0, "int32": 4.0, "bool": 1.0}[found.format]
         return self.shards.local(found.axes) * each
 
     def is_logits(self, node: Node) -> bool:

@@ -73,6 +73,7 @@ class Lists(LocalLayer):
             work = self._in_pieces(node, self.product(node, "forward"))
             self._cast(node.name, work, ops, again=again)
             self._dequantise(node, ops)
+            self._autocast(node, ops)
             ops.compute(node.name, work, self.launches(kernel))
             if self.adapted(node):
                 assert isinstance(node, Einsum)
@@ -133,6 +134,11 @@ class Lists(LocalLayer):
         suffix = "" if product.direction == "forward" else ".backward"
         for c in casts(self.options.casts, product.direction, again=again):
             ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
+
+    def _autocast(self, node: Einsum | Convolution, ops: OpList, suffix: str = "") -> None:
+        """Put autocast's copies of a product's operands, or backward of their gradients."""
+        if (work := self.autocast(node)) is not None:
+            ops.compute(f"{node.name}.autocast{suffix}", work, work.launches)
 
     def _dequantise(self, node: Einsum | Convolution, ops: OpList) -> None:
         """Put the kernel that turns a quantised frozen weight into 16 bits."""
@@ -309,6 +315,7 @@ class Lists(LocalLayer):
             product = self.product(node, "wgrad")
             self._cast(node.name, product, target)
             target.compute(f"{node.name}.wgrad", product, self.launches(kernel) + bool(node.bias))
+            self._autocast(node, target, ".backward")
         elif self.adapted(node):
             assert isinstance(node, Einsum)
             self._lora(node, ("wgrad", "dgrad"), target)
