@@ -37,6 +37,7 @@ class KernelPlan:
         overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
         row_probability_bytes: of the routing probability that comes with each row of an expert.
         autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits.
+        autocast_powers: autocast computes powers in fp32, and so what is made of them.
         adapter_copies: modules whose matmuls have low-rank pairs that read copies of their own, see `Kernels.adapters`.
     """
 
@@ -55,6 +56,7 @@ class KernelPlan:
     overlapped_gathers: bool = True
     row_probability_bytes: float = 4.0
     autocast: bool = False
+    autocast_powers: bool = False
     adapter_copies: Literal["", "attention", "all"] = ""
 
 

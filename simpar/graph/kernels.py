@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic
 from simpar.graph.types import (
+    GELUS,
     Attention,
     Convolution,
     Custom,
@@ -282,6 +283,27 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     return Kernel(node, "activation", traffic, ((wide, 6.0), (narrow, 8.0)), 1, tuple(keeps))
 
 
+GELU_CHAINS: Final[dict[str, tuple[float, float, int, tuple[float, ...]]]] = {
+    "gelu_new": (36.0, 56.0, 8, (HALF,) * 4), "gelu_fast": (42.0, 72.0, 9, (HALF,) * 7), "quick_gelu": (14.0, 28.0, 3, (HALF,) * 2),
+    "gelu_new_fp32": (76.0, 118.0, 10, (4.0, 4.0, 4.0, HALF)),
+}  # fmt: skip
+"""Bytes per element forward and backward, kernels and kept tensors (the input first) of GELUs that transformers' activations.py
+writes out. Under autocast torch.pow casts its input to fp32 and keeps that, what is made of it is fp32, and the product behind
+it casts it back: 0.5 x (4), cast (6), power (8), times (8), plus x (10), times (8), tanh (8), plus 1 (8), times 0.5 x (10),
+cast (6)."""
+
+
+def _chained_gelu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """A GELU in elementary operations, in the models of transformers; one kernel elsewhere."""
+    if plan.library.fused_activation or not plan.library.activation_chains:
+        return _activation(layer, node, plan)
+    powers = node.op == "gelu_new" and plan.autocast_powers
+    forward, backward, launches, kept = GELU_CHAINS[f"{node.op}_fp32" if powers else node.op]
+    axes, first = _input(layer, node), f"{node.name}_power" if powers else node.inputs[0]
+    keeps = (Kept(name, axes, each) for name, each in zip([first, *(f"{node.name}_{i}" for i in range(1, 9))], kept, strict=False))
+    return Kernel(node, "stream", ((axes, forward),), ((axes, backward),), launches, tuple(keeps))
+
+
 def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """Clamp of both halves and their concatenation; backward the masks of what was not clamped (one half has two bounds), the
     gradients under them and their concatenation."""
@@ -333,7 +355,8 @@ def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 ELEMENTWISE: Final[dict[str, Rule]] = {
     "residual": _residual, "dropout": _dropout, "rope": _rope, "scaled_rope": _scaled_rope, "latent_rope": _latent_rope,
-    "activation": _activation, "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
+    "activation": _activation, **dict.fromkeys(GELUS, _chained_gelu),
+    "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
 }  # fmt: skip
 """Elementwise ops with a rule of their own; any other is `_plain`."""
 

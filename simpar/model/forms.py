@@ -10,8 +10,9 @@ from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForw
 from simpar.specs.model import TransformerSpec
 
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "squared_relu", "gelu": "gelu", "gelu_new": "gelu",
-    "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_python": "gelu", "squared_relu": "squared_relu",
+    "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "squared_relu", "gelu": "gelu", "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_fast", "quick_gelu": "quick_gelu",
+    "gelu_pytorch_tanh": "gelu", "gelu_python": "gelu", "squared_relu": "squared_relu",
 }  # fmt: skip
 """Hugging Face's names of activations and TransformerSpec's."""
 

@@ -134,6 +134,7 @@ class Job:
             and not self.pure_bf16
             and training.trainable == "all"
             and training.precision in ("bf16", "fp16"),
+            autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
             # bitsandbytes layers of peft cast nothing under autocast (tuners/lora/bnb.py), a compiler joins the two casts.
             adapter_copies=training.lora_modules if self._fp32_adapters and not (quantised or compiled) else "",
         )

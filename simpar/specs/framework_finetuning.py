@@ -16,7 +16,7 @@ TRANSFORMERS: Final = (
         {"zero_stage_default": 0, "autocast": True, "sharded_weights_fp32": True, "logits_fp32_copies": 2.5,
          "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
          "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False,
-          "fsdp_frozen_holds_inputs": True, "adapters": "each"},
+          "fsdp_frozen_holds_inputs": True, "adapters": "each", "activation_chains": True},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
         "fp32 copy of the logits into cross_entropy; torch.optim.AdamW in lists of operations; without sharding, weights in fp32 "
@@ -27,7 +27,8 @@ TRANSFORMERS: Final = (
         "does not reshard after its forward (_fsdp_param_group.py lazy_init; FSDP1 _root_pre_forward); checkpointing is reentrant "
         "unless a run says otherwise, and FSDP1 hooks the inputs of frozen units (_register_post_backward_reshard_only_hook): "
         "their accumulation nodes hold input and gradient until _finalize_params; before 4.46 the head turns its logits into fp32 "
-        "itself, so that a fused loss works on those; peft tuners/lora/layer.py: a pair beside every nn.Linear",
+        "itself, so that a fused loss works on those; peft tuners/lora/layer.py: a pair beside every nn.Linear; transformers "
+        "activations.py: NewGELUActivation, FastGELUActivation and QuickGELUActivation are written out",
     ),
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
     Row(
