@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from simpar.result.memory import static_state
 from simpar.result.result import Result
 from simpar.specs.framework import framework
 from simpar.specs.losses import linear_chunks, loss_of
+from simpar.specs.notes import scenario_notes
 from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.specs.training import BASE_BYTES
@@ -296,6 +299,30 @@ def test_fp32_weights_under_autocast_make_an_fp32_stream_that_every_linear_casts
         expected = [3 * HIDDEN * (TOKENS + HIDDEN), HIDDEN * HIDDEN, 2 * HIDDEN * (TOKENS + FFN), FFN * HIDDEN]
         assert moved == [6 * n for n in (expected if not suffix else expected[::-1])]
         assert sum(op.kernels for op in found.values()) == 6 + 1 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "stated"),
+    [({"resid_pdrop": 0.1, "attn_pdrop": 0.3}, 0.1), ({"resid_pdrop": 0.0}, 0.0), ({}, 0.0)], ids=["stated", "zero", "left out"],
+)  # fmt: skip
+def test_dropout_is_what_the_models_file_states_where_its_own_code_runs(
+    tmp_path: Path, keys: dict[str, float], stated: float
+) -> None:
+    """Masks of one byte after attention and feed-forward."""
+    config = {"model_type": "gpt2", "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": 8, "n_positions": TOKENS, "vocab_size": 512}
+    (path := tmp_path / "gpt2.json").write_text(json.dumps({**config, **keys}))
+
+    def run(name: str, **training: Any) -> tuple[float, bool]:
+        table = small(name, plan={"recompute": "none"}, **training).model_dump(exclude_none=True, exclude={"model", "file"})
+        chosen = make_scenario({**table, "model": str(path)})
+        saved = dict(prepare(chosen).layout.stage_blocks[0][1].saved)
+        said = any(note.startswith("dropout 0.1, as the model's file says") for note in scenario_notes(chosen))
+        return sum(amount for key, amount in saved.items() if key.endswith("_mask")), said
+
+    masks = 2.0 * TOKENS * HIDDEN
+    assert run("transformers") == (masks if stated else 0.0, stated > 0)
+    assert run("transformers", dropout=0.0) == run("torchtune") == (0.0, False)
+    assert run("torchtune", dropout=0.2) == (masks, False)
 
 
 @pytest.mark.parametrize("changes", [{"pure_bf16": True}, {"trainable": "lora"}, {"precision": "tf32"}])

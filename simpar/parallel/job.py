@@ -14,6 +14,7 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.framework import FrameworkSpec
+from simpar.specs.framework_options import dropout_of
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
@@ -118,7 +119,7 @@ class Job:
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
             flash_attention=self.attention_kernel != "unfused",
-            dropout=training.dropout,
+            dropout=dropout_of(self.scenario, spec),
             linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",

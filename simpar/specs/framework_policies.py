@@ -351,6 +351,7 @@ class Conventions(Policy):
     Attributes:
         abilities: options of specs/framework_options.py that the framework has.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
+        model_dropout: runs that do not say have the dropout that the model's file states, as the model's own code runs.
         recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
         selective_recompute: modules that are recomputed where a run says "selective" and no more.
         vocabulary_multiple: words on a tensor rank are rounded up to a multiple of this (Megatron-LM
@@ -368,6 +369,7 @@ class Conventions(Policy):
 
     abilities: tuple[Ability, ...] = ()
     dropout: float = 0.0
+    model_dropout: bool = False
     recompute_default: Recompute = "none"
     selective_recompute: tuple[str, ...] = ("core_attn",)
     vocabulary_multiple: int = 1
