@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from parameter_ledger import mtp_parameters, parameters, total, total_parameters
 
-from simpar.graph.kernel_types import KernelPlan
+from simpar.graph.kernel_types import Kernel, KernelPlan
 from simpar.graph.kernels import kernels
 from simpar.model.network import simple_network, transformer_network
 from simpar.parallel.layout import Layout
@@ -86,6 +86,47 @@ def test_expert_biases_and_clamps_move_what_torch_counts(bytes_each: float, copi
         assert sum(each for _, each in kernel.forward) + kernel.copied[0] == pytest.approx(counted[0], rel=0.01)
         # What makes the gradient in the test moves 4 bytes more.
         assert sum(each for _, each in kernel.backward) + kernel.copied[1] == pytest.approx(counted[1] - 4.0, rel=0.01)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "autocast"), [("gelu_new", False), ("gelu_new", True), ("gelu_fast", False), ("quick_gelu", True)]
+)
+def test_gelus_that_transformers_writes_out_move_and_keep_what_torch_counts(name: str, autocast: bool) -> None:
+    """transformers activations.py; CUDA's autocast computes torch.pow in fp32 (torch aten/src/ATen/autocast_mode.h)."""
+    torch = pytest.importorskip("torch")
+    from torch_traffic import traffic
+
+    def gelu(x: Any) -> Any:
+        if name == "quick_gelu":
+            return x * torch.sigmoid(1.702 * x)
+        if name == "gelu_fast":
+            return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+        power = torch.pow(x.float() if autocast else x, 3.0)
+        return (0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * power)))).to(x.dtype)
+
+    tokens, width = 64, 128
+    x, saved = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True), dict[int, int]()
+
+    def pack(t: Any) -> Any:
+        saved[t.data_ptr()] = t.nbytes
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        gelu(x)
+    model = load_model("gpt3-175b")
+    assert isinstance(model, TransformerSpec)
+    layer = transformer_network(model.model_copy(update={"activation": name}), 1, 16).layers[1]
+
+    def kernel(**library: bool) -> Kernel:
+        plan = KernelPlan(Kernels(**{"fused_activation": False, **library}), autocast_powers=autocast)
+        return next(k for k in kernels(layer, plan) if k.node.name == "mlp/activation")
+
+    found, counted = kernel(activation_chains=True), traffic(gelu, tokens, width)
+    assert sum(each for _, each in found.forward) == counted[0]
+    assert sum(each for _, each in found.backward) == counted[1] - 4.0  # what makes the gradient in the test
+    assert sum(t.bytes for t in found.keeps) == sum(saved.values()) / x.numel()
+    assert kernel().launches == kernel(activation_chains=True, fused_activation=True).launches == 1
 
 
 def gpt_oss(framework: str, ep: int = 8, model: str = "gpt-oss-20b", **plan: Any) -> dict[str, LocalOp]:

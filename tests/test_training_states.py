@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,15 @@ from hypothesis import strategies as st
 from simpar.costs.host import launch_seconds
 from simpar.costs.pricer import LayoutPricer
 from simpar.errors import InputError
+from simpar.parallel.blocks import LocalBlock
 from simpar.parallel.layout import Layout
+from simpar.parallel.work import LocalOp, MemoryWork
 from simpar.result.ideal import ideal_seconds as result_ideal
 from simpar.result.memory import static_state
 from simpar.result.result import Result
 from simpar.specs.framework import framework
 from simpar.specs.losses import linear_chunks, loss_of
+from simpar.specs.notes import scenario_notes
 from simpar.specs.optimizers import KINDS
 from simpar.specs.scenario import Scenario, make_scenario
 from simpar.specs.training import BASE_BYTES
@@ -240,17 +245,184 @@ def lora(name: str = "torchtune", plan: dict[str, Any] | None = None, **training
     return small(name, plan=plan, trainable="lora", lora_rank=8, **training)
 
 
-@pytest.mark.parametrize(("modules", "pairs"), [("attention", 8), ("all", 8 + 3 * (1 + FFN // HIDDEN))])
-def test_every_adapted_matrix_has_a_pair(modules: str, pairs: int) -> None:
-    """r (in + out): three quarters of attention are one packed product."""
-    layout = prepare(lora(lora_modules=modules)).layout
+# -- autocast ----------------------------------------------------------------------------------------------------------
+
+
+def with_fp32_weights(**changes: Any) -> LocalBlock:
+    chosen = small("transformers", version="2026-07", plan={"recompute": "none"}, **{"pure_bf16": False, **changes})
+    return prepare(chosen).layout.stage_blocks[0][1]
+
+
+@pytest.mark.torch
+def test_fp32_weights_under_autocast_make_an_fp32_stream_that_every_linear_casts() -> None:
+    """A norm of transformers' Llama and the three linears behind it: what is cast, and what is kept."""
+    torch = pytest.importorskip("torch")
+    mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+    casts: list[int] = []
+
+    class Casts(mode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if func._schema.name == "aten::_to_copy":
+                casts.append(args[0].nbytes + made.nbytes)
+            return made
+
+    tokens, width = 32, 64
+    x = torch.randn(tokens, width, requires_grad=True)
+    weights = [torch.nn.Parameter(torch.zeros(n)) for n in ((width,), *[(width, width)] * 3)]
+    kept: dict[int, int] = {}
+
+    def pack(t: Any) -> Any:
+        if t.dim() == 2 and t.shape == (tokens, width):
+            kept[t.data_ptr()] = t.nbytes
+        return t
+
+    with Casts(), torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        wide = x.to(torch.float32)
+        normed = weights[0] * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        out = sum(torch.nn.functional.linear(normed, w) for w in weights[1:])
+    forward, each = sum(casts), 6 * (3 * tokens * width + 3 * width * width)
+    casts.clear()
+    with Casts():
+        torch.autograd.grad(out, [x, *weights], torch.zeros_like(out))
+    assert forward == sum(casts) == each
+    assert sum(kept.values()) == tokens * width * (4 + 4 + 3 * 2)
+
+    layer = with_fp32_weights()
+    saved = dict(layer.saved)
+    names = ("input_norm_fp32", "input_norm_normed", "attention/qkv_cast_in", "mlp/fc1_cast_in", "attention/out", "mlp/fc2_in")
+    sizes = [4 * HIDDEN, 4 * HIDDEN, 3 * 2 * HIDDEN, 2 * 2 * HIDDEN, 2 * HIDDEN, 2 * FFN]
+    assert [saved[name] for name in names] == [TOKENS * size for size in sizes]
+    for ops, suffix in ((layer.forward, ""), (layer.backward, ".backward")):
+        found = {op.name: op for op in ops if op.name.endswith(f".autocast{suffix}")}
+        moved = [op.work.bytes_moved for op in found.values() if isinstance(op.work, MemoryWork)]
+        expected = [3 * HIDDEN * (TOKENS + HIDDEN), HIDDEN * HIDDEN, 2 * HIDDEN * (TOKENS + FFN), FFN * HIDDEN]
+        assert moved == [6 * n for n in (expected if not suffix else expected[::-1])]
+        assert sum(op.kernels for op in found.values()) == 6 + 1 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "stated"),
+    [({"resid_pdrop": 0.1, "attn_pdrop": 0.3}, 0.1), ({"resid_pdrop": 0.0}, 0.0), ({}, 0.0)], ids=["stated", "zero", "left out"],
+)  # fmt: skip
+def test_dropout_is_what_the_models_file_states_where_its_own_code_runs(
+    tmp_path: Path, keys: dict[str, float], stated: float
+) -> None:
+    """Masks of one byte after attention and feed-forward."""
+    config = {"model_type": "gpt2", "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": 8, "n_positions": TOKENS, "vocab_size": 512}
+    (path := tmp_path / "gpt2.json").write_text(json.dumps({**config, **keys}))
+
+    def run(name: str, **training: Any) -> tuple[float, bool]:
+        table = small(name, plan={"recompute": "none"}, **training).model_dump(exclude_none=True, exclude={"model", "file"})
+        chosen = make_scenario({**table, "model": str(path)})
+        saved = dict(prepare(chosen).layout.stage_blocks[0][1].saved)
+        said = any(note.startswith("dropout 0.1, as the model's file says") for note in scenario_notes(chosen))
+        return sum(amount for key, amount in saved.items() if key.endswith("_mask")), said
+
+    masks = 2.0 * TOKENS * HIDDEN
+    assert run("transformers") == (masks if stated else 0.0, stated > 0)
+    assert run("transformers", dropout=0.0) == run("torchtune") == (0.0, False)
+    assert run("torchtune", dropout=0.2) == (masks, False)
+
+
+@pytest.mark.parametrize("changes", [{"pure_bf16": True}, {"trainable": "lora"}, {"precision": "tf32"}])
+def test_16_bit_weights_and_fp32_training_cast_no_operand(changes: dict[str, Any]) -> None:
+    assert not [op for op in with_fp32_weights(**changes).forward if "autocast" in op.name]
+
+
+def test_a_layer_under_autocast_is_recomputed_from_an_fp32_input() -> None:
+    chosen = small("transformers", plan={"recompute": "full"}, pure_bf16=False)
+    assert dict(prepare(chosen).layout.stage_blocks[0][1].saved) == {"input_norm_in": 4 * TOKENS * HIDDEN}
+
+
+QKV, PROJ, GATE_UP, DOWN = (8 * n for n in (3 * (2 * HIDDEN), 2 * HIDDEN, 2 * (HIDDEN + FFN), FFN + HIDDEN))
+"""r (in + out) of every linear's pair."""
+
+
+@pytest.mark.parametrize(("name", "shared"), [("torchtune", 0), ("transformers", 0), ("nemo", 1)])
+@pytest.mark.parametrize("modules", ["attention", "all"])
+def test_every_adapted_matrix_has_a_pair(name: str, shared: int, modules: str) -> None:
+    """r (in + out) of every linear; Megatron's packed products have one A for queries, keys and values and for gate and up."""
+    layout = prepare(lora(name, lora_modules=modules)).layout
     trained = sum(layout.trained(b) for b in layout.stage_blocks[0])
-    packed = 8 * HIDDEN * (1 + 3) + 8 * HIDDEN * 2
-    feed_forward = 8 * (HIDDEN + 2 * FFN) + 8 * (FFN + HIDDEN)
-    assert trained == LAYERS * (packed + (feed_forward if modules == "all" else 0))
-    several = prepare(lora(lora_modules=modules, lora_adapters=4)).layout
+    attention = QKV + PROJ - shared * 2 * 8 * HIDDEN
+    feed_forward = GATE_UP + DOWN - shared * 8 * HIDDEN
+    assert trained == LAYERS * (attention + (feed_forward if modules == "all" else 0))
+    several = prepare(lora(name, lora_modules=modules, lora_adapters=4)).layout
     assert sum(several.trained(b) for b in several.stage_blocks[0]) == 4 * trained
-    assert pairs  # documents the sizes of the two cases
+
+
+def adapters_of(scenario: Scenario) -> tuple[list[LocalOp], list[LocalOp]]:
+    """What adapters add to a layer's forward and backward."""
+    layer = prepare(scenario).layout.stage_blocks[0][1]
+    return [op for op in layer.forward if ".lora" in op.name], [op for op in layer.backward if ".lora" in op.name]
+
+
+@pytest.mark.torch
+def test_adapters_of_peft_are_fp32_under_autocast() -> None:
+    """peft tuners/lora/layer.py, Linear.forward, beside a 16-bit weight: kernels, bytes of the casts and what is kept."""
+    torch = pytest.importorskip("torch")
+    mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+    seen: list[tuple[str, int]] = []
+
+    class Seen(mode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if (name := func._schema.name) in ("aten::_to_copy", "aten::mm", "aten::mul", "aten::add"):
+                seen.append((name, args[0].nbytes + made.nbytes))
+            return made
+
+    tokens, k, n, r = 32, 64, 128, 8
+    x, base = torch.zeros(tokens, k, dtype=torch.bfloat16, requires_grad=True), torch.zeros(n, k, dtype=torch.bfloat16)
+    a, b = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((r, k), (n, r)))
+    kept: dict[int, int] = {}
+
+    def pack(t: Any) -> Any:
+        kept[t.data_ptr()] = t.nbytes
+        return t
+
+    linear = torch.nn.functional.linear
+    inner = x * 1.0
+    with Seen(), torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = linear(inner, base) + linear(linear(inner.to(a.dtype), a), b) * 2.0
+    forward, gradient = list(seen), torch.zeros_like(out)
+    seen.clear()
+    with Seen():
+        torch.autograd.grad(out, [inner, a, b], gradient)
+    backward = list(seen)
+    assert inner.data_ptr() not in kept
+    kept.pop(base.data_ptr())
+    assert sum(kept.values()) == 2 * (tokens * k + tokens * r + r * (k + n))  # a copy of x, A x, both weights in 16 bits
+
+    usual = small("transformers", version="2026-07", plan={"recompute": "none"}, trainable="lora", lora_rank=r, lora_modules="all")
+    for ops, found in zip(adapters_of(usual), (forward, backward), strict=True):
+        assert sum(op.kernels for op in ops) == 7 * (len(found) - 1)  # less the frozen product itself
+        casts = [op.work for op in ops if ".cast" in op.name]
+        assert sum(bytes_ for name, bytes_ in found if name == "aten::_to_copy") == 12 * tokens * k + 6 * r * (k + n)
+        sources = TOKENS * (3 * HIDDEN + HIDDEN + 2 * HIDDEN + FFN)
+        assert sum(w.bytes_moved for w in casts if isinstance(w, MemoryWork)) == 12 * sources + 6 * (QKV + PROJ + GATE_UP + DOWN)
+    saved = dict(prepare(usual).layout.stage_blocks[0][1].saved)
+    copies = {"attention/qkv": 3 * HIDDEN, "attention/proj": HIDDEN, "mlp/fc1": 2 * HIDDEN, "mlp/fc2": FFN}
+    assert {name: saved[f"{name}_adapter_in"] for name in copies} == {name: 2 * TOKENS * k for name, k in copies.items()}
+    assert "input_norm_out" not in saved
+
+
+@pytest.mark.parametrize(("changes", "kernels"), [
+    ({"version": "2024-04"}, 4), ({"plan": {"zero_stage": 3}, "gpus": 2}, 4), ({"base_weights": "nf4"}, 4), ({"compile": True}, 4),
+    ({"pure_bf16": True}, 4), ({}, 8),
+])  # fmt: skip
+def test_adapters_of_16_bits_cast_nothing(changes: dict[str, Any], kernels: int) -> None:
+    """Before peft 0.11, of shards that mixed precision gathers in 16 bits, under bitsandbytes and where a run says so."""
+    chosen = small("transformers", **{"version": "2026-07", **changes}, trainable="lora", lora_modules="all")
+    forward, _ = adapters_of(chosen)
+    assert sum(op.kernels for op in forward) == 7 * kernels
+
+
+def test_adapters_in_fp32_rest_so() -> None:
+    """fp32 weights, gradients and moments, and the copies that autocast keeps until the backward."""
+    found = resting(small("transformers", version="2026-07", plan={"recompute": "none"}, trainable="lora", lora_rank=8))
+    trained = LAYERS * (QKV + PROJ)
+    assert (found["parameters"], found["optimizer"]) == (2.0 * WEIGHTS + 2.0 * trained, 12.0 * trained)
 
 
 @pytest.mark.parametrize(("base", "each"), [("auto", 2.0), ("int8", 1.0009765625), ("nf4", 0.5625), ("nf4-double", 0.515869140625)])

@@ -109,5 +109,5 @@ def _columns_of(name: str) -> dict[str, Any]:
 
 def _mlp_word(model: TransformerSpec) -> str:
     if model.gated_mlp:
-        return "geglu" if model.activation == "gelu" else "swiglu"
+        return "geglu" if "gelu" in model.activation else "swiglu"
     return model.activation if model.activation in MLP else "gelu"

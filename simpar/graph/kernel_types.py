@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from simpar.graph.types import Node
 from simpar.specs.framework_policies import Kernels
@@ -36,6 +36,9 @@ class KernelPlan:
             first: a half).
         overlapped_gathers: chunked overlap of tensor parallelism takes in the gathers, not the reductions alone.
         row_probability_bytes: of the routing probability that comes with each row of an expert.
+        autocast: weights of fp32 under autocast: embeddings, norms and sums make fp32, products cast what they multiply to 16 bits.
+        autocast_powers: autocast computes powers in fp32, and so what is made of them.
+        adapter_copies: modules whose matmuls have low-rank pairs that read copies of their own, see `Kernels.adapters`.
     """
 
     library: Kernels = field(default_factory=Kernels)
@@ -52,6 +55,9 @@ class KernelPlan:
     gather_share: float = 1.0
     overlapped_gathers: bool = True
     row_probability_bytes: float = 4.0
+    autocast: bool = False
+    autocast_powers: bool = False
+    adapter_copies: Literal["", "attention", "all"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic
 from simpar.graph.types import (
+    GELUS,
     Attention,
     Convolution,
     Custom,
@@ -43,8 +44,9 @@ def _keep(layer: Layer, name: str, each: float = HALF) -> Kept:
 
 def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     """One kernel, as torch's layer norm always is; or, as its dispatcher sees it, RMSNorm in fp32 and back (8 kernels, 17
-    backward)."""
+    backward). Under autocast it reads and makes fp32 (6 kernels, 14 backward)."""
     one = plan.library.fused_norm or node.kind == "layernorm"
+    wide = 2.0 if plan.autocast else 1.0
     if node.over:
         pairs = tuple(zip(node.saved, node.over, strict=True))
         kept = tuple(Kept(name, axes, HALF) for name, axes in pairs) if one else tuple(k for p in pairs for k in _in_fp32(*p, plan))
@@ -53,9 +55,12 @@ def _norm(layer: Layer, node: Norm, plan: KernelPlan) -> Kernel:
     stats = Kept(f"{node.name}_stats", axes[:-1], 8.0 if node.kind == "layernorm" else 4.0)
     if one:
         gate = 2.0 * node.gated
-        keeps = (*(_keep(layer, name) for name in node.inputs), stats)
-        return Kernel(node, "norm", ((axes, 4.0 + gate),), ((axes, 6.0 + 2 * gate),), 1, keeps)
+        keeps = (*(_keep(layer, name, HALF * wide) for name in node.inputs), stats)
+        return Kernel(node, "norm", ((axes, wide * (4.0 + gate)),), ((axes, wide * (6.0 + 2 * gate)),), 1, keeps)
     gates = tuple(_keep(layer, name) for name in node.inputs[1:])
+    if plan.autocast:
+        kept = (Kept(f"{node.name}_fp32", axes, 4.0), Kept(f"{node.name}_normed", axes, 4.0, of_weight=True), stats, *gates)
+        return Kernel(node, "composite", ((axes, 28.0),), ((axes, 92.0),), 6, kept)
     return Kernel(node, "composite", ((axes, 36.0),), ((axes, 95.0),), 8, (*_in_fp32(node.name, axes, plan), stats, *gates))
 
 
@@ -65,8 +70,39 @@ def _in_fp32(name: str, axes: Axes, plan: KernelPlan) -> tuple[Kept, Kept]:
 
 
 def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kernel:
-    """A product keeps its operands: the weight is there anyway, the input in the format in which it is multiplied."""
+    """A product keeps its operands: the weight is there anyway, the input in the format in which it is multiplied.
+
+    A frozen one keeps nothing, but each low-rank pair beside it what it reads: where that was cast to fp32 and back, a copy.
+    """
+    if plan.adapter_copies and adapted(node, plan.adapter_copies):
+        name = node.inputs[0]
+        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", layer.tensor[name].axes, HALF * linears(layer, node)),))
+    if read := cast_inputs(layer, node, plan):
+        return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
     return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
+
+
+def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
+    """Copies in 16 bits that autocast makes of what a product reads: one for each linear behind a norm or on the stream itself."""
+    if not plan.autocast or not isinstance(node, Einsum) or not node.weight:
+        return 0
+    made_by = layer.producer.get(node.inputs[0])
+    summed = isinstance(made_by, Elementwise) and made_by.op in ("residual", "dropout")
+    norm = isinstance(made_by, Norm) and not made_by.over
+    return linears(layer, node) if made_by is None or norm or summed else 0
+
+
+def adapted(node: Node, modules: str) -> bool:
+    """Whether a low-rank pair sits beside a product where `modules` ("attention" or "all") have them."""
+    if not isinstance(node, Einsum) or not node.weight or node.wide:
+        return False
+    return modules == "all" or node.module == "attention"
+
+
+def linears(layer: Layer, node: Node) -> int:
+    """Linear modules that a product is in models of torch modules: three of queries, keys and values, two of gate and up."""
+    packed = node.name.endswith(("/qkv", "/fc1"))
+    return max(len(layer.axis[layer.tensor[node.outputs[0]].axes[-1]].parts), 1) if packed else 1
 
 
 def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:
@@ -154,13 +190,12 @@ def _permute(layer: Layer, node: Permute, plan: KernelPlan) -> Kernel:
 
 def _lookup(layer: Layer, node: Lookup, plan: KernelPlan) -> Kernel:
     """Rows read and written; the backward adds into the table's gradient."""
-    del plan
     if not node.inputs:
         return Kernel(node, "embedding")
-    out = layer.tensor[node.outputs[0]].axes
+    out, wide = layer.tensor[node.outputs[0]].axes, 2.0 if plan.autocast else 1.0
     if len(node.inputs) > 1:
-        return Kernel(node, "residual", ((out, 6.0),), ((out, 4.0),))
-    return Kernel(node, "embedding", ((out, 4.0),), ((out, 8.0),), 1, (_keep(layer, node.inputs[0], 8.0),))
+        return Kernel(node, "residual", ((out, 6.0 * wide),), ((out, 4.0 * wide),))
+    return Kernel(node, "embedding", ((out, 4.0 * wide),), ((out, 8.0 * wide),), 1, (_keep(layer, node.inputs[0], 8.0),))
 
 
 def _loss(layer: Layer, node: Loss, plan: KernelPlan) -> Kernel:
@@ -197,6 +232,9 @@ def _residual(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     forward = 6.0 + mask + (0.0 if plan.library.fused_residual else 4.0)
     # What reads the sum reads it twice: autograd adds up both gradients (6); the branch's passes the mask of a dropout (5).
     backward = 11.0 if plan.dropout else 6.0
+    if plan.autocast:
+        # The stream is fp32 and the branch is not: backward its gradient is cast, and both of the stream are of fp32.
+        forward, backward = forward + 4.0, backward + 12.0
     return Kernel(node, "residual", ((axes, forward),), ((axes, backward),), 1 if plan.library.fused_residual else 2, keeps)
 
 
@@ -206,16 +244,19 @@ def _dropout(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 def _rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """The same of a rotary embedding in elementary kernels, by complex numbers or by halves."""
-    return _rotated(layer, node, fused=plan.library.fused_rope)
+    return _rotated(layer, node, plan, fused=plan.library.fused_rope)
 
 
 def _scaled_rope(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
     """A rotary embedding whose sine and cosine have a factor (YaRN), which not every fused kernel takes."""
-    return _rotated(layer, node, fused=plan.library.fused_rope and plan.library.fused_scaled_rope)
+    return _rotated(layer, node, plan, fused=plan.library.fused_rope and plan.library.fused_scaled_rope)
 
 
-def _rotated(layer: Layer, node: Elementwise, *, fused: bool) -> Kernel:
+def _rotated(layer: Layer, node: Elementwise, plan: KernelPlan, *, fused: bool) -> Kernel:
     price, forward, backward = ("rope", 4.0, 4.0) if fused else ("composite", 21.0, 27.0)
+    if plan.autocast and not fused:
+        # Sine and cosine have the dtype of the stream, and attention casts what they make.
+        forward, backward = 37.0, 55.0
     over = node.over or (_input(layer, node),)
     return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if fused else 8)
 
@@ -240,6 +281,27 @@ def _activation(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
         return Kernel(node, "composite", ((narrow, 10.0),), ((narrow, 18.0),), 2, tuple(keeps))
     traffic: Traffic = ((wide, 2.0), (narrow, 6.0))
     return Kernel(node, "activation", traffic, ((wide, 6.0), (narrow, 8.0)), 1, tuple(keeps))
+
+
+GELU_CHAINS: Final[dict[str, tuple[float, float, int, tuple[float, ...]]]] = {
+    "gelu_new": (36.0, 56.0, 8, (HALF,) * 4), "gelu_fast": (42.0, 72.0, 9, (HALF,) * 7), "quick_gelu": (14.0, 28.0, 3, (HALF,) * 2),
+    "gelu_new_fp32": (76.0, 118.0, 10, (4.0, 4.0, 4.0, HALF)),
+}  # fmt: skip
+"""Bytes per element forward and backward, kernels and kept tensors (the input first) of GELUs that transformers' activations.py
+writes out. Under autocast torch.pow casts its input to fp32 and keeps that, what is made of it is fp32, and the product behind
+it casts it back: 0.5 x (4), cast (6), power (8), times (8), plus x (10), times (8), tanh (8), plus 1 (8), times 0.5 x (10),
+cast (6)."""
+
+
+def _chained_gelu(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
+    """A GELU in elementary operations, in the models of transformers; one kernel elsewhere."""
+    if plan.library.fused_activation or not plan.library.activation_chains:
+        return _activation(layer, node, plan)
+    powers = node.op == "gelu_new" and plan.autocast_powers
+    forward, backward, launches, kept = GELU_CHAINS[f"{node.op}_fp32" if powers else node.op]
+    axes, first = _input(layer, node), f"{node.name}_power" if powers else node.inputs[0]
+    keeps = (Kept(name, axes, each) for name, each in zip([first, *(f"{node.name}_{i}" for i in range(1, 9))], kept, strict=False))
+    return Kernel(node, "stream", ((axes, forward),), ((axes, backward),), launches, tuple(keeps))
 
 
 def _clamp(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
@@ -293,7 +355,8 @@ def _plain(layer: Layer, node: Elementwise, plan: KernelPlan) -> Kernel:
 
 ELEMENTWISE: Final[dict[str, Rule]] = {
     "residual": _residual, "dropout": _dropout, "rope": _rope, "scaled_rope": _scaled_rope, "latent_rope": _latent_rope,
-    "activation": _activation, "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
+    "activation": _activation, **dict.fromkeys(GELUS, _chained_gelu),
+    "clamp": _clamp, "expert_bias": _expert_bias, "pool": _pool, "relu": _relu,
 }  # fmt: skip
 """Elementwise ops with a rule of their own; any other is `_plain`."""
 

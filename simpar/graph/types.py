@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 from simpar.graph.masks import CAUSAL, Mask
 
@@ -26,6 +26,8 @@ Split = Literal["", "sequence", "tensor", "groups", "rows", "experts", "expert_t
     "experts"       expert parallelism
     "expert_tensor" tensor parallelism inside an expert
 """
+GELUS: Final = ("gelu_new", "gelu_fast", "quick_gelu")
+"""Activations that transformers writes out in elementary operations, each an op of its own; all others are "activation"."""
 Format = Literal["activation", "fp32", "int64", "int32", "bool"]
 """Element format; "activation" is what the training precision computes in (2 bytes, 4 in fp32)."""
 Role = Literal["activation", "data", "parameter"]

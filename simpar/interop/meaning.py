@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simpar.graph.types import GELUS
 from simpar.interop.megatron_hybrid import same_steps, steps_of, steps_per_stage
 from simpar.parallel.pipeline import split_layers
 from simpar.schedules import SCHEDULES
@@ -19,8 +20,9 @@ from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario
 
-DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "published_as", "published_scope", "published_rounding"})
-"""Fields of a model that say where it comes from."""
+DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "published_as", "published_scope", "published_rounding",
+                                   "dropout"})  # fmt: skip
+"""Fields of a model that say where it comes from, and what its file proposes for a run."""
 
 
 def schedule_name(scenario: Scenario) -> str:
@@ -148,6 +150,7 @@ def _training(scenario: Scenario) -> dict[str, Any]:
         "cuda_graph_scope": training.cuda_graph_scope if training.cuda_graphs else None,
         # Who goes to which expert is not a setting of the run, but a fixed capacity is.
         "routing": training.routing.capacity_factor,
+        "dropout": training.dropout or 0.0,
         "lora_rank": training.lora_rank if training.trainable == "lora" else None,
     }
     return {f"training.{name}": value for name, value in found.items()}
@@ -163,6 +166,8 @@ def model_meaning(scenario: Scenario) -> dict[str, Any]:
     model = scenario.model
     found = {name: value for name, value in model.model_dump().items() if name not in DESCRIPTIVE}
     if isinstance(model, TransformerSpec):
+        if model.activation in GELUS:
+            found["activation"] = "gelu"
         if model.position != "learned":
             found["max_position_embeddings"] = None
         if model.mla is not None:

@@ -223,7 +223,7 @@ def training_flags(scenario: Scenario) -> list[str]:
         flags.append("--grad-reduce-in-bf16")
     elif gradient == "fp32" and t.precision != "fp32":
         flags.append("--accumulate-allreduce-grads-in-fp32")
-    flags += [f"--attention-dropout {t.dropout}", f"--hidden-dropout {t.dropout}"]
+    flags += [f"--{where}-dropout {t.dropout or 0.0}" for where in ("attention", "hidden")]
     if t.cuda_graphs and t.cuda_graph_scope == "attention":
         flags += ["--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn"]
     elif t.cuda_graphs:

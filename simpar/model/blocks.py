@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from simpar.graph.build import LayerBuilder
 from simpar.graph.masks import BIDIRECTIONAL, CAUSAL, Mask
-from simpar.graph.types import Axis, Elementwise, Layer, Lookup
+from simpar.graph.types import GELUS, Axis, Elementwise, Layer, Lookup
 from simpar.specs.model import MlaSpec, MoeSpec, TransformerSpec
 
 TOKENS = "batch sequence hidden"
@@ -94,12 +94,17 @@ def _widths(layer: LayerBuilder, model: TransformerSpec, name: str, size: int, s
     return layer.axis(f"{name}_in", parts=(width, width) if model.gated_mlp else (width,)), width
 
 
+def activation_op(name: str, *, gated: bool) -> str:
+    """The op of a feed-forward's activation, see `GELUS`."""
+    return name if name in GELUS and not gated else "activation"
+
+
 def _feed_forward(layer: LayerBuilder, model: TransformerSpec, x: str, path: str, size: int) -> str:
     """Two products with the activation (and its gate) between."""
     wide, narrow = _widths(layer, model, "ffn" if path == "mlp" else "shared_ffn", size, "tensor")
     both = layer.linear(f"{path}/fc1", x, f"batch sequence {wide}", module=path, to=f"{path}/activation_in", bias=model.mlp_bias)
-    out = layer.elementwise(f"{path}/activation", [both], "activation", module=path, to=f"{path}/fc2_in",
-                            out=f"batch sequence {narrow}")  # fmt: skip
+    op = activation_op(model.activation, gated=model.gated_mlp)
+    out = layer.elementwise(f"{path}/activation", [both], op, module=path, to=f"{path}/fc2_in", out=f"batch sequence {narrow}")
     return layer.linear(f"{path}/fc2", out, TOKENS, module=path, bias=model.mlp_bias)
 
 

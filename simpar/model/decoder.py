@@ -63,6 +63,10 @@ class Family:
     """Whether the head is tied where neither file nor class says; None: the class ties nothing, whatever the file says."""
 
 
+DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "resid_dropout", "residual_dropout", "dropout_rate", "dropout")
+"""Names that files have for the dropout of residual branches."""
+
+
 class Decoder:
     """Reads one decoder; `architecture()` is the result."""
 
@@ -372,8 +376,14 @@ class Decoder:
             "head_bias": self.flag(self.f.head_bias),
             "max_position_embeddings": rows if isinstance(rows, int) and rows > 0 else 8192,
             "num_nextn_predict_layers": self.mtp_layers(),
+            "dropout": self.dropout(),
             "extra": tuple(extra),
         }
+
+    def dropout(self) -> float:
+        """Of the residual branches; 0 where the file does not say."""
+        value = self.k.get(*DROPOUTS, default=0.0)
+        return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.0
 
     def vocabulary(self) -> int:
         return self.k.size("vocab_size")

@@ -10,8 +10,9 @@ from simpar.specs.mixers import AttentionSpec, BranchSpec, ExpertsSpec, FeedForw
 from simpar.specs.model import TransformerSpec
 
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "squared_relu", "gelu": "gelu", "gelu_new": "gelu",
-    "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_python": "gelu", "squared_relu": "squared_relu",
+    "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "squared_relu", "gelu": "gelu", "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_fast", "quick_gelu": "quick_gelu",
+    "gelu_pytorch_tanh": "gelu", "gelu_python": "gelu", "squared_relu": "squared_relu",
 }  # fmt: skip
 """Hugging Face's names of activations and TransformerSpec's."""
 
@@ -30,7 +31,7 @@ def general(model: TransformerSpec) -> ArchitectureSpec:
     return ArchitectureSpec(
         name=model.name, vocab_size=model.vocab_size, tie_word_embeddings=model.tie_word_embeddings, head_bias=model.head_bias,
         max_position_embeddings=model.max_position_embeddings, stacks=tuple(stacks), extra=tuple(extra),
-        num_nextn_predict_layers=model.num_nextn_predict_layers, source=model.source,
+        num_nextn_predict_layers=model.num_nextn_predict_layers, source=model.source, dropout=model.dropout,
     )  # fmt: skip
 
 
@@ -80,7 +81,8 @@ def _fields(model: ArchitectureSpec, stack: StackSpec) -> dict[str, Any] | None:
     extra = {weight.name for weight in model.extra}
     latent = isinstance(attention, LatentAttentionSpec)
     fields: dict[str, Any] = {
-        "name": model.name, "source": model.source, "hidden_size": stack.hidden_size, "num_hidden_layers": len(order),
+        "name": model.name, "source": model.source, "dropout": model.dropout,
+        "hidden_size": stack.hidden_size, "num_hidden_layers": len(order),
         "intermediate_size": dense.width if dense else feed.width, "vocab_size": model.vocab_size,
         "max_position_embeddings": model.max_position_embeddings, "tie_word_embeddings": model.tie_word_embeddings,
         "gated_mlp": feed.gated, "activation": ACTIVATIONS[feed.activation], "mlp_bias": feed.bias, "norm": stack.norm,

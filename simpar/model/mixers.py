@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simpar.graph.masks import CAUSAL, Mask
 from simpar.graph.types import Attention, Elementwise, Permute, Scan
-from simpar.model.blocks import TOKENS
+from simpar.model.blocks import TOKENS, activation_op
 from simpar.model.writer import NORMS, Writer, attention_mask
 from simpar.specs.mixers import (
     AttentionSpec,
@@ -325,18 +325,16 @@ def _pair(w: Writer, role: str, size: int, split: str, gated: bool) -> tuple[str
     return w.axis(f"{width}_in", parts=(width, width) if gated else (width,)), width
 
 
-def _two_products(w: Writer, x: str, path: str, axes: tuple[str, str], bias: bool) -> str:
-    wide, narrow = axes
+def _two_products(w: Writer, x: str, path: str, axes: tuple[str, str], m: FeedForwardSpec | ExpertsSpec) -> str:
+    (wide, narrow), bias, op = axes, m.bias, activation_op(m.activation, gated=m.gated)
     module = path.split("_2")[0]
     both = w.graph.linear(f"{path}/fc1", x, f"batch sequence {wide}", module=module, to=f"{path}/activation_in", bias=bias)
-    out = w.graph.elementwise(
-        f"{path}/activation", [both], "activation", module=module, to=f"{path}/fc2_in", out=f"batch sequence {narrow}"
-    )
+    out = w.graph.elementwise(f"{path}/activation", [both], op, module=module, to=f"{path}/fc2_in", out=f"batch sequence {narrow}")
     return w.graph.linear(f"{path}/fc2", out, TOKENS, module=module, bias=bias)
 
 
 def _feed_forward(w: Writer, m: FeedForwardSpec, x: str) -> list[str]:
-    return [_two_products(w, x, w.path("mlp"), _pair(w, "ffn", m.width, "tensor", m.gated), m.bias)]
+    return [_two_products(w, x, w.path("mlp"), _pair(w, "ffn", m.width, "tensor", m.gated), m)]
 
 
 def _experts(w: Writer, m: ExpertsSpec, x: str) -> list[str]:
@@ -367,7 +365,7 @@ def _experts(w: Writer, m: ExpertsSpec, x: str) -> list[str]:
     g.add(Permute("moe/unpermute", (y, choice) if choice else (y,), (back,), "moe", (), True))
     outs = [w.linear("moe/latent_up", back, TOKENS, "moe") if m.input_size else back]
     if m.shared_width:
-        outs.append(_two_products(w, x, "shared_experts", _pair(w, "shared_ffn", m.shared_width, "tensor", m.gated), m.bias))
+        outs.append(_two_products(w, x, "shared_experts", _pair(w, "shared_ffn", m.shared_width, "tensor", m.gated), m))
         if m.shared_gate:
             outs.append(g.linear("shared_experts/gate", x, "batch sequence", module="shared_experts"))
     return outs

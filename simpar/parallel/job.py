@@ -14,6 +14,7 @@ from simpar.parallel.degrees import Degrees
 from simpar.parallel.split_options import SplitOptions
 from simpar.specs.architecture import TokenModel, has_experts
 from simpar.specs.framework import FrameworkSpec
+from simpar.specs.framework_options import dropout_of
 from simpar.specs.hardware import HardwareProfile
 from simpar.specs.losses import loss_of
 from simpar.specs.model import TransformerSpec
@@ -101,7 +102,7 @@ class Job:
         model, tokens = self.scenario.model, training.micro_batch_size * training.sequence_length / plan.cp
         width = (float(model.vocab_size), float(model.hidden_size)) if isinstance(model, TransformerSpec) else (1.0, 1.0)
         loss = loss_of(spec, training.cross_entropy, compiled=compiled, tp=plan.tp, sizes=(tokens, *width))
-        fp8 = training.precision in _FP8
+        fp8, quantised = training.precision in _FP8, training.base_weights != "auto"
         narrow = fp8 and (not own.saves_gathered_input or training.precision in own.narrow_inputs)
         here: dict[str, Any] = {
             "fused_activation": own.fused_activation or library,
@@ -120,7 +121,7 @@ class Job:
             loss=loss,
             element=4.0 if training.precision in ("fp32", "tf32") else 2.0,
             flash_attention=self.attention_kernel != "unfused",
-            dropout=training.dropout,
+            dropout=dropout_of(self.scenario, spec),
             linear_input_bytes=_SCALED_BYTES.get(training.precision, 1.0) if narrow else 2.0,
             loss_all_reduces=2 if training.cross_entropy == "fused" else spec.head.cross_entropy_all_reduces,
             loss_keeps_weight_gradient=loss.kind == "linear" and training.trainable == "all",
@@ -131,7 +132,22 @@ class Job:
             stored=own.fp8_storage if fp8 else (),
             # DeepEP and HybridEP send fp32 (Megatron-Core token_dispatcher.py: token_probs.float()), others what the router has.
             row_probability_bytes=2.0 if plan.ep_dispatcher == "alltoall" else 4.0,
+            autocast=spec.optimizer.autocast
+            and plan.zero_stage == 0
+            and not self.pure_bf16
+            and training.trainable == "all"
+            and training.precision in ("bf16", "fp16"),
+            autocast_powers=spec.optimizer.autocast and training.precision in ("bf16", "fp16"),
+            # bitsandbytes layers of peft cast nothing under autocast (tuners/lora/bnb.py), a compiler joins the two casts.
+            adapter_copies=training.lora_modules if self._fp32_adapters and not (quantised or compiled) else "",
         )
+
+    @property
+    def _fp32_adapters(self) -> bool:
+        """Whether low-rank pairs are of fp32 beside 16-bit weights."""
+        training = self.training
+        chosen = self.framework.kernels.adapters == "autocast" and training.trainable == "lora" and self.plan.zero_stage == 0
+        return chosen and not training.pure_bf16 and not self._full_precision
 
     @property
     def _loss_parallel(self) -> bool:
@@ -336,7 +352,7 @@ class Job:
         """Trained weights, gradients and optimizer states rest in bf16 without an fp32 copy."""
         own, chosen = self.framework.optimizer, self.training.pure_bf16
         fp32_shards = self.plan.zero_stage == 3 and own.sharded_weights_fp32
-        if self._full_precision or self.training.precision == "fp16" or fp32_shards:
+        if self._full_precision or self.training.precision == "fp16" or fp32_shards or self._fp32_adapters:
             return False
         return own.pure_bf16 if chosen is None else chosen
 

@@ -9,7 +9,7 @@ from typing import Final
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
-from simpar.graph.kernels import is_product, kernels
+from simpar.graph.kernels import adapted, cast_inputs, is_product, kernels, linears
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut
 from simpar.graph.shard import Layout, Shards
@@ -164,9 +164,11 @@ class LocalLayer:
 
     def adapted(self, node: Node) -> bool:
         """Whether a low-rank pair sits beside a product."""
-        if not self.options.lora_rank or not isinstance(node, Einsum) or not node.weight or node.wide:
-            return False
-        return self.options.lora_modules == "all" or node.module == "attention"
+        return self.options.lora_rank > 0 and adapted(node, self.options.lora_modules)
+
+    def pairs(self, node: Einsum) -> int:
+        """Low-rank pairs beside a product."""
+        return 1 if self.options.kernels.library.adapters == "packed" else linears(self.layer, node)
 
     def frozen(self, kernel: Kernel) -> bool:
         """Whether a product trains nothing: it keeps no input."""
@@ -180,6 +182,16 @@ class LocalLayer:
             return None
         return MemoryWork("cast", self.shards.weights(node) * options.dequantised_bytes, 1, options.memory_implementation)
 
+    def autocast(self, node: Product) -> MemoryWork | None:
+        """Casts of a product's operands to 16 bits under autocast, backward of their gradients to fp32; none where none is made."""
+        plan = self.options.kernels
+        if not plan.autocast or not node.weight:
+            return None
+        count = linears(self.layer, node)
+        read = cast_inputs(self.layer, node, plan)
+        moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
+        return MemoryWork("cast", moved, read + count * (2 if node.bias else 1), self.options.memory_implementation)
+
     def lora_add(self, node: Einsum, *, backward: bool) -> MemoryWork:
         """The pair's output scaled and added to the matmul's; backward the gradient scaled, and the two of the input added.
 
@@ -187,25 +199,37 @@ class LocalLayer:
         """
         layout = self.layout(node)
         width, source = (self.shards.local(self.axes(name), layout) for name in (node.outputs[0], node.inputs[0]))
-        scaled = 0.0 if self.options.kernels.library.fused_residual else 4.0
-        moved = scaled * width + 6.0 * (source if backward else width)
-        return MemoryWork("residual", moved, 2, self.options.memory_implementation)
+        pairs, scaled = self.pairs(node), 0.0 if self.options.kernels.library.fused_residual else 4.0
+        moved = scaled * width + 6.0 * (pairs * source if backward else width)
+        return MemoryWork("residual", moved, 2 * pairs, self.options.memory_implementation)
+
+    def lora_casts(self, node: Einsum) -> MemoryWork | None:
+        """Casts around the pairs of a product under autocast, the same in either direction; none where there are none.
+
+        What a pair reads to fp32 and back to 16 bits, its two weights to 16 bits; backward the gradients of these the other way.
+        """
+        if not self.options.kernels.adapter_copies:
+            return None
+        pairs, source = self.pairs(node), self.shards.local(self.axes(node.inputs[0]), self.layout(node))
+        moved = 12.0 * pairs * source + 6.0 * self.lora_weights(node)
+        return MemoryWork("cast", moved, 4 * pairs, self.options.memory_implementation)
 
     def lora(self, node: Einsum, direction: Direction) -> Work:
-        """Both low-rank matmuls of `node` as one of their summed width (n + k columns of the rank)."""
+        """All low-rank matmuls of `node` as one of their summed width (n + k columns of the rank; k for each pair)."""
         whole, rank = self.product(node, direction), self.options.lora_rank
+        width = whole.n + self.pairs(node) * whole.k
         if isinstance(whole, GroupedGemm):
-            return GroupedGemm(whole.groups, whole.tokens, rank, whole.n + whole.k, "bf16", direction, whole.accumulate_fp32)
-        return Gemm(whole.m, rank, whole.n + whole.k, "bf16", direction)
+            return GroupedGemm(whole.groups, whole.tokens, rank, width, "bf16", direction, whole.accumulate_fp32)
+        return Gemm(whole.m, rank, width, "bf16", direction)
 
     def lora_weights(self, node: Node) -> float:
-        """Trained weights beside `node`: r (k + n)."""
+        """Trained weights beside `node`: r (k + n), of several pairs r k each."""
         if not self.adapted(node):
             return 0.0
         assert isinstance(node, Einsum)
         whole = self.product(node, "forward")
         groups = whole.groups if isinstance(whole, GroupedGemm) else 1
-        return float(groups * self.options.lora_rank * (whole.n + whole.k))
+        return float(groups * self.options.lora_rank * (whole.n + self.pairs(node) * whole.k))
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -261,7 +285,8 @@ class LocalLayer:
     def entry_bytes(self, tensor: str) -> float:
         """Bytes of what enters the layer."""
         found = self.layer.tensor[tensor]
-        each = {"activation": self.element, "int64": 8.0, "fp32": 4.0, "int32": 4.0, "bool": 1.0}[found.format]
+        stream = 4.0 if self.options.kernels.autocast else self.element
+        each = {"activation": stream, "int64": 8.0, "fp32": 4.0, "int32": 4.0, "bool": 1.0}[found.format]
         return self.shards.local(found.axes) * each
 
     def is_logits(self, node: Node) -> bool:

@@ -17,7 +17,7 @@ from simpar.graph.types import Attention, Convolution, Custom, Einsum, Layer, No
 from simpar.parallel import context, expert
 from simpar.parallel.local_layer import LocalLayer, Product
 from simpar.parallel.split_options import SplitOptions
-from simpar.parallel.work import Collective, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList
+from simpar.parallel.work import Collective, Direction, ExpertExchange, Gemm, GroupedGemm, MemoryWork, OpList
 
 
 class Lists(LocalLayer):
@@ -73,11 +73,11 @@ class Lists(LocalLayer):
             work = self._in_pieces(node, self.product(node, "forward"))
             self._cast(node.name, work, ops, again=again)
             self._dequantise(node, ops)
+            self._autocast(node, ops)
             ops.compute(node.name, work, self.launches(kernel))
             if self.adapted(node):
                 assert isinstance(node, Einsum)
-                ops.compute(f"{node.name}.lora", self.lora(node, "forward"), 2)
-                ops.compute(f"{node.name}.lora.add", self.lora_add(node, backward=False), 2)
+                self._lora(node, ("forward",), ops)
         else:
             split = self.shards.layouts.split_loss(node) and self.degrees.tp > 1
             gathered = self.options.kernels.logits_gathered
@@ -134,6 +134,11 @@ class Lists(LocalLayer):
         suffix = "" if product.direction == "forward" else ".backward"
         for c in casts(self.options.casts, product.direction, again=again):
             ops.compute(f"{name}.cast{suffix}", MemoryWork(c.kernel, c.bytes * elements[c.tensor], 1, c.implementation))
+
+    def _autocast(self, node: Einsum | Convolution, ops: OpList, suffix: str = "") -> None:
+        """Put autocast's copies of a product's operands, or backward of their gradients."""
+        if (work := self.autocast(node)) is not None:
+            ops.compute(f"{node.name}.autocast{suffix}", work, work.launches)
 
     def _dequantise(self, node: Einsum | Convolution, ops: OpList) -> None:
         """Put the kernel that turns a quantised frozen weight into 16 bits."""
@@ -310,13 +315,23 @@ class Lists(LocalLayer):
             product = self.product(node, "wgrad")
             self._cast(node.name, product, target)
             target.compute(f"{node.name}.wgrad", product, self.launches(kernel) + bool(node.bias))
+            self._autocast(node, target, ".backward")
         elif self.adapted(node):
             assert isinstance(node, Einsum)
-            target.compute(f"{node.name}.lora.wgrad", self.lora(node, "wgrad"), 2)
-            target.compute(f"{node.name}.lora.dgrad", self.lora(node, "dgrad"), 2)
-            target.compute(f"{node.name}.lora.add.backward", self.lora_add(node, backward=True), 2)
+            self._lora(node, ("wgrad", "dgrad"), target)
         if reduced is not None:
             ops.wait(reduced)
+
+    def _lora(self, node: Einsum, directions: tuple[Direction, ...], ops: OpList) -> None:
+        """What the low-rank pairs of a product add to a pass: casts, their matmuls, their sum with what the product makes."""
+        backward = "forward" not in directions
+        suffix, pairs = ".backward" if backward else "", 2 * self.pairs(node)
+        if (casts_of_pair := self.lora_casts(node)) is not None:
+            ops.compute(f"{node.name}.lora.cast{suffix}", casts_of_pair, casts_of_pair.launches)
+        for direction in directions:
+            name = f"{node.name}.lora" if direction == "forward" else f"{node.name}.lora.{direction}"
+            ops.compute(name, self.lora(node, direction), pairs)
+        ops.compute(f"{node.name}.lora.add{suffix}", self.lora_add(node, backward=backward), pairs)
 
     def _reductions(self, node: Einsum | Convolution) -> int:
         """How often a product's input gradient is reduced; sequence parallelism gathers an input once for all that read it."""

@@ -15,7 +15,7 @@ from simpar.result.result import Result
 from simpar.units import format_bytes, format_seconds
 
 TITLES: Final = {
-    "expert_matmul": "matmul of experts", "memory_bound": "memory-bound kernels", "cast": "casts to fp8",
+    "expert_matmul": "matmul of experts", "memory_bound": "memory-bound kernels", "cast": "casts",
     "recompute": "recomputation", "launch": "launch gaps", "tp": "tensor parallel", "cp": "context parallel",
     "ep": "expert parallel", "pp": "pipeline sends", "bubble": "pipeline bubble and imbalance", "dp": "data parallel",
     "interference": "compute slowed by collectives", "host": "offload to the host", "skew": "waits for other ranks' reductions",

@@ -22,7 +22,7 @@ from simpar.units import format_bytes, format_seconds
 
 CATEGORIES: Final = {
     "bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "dp": "data parallel",
-    "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "cast": "casts to fp8", "launch": "launch gaps",
+    "pp": "pipeline sends", "memory_bound": "memory-bound kernels", "cast": "casts", "launch": "launch gaps",
     "recompute": "recomputation", "interference": "compute slowed by collectives", "expert_matmul": "matmuls of the experts",
     "host": "offload to the host", "skew": "waits for other ranks' reductions",
 }  # fmt: skip

@@ -195,7 +195,7 @@ class Result:
         kernels = b.get("matmul", 0.0) + b.get("attention", 0.0) + b.get("expert_matmul", 0.0)
         steps = [("ideal: model FLOPs at peak", ideal), ("matmul and attention below peak", kernels - ideal)]
         names = {
-            "memory_bound": "memory-bound kernels", "cast": "casts to fp8", "recompute": "recomputation", "launch": "launch gaps",
+            "memory_bound": "memory-bound kernels", "cast": "casts", "recompute": "recomputation", "launch": "launch gaps",
             "tp": "tensor parallel, exposed",
             "cp": "context parallel, exposed", "ep": "expert parallel, exposed", "pp": "pipeline sends, exposed",
             "bubble": "pipeline bubble and imbalance", "dp": "data parallel, exposed", "optimizer": "optimizer",

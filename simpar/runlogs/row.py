@@ -11,6 +11,7 @@ from typing import Any, Final
 from simpar.errors import SimparError
 from simpar.evidence.row_machine import MACHINES, CannotExpress, chip_name, machine_of
 from simpar.evidence.run_rows import run_of
+from simpar.graph.types import GELUS
 from simpar.interop.meaning import meaning, schedule_name, stage_counts
 from simpar.interop.scenario_text import scenario_table
 from simpar.specs.counts import resolved_dp, resolved_etp
@@ -65,8 +66,12 @@ def _machine(scenario: Scenario) -> dict[str, Any]:
     return found
 
 
+def _plain(activation: str) -> str:
+    return "gelu" if activation in GELUS else activation
+
+
 def _model(model: TransformerSpec) -> dict[str, Any]:
-    mlp = "swiglu" if model.gated_mlp and model.activation == "silu" else "geglu" if model.gated_mlp else model.activation
+    mlp = "swiglu" if model.gated_mlp and model.activation == "silu" else "geglu" if model.gated_mlp else _plain(model.activation)
     arch = "moe-mla" if model.moe and model.mla else "moe" if model.moe else "dense"
     found: dict[str, Any] = {
         "model_name": model.name, "arch": arch, "layers": model.num_hidden_layers, "hidden": model.hidden_size,

@@ -136,6 +136,8 @@ class ArchitectureSpec(Spec):
     """Weights outside all stacks: positions, token types, projections around embedding and head."""
     num_nextn_predict_layers: NonNegative = 0
     """Multi-token-prediction modules that a training run adds; not counted in the parameters."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """After attention and feed-forward, as the model's file states it; see training.dropout."""
     notes: tuple[str, ...] = ()
     """What the reader of the file left out or assumed."""
     published_parameters: Positive | None = None

@@ -16,7 +16,8 @@ TRANSFORMERS: Final = (
         {"zero_stage_default": 0, "autocast": True, "sharded_weights_fp32": True, "logits_fp32_copies": 2.5,
          "recompute_default": "none", "logits_fp32_copies_fused": 1.5,
          "fsdp_defers_reduction": True, "drains_before_update": True, "offload_blocks_compute": False,
-          "fsdp_frozen_holds_inputs": True, "layer_cpu_s": 0.45e-3},
+         "fsdp_frozen_holds_inputs": True, "adapters": "each", "activation_chains": True, "model_dropout": True,
+         "layer_cpu_s": 0.45e-3},
         "accelerate utils/fsdp_utils.py and accelerator.py: trained weights are turned into fp32 before they are sharded wherever "
         "mixed precision is on, and everything is reduced in its dtype (bf16); transformers loss/loss_utils.py ForCausalLMLoss: an "
         "fp32 copy of the logits into cross_entropy; torch.optim.AdamW in lists of operations; without sharding, weights in fp32 "
@@ -29,9 +30,18 @@ TRANSFORMERS: Final = (
         "their accumulation nodes hold input and gradient until _finalize_params; before 4.46 the head turns its logits into fp32 "
         "itself, so that a fused loss works on those; host time of a layer's modules beside its launches: a Llama of 16 layers at "
         "512 tokens takes the host 4.2 ms a layer and micro-batch where a linear layer's forward takes it 34 us (transformers "
-        "5.17, torch 2.11; validation/measured/h100-2026-11, llama3.2-1b-small), here at 13.5 us and without its launches",
+        "5.17, torch 2.11; validation/measured/h100-2026-11, llama3.2-1b-small), here at 13.5 us and without its launches; peft "
+        "tuners/lora/layer.py: a pair beside every nn.Linear; transformers activations.py: NewGELUActivation, FastGELUActivation "
+        "and QuickGELUActivation are written out",
     ),
     Row((2023, 9), {"attention": (("", "fa2"),)}, "transformers with FlashAttention 2"),
+    Row(
+        (2024, 5),
+        {"adapters": "autocast"},
+        "peft PR 1706 (autocast_adapter_dtype): adapters of 16-bit models are fp32; tuners/lora/layer.py Linear.forward casts the "
+        "input to their dtype, from which autocast casts back what F.linear multiplies. FSDP and DeepSpeed hand modules 16-bit "
+        "weights, which cast nothing",
+    ),
     Row(
         (2024, 12),
         {"logits_fp32_copies_fused": 0.0},
@@ -81,12 +91,13 @@ TORCHTUNE: Final = (
          "fsdp_reduce_copy_bytes": 4.0, "logits_fp32_copies_chunked": 1.0, "logits_fp32_copies_compiled": 1.5, "gradient_adds": "",
          "fused_norm": False,
          "repeats_keys": True, "selective_recompute": ("core_attn",), "only_cp_style": "", "microbatch_per_stage": False,
-         "fsdp_root": "all", "recompute_stops_early": True},
+         "adapters": "each", "fsdp_root": "all", "recompute_stops_early": True},
         "torchtune recipes and configs (dtype: bf16 for weights and optimizer; enable_activation_checkpointing), "
         "modules/loss/ce_chunked_output_loss.py: logits are made whole, only the fp32 copies come piece by piece, and their "
         "softmax is kept; where the loss is compiled their 16-bit logits, turned into the gradient piece by piece; other losses "
         "get fp32 logits (modules/transformer.py) and, compiled, keep them and make an fp32 gradient; modules/rms_norm.py; "
-        "training/activations.py: torch's apply_activation_checkpointing, not reentrant, as is prime-rl's checkpoint_wrapper",
+        "modules/peft/lora.py: LoRALinear in place of each linear; training/activations.py: torch's "
+        "apply_activation_checkpointing, not reentrant, as is prime-rl's checkpoint_wrapper",
     ),
     Row((2024, 8), {"loss": "chunked"}, "torchtune 0.2: CEWithChunkedOutputLoss in the configs"),
     Row(

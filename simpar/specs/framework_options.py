@@ -24,6 +24,12 @@ _ASKS: Final[tuple[tuple[Ability, str, Callable[[Scenario], object]], ...]] = (
 """(Ability, field, its value where the scenario asks for it, else none)."""
 
 
+def dropout_of(scenario: Scenario, spec: FrameworkSpec) -> float:
+    """The dropout in force: the run's, or what the model's file states where `spec` runs the model's own code."""
+    stated, asked = getattr(scenario.model, "dropout", 0.0), scenario.training.dropout
+    return asked if asked is not None else stated if spec.conventions.model_dropout else 0.0
+
+
 def missing_options(scenario: Scenario, spec: FrameworkSpec, having: Callable[[Ability], list[str]]) -> Iterator[Violation]:
     """A violation for each option asked for that `spec` has not; `having`: the frameworks that have one."""
     for ability, field, value in ((a, f, ask(scenario)) for a, f, ask in _ASKS):

@@ -36,6 +36,7 @@ class Kernels(Policy):
             normed_bytes per element of what its weight multiplies, in 16 bits or in 32.
         fused_activation: gate and activation in one kernel saving only its input (Megatron bias-gelu / bias-swiglu fusion,
             TransformerEngine, a compiled graph); False: the activation's output and the product are saved as well (torch).
+        activation_chains: GELUs that transformers writes out in elementary operations run so (graph/kernels.py, GELU_CHAINS).
         activation_kernel: fused activations are hand-written kernels (tuned) or compiled from torch code (framework).
         fused_operations: what recipes that take whole layers into graphs run through TransformerEngine's operation fuser, whose
             activations are hand-written: all, experts, or runs of a precision; never beside overlapped tensor parallelism.
@@ -73,6 +74,9 @@ class Kernels(Policy):
         whole_embedding_gradient: of a vocabulary split over tensor ranks the accumulating gradient is whole (DTensor).
         tp_backward_overlap: the backward all-reduce / reduce-scatter runs beside the weight-gradient matmul.
         gate_apart: the first product of a gated feed-forward is two, each of which reduces its input's gradient over tensor ranks.
+        adapters: low-rank pairs beside the matmuls of queries, keys and values or of gate and up: one pair where these are one
+            packed matmul (packed), one for each of them (each), the same in fp32 beside 16-bit weights that are not sharded
+            (autocast): every pair casts what it reads to fp32 and back, keeps the copy, and casts its weights.
         one_queue: tensor and context parallelism take one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) before Blackwell: kernels
             start in the order of their launch; fully sharded weights come behind it, reductions hold up the next group's backward.
     """
@@ -80,6 +84,7 @@ class Kernels(Policy):
     fused_norm: bool = True
     normed_bytes: float = 2.0
     fused_activation: bool = True
+    activation_chains: bool = False
     activation_kernel: Literal["tuned", "framework"] = "tuned"
     fused_operations: tuple[str, ...] = ()
     fused_residual: bool = True
@@ -114,6 +119,7 @@ class Kernels(Policy):
     whole_embedding_gradient: bool = False
     tp_backward_overlap: bool = True
     gate_apart: bool = False
+    adapters: Literal["packed", "each", "autocast"] = "packed"
     one_queue: bool = False
 
     def attention_kernel(self, architecture: str, head_dim: int = 0) -> AttentionKernel:
@@ -180,7 +186,7 @@ class Optimizer(Policy):
             intermediate tensors of an update that is not fused (but the one of `foreach`).
         pure_bf16: trained weights, gradients and moments rest in bf16 where a run does not say.
         autocast: without sharding, weights of fp32 are cast to 16 bits where they are used, and the copies are kept for the
-            backward unless layers are recomputed.
+            backward unless layers are recomputed; norms, embeddings and residual sums are fp32 (KernelPlan.autocast).
         sharded_weights_fp32: fully sharded trained weights rest in fp32 whatever they were loaded in.
         optimizer_kernel: fused (one multi-tensor kernel), foreach (one kernel per elementary operation, with one tensor of every
             weight's size in between), loop (per tensor).
@@ -345,6 +351,7 @@ class Conventions(Policy):
     Attributes:
         abilities: options of specs/framework_options.py that the framework has.
         dropout: default dropout of the framework's era (GPT-3 style pre-training: 0.1).
+        model_dropout: runs that do not say have the dropout that the model's file states, as the model's own code runs.
         recompute_default: recomputation used where a run does not say (Megatron's 2021-2022 scripts checkpoint every layer).
         selective_recompute: modules that are recomputed where a run says "selective" and no more.
         vocabulary_multiple: words on a tensor rank are rounded up to a multiple of this (Megatron-LM
@@ -362,6 +369,7 @@ class Conventions(Policy):
 
     abilities: tuple[Ability, ...] = ()
     dropout: float = 0.0
+    model_dropout: bool = False
     recompute_default: Recompute = "none"
     selective_recompute: tuple[str, ...] = ("core_attn",)
     vocabulary_multiple: int = 1

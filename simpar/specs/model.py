@@ -82,8 +82,10 @@ class TransformerSpec(Spec):
     """The head is the embedding."""
     gated_mlp: bool = True
     """Three matrices (SwiGLU, GeGLU) instead of two."""
-    activation: Literal["silu", "gelu", "relu", "squared_relu"] = "silu"
-    """Of the MLP."""
+    activation: Literal["silu", "gelu", "relu", "squared_relu", "gelu_new", "gelu_fast", "quick_gelu"] = "silu"
+    """Of the MLP. The last three are GELUs that transformers writes out in elementary operations."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """After attention and the MLP, as the model's file states it; see training.dropout."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """Kind of norm."""
     position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"

@@ -8,6 +8,8 @@ from typing import Final
 from simpar.specs.architecture import ArchitectureSpec, TokenModel
 from simpar.specs.counts import layer_count, model_stages
 from simpar.specs.encoders import FIELDS, encoders_of, idle_encoders, input_tokens
+from simpar.specs.framework import framework
+from simpar.specs.framework_options import dropout_of
 from simpar.specs.model import TransformerSpec
 from simpar.specs.plan import RecomputeSpec
 from simpar.specs.reference import other_model
@@ -33,6 +35,9 @@ def scenario_notes(scenario: Scenario) -> list[str]:
     for tp, domain in dict.fromkeys(alone):
         if tp > domain:
             notes.append(f"plan.tp {tp} is wider than the scale-up domain of {domain} GPUs")
+    dropout = dropout_of(scenario, framework(scenario.framework, scenario.framework_version))
+    if dropout and scenario.training.dropout is None:
+        notes.append(f"dropout {dropout:g}, as the model's file says; training.dropout = 0 trains without")
     return [*notes, *_idle(scenario), *part_notes(scenario), *_not_modelled(scenario), *_simplified(scenario)]
 
 

@@ -78,8 +78,9 @@ class TrainingSpec(Spec):
     """Each weight is updated and its gradient dropped as soon as that is complete (one micro-batch, no global gradient norm)."""
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Accumulation and reduction; none = the framework's default."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability, in attention and after it and the MLP."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Probability, in attention and after it and the MLP; none = what the model's file states where the framework runs the
+    model's own code, else 0."""
     attention_kernel: Literal["auto", "unfused", "fa1", "fa2", "fa3", "cudnn"] = "auto"
     """auto = the framework's of that time on that GPU."""
     cross_entropy: Literal["auto", "unfused", "fused", "chunked", "linear", "tiled"] = "auto"
