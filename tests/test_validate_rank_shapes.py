@@ -16,6 +16,7 @@ from test_validate_rank_grid import CELLS, LAYERS, scenario
 from simpar.live.bench_gemm import sizes
 from simpar.live.bench_shapes import cases
 from simpar.live.bench_shapes import key_of as name_of
+from simpar.live.block_predict import block_shapes
 from simpar.live.rank_layouts import Entry, read_layouts
 from simpar.live.rank_plan import RankPlan, rank_plan
 from simpar.live.rank_shapes import counted, ops_of, products_of, shapes_of, unpacked_s
@@ -102,3 +103,18 @@ def test_chains_and_backward_classes_are_measured_as_what_they_are() -> None:
         assert len({name_of(s) for s in shapes}) == len(shapes)
         for case in cases(shapes, "cpu", small=True):
             case.build()()
+
+
+def test_fsdp_copies_that_cast_and_compiled_gates_are_measured_as_such() -> None:
+    """The copy into the reduced buffer reads 16 bits and writes 32; a compiled gate is the product of its halves."""
+    (entry,) = read_layouts(only=["8b-fsdp8"])
+    plan = entry.plan(2, 1)
+    shapes = shapes_of([(prepare(plan.scenario, detail="op"), 0)])
+    casts = [s for s in shapes if s.get("dims", {}).get("casts")]
+    assert {(s["kernel"], s["chain"], s["shape"][0] // (s["dims"]["rows"] * s["dims"]["width"])) for s in casts} == {
+        ("composite", "copy", 6)
+    }
+    for case in cases(casts, "cpu", small=True):
+        case.build()()
+    gates = [s for s in block_shapes("dgx-h100") if s.get("kernel") == "gate"]
+    assert {s["dims"]["gated"] for s in gates} == {2}

@@ -11,6 +11,7 @@ from simpar.graph.types import Elementwise, Loss, Norm
 from simpar.live.cluster_copies import context_bytes, sharded_bytes
 from simpar.live.cluster_predict import Predicted, calls_of, op_of, optimizer_parameters
 from simpar.parallel.blocks import LocalBlock
+from simpar.parallel.job import CASTING_BYTES
 from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, LocalOp, MemoryWork
@@ -121,9 +122,11 @@ def shape_of(op: LocalOp, block: LocalBlock, *, gated: int, dtype: str) -> Itera
         source = next((k for k in local.kernels if k.node.name == name), None)
         if source is None:
             # Gradients added outside their products, weights and gradients moved to a collective's buffer: as many bytes.
-            each = (COPIED_BYTES if work.kernel == "copy" else ADDED_BYTES)[dtype]
+            casts = work.kernel in CHAINS
+            each = CASTING_BYTES if casts else (COPIED_BYTES if work.kernel == "copy" else ADDED_BYTES)[dtype]
             width = min(ADDED_WIDTH, max(1, round(work.bytes_moved / each)))
-            dims = {"rows": max(1, round(work.bytes_moved / each / width)), "width": width}
+            dims = {"rows": max(1, round(work.bytes_moved / each / width)), "width": width, **({"casts": 1} if casts else {})}
+            chain = {"chain": "copy"} if casts else {}
         else:
             dims = _dims(source, local, gated=gated)
             chain = {"chain": chain_of(source)} if source.price in CHAINS else {}
@@ -163,7 +166,7 @@ def _dims(kernel: Kernel, local: LocalLayer, *, gated: int) -> dict[str, int]:
         table = local.axes(kernel.node.parameters[0])
         vocabulary = round(local.shards.extent(table[0], "tensor"))
         return {"rows": elements(axes[:-1]), "width": local.layer.size(axes[-1]), "vocabulary": vocabulary}
-    if runs == "activation" and (len(kernel.forward) > 1 or kernel.price in CHAINS):
+    if runs == "gate" or (runs == "activation" and (len(kernel.forward) > 1 or kernel.price in CHAINS)):
         # A chain is a gate's non-linearity and its product, over what is narrow.
         narrow, gated = kernel.forward[-1][0], max(gated, int(kernel.price in CHAINS))
         return {"rows": elements(axes[:-1]), "width": elements(narrow) // elements(axes[:-1]), "gated": gated}
