@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from typer.testing import CliRunner
 
 from simpar.cli import app
 from simpar.errors import InputError
+from simpar.live import gpu_probes, measure
 from simpar.live.collect import _limited
 from simpar.live.device import Device, now_s, telemetry
 from simpar.live.rank_frozen import read_frozen
+from simpar.live.store import Store
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu_path]
 SCENARIO = """
@@ -229,3 +232,40 @@ def test_a_calibration_says_that_shapes_are_left(bundle: Path, tmp_path: Path) -
     done = subprocess.run(command, cwd=bundle, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     assert "time is up" in done.stdout
+
+
+def test_long_calls_are_timed_on_a_hot_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    heated: list[float] = []
+    monkeypatch.setattr(measure, "heat", lambda device, seconds: heated.append(seconds))
+    for pause_s, times in ((2 * measure.LARGE_S, 1), (0.0, 0)):
+        heated.clear()
+        measure.measure_sustained(lambda s=pause_s: time.sleep(s), measure.Clock("fake"), 0.02)  # type: ignore[misc]
+        assert len(heated) == times
+
+
+def test_products_beside_others_are_compared_at_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a chip that grows slower with every sample, what runs beside makes no difference of its own."""
+    clock = iter(range(20, 100))
+    monkeypatch.setattr(measure.Clock, "sample", lambda *_: float(next(clock)))
+    found = gpu_probes._beside(Device("fake"), True, lambda: None)
+    assert found["slowdown"] == pytest.approx(1.0, abs=0.04)
+
+
+def test_the_allocator_s_tensors_fit_any_device() -> None:
+    found = gpu_probes._fragments(Device("fake"), True)
+    assert 2**26 < found["alive_bytes"] < 2**28
+
+
+def test_a_probe_that_cannot_end_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def probes(device: Device, small: bool) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
+        for key in (gpu_probes.SUSTAINED, "physics/launches"):
+            yield key, lambda k=key: begun.append(k) or {"seconds": 1.0}  # type: ignore[misc]
+
+    monkeypatch.setitem(gpu_probes.WHAT, "physics", probes)
+    device = Device("fake")
+    device.cuda = True
+    monkeypatch.setattr(gpu_probes, "_free", lambda device: None)
+    assert gpu_probes.run("physics", Store(tmp_path / "s.jsonl"), device, 60.0, lambda text: None) == 1
+    assert begun == ["physics/launches"]

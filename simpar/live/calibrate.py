@@ -18,7 +18,7 @@ from simpar.host import join_slurm, leave, pin
 from simpar.live import bench_collectives, bench_gemm, bench_host, bench_ops, bench_shapes, profile_out
 from simpar.live.bench_collectives import Group
 from simpar.live.device import Device, Telemetry, telemetry
-from simpar.live.measure import Case, Clock, machine, measure, measure_sustained, record_of, timing_of, torch_module
+from simpar.live.measure import HEAT_S, Case, Clock, heat, machine, measure, measure_sustained, record_of, timing_of, torch_module
 from simpar.live.store import CalibrationError, Record, Store
 
 COLLECTIVE_SHARE = 0.5
@@ -155,6 +155,8 @@ def _local(store: Store, clock: Clock, device: str, options: Options, deadline: 
     cases = [*bench_gemm.cases(device, options.tiny), *bench_ops.cases(device, options.tiny)]
     # What was never measured comes before what only wants to be narrower.
     todo = sorted((c for c in cases if not store.finished(c.key)), key=lambda c: c.key in store.records)
+    if todo and device != "cpu":
+        heat(clock.on, min(HEAT_S, 0.05 * max(deadline - clock.on.now_s(), 0.0)))
     with telemetry(clock.on) as beside:
         for i, case in enumerate(todo):
             if (now := clock.on.now_s()) >= deadline:
@@ -218,6 +220,8 @@ def _host(group: Group, store: Store, device: str, options: Options, deadline: f
 def _gpu_shapes(todo: Sequence[Case], group: Group, store: Store, clock: Clock, deadline: float, say: Report) -> int:
     """Shapes of a run on every GPU at once; rank 0's times count. What has no time left is named once, and counted."""
     tell: Report = say if group.rank == 0 else (lambda _: None)
+    if todo:
+        heat(clock.on, min(HEAT_S, 0.05 * max(deadline - clock.on.now_s(), 0.0)))
     with telemetry(clock.on) as beside:
         for i, case in enumerate(todo):
             over = clock.on.now_s() >= deadline
