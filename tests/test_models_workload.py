@@ -129,6 +129,53 @@ def test_gelus_that_transformers_writes_out_move_and_keep_what_torch_counts(name
     assert kernel().launches == kernel(activation_chains=True, fused_activation=True).launches == 1
 
 
+@pytest.mark.torch
+def test_a_stream_of_fp32_moves_what_torch_counts() -> None:
+    """Norm, rotary embedding and residual sum of transformers' Llama with fp32 weights under autocast."""
+    torch = pytest.importorskip("torch")
+    from torch_traffic import _Counter
+
+    tokens, width = 1024, 256
+    weight = torch.ones(width, requires_grad=True)
+    cosine = torch.ones(1, width)
+    branch = torch.zeros(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+
+    def norm(x: Any) -> Any:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+    def rope(x: Any) -> Any:
+        first, second = x[..., : width // 2], x[..., width // 2 :]
+        return (x * cosine + torch.cat((-second, first), -1) * cosine).to(torch.bfloat16)
+
+    def counted(function: Any, x: Any) -> tuple[float, float]:
+        with _Counter() as forward:
+            y = function(x)
+        gradient = torch.ones_like(y)
+        with _Counter() as backward:
+            torch.autograd.grad(y, [x, weight, branch], gradient, allow_unused=True)
+        return forward.moved / x.numel(), backward.moved / x.numel()
+
+    model = load_model("llama3.1-8b")
+    assert isinstance(model, TransformerSpec)
+    layer = transformer_network(model, 1, 16).layers[1]
+    library = Kernels(fused_norm=False, fused_rope=False, fused_residual=True)
+    found = {k.node.name: k for k in kernels(layer, KernelPlan(library, autocast=True))}
+
+    def stream(dtype: Any) -> Any:
+        return torch.randn(tokens, width, dtype=dtype, requires_grad=True)
+
+    for name, moved in (
+        ("input_norm", counted(norm, stream(torch.float32))),
+        ("attention/rope", counted(rope, stream(torch.bfloat16))),
+    ):
+        kernel = found[name]
+        assert (kernel.forward[0][1], kernel.backward[0][1]) == pytest.approx(moved, rel=0.01)
+    forward, cast = counted(lambda x: x + branch, stream(torch.float32))
+    both = 12.0  # autograd adds the gradients of what reads the sum
+    assert (found["mlp_residual"].forward[0][1], found["mlp_residual"].backward[0][1]) == (forward, cast + both)
+
+
 def gpt_oss(framework: str, ep: int = 8, model: str = "gpt-oss-20b", **plan: Any) -> dict[str, LocalOp]:
     """Ops of one of its layers with experts, by name; + = of the backward."""
     scenario = make_scenario(

@@ -325,6 +325,22 @@ def test_dropout_is_what_the_models_file_states_where_its_own_code_runs(
     assert run("torchtune", dropout=0.2) == (masks, False)
 
 
+def test_models_with_one_matrix_of_queries_keys_and_values_cast_and_adapt_once(tmp_path: Path) -> None:
+    """transformers modeling_gpt2.py: c_attn, one Conv1D."""
+    config = {"model_type": "gpt2", "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": 8, "n_positions": TOKENS, "vocab_size": 512}
+    (path := tmp_path / "gpt2.json").write_text(json.dumps(config))
+
+    def run(**training: Any) -> Layout:
+        usual = small("transformers", version="2026-07", plan={"recompute": "none"}, **training)
+        table = usual.model_dump(exclude_none=True, exclude={"model", "file"})
+        return prepare(make_scenario({**table, "model": str(path)})).layout
+
+    layout = run(pure_bf16=False)
+    assert dict(layout.stage_blocks[0][1].saved)["attention/qkv_cast_in"] == 2 * TOKENS * HIDDEN
+    adapted = run(trainable="lora", lora_rank=8)
+    assert adapted.trained(adapted.stage_blocks[0][1]) == 8 * ((HIDDEN + 3 * HIDDEN) + 2 * HIDDEN)
+
+
 @pytest.mark.parametrize("changes", [{"pure_bf16": True}, {"trainable": "lora"}, {"precision": "tf32"}])
 def test_16_bit_weights_and_fp32_training_cast_no_operand(changes: dict[str, Any]) -> None:
     assert not [op for op in with_fp32_weights(**changes).forward if "autocast" in op.name]

@@ -76,7 +76,10 @@ class LayerBuilder:
         self.nodes.append(node)
         return node.outputs[0] if node.outputs else ""
 
-    def linear(self, name: str, x: str, out: str, *, module: str = "", to: str = "", bias: bool = False, wide: bool = False) -> str:
+    def linear(
+        self, name: str, x: str, out: str, *, module: str = "", to: str = "", bias: bool = False, wide: bool = False,
+        linears: int = 1,
+    ) -> str:  # fmt: skip
         """y = x W (+ b): `out` are the axes of y, of which the weight has those that x lacks, as it has those that y lacks.
 
         Args:
@@ -90,7 +93,7 @@ class LayerBuilder:
         if bias:
             held.append(self.parameter(f"{name}.bias", made))
         y = self.tensor(to or f"{name}.out", wanted)
-        return self.add(Einsum(name, (x,), (y,), module, tuple(held), weight, held[1] if bias else "", wide))
+        return self.add(Einsum(name, (x,), (y,), module, tuple(held), weight, held[1] if bias else "", wide, linears))
 
     def grouped(self, group: str, y: str) -> str:
         """The last product, which made y, with a weight (and bias) for each slice of an axis `group`, of which a row meets one."""

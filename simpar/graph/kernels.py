@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from simpar.graph.kernel_types import HALF, Axes, Kept, Kernel, KernelPlan, Traffic
 from simpar.graph.types import (
@@ -76,7 +76,7 @@ def _product(layer: Layer, node: Einsum | Convolution, plan: KernelPlan) -> Kern
     """
     if plan.adapter_copies and adapted(node, plan.adapter_copies):
         name = node.inputs[0]
-        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", layer.tensor[name].axes, HALF * linears(layer, node)),))
+        return Kernel(node, keeps=(Kept(f"{node.name}_adapter_in", layer.tensor[name].axes, HALF * node.linears),))
     if read := cast_inputs(layer, node, plan):
         return Kernel(node, keeps=(Kept(f"{node.name}_cast_in", layer.tensor[node.inputs[0]].axes, HALF * read),))
     return Kernel(node, keeps=tuple(_keep(layer, name, _input_bytes(layer, name, plan)) for name in node.inputs))
@@ -89,20 +89,14 @@ def cast_inputs(layer: Layer, node: Node, plan: KernelPlan) -> int:
     made_by = layer.producer.get(node.inputs[0])
     summed = isinstance(made_by, Elementwise) and made_by.op in ("residual", "dropout")
     norm = isinstance(made_by, Norm) and not made_by.over
-    return linears(layer, node) if made_by is None or norm or summed else 0
+    return node.linears if made_by is None or norm or summed else 0
 
 
-def adapted(node: Node, modules: str) -> bool:
+def adapted(node: Node, modules: str) -> TypeGuard[Einsum]:
     """Whether a low-rank pair sits beside a product where `modules` ("attention" or "all") have them."""
     if not isinstance(node, Einsum) or not node.weight or node.wide:
         return False
     return modules == "all" or node.module == "attention"
-
-
-def linears(layer: Layer, node: Node) -> int:
-    """Linear modules that a product is in models of torch modules: three of queries, keys and values, two of gate and up."""
-    packed = node.name.endswith(("/qkv", "/fc1"))
-    return max(len(layer.axis[layer.tensor[node.outputs[0]].axes[-1]].parts), 1) if packed else 1
 
 
 def _convolution(layer: Layer, node: Convolution, plan: KernelPlan) -> Kernel:
@@ -256,7 +250,7 @@ def _rotated(layer: Layer, node: Elementwise, plan: KernelPlan, *, fused: bool) 
     price, forward, backward = ("rope", 4.0, 4.0) if fused else ("composite", 21.0, 27.0)
     if plan.autocast and not fused:
         # Sine and cosine have the dtype of the stream, and attention casts what they make.
-        forward, backward = 37.0, 55.0
+        forward, backward = 36.0, 54.0
     over = node.over or (_input(layer, node),)
     return Kernel(node, price, tuple((a, forward) for a in over), tuple((a, backward) for a in over), 2 if fused else 8)
 

@@ -92,11 +92,13 @@ class Einsum(Node):
     Attributes:
         weight: the second operand where it is a parameter.
         wide: stays in 16 bits where training is in fewer (logits, router).
+        linears: that it is in models of torch modules: three of queries, keys and values, two of gate and up.
     """
 
     weight: str = ""
     bias: str = ""
     wide: bool = False
+    linears: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from simpar.specs.plan import RecomputeSpec
 from simpar.specs.scenario import Scenario
 
 DESCRIPTIVE: Final = frozenset({"name", "source", "published_parameters", "published_as", "published_scope", "published_rounding",
-                                   "dropout"})  # fmt: skip
-"""Fields of a model that say where it comes from, and what its file proposes for a run."""
+                                   "dropout", "packed_attention"})  # fmt: skip
+"""Fields of a model that say where it comes from, what its file proposes for a run, how its own code is written."""
 
 
 def schedule_name(scenario: Scenario) -> str:

@@ -42,6 +42,8 @@ class Family:
     qk_norm_kind: NormKind = "rmsnorm"
     gate: Literal["none", "element", "head"] = "none"
     sinks: bool = False
+    packed: bool = False
+    """One matrix of queries, keys and values."""
     router_bias: bool | str = False
     shared_gate: bool = False
     window_every_layer: bool = True
@@ -204,6 +206,7 @@ class Decoder:
             "head_dim": self.at(i, "head_dim", self.head_dim),
             "q_bias": bias, "k_bias": bias, "v_bias": bias, "o_bias": self.flag(self.f.o_bias),
             "qk_norm": qk_norm, "qk_norm_kind": self.f.qk_norm_kind, "gate": self.f.gate, "sinks": self.f.sinks,
+            "packed": self.f.packed,
             "position": "absolute" if self.f.positions else self.f.position, "rope_factor": self.rope_factor(),
         }  # fmt: skip
         if "sliding" in kind:

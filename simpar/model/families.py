@@ -32,6 +32,7 @@ GENERAL: Final = Family(
 """A family without a line: Llama, with what its file switches on."""
 PLAIN: Final = Family(qkv_bias=False, o_bias=False, mlp_bias=False)
 GPT: Final = Family(norm="layernorm", qkv_bias=True, o_bias=True, mlp_bias=True, gated=False)
+PACKED: Final = replace(GPT, packed=True)
 BERT: Final = replace(GPT, layout="post", final_norm=False, tied=True)
 QWEN3: Final = Family(qk_norm="head", mlp_bias=False)
 POST: Final = Family(layout="post", qk_norm="full", mlp_bias=False)
@@ -172,26 +173,33 @@ TABLE: Final[dict[str, Family]] = {
     "stablelm": Family(norm="layernorm", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
     "starcoder2": replace(GPT, qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"),
     # GPT and its kin
-    "gpt2": replace(GPT, positions="n_positions", tied=True),
-    "gpt-sw3": replace(GPT, positions="n_positions", tied=True),
-    "openai-gpt": replace(GPT, layout="post", positions="n_positions", final_norm=False, tied=True),
-    "gpt_bigcode": replace(GPT, positions="n_positions", tied=True),
+    "gpt2": replace(PACKED, positions="n_positions", tied=True),
+    "gpt-sw3": replace(PACKED, positions="n_positions", tied=True),
+    "openai-gpt": replace(PACKED, layout="post", positions="n_positions", final_norm=False, tied=True),
+    "gpt_bigcode": replace(PACKED, positions="n_positions", tied=True),
     "ctrl": replace(GPT, head_bias=True, tied=True),
     "gpt_neo": replace(GPT, qkv_bias=False, positions="max_position_embeddings", tied=True),
     "gptj": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
-    "codegen": replace(GPT, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
-    "gpt_neox": replace(GPT, layout="parallel_norms", qkv_bias="attention_bias", o_bias="attention_bias"),
-    "gpt_neox_japanese": replace(GPT, qkv_bias=False, o_bias=False, mlp_bias=False),
+    "codegen": replace(PACKED, layout="parallel", qkv_bias=False, o_bias=False, head_bias=True),
+    "gpt_neox": replace(PACKED, layout="parallel_norms", qkv_bias="attention_bias", o_bias="attention_bias"),
+    "gpt_neox_japanese": replace(PACKED, qkv_bias=False, o_bias=False, mlp_bias=False),
     "opt": replace(GPT, positions="max_position_embeddings", position_offset=2, tied=True),
     "biogpt": replace(GPT, positions="max_position_embeddings", position_offset=2, tied=True),
-    "bloom": replace(GPT, embedding_norm=True, tied=True, position="alibi", activation="gelu"),
+    "bloom": replace(PACKED, embedding_norm=True, tied=True, position="alibi", activation="gelu"),
     "xglm": replace(GPT, tied=True),
     "mpt": replace(
-        GPT, position="alibi", activation="gelu", norm="layernorm_no_bias", qkv_bias=False, o_bias=False, mlp_bias=False, tied=True
+        PACKED,
+        position="alibi",
+        activation="gelu",
+        norm="layernorm_no_bias",
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        tied=True,
     ),
-    "falcon": replace(GPT, layout="parallel", qkv_bias="bias", o_bias="bias", mlp_bias="bias", tied=True),
+    "falcon": replace(PACKED, layout="parallel", qkv_bias="bias", o_bias="bias", mlp_bias="bias", tied=True),
     "dbrx": Family(norm="layernorm_no_bias", qkv_bias=False, o_bias=False, mlp_bias=False),
-    "persimmon": replace(GPT, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
+    "persimmon": replace(PACKED, qk_norm="qk_layernorm", qk_norm_kind="layernorm"),
     "modernbert-decoder": Family(
         norm="layernorm_no_bias", mlp_bias="mlp_bias", embedding_norm=True, head_bias="decoder_bias", tied=True
     ),

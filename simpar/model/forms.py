@@ -102,7 +102,7 @@ def _fields(model: ArchitectureSpec, stack: StackSpec) -> dict[str, Any] | None:
     else:
         fields |= {
             "num_key_value_heads": attention.num_key_value_heads, "head_dim": attention.head_dim,
-            "qk_norm": attention.qk_norm == "head",
+            "qk_norm": attention.qk_norm == "head", "packed_attention": attention.packed,
             "attention_bias": attention.q_bias, "attention_out_bias": attention.o_bias, "sliding_window": attention.window,
         }  # fmt: skip
     if experts:
@@ -172,7 +172,7 @@ def _attention(model: TransformerSpec, *, causal: bool) -> AttentionSpec:
     return AttentionSpec(
         num_heads=model.num_attention_heads, num_key_value_heads=model.num_key_value_heads, head_dim=model.head_dim, causal=causal,
         window=model.sliding_window if causal else None, q_bias=bias, k_bias=bias, v_bias=bias, o_bias=model.attention_out_bias,
-        qk_norm="head" if model.qk_norm else "none", position=position,
+        qk_norm="head" if model.qk_norm else "none", position=position, packed=model.packed_attention,
     )  # fmt: skip
 
 

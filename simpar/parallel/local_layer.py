@@ -9,7 +9,7 @@ from typing import Final
 from simpar.graph.casts import QUANTIZE
 from simpar.graph.differentiate import kept, needs_input_gradient
 from simpar.graph.kernel_types import Kept, Kernel
-from simpar.graph.kernels import adapted, cast_inputs, is_product, kernels, linears
+from simpar.graph.kernels import adapted, cast_inputs, is_product, kernels
 from simpar.graph.ledger import attended, node_flops
 from simpar.graph.rematerialise import Cut, Recompute, cut
 from simpar.graph.shard import Layout, Shards
@@ -168,7 +168,7 @@ class LocalLayer:
 
     def pairs(self, node: Einsum) -> int:
         """Low-rank pairs beside a product."""
-        return 1 if self.options.kernels.library.adapters == "packed" else linears(self.layer, node)
+        return 1 if self.options.kernels.library.adapters == "packed" else node.linears
 
     def frozen(self, kernel: Kernel) -> bool:
         """Whether a product trains nothing: it keeps no input."""
@@ -187,7 +187,7 @@ class LocalLayer:
         plan = self.options.kernels
         if not plan.autocast or not node.weight:
             return None
-        count = linears(self.layer, node)
+        count = node.linears if isinstance(node, Einsum) else 1
         read = cast_inputs(self.layer, node, plan)
         moved = 6.0 * (read * self.shards.local(self.axes(node.inputs[0]), self.layout(node)) + self.shards.weights(node))
         return MemoryWork("cast", moved, read + count * (2 if node.bias else 1), self.options.memory_implementation)

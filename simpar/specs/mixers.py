@@ -93,6 +93,8 @@ class AttentionSpec(Mixer):
     """Width of that stream where it is another."""
     key_value: Literal["own", "shared", "key_only", "query_only"] = "own"
     """shared: of an earlier layer (Gemma 3n); key_only: values are the keys (Gemma 4's global layers)."""
+    packed: bool = False
+    """The model's own code multiplies queries, keys and values by one matrix (GPT-2)."""
     q_bias: bool = False
     """Bias on queries."""
     k_bias: bool = False

@@ -90,6 +90,8 @@ class TransformerSpec(Spec):
     """Kind of norm."""
     position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     """How positions enter."""
+    packed_attention: bool = False
+    """The model's own code multiplies queries, keys and values by one matrix (GPT-2)."""
     attention_bias: bool = False
     """Biases on the Q, K, V projections."""
     attention_out_bias: bool = False
