@@ -250,10 +250,7 @@ def _memory(shape: Shape, device: str) -> Call:
         if "elements" in dims:
             return _sharded_copy(dims, device)
         x = torch.randn(dims["rows"], dims["width"], device=device).to(kind)
-        if dims.get("casts") and device == "cuda":
-            # FSDP2's way into the buffer of a reduction.
-            return lambda: torch._chunk_cat([x], 0, 1, out=torch.empty(1, x.numel(), device=device))
-        y = torch.empty_like(x, dtype=torch.float32 if dims.get("casts") else None)
+        y = torch.empty_like(x)
         return lambda: y.copy_(x)
 
     builders = {

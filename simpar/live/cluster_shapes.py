@@ -11,7 +11,6 @@ from simpar.graph.types import Elementwise, Loss, Norm
 from simpar.live.cluster_copies import context_bytes, sharded_bytes
 from simpar.live.cluster_predict import Predicted, calls_of, op_of, optimizer_parameters
 from simpar.parallel.blocks import LocalBlock
-from simpar.parallel.job import CASTING_BYTES
 from simpar.parallel.keys import BlockOp, Gather, Reduce
 from simpar.parallel.local_layer import LocalLayer
 from simpar.parallel.work import AttentionWork, Gemm, GroupedGemm, LocalOp, MemoryWork
@@ -122,11 +121,9 @@ def shape_of(op: LocalOp, block: LocalBlock, *, gated: int, dtype: str) -> Itera
         source = next((k for k in local.kernels if k.node.name == name), None)
         if source is None:
             # Gradients added outside their products, weights and gradients moved to a collective's buffer: as many bytes.
-            casts = work.kernel in CHAINS
-            each = CASTING_BYTES if casts else (COPIED_BYTES if work.kernel == "copy" else ADDED_BYTES)[dtype]
+            each = (COPIED_BYTES if work.kernel == "copy" else ADDED_BYTES)[dtype]
             width = min(ADDED_WIDTH, max(1, round(work.bytes_moved / each)))
-            dims = {"rows": max(1, round(work.bytes_moved / each / width)), "width": width, **({"casts": 1} if casts else {})}
-            chain = {"chain": "copy"} if casts else {}
+            dims = {"rows": max(1, round(work.bytes_moved / each / width)), "width": width}
         else:
             dims = _dims(source, local, gated=gated)
             chain = {"chain": chain_of(source)} if source.price in CHAINS else {}

@@ -27,8 +27,6 @@ from simpar.topology.mesh import Mesh
 _KERNEL_DTYPE = {"fp8-block": "fp8_block", "fp8-rowwise": "fp8_row", "nvfp4": "fp4"}
 """Precisions whose matmuls the kernel tables call otherwise."""
 _FP8 = frozenset({"fp8", "fp8-rowwise", "fp8-block", "mxfp8", "nvfp4"})
-CASTING_BYTES = 6.0
-"""Read and written per gradient by a copy into the buffer of its reduction that casts 16 bits to fp32."""
 _SCALED_BYTES = {"fp8-block": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0}
 """Bytes per element of a saved fp8 tensor with its scales: fp32 per 128 elements, one byte per 32, one per 16 of 4 bits."""
 
@@ -222,8 +220,6 @@ class Job:
             accumulation_bytes=self._accumulation_bytes,
             gather_copy_bytes=self.framework.data.fsdp_gather_copy_bytes if self.gathers_by_layer else 0.0,
             reduce_copy_bytes=self._reduce_copy_bytes,
-            # torch's chunk_cat reaches half the memory's rate (validation/measured/h100-2026-11, ranks: 1.6 to 1.8 TB/s).
-            reduce_copy_kernel="composite" if self.framework.data.fsdp_reduce_copy_bytes == CASTING_BYTES else "copy",
         )  # fmt: skip
 
     @property

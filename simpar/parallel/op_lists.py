@@ -351,8 +351,7 @@ class Lists(LocalLayer):
         trained = name == "reduce.copy.backward" and self.options.lora_rank
         weights = sum(self.lora_weights(node) if trained else self.shards.weights(node) for node in self.layer.nodes)
         if weights and bytes_each:
-            kernel = self.options.reduce_copy_kernel if name == "reduce.copy.backward" else "copy"
-            ops.compute(name, MemoryWork(kernel, weights * bytes_each, 1, self.options.memory_implementation), 2)
+            ops.compute(name, MemoryWork("copy", weights * bytes_each, 1, self.options.memory_implementation), 2)
 
     def put_accumulation(self, ops: OpList) -> None:
         """Add the gradients of all weights to their buffer, one kernel each, where no matmul does."""

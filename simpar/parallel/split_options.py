@@ -43,7 +43,6 @@ class SplitOptions:
         accumulation_bytes: per weight, of adding its gradient to a buffer in a kernel of its own.
         gather_copy_bytes: per weight, of taking it out of the buffer that it was gathered into.
         reduce_copy_bytes: per trained weight, of putting its gradient into the buffer that is reduced.
-        reduce_copy_kernel: the class of that kernel.
     """
 
     degrees: Degrees
@@ -69,7 +68,6 @@ class SplitOptions:
     accumulation_bytes: float = 0.0
     gather_copy_bytes: float = 0.0
     reduce_copy_bytes: float = 0.0
-    reduce_copy_kernel: str = "copy"
 
     @property
     def narrow(self) -> bool:
