@@ -76,10 +76,7 @@ class LayerBuilder:
         self.nodes.append(node)
         return node.outputs[0] if node.outputs else ""
 
-    def linear(
-        self, name: str, x: str, out: str, *, module: str = "", to: str = "", bias: bool = False, wide: bool = False,
-        linears: int = 1,
-    ) -> str:  # fmt: skip
+    def linear(self, name: str, x: str, out: str, *, module: str = "", to: str = "", bias: bool = False, wide: bool = False) -> str:
         """y = x W (+ b): `out` are the axes of y, of which the weight has those that x lacks, as it has those that y lacks.
 
         Args:
@@ -93,7 +90,14 @@ class LayerBuilder:
         if bias:
             held.append(self.parameter(f"{name}.bias", made))
         y = self.tensor(to or f"{name}.out", wanted)
-        return self.add(Einsum(name, (x,), (y,), module, tuple(held), weight, held[1] if bias else "", wide, linears))
+        return self.add(Einsum(name, (x,), (y,), module, tuple(held), weight, held[1] if bias else "", wide))
+
+    def of_linears(self, y: str, count: int) -> str:
+        """The last product, which made y, stands for so many linears side by side."""
+        product = self.nodes[-1]
+        assert isinstance(product, Einsum)
+        self.nodes[-1] = replace(product, linears=count)
+        return y
 
     def grouped(self, group: str, y: str) -> str:
         """The last product, which made y, with a weight (and bias) for each slice of an axis `group`, of which a row meets one."""

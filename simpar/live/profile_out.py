@@ -391,10 +391,9 @@ def write(store: Store, out: Path, base: str = "") -> None:
         CalibrationError: nothing measured, no such base, or the file cannot be written.
     """
     table, comment = profile_of(store, out.stem, base)
-    texts = {out: "".join(f"# {line}".rstrip() + "\n" for line in plain(comment).splitlines()) + toml_of(table)}
-    if part := nccl_part(store):
-        texts[out.with_suffix(".collectives.toml")] = toml_of(part)
-    for path, text in texts.items():
+    texts = [(out, "".join(f"# {line}".rstrip() + "\n" for line in plain(comment).splitlines()) + toml_of(table))]
+    texts += [(out.with_suffix(".collectives.toml"), toml_of(part))] if (part := nccl_part(store)) else []
+    for path, text in texts:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:

@@ -51,8 +51,8 @@ def _attention(layer: LayerBuilder, model: TransformerSpec, x: str, path: str, m
     rotated = model.position == "rope" and path == "attention"
     names = ["projected"] * bool(model.qk_norm or rotated) + ["normed"] * bool(model.qk_norm and rotated)
     made = iter([*(f"{path}/qkv_{name}" for name in names), f"{path}/qkv_out"])
-    qkv = layer.linear(f"{path}/qkv", x, "batch sequence qkv", module="attention", to=next(made), bias=model.attention_bias,
-                       linears=1 if model.packed_attention else 3)  # fmt: skip
+    qkv = layer.linear(f"{path}/qkv", x, "batch sequence qkv", module="attention", to=next(made), bias=model.attention_bias)
+    layer.of_linears(qkv, 1 if model.packed_attention else 3)
     if model.qk_norm:
         kept = tuple(zip(parts, (f"{path}/qk_norm_in", f"{path}/k_norm_in"), strict=True))
         qkv = layer.norm(f"{path}/qk_norm", qkv, module="attention", to=next(made), parts=kept)
@@ -103,8 +103,8 @@ def activation_op(name: str, *, gated: bool) -> str:
 def _feed_forward(layer: LayerBuilder, model: TransformerSpec, x: str, path: str, size: int) -> str:
     """Two products with the activation (and its gate) between."""
     wide, narrow = _widths(layer, model, "ffn" if path == "mlp" else "shared_ffn", size, "tensor")
-    both = layer.linear(f"{path}/fc1", x, f"batch sequence {wide}", module=path, to=f"{path}/activation_in", bias=model.mlp_bias,
-                        linears=1 + model.gated_mlp)  # fmt: skip
+    both = layer.linear(f"{path}/fc1", x, f"batch sequence {wide}", module=path, to=f"{path}/activation_in", bias=model.mlp_bias)
+    layer.of_linears(both, 1 + model.gated_mlp)
     op = activation_op(model.activation, gated=model.gated_mlp)
     out = layer.elementwise(f"{path}/activation", [both], op, module=path, to=f"{path}/fc2_in", out=f"batch sequence {narrow}")
     return layer.linear(f"{path}/fc2", out, TOKENS, module=path, bias=model.mlp_bias)
@@ -122,8 +122,8 @@ def _experts(layer: LayerBuilder, model: TransformerSpec, moe: MoeSpec, x: str) 
     rows = layer.permute("moe/permute", [x, choice], "rows hidden", to="moe/fc1_in")
     clamped = model.swiglu_limit is not None
     rows = layer.linear("moe/fc1", rows, f"rows {wide}", module="moe", to="moe/fc1_out" if clamped else "moe/activation_in",
-                        bias=model.mlp_bias, linears=1 + model.gated_mlp)  # fmt: skip
-    layer.grouped("experts", rows)
+                        bias=model.mlp_bias)  # fmt: skip
+    layer.grouped("experts", layer.of_linears(rows, 1 + model.gated_mlp))
     if clamped:
         rows = layer.elementwise("moe/clamp", [rows], "clamp", module="moe_act", to="moe/activation_in")
     rows = layer.elementwise("moe/activation", [rows], "activation", module="moe_act", to="moe/fc2_in", out=f"rows {narrow}")

@@ -88,6 +88,12 @@ def class_defaults() -> dict[str, Any]:
     return loaded
 
 
+DROPOUTS: Final = (
+    "resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "resid_dropout", "residual_dropout", "dropout_rate", "dropout",
+)  # fmt: skip
+"""Names that files have for the dropout of residual branches."""
+
+
 class Keys:
     """One object of a config.json; problems and notes are collected, not raised one by one."""
 
@@ -140,6 +146,11 @@ class Keys:
         right = f"also read as {', '.join(names[1:])}" if len(names) > 1 else ""
         self.violate(names[0], value, rule, right)
         return 1
+
+    def dropout(self) -> float:
+        """Of the residual branches; 0 where the file does not say."""
+        value = self.get(*DROPOUTS, default=0.0)
+        return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.0
 
     def size(self, *names: str) -> int:
         """A size without which no model is known: of the file itself at the top, from the class inside (text_config)."""

@@ -65,10 +65,6 @@ class Family:
     """Whether the head is tied where neither file nor class says; None: the class ties nothing, whatever the file says."""
 
 
-DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "resid_dropout", "residual_dropout", "dropout_rate", "dropout")
-"""Names that files have for the dropout of residual branches."""
-
-
 class Decoder:
     """Reads one decoder; `architecture()` is the result."""
 
@@ -349,14 +345,8 @@ class Decoder:
     def stack(self) -> StackSpec:
         """All layers, equal ones as one kind."""
         layers, pattern = deal([self.layer(i) for i in range(self.num_layers)], self.types)
-        return StackSpec(
-            hidden_size=self.hidden,
-            layers=layers,
-            pattern=pattern,
-            norm=self.f.norm,
-            final_norm=self.f.final_norm,
-            extra=self.stack_extra(),
-        )
+        norms = {"norm": self.f.norm, "final_norm": self.f.final_norm}
+        return StackSpec(hidden_size=self.hidden, layers=layers, pattern=pattern, extra=self.stack_extra(), **norms)
 
     def stack_extra(self) -> tuple[WeightSpec, ...]:
         return ()
@@ -379,14 +369,9 @@ class Decoder:
             "head_bias": self.flag(self.f.head_bias),
             "max_position_embeddings": rows if isinstance(rows, int) and rows > 0 else 8192,
             "num_nextn_predict_layers": self.mtp_layers(),
-            "dropout": self.dropout(),
+            "dropout": self.k.dropout(),
             "extra": tuple(extra),
         }
-
-    def dropout(self) -> float:
-        """Of the residual branches; 0 where the file does not say."""
-        value = self.k.get(*DROPOUTS, default=0.0)
-        return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.0
 
     def vocabulary(self) -> int:
         return self.k.size("vocab_size")

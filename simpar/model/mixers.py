@@ -71,8 +71,8 @@ def _packed(w: Writer, a: AttentionSpec, x: str, path: str, axes: tuple[str, str
     heads, kv, d, v = axes
     qkv = w.axis("qkv", parts=(f"{heads} {d}", f"{kv} {d}", f"{kv} {v}"))
     parts = (f"batch sequence {heads} {d}", f"batch sequence {kv} {d}")
-    three = 1 if a.packed else 3
-    y = w.graph.linear(f"{path}/qkv", x, f"batch sequence {qkv}", module="attention", bias=a.q_bias, linears=three)
+    y = w.graph.linear(f"{path}/qkv", x, f"batch sequence {qkv}", module="attention", bias=a.q_bias)
+    w.graph.of_linears(y, 1 if a.packed else 3)
     if a.qk_norm == "head":
         kept = tuple(zip(parts, (f"{path}/qk_norm_in", f"{path}/k_norm_in"), strict=True))
         y = w.graph.norm(f"{path}/qk_norm", y, kind=NORMS[a.qk_norm_kind], module="attention", parts=kept)
@@ -329,8 +329,8 @@ def _pair(w: Writer, role: str, size: int, split: str, gated: bool) -> tuple[str
 def _two_products(w: Writer, x: str, path: str, axes: tuple[str, str], m: FeedForwardSpec | ExpertsSpec) -> str:
     (wide, narrow), bias, op = axes, m.bias, activation_op(m.activation, gated=m.gated)
     module = path.split("_2")[0]
-    both = w.graph.linear(f"{path}/fc1", x, f"batch sequence {wide}", module=module, to=f"{path}/activation_in", bias=bias,
-                          linears=1 + m.gated)  # fmt: skip
+    both = w.graph.linear(f"{path}/fc1", x, f"batch sequence {wide}", module=module, to=f"{path}/activation_in", bias=bias)
+    w.graph.of_linears(both, 1 + m.gated)
     out = w.graph.elementwise(f"{path}/activation", [both], op, module=module, to=f"{path}/fc2_in", out=f"batch sequence {narrow}")
     return w.graph.linear(f"{path}/fc2", out, TOKENS, module=module, bias=bias)
 
@@ -356,7 +356,7 @@ def _experts(w: Writer, m: ExpertsSpec, x: str) -> list[str]:
     given = [source, choice] if choice else [source]
     y = g.permute("moe/permute", given, f"{rows} {inside}", to="moe/fc1_in")
     to = "moe/activation_in" if m.limit is None else "moe/fc1_out"
-    y = g.grouped(experts, g.linear("moe/fc1", y, f"{rows} {wide}", module="moe", to=to, bias=m.bias, linears=1 + m.gated))
+    y = g.grouped(experts, g.of_linears(g.linear("moe/fc1", y, f"{rows} {wide}", module="moe", to=to, bias=m.bias), 1 + m.gated))
     if m.limit is not None:
         y = g.elementwise("moe/clamp", [y], "clamp", module="moe_act", to="moe/activation_in")
     y = g.elementwise("moe/activation", [y], "activation", module="moe_act", to="moe/fc2_in", out=f"{rows} {narrow}")
